@@ -1,0 +1,39 @@
+"""The floating-point formats: names, precision, range. Plain data, so that it can be read without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    ``p``: bits of precision, the hidden one included; ``emin``: exponent of the smallest normal number;
+    ``max``: largest finite value; ``torch_name``: attribute of the torch module that is this dtype.
+    """
+
+    name: str
+    p: int
+    emin: int
+    max: float
+    torch_name: str
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff: half the spacing of the numbers in [1, 2), relative to 1."""
+        return float(2.0**-self.p)
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format("fp16", 11, -14, 65504.0, "float16"),
+        Format("bf16", 8, -126, 3.3895313892515355e38, "bfloat16"),
+        Format("fp32", 24, -126, 3.4028234663852886e38, "float32"),
+        Format("fp64", 53, -1022, 1.7976931348623157e308, "float64"),
+    )
+}
+
+DTYPES = ("fp16", "bf16", "fp32")
+"""The io dtypes that a case may have."""

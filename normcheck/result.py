@@ -1,0 +1,134 @@
+"""What a sweep finds, as plain frozen data. Reports and the gate read this and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+KINDS = (
+    "mismatch",
+    "non_finite",
+    "missing",
+    "shape",
+    "dtype",
+    "unwritten",
+    "input_modified",
+    "out_of_bounds_read",
+    "out_of_bounds_write",
+    "not_repeatable",
+    "exception",
+    "crash",
+    "timeout",
+)
+"""Every kind that a finding may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where the wrong elements of an output lie.
+
+    ``grid``: share of wrong elements, at most 8 x 48 cells over the output's rows and columns (one row for a vector);
+    ``rows``, ``columns``: the output's own; ``summary``: what a person would say, such as ``only column 128 of 129``.
+    """
+
+    rows: int
+    columns: int
+    grid: tuple[tuple[float, ...], ...]
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing wrong on one case.
+
+    ``output``: y, mean, rstd, bitmask, dx, dw or db, or "" where it is not about one output. ``check``: which of the
+    checks of this output failed, in words ("end to end", "given the kernel's own statistics"). ``actual`` ...
+    ``ratio``: of the worst element at ``index``; ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
+    (above 1 is wrong), ``max_ulp`` counts units in the last place of the output's dtype. ``terms``: the parts of the
+    bound at the worst element, largest first. ``also``: other outputs that are wrong on the same case.
+    """
+
+    kind: str
+    output: str
+    case: str
+    message: str
+    reproduce: str
+    check: str = ""
+    index: tuple[int, ...] | None = None
+    actual: float | None = None
+    expected: float | None = None
+    error: float | None = None
+    bound: float | None = None
+    ratio: float | None = None
+    max_ulp: float | None = None
+    mismatched: int | None = None
+    numel: int | None = None
+    terms: tuple[tuple[str, float], ...] = ()
+    where: Where | None = None
+    also: tuple[str, ...] = ()
+    traceback: tuple[str, ...] = ()
+    advice: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worst:
+    """The largest ratio that an output reached in a cell, passing or not, and the case where it did."""
+
+    ratio: float
+    max_abs: float
+    max_ulp: float
+    case: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncheckable:
+    """Elements whose bound was not finite: counted, never failed. ``share`` is count / total."""
+
+    count: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.count / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The outcome of a cell: op x implementation x dtype on a device.
+
+    ``status``: pass, fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``skipped``: reason
+    -> number of cases that this implementation, or its library, refused. ``model``: what the implementation declares.
+    ``notes``: what a reader of a pass must know.
+    """
+
+    op: str
+    implementation: str
+    dtype: str
+    device: str
+    status: str
+    detail: str = ""
+    cases: int = 0
+    seconds: float = 0.0
+    worst: Mapping[str, Worst] = field(default_factory=dict)
+    not_returned: tuple[str, ...] = ()
+    failure: Finding | None = None
+    uncheckable: Mapping[str, Uncheckable] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    model: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A whole run of ``verify``: what was asked, where, and every verdict. ``seconds`` is wall time."""
+
+    argv: tuple[str, ...]
+    seed: int
+    profile: str
+    seconds: float
+    environment: Mapping[str, str]
+    verdicts: tuple[Verdict, ...]
+    status: str
+    exit_code: int
+    messages: tuple[str, ...] = ()
+    complete: bool = True
