@@ -1,0 +1,1 @@
+"""Who computes an op: one file per library. Each module declares ``IMPLEMENTATIONS``."""

@@ -1,0 +1,1 @@
+"""What is correct: one file per op. Each module declares ``OP``."""
