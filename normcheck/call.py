@@ -1,0 +1,167 @@
+"""Calling an implementation, and nothing else: the only place where code under test runs.
+
+It knows no reference and no bound. Whatever goes wrong inside comes out as ``Broken``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.case import Case
+from normcheck.errors import UnsupportedCase
+from normcheck.implementation import Implementation
+from normcheck.inputs import Inputs
+from normcheck.ops.op import GRADIENTS
+
+_FRAMES = 6  # how many of the innermost frames of a traceback a report shows
+
+
+class Broken(Exception):
+    """An implementation did not return something that can be judged: ``kind`` is a finding's kind."""
+
+    def __init__(self, kind: str, output: str, message: str, frames: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.kind, self.output, self.message, self.frames = kind, output, message, frames
+
+
+def forward(implementation: Implementation, case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    """Call forward; the tensors that it returned, by name. ``y`` is always there.
+
+    Raises Broken if it raises or returns anything but y or a dict with y, UnsupportedCase if its library refuses.
+    """
+    with _guarded("forward"):
+        returned = implementation.forward(
+            inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
+        )
+        _synchronise(inputs.x)
+    return _named(returned, "forward", "y")
+
+
+def backward(
+    implementation: Implementation, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Call the implementation's own backward with ``saved``; the gradients that it returned, by name."""
+    assert implementation.backward is not None
+    with _guarded("backward"):
+        returned = implementation.backward(
+            inputs.dy,
+            inputs.x,
+            inputs.weight,
+            inputs.bias,
+            dict(saved),
+            eps=case.eps,
+            **dict(case.option_values),
+        )
+        _synchronise(inputs.x)
+    return _named(returned, "backward", "dx")
+
+
+def differentiable(inputs: Inputs) -> Inputs:
+    """The same tensors as autograd leaves, for an implementation without a backward of its own."""
+    leaves = (t if t is None else t.detach().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias))
+    x, weight, bias = leaves
+    assert x is not None and weight is not None
+    return Inputs(x, weight, bias, inputs.dy)
+
+
+def autograd(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
+    """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd."""
+    y = outputs["y"]
+    if not y.requires_grad:
+        return {}
+    leaves = [t for t in (inputs.x, inputs.weight, inputs.bias) if t is not None]
+    with _guarded("backward, by torch autograd through y,"):
+        gradients = torch.autograd.grad(y, leaves, inputs.dy, allow_unused=True)
+        _synchronise(inputs.x)
+    return {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
+
+
+def adapt(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """A plain function as a ``forward``: f(x, weight, bias, eps), with or without ``bias``, any name for eps.
+
+    Returns the forward and whether it takes a bias. Options are passed only to parameters of their names.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return function, True
+    names = [p.name for p in parameters]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_bias = "bias" in names or len([p for p in positional if p not in ("eps", "lower_clip", "upper_clip")]) >= 3
+    if takes_bias and "eps" not in names and not anything and len(positional) < 4:
+        return function, True
+    eps_by_name = "eps" in names or anything
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+        tensors = (x, weight, bias) if takes_bias else (x, weight)
+        wanted = {k: v for k, v in options.items() if anything or k in names}
+        return function(*tensors, eps=eps, **wanted) if eps_by_name else function(*tensors, eps, **wanted)
+
+    return forward, takes_bias
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Within it, torch.empty and its like hand out NaN (integers: all ones), so that what is not written shows.
+
+    Entered once around many calls: switching costs 0.2 ms.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    """Run code under test: its warnings are its own business, what it raises is Broken."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except UnsupportedCase:
+        raise
+    except Exception as error:
+        message = f"{what} raised {type(error).__name__}: {error}"
+        raise Broken("exception", "", message, _frames(error)) from error
+
+
+def _frames(error: BaseException) -> tuple[str, ...]:
+    """The innermost frames of a traceback, without this file's own."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    return tuple(f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-_FRAMES:])
+
+
+def _named(returned: object, what: str, required: str) -> dict[str, Tensor]:
+    if isinstance(returned, Tensor) and required == "y":
+        return {"y": returned}
+    if not isinstance(returned, Mapping):
+        expected = "a tensor or a dict with 'y'" if required == "y" else "a dict with 'dx', 'dw' and, with a bias, 'db'"
+        raise Broken("missing", required, f"{what} returned {type(returned).__name__}: expected {expected}")
+    tensors: dict[str, Tensor] = {}
+    for name, value in returned.items():
+        if isinstance(value, Tensor):
+            tensors[str(name)] = value
+        elif value is not None:
+            raise Broken("missing", str(name), f"{what} returned {name}={type(value).__name__}: expected a tensor")
+    if required == "y" and "y" not in tensors:
+        raise Broken("missing", "y", f"{what} returned {sorted(tensors)}: expected 'y' among them")
+    return tensors
+
+
+def _synchronise(tensor: Tensor) -> None:
+    """Wait for the device, so that a kernel's failure surfaces in the call that caused it."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)

@@ -1,0 +1,158 @@
+"""One output against its reference: error over bound, element by element, and the worst of them.
+
+A comparison is written ``not (ratio <= 1)``, so that a NaN is a mismatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normcheck.formats import Format
+from normcheck.tolerance import Bound, half_ulp
+
+_NO_ROOM = 1e-300  # stands for a bound of exactly 0, so that no error is a ratio of 0 and any error is huge
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """The worst element of a comparison, as plain numbers."""
+
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+    error: float
+    bound: float
+    terms: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A block of an output against its reference.
+
+    ``ratio``: the largest error / bound (NaN counts as infinite). ``max_abs``, ``max_ulp`` and ``worst`` are filled
+    where the ratio is above the caller's ``floor`` or wrong. ``wrong``: bool like the block, or None where nothing is.
+    ``uncheckable``: elements without a finite bound.
+    """
+
+    ratio: float
+    numel: int
+    uncheckable: int
+    max_abs: float = 0.0
+    max_ulp: float = 0.0
+    non_finite: bool = False
+    wrong: Tensor | None = None
+    worst: Element | None = None
+
+
+def compare(
+    actual: Tensor, expected: Tensor, bound: Bound, fmt: Format, *, floor: float = 0.0, first_row: int = 0
+) -> Comparison:
+    """Compare ``actual`` (any dtype) with ``expected`` (fp64) of the same shape, (m, N), (m, 1) or (N,).
+
+    ``fmt`` is the format in which the output is stored; ``first_row`` is added to row indices.
+    """
+    if actual.numel() == 0:
+        return Comparison(0.0, 0, 0)
+    got = actual.double()
+    error = got - expected
+    ratio = _ratio(error, bound)
+    uncheckable = 0
+    if not math.isfinite(float(bound.upper.sum())):
+        uncheckable = int((~torch.isfinite(bound.upper)).sum())
+    largest = float(ratio.max())
+    if largest <= 1 and largest <= floor:
+        return Comparison(largest, got.numel(), uncheckable)
+    if not largest <= 1:
+        ratio = _excuse(ratio, got, expected, bound, fmt)
+        largest = float(ratio.max())
+    wrong = ~(ratio <= 1)
+    failed = not largest <= 1
+    at = int(ratio.argmax())
+    finite = torch.isfinite(error)
+    size = torch.where(finite, error.abs(), torch.zeros_like(error))
+    ulp = size / (2 * half_ulp(expected.abs(), fmt))
+    return Comparison(
+        ratio=largest,
+        numel=got.numel(),
+        uncheckable=uncheckable,
+        max_abs=float(size.max()),
+        max_ulp=float(ulp.max()),
+        non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),
+        wrong=wrong if failed else None,
+        worst=_element(at, got, expected, error, bound, first_row),
+    )
+
+
+def _ratio(error: Tensor, bound: Bound) -> Tensor:
+    upper = bound.upper.clamp_min(_NO_ROOM)
+    if bound.lower is None:
+        return error.abs() / upper
+    return torch.where(error > 0, error / upper, -error / bound.lower.clamp_min(_NO_ROOM))
+
+
+def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: Format) -> Tensor:
+    """The ratio where overflow of the store is legitimate, or no finite bound exists; a NaN becomes infinite.
+
+    A value whose bound reaches past the format's maximum may be stored as an infinity of its sign; one that lies past
+    it may be saturated.
+    """
+    reach = expected.abs() + bound.upper
+    may_overflow = torch.isinf(got) & (got.sign() == expected.sign()) & (reach >= fmt.max * (1 + 2.0 ** -(fmt.p + 1)))
+    saturated = torch.isfinite(got) & (expected.abs() > fmt.max) & (got == expected.sign() * fmt.max)
+    excused = may_overflow | saturated
+    unbounded = torch.isinf(bound.upper)
+    if bound.lower is None:
+        excused |= unbounded
+    else:
+        excused |= unbounded & (got > expected)
+    ratio = torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
+    return torch.where(excused, torch.zeros_like(ratio), ratio)
+
+
+def _element(at: int, got: Tensor, expected: Tensor, error: Tensor, bound: Bound, first_row: int) -> Element:
+    limit = bound.upper.flatten()[at]
+    if bound.lower is not None and not float(error.flatten()[at]) > 0:
+        limit = bound.lower.flatten()[at]
+    if got.dim() == 1:
+        index: tuple[int, ...] = (at,)
+    else:
+        row, column = divmod(at, got.shape[1])
+        index = (row + first_row,) if got.shape[1] == 1 else (row + first_row, column)
+    parts: Mapping[str, Tensor] = bound.terms()
+    terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
+    return Element(
+        index=index,
+        actual=float(got.flatten()[at]),
+        expected=float(expected.flatten()[at]),
+        error=abs(float(error.flatten()[at])),
+        bound=float(limit),
+        terms=tuple(sorted(((n, t) for n, t in terms if t > 0), key=lambda part: -part[1])),
+    )
+
+
+def merge(blocks: list[tuple[int, Comparison]], rows: int) -> Comparison:
+    """Comparisons of consecutive row blocks, each with its first row, as one over all ``rows`` rows."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    worst = max((b for _, b in blocks), key=lambda b: b.ratio)
+    wrong: Tensor | None = None
+    for first, block in blocks:
+        if block.wrong is not None:
+            if wrong is None:
+                wrong = block.wrong.new_zeros((rows, block.wrong.shape[1]))
+            wrong[first : first + block.wrong.shape[0]] = block.wrong
+    return Comparison(
+        ratio=worst.ratio,
+        numel=sum(b.numel for _, b in blocks),
+        uncheckable=sum(b.uncheckable for _, b in blocks),
+        max_abs=max(b.max_abs for _, b in blocks),
+        max_ulp=max(b.max_ulp for _, b in blocks),
+        non_finite=any(b.non_finite for _, b in blocks),
+        wrong=wrong,
+        worst=worst.worst,
+    )

@@ -1,0 +1,246 @@
+"""Case -> tensors. The same case line gives the same bits on every machine, on a CPU and on a GPU.
+
+Every random number is an integer hash of (seed, stream, position), computed in int64 on the target device; from there
+only exact or singly rounded fp64 operations lead to the stored value. No library generator is involved, whose streams
+differ between devices and versions, and no reduction, whose order differs.
+
+``n`` below is a sum of four 16-bit uniforms, scaled to variance 1: near enough to normal, bounded by 3.47.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from normcheck.case import Case
+from normcheck.formats import FORMATS
+from normcheck.ops.op import Op
+
+_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: splitmix64 (Steele, Lea, Flood 2014)
+_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors of a case on a device.
+
+    ``x``, ``dy``: (M, N), or (B, S, N) where the case has rank 3; last stride 1, row stride N + gap where strided, with
+    NaN in the gaps. ``weight``, ``bias`` (None where the case has none): (N,).
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    dy: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a kind of rows is made from: ``n`` (M, N) normal-like, ``u`` (M, N) and ``ur`` (M, 1) uniform in [0, 1)."""
+
+    n: Tensor
+    u: Tensor
+    ur: Tensor
+    dtype: str
+
+    def columns(self) -> Tensor:
+        return torch.arange(self.n.shape[1], device=self.n.device)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a format's name."""
+    dtype: torch.dtype = getattr(torch, FORMATS[name].torch_name)
+    return dtype
+
+
+def hashed(seed: int, stream: int, count: int, device: str) -> Tensor:
+    """int64 (count,): splitmix64 of the positions 0 .. count - 1 of one stream of a seed. Wraps; the same everywhere."""
+    start = ((seed + 1) * 0x2545F4914F6CDD1D + stream * 0x632BE59BD9B4E019) % 2**63
+    z = torch.arange(count, dtype=torch.int64, device=device).mul_(_GOLDEN).add_(start)
+    z ^= (z >> 30) & 0x3FFFFFFFF
+    z *= _MIX_1
+    z ^= (z >> 27) & 0x1FFFFFFFFF
+    z *= _MIX_2
+    return z.bitwise_xor_((z >> 31) & 0x1FFFFFFFF)
+
+
+def normal(bits: Tensor) -> Tensor:
+    """fp64: the sum of the four 16-bit fields of each hash, centred and scaled to variance 1. Exact, then one rounding."""
+    fields = bits.view(torch.int16).view(*bits.shape, 4)
+    return fields.sum(-1).double().add_(2.0).mul_(1 / 37837.227)
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """fp64 in [0, 1): the low 32 bits of each hash over 2^32. Exact."""
+    return (bits & 0xFFFFFFFF).double().mul_(2.0**-32)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in fp64 for integer-valued exponents in [-1000, 1000], exactly: written into the exponent field."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
+
+
+def _at_random_column(f: Field) -> Tensor:
+    """bool (M, N): one column of each row."""
+    columns = f.n.shape[1]
+    return f.columns() == (f.ur * columns).long()
+
+
+def _offset(f: Field) -> Tensor:
+    """Far from zero with a small spread: where E[x^2] - mean^2 cancels and a two-pass variance does not."""
+    if f.dtype == "fp32":
+        return f.n + 4096.0
+    level, step = (2048.0, 2.0) if f.dtype == "fp16" else (256.0, 2.0)
+    distance = (f.columns() - (f.ur * f.n.shape[1]).long()).abs()
+    return level + step * (distance < 2).double()
+
+
+def _large(f: Field) -> Tensor:
+    return (f.n * 16000.0) if f.dtype == "fp16" else f.n * 2.0**33
+
+
+def _subnormal(f: Field) -> Tensor:
+    return f.n * (2.0**-18 if f.dtype == "fp16" else 2.0**-128)
+
+
+def _constant(f: Field) -> Tensor:
+    levels = torch.tensor([14.0, -3.5, 1234.0, 0.1, 1.0, -200.0, 3e-3, 40003.0], dtype=torch.float64, device=f.n.device)
+    return levels[(f.ur * 8).long()].expand_as(f.n)
+
+
+def _mixed(f: Field) -> Tensor:
+    return f.n * _power_of_two((f.u * 30).floor() - 20)
+
+
+def _tail(f: Field) -> Tensor:
+    return torch.where(f.columns() == f.n.shape[1] - 1, 10.0 + f.n, f.n)
+
+
+ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
+    {
+        "normal": lambda f: f.n,
+        "uniform": lambda f: f.u,
+        "shifted": lambda f: f.n + 8.0,
+        "scaled": lambda f: f.n * torch.where(f.ur < 0.5, 8.0, 0.125),
+        "tail": _tail,
+        "ramp": lambda f: (f.columns().double() * (8.0 / f.n.shape[1]) - 3.0).expand_as(f.n),
+        "outlier": lambda f: torch.where(_at_random_column(f), 40.0 + f.n, f.n),
+        "integers": lambda f: ((f.u * 5).floor() - 2) * (f.u > 0.5).double(),
+        "alternating": lambda f: (100.0 - 200.0 * (f.columns() % 2).double()).expand_as(f.n),
+        "zero": lambda f: torch.zeros_like(f.n),
+        "constant": _constant,
+        "tiny_variance": lambda f: f.n * _power_of_two((f.ur * 8).floor() - 17),
+        "small_offset": lambda f: f.n * 2.0**-10 + 0.25,
+        "mean100": lambda f: f.n + 100.0,
+        "offset": _offset,
+        "mean10000": lambda f: f.n + 10000.0,
+        "mixed": _mixed,
+        "large": _large,
+        "subnormal": _subnormal,
+    }
+)
+"""Kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
+
+_BLEND = tuple(name for name in ROWS)
+
+
+def _blend(f: Field) -> Tensor:
+    """Row i is of the i-th kind, so that one case asks about all of them."""
+    out = f.n.clone()
+    for i, name in enumerate(_BLEND[: f.n.shape[0]]):
+        rows = slice(i, None, len(_BLEND))
+        out[rows] = ROWS[name](Field(f.n[rows], f.u[rows], f.ur[rows], f.dtype))
+    return out
+
+
+ROW_KINDS = (*ROWS, "blend")
+
+_DY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "normal": lambda n, x: n,
+        "shifted": lambda n, x: n + 0.5,
+        "ones": lambda n, x: torch.ones_like(n),
+        "integers": lambda n, x: (n * 1.25).round(),
+        "correlated": lambda n, x: x + 0.25 * n + 0.5,
+        "last_row": lambda n, x: _only_row(n, -1),
+        "first_row": lambda n, x: _only_row(n, 0),
+    }
+)
+DY_KINDS = tuple(_DY)
+"""Kinds of cotangents, simplest first, all of unit scale. ``correlated``: with the normal field behind x."""
+
+WEIGHT_KINDS = ("normal", "small", "probe")
+"""``small``: N(0, 1/300), where 1 + weight is not representable. ``probe``: exact 0, -1, 2^-8, 2^-9 and 8x columns;
+where the scale is then 0 the bias of a clamped op is one of its limits, so that z ties with it exactly."""
+
+
+def _only_row(n: Tensor, row: int) -> Tensor:
+    out = torch.zeros_like(n)
+    out[row:] = n[row:] + torch.copysign(torch.full_like(n[row:], 0.5), n[row:])
+    if row == 0:
+        out[1:] = 0
+    return out
+
+
+def _weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
+    """weight and bias (N,) in fp64 from ``n`` (2, N)."""
+    weight, bias = n[0], n[1]
+    if case.weights == "small":
+        return weight * (1 / 300), bias
+    if case.weights == "probe":
+        special = torch.tensor([0.0, -1.0, 2.0**-8, 2.0**-9, 1.0, 8.0], dtype=torch.float64, device=n.device)
+        column = torch.arange(case.N, device=n.device)
+        kind = column % 9
+        weight = torch.where(kind % 2 == 1, weight, special[(kind // 2) % 6])
+        weight = torch.where(kind == 8, 8.0 * n[0], weight)
+        if op.clamped:
+            limits = torch.tensor([v for _, v in case.options], dtype=torch.float64, device=n.device)
+            bias = torch.where(weight + op.weight_offset == 0, limits[(column // 9) % 2], bias)
+    return weight, bias
+
+
+def make(case: Case, op: Op, device: str) -> Inputs:
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"). The same bits everywhere."""
+    m, n = case.M, case.N
+    bits = hashed(case.seed, 0, 2 * m * n + 2 * n, device)
+    gauss = normal(bits)
+    nx, ndy, nw = gauss[: m * n].view(m, n), gauss[m * n : 2 * m * n].view(m, n), gauss[2 * m * n :].view(2, n)
+    if case.rows == "normal":
+        x = nx
+    else:
+        ux = uniform(bits[: m * n]).view(m, n)
+        ur = uniform(hashed(case.seed, 1, m, device)).view(m, 1)
+        x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, ux, ur, case.dtype))
+    weight, bias = _weights(case, op, nw)
+    io = torch_dtype(case.dtype)
+    weight_dtype = torch.float32 if case.weight_dtype == "fp32" else io
+    gap_x = case.gap if case.layout in ("strided", "x_strided") else 0
+    gap_dy = case.gap if case.layout in ("strided", "dy_strided") else 0
+    dy = _DY[case.dy](ndy, nx)
+    return Inputs(
+        x=_laid_out(case, x, io, gap_x),
+        weight=_round(weight, weight_dtype),
+        bias=_round(bias, weight_dtype) if case.bias else None,
+        dy=_laid_out(case, dy, io, gap_dy),
+    )
+
+
+def _round(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp64 -> dtype through fp32, which every device rounds alike; a copy of its own, never a view."""
+    return values.float().to(dtype).contiguous()
+
+
+def _laid_out(case: Case, values: Tensor, dtype: torch.dtype, gap: int) -> Tensor:
+    stored = _round(values, dtype)
+    if case.rank == 3:
+        return stored.view(case.batch, case.M // case.batch, case.N)
+    if not gap:
+        return stored
+    buffer = torch.full((case.M, case.N + gap), float("nan"), dtype=dtype, device=values.device)
+    buffer[:, : case.N] = stored
+    return buffer[:, : case.N]

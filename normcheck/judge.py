@@ -1,0 +1,337 @@
+"""The judge: outputs of a case against the fp64 reference and its bounds, in blocks of rows.
+
+Blocks keep the fp64 temporaries in the cache of a CPU and within the memory of a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normcheck import bitmask, reference, tolerance
+from normcheck.case import Case
+from normcheck.compare import Comparison, compare, merge
+from normcheck.formats import FORMATS, Format
+from normcheck.inputs import Inputs
+from normcheck.ops.op import Op
+from normcheck.tolerance import EXACT, Bound, GradientSums, Model, Rules, StatisticsBound
+
+BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Elements judged at once: a temporary of 256 KiB on a CPU, of 128 MiB on a GPU."""
+
+END_TO_END = "end to end"
+GIVEN_OWN = "given the kernel's own statistics"
+GIVEN_REFERENCE = "given the reference's statistics"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One check of one output on one case."""
+
+    output: str
+    check: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The reference and its bounds for a block. ``judged``: bool (m, 1), rows that can be judged at all; None: all."""
+
+    rows: reference.Rows
+    forward: reference.Forward
+    statistics: StatisticsBound
+    y: tolerance.YBound
+    judged: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What is the same for all blocks of a case: ``x``, ``dy`` (M, N) as stored, ``g``, ``bias`` (N,) in fp64.
+
+    ``floors``: output -> the ratio below which details of a comparison are not wanted.
+    """
+
+    case: Case
+    op: Op
+    rules: Rules
+    x: Tensor
+    dy: Tensor
+    g: Tensor
+    bias: Tensor | None
+    io: Format
+    weight: Format
+    floors: Mapping[str, float]
+    truth: Callable[[slice], Truth]
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        return self.case.option_values
+
+    def blocks(self) -> list[slice]:
+        height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
+        return [slice(i, min(i + height, self.case.M)) for i in range(0, max(self.case.M, 1), height)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the reference would save for a backward: ``mean``, ``rstd`` (M, 1) fp32, ``bits`` and ``doubt`` bool (M, N).
+
+    ``doubt``: where the gradient may or may not pass: bits that a correct kernel may set either way, and exact ties with
+    a limit, at which autograd's clamp and a strict bit differ.
+    """
+
+    mean: Tensor | None
+    rstd: Tensor
+    bits: Tensor | None
+    doubt: Tensor | None
+
+
+def judge_of(op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[str, float]) -> Judge:
+    """The judge of one case."""
+    shape = (case.M, case.N)
+    x = inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
+    dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
+    rules = tolerance.rules(op, model)
+    g = reference.scale(op, inputs.weight)
+    bias = None if inputs.bias is None else inputs.bias.double()
+    io = FORMATS[case.dtype]
+
+    @functools.lru_cache(maxsize=1)  # one block is the usual case, and then forward and backward share it
+    def truth(first: int, end: int) -> Truth:
+        rows = reference.normalise(op, x[first:end].double(), case.eps)
+        statistics = tolerance.statistics(rules, rows, case.eps)
+        forward = reference.forward(op, rows, g, bias, case.option_values)
+        y = tolerance.output_y(rules, rows, forward, g, bias, statistics, io)
+        return Truth(rows, forward, statistics, y, _judged_rows(rows, case))
+
+    weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
+    return Judge(case, op, rules, x, dy, g, bias, io, weight, floors, lambda b: truth(b.start, b.stop))
+
+
+def _judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
+    """False where a correct fp32 kernel may overflow (sums above FLT_MAX / 4), or 1 / sqrt(0) is asked for."""
+    assert rows.var is not None
+    limit = tolerance.FLT_MAX / 4 / case.N
+    if rows.x.numel() == 0 or (case.eps > 0 and (case.dtype == "fp16" or float(rows.x.abs().max()) ** 2 <= limit)):
+        return None
+    largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x.abs().mean(1, keepdim=True))
+    judged = (largest <= limit) & (rows.var + case.eps > 0)
+    return None if bool(judged.all()) else judged
+
+
+def _compare(
+    judge: Judge,
+    output: str,
+    actual: Tensor,
+    expected: Tensor,
+    bound: Bound,
+    fmt: Format,
+    first: int,
+    ok: Tensor | None,
+) -> Comparison:
+    """compare(), where rows that are not ``ok`` (m, 1) have no finite bound: uncheckable, counted."""
+    if ok is not None:
+        bound = Bound(
+            torch.where(ok, bound.upper, math.inf),
+            None if bound.lower is None else torch.where(ok, bound.lower, math.inf),
+            bound.terms,
+        )
+        expected = torch.where(ok, expected, 0.0)
+    return compare(actual, expected, bound, fmt, floor=judge.floors.get(output, 0.0), first_row=first)
+
+
+def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
+    """Check y, the statistics and the bitmask, as far as ``outputs`` has them; and what a backward should be fed with.
+
+    In the order of the data's way: the first that is wrong is the one to look at.
+    """
+    op, case = judge.op, judge.case
+    found: dict[tuple[str, str], list[tuple[int, Comparison]]] = {}
+    kept: dict[str, list[Tensor]] = {"mean": [], "rstd": [], "bits": [], "doubt": []}
+    y = outputs["y"].reshape(case.M, case.N)
+    own = {name: outputs[name].reshape(case.M, 1) for name in op.statistics if name in outputs}
+    got_bits = _bits(outputs["bitmask"], case) if "bitmask" in outputs else None
+    for block in judge.blocks():
+        t, first = judge.truth(block), block.start
+        results = list(_statistics_checks(judge, t, own, block, kept))
+        if len(own) == len(op.statistics) and judge.rules.model.y_given_stats:
+            results.append(("y", GIVEN_OWN, _y_given_stats(judge, t, y[block], own, block)))
+        whole = _compare(judge, "y", y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
+        results.append(("y", END_TO_END, whole))
+        if op.clamped:
+            free = _doubt(judge, t)
+            kept["bits"].append(reference.bits(t.forward.z, judge.options))
+            kept["doubt"].append(free | bitmask.ties(t.forward.z, judge.options))
+            if got_bits is not None:
+                results.append(("bitmask", END_TO_END, _bit_comparison(judge, t, got_bits[block], free, first)))
+        for output, check, comparison in results:
+            found.setdefault((output, check), []).append((first, comparison))
+    checked = tuple(Checked(output, check, merge(parts, case.M)) for (output, check), parts in found.items())
+    whole_of = {name: torch.cat(parts) if parts else None for name, parts in kept.items()}
+    rstd = whole_of["rstd"]
+    assert rstd is not None
+    return checked, Reference(whole_of["mean"], rstd, whole_of["bits"], whole_of["doubt"])
+
+
+def _statistics_checks(
+    judge: Judge, t: Truth, own: Mapping[str, Tensor], block: slice, kept: Mapping[str, list[Tensor]]
+) -> list[tuple[str, str, Comparison]]:
+    results = []
+    for name, expected, bound in (("mean", t.rows.mean, t.statistics.mean), ("rstd", t.rows.rstd, t.statistics.rstd)):
+        if expected is None or bound is None:
+            continue
+        kept[name].append(expected.float())
+        if name in own:
+            fp32 = FORMATS["fp32"]
+            result = _compare(judge, name, own[name][block], expected, bound, fp32, block.start, t.judged)
+            results.append((name, END_TO_END, result))
+    return results
+
+
+def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor], block: slice) -> Comparison:
+    """y against the formula fed with the statistics that the kernel saved: a bound without N in it."""
+    mean = own["mean"][block].double() if "mean" in own else None
+    rows = reference.normalise_with(judge.op, t.rows.x, mean, own["rstd"][block].double())
+    forward = reference.forward(judge.op, rows, judge.g, judge.bias, judge.options)
+    given = tolerance.saved_statistics(judge.rules, rows)
+    bound = tolerance.output_y(judge.rules, rows, forward, judge.g, judge.bias, given, judge.io).y
+    ok = t.judged
+    if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
+        finite = torch.isfinite(rows.xh).all(1, keepdim=True)
+        ok = finite if ok is None else finite & ok
+    return _compare(judge, "y", y, forward.y, bound, judge.io, block.start, ok)
+
+
+def _bits(returned: Tensor, case: Case) -> Tensor:
+    """The bitmask as bool (M, N), whichever of the two forms was returned."""
+    if returned.dtype == torch.bool:
+        return returned.reshape(case.M, case.N)
+    return bitmask.unpack(returned.reshape(case.M, bitmask.packed_columns(case.N)), case.N)
+
+
+def _doubt(judge: Judge, t: Truth) -> Tensor:
+    how = judge.rules.model.bitmask_compare
+    free = bitmask.doubtful(t.forward.z, t.y.before_store, judge.options, judge.io, how)
+    return free if t.judged is None else free | ~t.judged
+
+
+def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: int) -> Comparison:
+    """A wrong bit has no distance: its bound is 0. A bit in doubt has none, and counts as uncheckable."""
+    bound = Bound(torch.zeros_like(t.forward.z).masked_fill_(free, math.inf), None, dict)
+    expected = reference.bits(t.forward.z, judge.options).double()
+    floor = judge.floors.get("bitmask", 0.0)
+    return compare(got, expected, bound, FORMATS["fp32"], floor=floor, first_row=first)
+
+
+def judge_gradients(
+    judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
+) -> tuple[Checked, ...]:
+    """Check dx, dw and db, as far as ``gradients`` has them.
+
+    ``given``: the backward was fed with ``saved``'s statistics, which are then exact on both sides; otherwise the
+    bounds include the errors of the kernel's own. ``own_bits``: the kernel made its own bits again (autograd, or a
+    backward that does not read the bitmask); then what hangs on a bit in doubt is in doubt.
+    """
+    op, case = judge.op, judge.case
+    dx = gradients["dx"].reshape(case.M, case.N) if "dx" in gradients else None
+    dx_found: list[tuple[int, Comparison]] = []
+    totals = _Totals.empty(judge)
+    for block in judge.blocks():
+        t = judge.truth(block)
+        dy = judge.dy[block].double()
+        if saved.bits is not None:
+            dy = dy * saved.bits[block]
+        rows, statistics = t.rows, t.statistics
+        if given:
+            mean = None if saved.mean is None else saved.mean[block].double()
+            rows, statistics = reference.normalise_with(op, t.rows.x, mean, saved.rstd[block].double()), EXACT
+        backward = reference.backward(op, rows, judge.g, dy)
+        bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io)
+        doubt = saved.doubt[block] if own_bits and saved.doubt is not None else None
+        totals = totals.plus(judge, backward, sums, t, _doubted(judge, block, rows, doubt))
+        if dx is not None:
+            ok = t.judged
+            if doubt is not None:
+                clear = ~(doubt & (judge.g != 0)).any(1, keepdim=True)
+                ok = clear if ok is None else clear & ok
+            dx_found.append(
+                (block.start, _compare(judge, "dx", dx[block], backward.dx, bound, judge.io, block.start, ok))
+            )
+    check = GIVEN_REFERENCE if given else END_TO_END
+    checked = [Checked("dx", check, merge(dx_found, case.M))] if dx is not None else []
+    return (*checked, *totals.checks(judge, gradients, check))
+
+
+def _doubted(judge: Judge, block: slice, rows: reference.Rows, doubt: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """What bits in doubt may add to the sums of dw and db, each (N,)."""
+    if doubt is None:
+        return None
+    dy = judge.dy[block].double().abs() * doubt
+    return (dy * rows.xh.abs()).sum(0) * 1.01, dy.sum(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """dw, db and what their bounds are made of, summed over the blocks so far; ``spoilt``: some row has no bound."""
+
+    dw: Tensor
+    db: Tensor
+    sums: GradientSums
+    doubted: tuple[Tensor, Tensor] | None
+    spoilt: bool
+
+    @staticmethod
+    def empty(judge: Judge) -> _Totals:
+        zero = torch.zeros_like(judge.g)
+        return _Totals(zero, zero, GradientSums(zero, zero, zero, None), None, False)
+
+    def plus(
+        self,
+        judge: Judge,
+        backward: reference.Backward,
+        sums: GradientSums,
+        t: Truth,
+        doubted: tuple[Tensor, Tensor] | None,
+    ) -> _Totals:
+        mine = self.sums
+        given = sums.given if mine.given is None or sums.given is None else mine.given + sums.given
+        if self.doubted is not None and doubted is not None:
+            doubted = (self.doubted[0] + doubted[0], self.doubted[1] + doubted[1])
+        return _Totals(
+            self.dw + backward.dw,
+            self.db + backward.db,
+            GradientSums(
+                mine.dy_xhat + sums.dy_xhat,
+                mine.dy_underflow + sums.dy_underflow,
+                mine.dy_abs + sums.dy_abs,
+                given,
+            ),
+            doubted,
+            self.spoilt or t.judged is not None,
+        )
+
+    def checks(self, judge: Judge, gradients: Mapping[str, Tensor], check: str) -> list[Checked]:
+        m = judge.case.M
+        checks = []
+        if "dw" in gradients:
+            bound = tolerance.output_dw(judge.rules, m, self.dw, self.sums, judge.weight)
+            extra = math.inf if self.spoilt else 0.0 if self.doubted is None else self.doubted[0]
+            checks.append(Checked("dw", check, self._vector(judge, "dw", gradients["dw"], self.dw, bound, extra)))
+        if "db" in gradients:
+            bound = tolerance.output_db(judge.rules, m, self.db, self.sums, judge.weight)
+            extra = 0.0 if self.doubted is None else self.doubted[1]
+            checks.append(Checked("db", check, self._vector(judge, "db", gradients["db"], self.db, bound, extra)))
+        return checks
+
+    def _vector(
+        self, judge: Judge, name: str, actual: Tensor, expected: Tensor, bound: Bound, extra: Tensor | float
+    ) -> Comparison:
+        if isinstance(extra, Tensor) or extra:
+            bound = Bound(bound.upper + extra, None, bound.terms)
+            expected = torch.where(torch.isfinite(expected), expected, 0.0)
+        return compare(actual, expected, bound, judge.weight, floor=judge.floors.get(name, 0.0))

@@ -1,0 +1,416 @@
+"""The bound and the table: how far a correct kernel's output may lie from the fp64 reference, element by element.
+
+Every bound is  E + one rounding of the store.  E bounds what fp32 arithmetic may do before the store:  unit roundoff
+x a counted number of roundings x condition sums of the data, taken in fp64 next to the reference. Standard rounding
+analysis (Higham, Accuracy and Stability, ch. 3 and 4); the error of the variance goes through the root as an interval,
+so that eps, tiny variances and large offsets come out right. Symbols: ``al`` bounds the relative error of rstd, ``d``
+is the shift of xhat caused by the error of the mean, ``gam(k)`` = k u / (1 - k u).
+
+The numbers come from tolerances.toml. Nothing here knows an implementation; what one declares about its arithmetic
+arrives as ``Model``.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.errors import UsageError, one_of
+from normcheck.formats import FORMATS, Format
+from normcheck.ops.op import Op
+from normcheck.reference import Backward, Forward, Rows
+
+FLT_MAX = FORMATS["fp32"].max
+_EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64: the rest cleared leaves 2^floor(log2(a))
+
+
+@dataclass(frozen=True)
+class Model:
+    """Facts about a kernel's arithmetic: the table's ``[model]``, changed by what an implementation declares."""
+
+    accumulate: str = "fp32"
+    chain: str | int = "any"
+    variance: str = "any"
+    y_form: str = "centered"
+    bwd_form: str = "centered"
+    rsqrt_ulp: int = 3
+    ftz: bool = True
+    y_given_stats: bool = True
+    bitmask_compare: str = "either"
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "accumulate": ("fp32",),
+    "variance": ("any", "two_pass"),
+    "y_form": ("centered", "folded"),
+    "bwd_form": ("centered", "raw"),
+    "bitmask_compare": ("either", "fp32", "rounded"),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """tolerances.toml, read once: the default model, the counts of roundings, the stores, the policy."""
+
+    model: Model
+    autograd_cpu: Mapping[str, Any]
+    count: Mapping[str, int]
+    store: Mapping[str, float]
+    safety: float
+    max_uncheckable: float
+
+
+@cache
+def table() -> Table:
+    """The package's own table."""
+    text = files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    model = dict(data["model"])
+    autograd_cpu = model.pop("autograd_cpu")
+    policy = data["policy"]
+    return Table(
+        declared_model(Model(), model, "tolerances.toml"),
+        autograd_cpu,
+        data["count"],
+        data["store"],
+        float(policy["safety"]),
+        float(policy["max_uncheckable"]),
+    )
+
+
+def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
+    """``base`` with what ``who`` declares. Raises UsageError for a key or a value that the table does not know."""
+    known = {f.name: f.type for f in fields(Model)}
+    for key, value in declared.items():
+        if key not in known:
+            raise UsageError(f"model={key!r} of {who}: expected {one_of(known)}")
+        if key in _CHOICES and value not in _CHOICES[key]:
+            raise UsageError(f"model.{key}={value!r} of {who}: expected {one_of(_CHOICES[key])}")
+        if key in ("ftz", "y_given_stats") and not isinstance(value, bool):
+            raise UsageError(f"model.{key}={value!r} of {who}: expected true or false")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if key == "chain" and value != "any" and not (whole and value >= 1):
+            raise UsageError(f"model.chain={value!r} of {who}: expected 'any' or an integer >= 1")
+        if key == "rsqrt_ulp" and not (whole and 0 <= value <= 1024):
+            raise UsageError(f"model.rsqrt_ulp={value!r} of {who}: expected an integer from 0 to 1024")
+    return replace(base, **declared)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The numbers of one op under one model, ready for the formulas."""
+
+    model: Model
+    centered: bool
+    u: float
+    eta: float
+    c_var: float
+    k_y: int
+    count: Mapping[str, int]
+    store: Mapping[str, float]
+    safety: float
+
+    def chain(self, n: int) -> int:
+        """H(n): the longest chain of adds that a summand passes through in a sum of n terms."""
+        chain = self.model.chain
+        if not isinstance(chain, int) or n <= chain:
+            return n
+        return chain + math.ceil(math.log2(n / chain))
+
+    def gam(self, k: int) -> float:
+        """k u / (1 - k u): the bound of k roundings in a row (Higham, lemma 3.1)."""
+        ku = k * self.u
+        return ku / (1 - ku) if ku < 0.5 else math.inf
+
+
+def rules(op: Op, model: Model) -> Rules:
+    """The table's numbers for ``op`` under ``model``."""
+    numbers = table()
+    accumulate = FORMATS[model.accumulate]
+    return Rules(
+        model=model,
+        centered=op.centered,
+        u=accumulate.u,
+        eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),
+        c_var=1.0 if model.variance == "any" else 0.0,
+        k_y=numbers.count["y_zero_centered" if op.weight_offset else "y"],
+        count=numbers.count,
+        store=numbers.store,
+        safety=numbers.safety,
+    )
+
+
+def half_ulp(a: Tensor, fmt: Format) -> Tensor:
+    """Half the spacing of ``fmt`` at ``a`` >= 0 (fp64): 2^(max(floor(log2 a), emin) - p); gradual underflow included."""
+    power = a.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
+    return power.clamp_(min=2.0**fmt.emin).mul_(2.0**-fmt.p)
+
+
+def store(rules: Rules, a: Tensor, fmt: Format, output: str) -> Tensor | float:
+    """One rounding to ``fmt`` at magnitude ``a`` (fp64); 0 where that is the accumulation format, already counted."""
+    if fmt.name == rules.model.accumulate:
+        return 0.0
+    half = half_ulp(a, fmt)
+    if rules.store[output] != 1.0:
+        half *= rules.store[output]
+    if rules.model.ftz and fmt.emin == FORMATS["fp32"].emin:
+        half += torch.where(a < 2.0**-125, 2.0**-126, 0.0)  # a format with fp32's range: a subnormal may be flushed
+    return half
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """``upper`` bounds actual - expected, ``lower`` (None: the same) expected - actual, both >= 0 in fp64.
+
+    ``terms`` computes the parts of the bound, name -> tensor, only when somebody asks.
+    """
+
+    upper: Tensor
+    lower: Tensor | None
+    terms: Callable[[], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsBound:
+    """``al``, ``d`` (m, 1): what the errors of the statistics do to xhat; the bounds of the saved mean and rstd.
+
+    ``d`` and ``mean`` are None where the op has no mean, ``mean`` and ``rstd`` where the statistics were given.
+    """
+
+    al: Tensor | float
+    d: Tensor | None
+    mean: Bound | None
+    rstd: Bound | None
+
+
+EXACT = StatisticsBound(0.0, None, None, None)
+"""The statistics are given, and the kernel was fed with exactly them."""
+
+
+def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
+    """Bounds of mean and rstd, as an interval through the root.
+
+    Any order passes a summand through at most H(N) - 1 adds. Two-pass: sum (x - m')^2 = sum (x - m)^2 + N (m' - m)^2.
+    Welford and Chan's merge are stable to first order in sqrt(1 + mean^2 / v) only: the ``c_var`` term (Chan, Golub,
+    LeVeque 1983). A variance is a sum of squares, so no kernel's v + eps is below eps: that bounds rstd from above
+    where the interval of v reaches below zero.
+    """
+    u, eta, count = rules.u, rules.eta, rules.count
+    assert rows.var is not None
+    n = rows.x.shape[1]
+    h = rules.chain(n)
+    v = rows.var
+    dm: Tensor | None = None
+    if rows.mean is not None:
+        dm = rows.x.abs().mean(1, keepdim=True).mul_(rules.gam(h + count["mean"])).add_((h + 3) * eta)
+        dm2 = dm * dm
+        dv = (v + dm2).mul_(rules.gam(h + count["var"])).add_(dm2).add_(3 * eta)
+        if rules.c_var:
+            rms = (rows.mean * rows.mean + v).sqrt_()
+            dv.addcmul_(v.sqrt(), rms, value=rules.c_var * rules.gam(h))
+    else:
+        dv = v * rules.gam(h + count["rms"]) + 3 * eta
+    q = v + eps
+    dq = dv + u * eps + u * (q + dv)
+    rs = 2 * rules.model.rsqrt_ulp * u
+    upper = (q / (q - dq).clamp_(min=eps * (1 - 2 * u))).sqrt_().mul_(1 + rs).sub_(1)
+    lower = 1 - (q / (q + dq)).sqrt_().mul_(1 - rs)
+    al = torch.maximum(upper, lower)
+    r = rows.rstd
+    fp32 = FORMATS["fp32"]
+    rstd = Bound(
+        (r * upper).add_(eta).add_(store(rules, r * (1 + upper), fp32, "stats")),
+        (r * lower).add_(eta).add_(store(rules, r, fp32, "stats")),
+        lambda: {"variance": r * (upper - rs), "rsqrt": r * rs, "underflow": torch.full_like(r, eta)},
+    )
+    if rows.mean is None or dm is None:
+        return StatisticsBound(al, None, None, rstd)
+    m = rows.mean
+    mean = Bound(dm + store(rules, m.abs() + dm, fp32, "stats"), None, lambda: {"sum": dm})
+    return StatisticsBound(al, r * dm, mean, rstd)
+
+
+def saved_statistics(rules: Rules, rows: Rows) -> StatisticsBound:
+    """For y given the statistics that the kernel saved: these may be off by the one rounding of their own store."""
+    off = rules.count["stats_saved"] * rules.u
+    return StatisticsBound(off, None if rows.mean is None else (rows.mean.abs() * rows.rstd).mul_(off), None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class YBound:
+    """``before_store``: E of z (and of y, the clip being 1-Lipschitz); ``y``: the bound after the store."""
+
+    before_store: Tensor
+    y: Bound
+
+
+def output_y(
+    rules: Rules, rows: Rows, fwd: Forward, g: Tensor, bias: Tensor | None, given: StatisticsBound, fmt: Format
+) -> YBound:
+    """Bound of y (m, N). Covers ((x-m) r) g + b and (x-m) (r g) + b, with or without FMA.
+
+    The final add cannot err by more than |p|: where g == 0 it is exact, and so is the bitmask there.
+    """
+    u, eta, k, al, d, r = rules.u, rules.eta, rules.k_y, given.al, given.d, rows.rstd
+    g_abs = g.abs()
+    per_xh = (1 + al) * (1 + k * u) - 1
+    per_row = eta * (1 + r * (1 + al))
+    if d is not None:
+        per_row = per_row + (1 + al) * (1 + (k + 1) * u) * d
+    before = (rows.xh.abs() * per_xh).add_(per_row).mul_(g_abs).add_(eta)
+    before *= (g_abs > 0).double()
+    if rules.model.y_form == "folded":
+        offset = rows.x.abs() if rows.mean is None else rows.x.abs() + rows.mean.abs()
+        before += offset.mul_(r).mul_(g_abs).mul_(5 * u * (1 + al))
+    p_abs = fwd.p.abs()
+    if bias is not None:
+        if rules.model.y_form == "folded":
+            before += bias.abs() * (5 * u * (1 + al)) * (g_abs > 0).double()
+        add = torch.minimum((fwd.z.abs() + before).mul_(u), p_abs + before)
+        before += add
+        p_abs = (p_abs + bias.abs()) * (fwd.p != 0).double()
+    before += p_abs.mul_(2.0**-51)  # the reference's own rounding
+    at_store = fwd.y.abs() + before
+    stored = store(rules, at_store, fmt, "y")
+    upper = before + stored if rules.safety == 1.0 else (before + stored) * rules.safety
+
+    def terms() -> Mapping[str, Tensor]:
+        ones = torch.ones_like(before)
+        mean = ones * 0 if d is None else g_abs * d * ones
+        rstd = rows.xh.abs() * g_abs * al
+        return {
+            "store": stored * ones,
+            "rstd": rstd,
+            "mean": mean,
+            "ops": (before - rstd - mean - eta).clamp_(min=0),
+            "underflow": eta * ones,
+        }
+
+    return YBound(before, Bound(upper, None, terms))
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSums:
+    """This block's share of the sums over M behind the bounds of dw and db, each (N,)."""
+
+    dy_xhat: Tensor  # sum |dy| * bound of |xhat|
+    dy_underflow: Tensor  # sum |dy| * eta * (1 + rstd)
+    dy_abs: Tensor  # sum |dy|
+    given: Tensor | None  # sum |dy| * what the errors of the statistics do to xhat
+
+
+def output_dx(
+    rules: Rules, rows: Rows, bwd: Backward, dy: Tensor, given: StatisticsBound, fmt: Format
+) -> tuple[Bound, GradientSums]:
+    """Bound of dx (m, N), and the block's share of what the bounds of dw and db are made of.
+
+    End to end the kernel's xhat is rho (xhat - delta) with |rho - 1| <= al, |delta| <= d, which gives the extra terms
+    exactly; given the statistics, al = d = 0.
+    """
+    u, eta, count, al, d = rules.u, rules.eta, rules.count, given.al, given.d
+    h = rules.chain(rows.x.shape[1])
+    xh_abs, wd_abs, r = rows.xh.abs(), bwd.wd.abs(), rows.rstd
+    xa = xh_abs if given is EXACT else (xh_abs if d is None else xh_abs + d) * (1 + al)
+    ra = (1 + al) * r
+    a2 = wd_abs.mean(1, keepdim=True)
+    ux = eta * (1 + ra)
+    dc1 = (xa * wd_abs).mean(1, keepdim=True).mul_(rules.gam(h + count["c1"]))
+    dc1 = dc1 + a2 * ux + xa.mean(1, keepdim=True).mul_(eta) + 3 * eta
+    c1, k2 = bwd.c1.abs(), (1 + al) ** 2
+    c1a = c1 * k2
+    dc2: Tensor | float = 0.0
+    c2: Tensor | float = 0.0
+    if bwd.c2 is not None:
+        c2 = bwd.c2.abs()
+        dc2 = a2 * rules.gam(h + count["c2"]) + 3 * eta
+        if d is not None:
+            c1a = c1a + k2 * d * c2
+    k_el = count["dx_elementwise"] * u
+    per_row = dc2 * (1 + 8 * u) + k_el * c2 + c1a * ux + 5 * eta
+    edx = (xa * (dc1 * (1 + 8 * u) + k_el * c1a)).add_(wd_abs * k_el).add_(per_row).mul_(ra).add_(eta)
+    if given is not EXACT:
+        per_xh = (k2 - 1) * c1
+        edx += bwd.dx.abs() * al
+        if d is not None:
+            per_xh = per_xh + k2 * d * c2
+            edx += ra * k2 * d * (c1 + d * c2)
+        edx += xh_abs * (ra * per_xh)
+    if rules.model.bwd_form == "raw":
+        edx += _raw_dx(rules, rows, wd_abs, a2, ra, c1a)
+    dy_abs = dy.abs()
+    sums = _gradient_sums(rules, rows, dy_abs, xh_abs, xa, ux, given)
+    stored = store(rules, bwd.dx.abs() + edx, fmt, "dx")
+    upper = edx + stored if rules.safety == 1.0 else (edx + stored) * rules.safety
+
+    def terms() -> Mapping[str, Tensor]:
+        ones = torch.ones_like(edx)
+        c1_term, c2_term = ra * dc1 * xa, ra * dc2 * ones
+        ops = (wd_abs + xa * c1a + c2).mul_(k_el).mul_(ra)
+        rest = (edx - c1_term - c2_term - ops - eta).clamp_(min=0)
+        named = {"store": stored * ones, "mean(xhat dy g)": c1_term, "mean(dy g)": c2_term, "ops": ops}
+        return {**named, "statistics": rest, "underflow": eta * ones}
+
+    return Bound(upper, None, terms), sums
+
+
+def _raw_dx(rules: Rules, rows: Rows, wd_abs: Tensor, a2: Tensor, ra: Tensor, c1a: Tensor) -> Tensor:
+    """What dx = rstd wd + b x + c with b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N may lose by cancellation (m, N)."""
+    h = rules.chain(rows.x.shape[1])
+    m = 0.0 if rows.mean is None else rows.mean.abs()
+    s = (wd_abs * rows.x.abs()).mean(1, keepdim=True) + m * a2
+    lost = (rows.xc.abs() + 8 * rules.u * m) * (ra**3 * rules.gam(h + 8) * s)
+    return lost + (rows.x.abs() + m) * (4 * rules.u * ra * ra * c1a)
+
+
+def _gradient_sums(
+    rules: Rules, rows: Rows, dy_abs: Tensor, xh_abs: Tensor, xa: Tensor, ux: Tensor, given: StatisticsBound
+) -> GradientSums:
+    extra: Tensor | None = None
+    if given is not EXACT:
+        shift = xh_abs * given.al
+        if given.d is not None:
+            shift += (1 + given.al) * given.d
+        extra = (dy_abs * shift).sum(0)
+    if rules.model.bwd_form == "raw":
+        offset = rows.x.abs() if rows.mean is None else rows.x.abs() + rows.mean.abs()
+        raw = (offset * ((1 + given.al) * rows.rstd * 4 * rules.u)).mul_(dy_abs).sum(0)
+        extra = raw if extra is None else extra + raw
+    return GradientSums((dy_abs * xa).sum(0), (dy_abs * ux).sum(0), dy_abs.sum(0), extra)
+
+
+def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, fmt: Format) -> Bound:
+    """Bound of dw (N,), summed over all ``m`` rows; partial sums must stay in the accumulation format."""
+    summation = sums.dy_xhat * rules.gam(rules.chain(m) + rules.count["dw"])
+    underflow = sums.dy_underflow + 2 * m * rules.eta
+    e = summation + underflow
+    if sums.given is not None:
+        e += sums.given
+    stored = store(rules, dw.abs() + e, fmt, "dw")
+
+    def terms() -> Mapping[str, Tensor]:
+        ones = torch.ones_like(e)
+        given = ones * 0 if sums.given is None else sums.given
+        return {"store": stored * ones, "sum over M": summation, "statistics": given, "underflow": underflow}
+
+    return Bound((e + stored) * rules.safety, None, terms)
+
+
+def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, fmt: Format) -> Bound:
+    """Bound of db (N,), summed over all ``m`` rows."""
+    summation = sums.dy_abs * rules.gam(rules.chain(m) + rules.count["db"])
+    e = summation + 2 * m * rules.eta
+    stored = store(rules, db.abs() + e, fmt, "db")
+
+    def terms() -> Mapping[str, Tensor]:
+        ones = torch.ones_like(e)
+        return {"store": stored * ones, "sum over M": summation, "underflow": 2 * m * rules.eta * ones}
+
+    return Bound((e + stored) * rules.safety, None, terms)
