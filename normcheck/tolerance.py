@@ -34,7 +34,10 @@ _EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64: the rest cleare
 
 @dataclass(frozen=True)
 class Model:
-    """Facts about a kernel's arithmetic: the table's ``[model]``, changed by what an implementation declares."""
+    """Facts about a kernel's arithmetic: the table's ``[model]``, changed by what an implementation declares.
+
+    ``reason`` is the implementation's own, for whoever reads a report.
+    """
 
     accumulate: str = "fp32"
     chain: str | int = "any"
@@ -45,6 +48,7 @@ class Model:
     ftz: bool = True
     y_given_stats: bool = True
     bitmask_compare: str = "either"
+    reason: str = ""
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -96,6 +100,8 @@ def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
             raise UsageError(f"model.{key}={value!r} of {who}: expected {one_of(_CHOICES[key])}")
         if key in ("ftz", "y_given_stats") and not isinstance(value, bool):
             raise UsageError(f"model.{key}={value!r} of {who}: expected true or false")
+        if key == "reason" and not isinstance(value, str):
+            raise UsageError(f"model.reason={value!r} of {who}: expected text, printed with what is declared")
         whole = isinstance(value, int) and not isinstance(value, bool)
         if key == "chain" and value != "any" and not (whole and value >= 1):
             raise UsageError(f"model.chain={value!r} of {who}: expected 'any' or an integer >= 1")

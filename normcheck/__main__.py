@@ -1,0 +1,5 @@
+"""``python -m normcheck``."""
+
+from normcheck.cli import main
+
+main()

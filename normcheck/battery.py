@@ -1,0 +1,109 @@
+"""The cases that every cell runs first: each kind of data, each kind of size, each layout at least once.
+
+A detection is a property of a bound and of the inputs together. These are the inputs that the table of tolerances was
+measured with, in an order that asks about the most first. The shapes of the cuDNN notebooks, of the Triton tutorial
+and of PyTorch's benchmark are among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+
+from normcheck.case import Case
+from normcheck.choices import CLIPS
+from normcheck.implementation import Implementation
+from normcheck.inputs import ROWS
+from normcheck.ops.op import Op
+
+_SHAPES = ((5, 7), (8, 24), (7, 100), (3, 257), (11, 129), (6, 300), (9, 40))
+_EPS = (1e-5, 1e-3, 1e-1, 1e-6)
+_DY = ("normal", "correlated", "shifted", "last_row", "integers", "first_row", "ones")
+_WEIGHTS = ("normal", "probe", "small")
+
+_SIZES = (
+    (1, 1), (2, 1), (1, 2), (1, 3), (2, 17), (3, 127), (1, 132), (2, 513), (1, 768), (3, 1000), (2, 1003), (1, 1152),
+    (2, 1025), (1, 1536), (1, 1600), (1, 2049), (1, 3584), (2, 4097), (1, 8200), (1, 16385), (1, 20000),
+)  # fmt: skip
+_TALL = ((31, 5), (133, 8), (65, 9), (257, 3), (1061, 4), (600, 7), (4097, 3), (2049, 16))
+
+LARGE = {
+    "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192)),
+    "cuda": (
+        (4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192), (8192, 2048), (32768, 256), (32768, 1024),
+        (32768, 4096), (4096, 65536), (65537, 64),
+    ),
+}  # fmt: skip
+"""Shapes of the sources, and those where long sums, many rows and wide rows live: run where time allows."""
+
+
+def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case]:
+    """The small and middling cases, most telling first."""
+    shapes = cycle(implementation.shapes or _SHAPES)
+    eps, dy, weights = cycle(_EPS), cycle(_DY), cycle(_WEIGHTS)
+    clips, bias, weight_dtype = cycle(CLIPS), cycle((False, True)), cycle(("same", "same", "fp32"))
+    layouts = cycle(_layouts(implementation))
+    seed = iter(range(1, 10000))
+
+    def case(shape: tuple[int, int], rows: str, **fixed: object) -> Case:
+        layout, gap = next(layouts)
+        values: dict[str, object] = {
+            "dy": next(dy),
+            "eps": next(eps),
+            "weights": next(weights),
+            "weight_dtype": "same" if dtype == "fp32" else next(weight_dtype),
+            "bias": next(bias) if op.bias_optional else True,
+            "layout": layout,
+            "gap": gap,
+            "seed": next(seed),
+        }
+        if op.clamped:
+            lower, upper = next(clips)
+            values["options"] = (("lower_clip", lower), ("upper_clip", upper))
+        values |= fixed
+        return Case(op=op.name, dtype=dtype, M=shape[0], N=shape[1], rows=rows, **values)  # type: ignore[arg-type]
+
+    yield case(next(shapes), "normal", dy="normal", layout="contiguous", gap=0, weight_dtype="same", eps=1e-5)
+    for rows in ("blend", "tiny_variance", "offset", "shifted", "blend", "tail", "constant", "small_offset"):
+        yield case(next(shapes), rows)
+    for rows in ROWS:
+        yield case(next(shapes), rows)
+    for epsilon in (1e-1, 1e-3, 1e-5, 1e-6, 0.5, 1e-8, 1e-12):
+        yield case(next(shapes), "tiny_variance", eps=epsilon)
+        yield case(next(shapes), "blend", eps=epsilon)
+    if implementation.shapes:
+        return
+    for i, size in enumerate(_SIZES):
+        yield case(size, ("shifted", "blend", "normal", "offset", "tail")[i % 5])
+    for i, size in enumerate(_TALL):
+        yield case(size, ("normal", "shifted")[i % 2], dy=("normal", "last_row", "shifted", "first_row")[i % 4])
+
+
+def large(op: Op, implementation: Implementation, dtype: str, device: str) -> Iterator[Case]:
+    """The large cases, in order of their size. An implementation with shapes of its own has its large ones there."""
+    if implementation.shapes:
+        return
+    options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op.clamped else ()
+    for i, (m, n) in enumerate(sorted(LARGE[device], key=lambda shape: shape[0] * shape[1])):
+        yield Case(
+            op=op.name,
+            dtype=dtype,
+            M=m,
+            N=n,
+            rows=("normal", "shifted")[i % 2],
+            dy=("shifted", "correlated")[i % 2],
+            weights=_WEIGHTS[i % 3],
+            weight_dtype="fp32" if dtype != "fp32" and i % 3 == 2 else "same",
+            bias=not op.bias_optional or i % 2 == 1,
+            options=options,
+            seed=i,
+        )
+
+
+def _layouts(implementation: Implementation) -> tuple[tuple[str, int], ...]:
+    layouts: list[tuple[str, int]] = [("contiguous", 0)]
+    if implementation.strided:
+        layouts += [("strided", 3), ("contiguous", 0), ("x_strided", 8), ("dy_strided", 1)]
+    if 3 in implementation.ranks:
+        layouts += [("rank3", 0)]
+    return tuple(layouts)

@@ -1,0 +1,175 @@
+"""What a sweep may draw, each list simplest first: Hypothesis draws from it and shrinks towards its front.
+
+Only numbers and names are drawn, never tensor elements: that is fast, and a failure shrinks to a small M and N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from normcheck.case import Case
+from normcheck.implementation import Implementation
+from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.ops.op import Op
+
+T = TypeVar("T")
+
+SIZES_M = (*range(1, 10), 15, 16, 17, 31, 32, 33, 64, 65, 100, 133, 257, 600, 1000, 1061, 2049, 4097)
+SIZES_N = (
+    *range(1, 20),
+    24,
+    31,
+    32,
+    33,
+    40,
+    63,
+    64,
+    65,
+    96,
+    100,
+    127,
+    129,
+    128,
+    132,
+    160,
+    255,
+    257,
+    256,
+    300,
+    513,
+    600,
+)
+SIZES_N += (
+    768,
+    1000,
+    1003,
+    1025,
+    1024,
+    1152,
+    1536,
+    1600,
+    2049,
+    2520,
+    3584,
+    4097,
+    4096,
+    8191,
+    8200,
+    16385,
+    16384,
+    20000,
+)
+EPS = (1e-5, 1e-3, 1e-1, 1e-6, 1e-8, 0.5, 1e-12)
+CLIPS = ((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
+"""Exactly representable in every dtype: what a limit that is not should mean is a question of convention."""
+GAPS = (1, 3, 8, 64)
+ELEMENTS = (4096, 4096, 4096, 32768)
+"""How many elements a drawn case may have; M is cut to it."""
+ORIGINAL_WEIGHT = 3
+"""How often a failing case's own value stands beside its simpler ones, when a smaller case is searched."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that a case's fields may take, simplest first."""
+
+    op: str
+    dtype: str
+    shapes: tuple[tuple[int, int], ...]  # where not empty, (M, N) comes from here
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    elements: tuple[int, ...]
+    rows: tuple[str, ...]
+    dy: tuple[str, ...]
+    weights: tuple[str, ...]
+    weight_dtype: tuple[str, ...]
+    bias: tuple[bool, ...]
+    eps: tuple[float, ...]
+    clips: tuple[tuple[float, float], ...]
+    layout: tuple[str, ...]
+    gap: tuple[int, ...]
+    seeds: int
+
+
+def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 999) -> Choices:
+    """Everything that ``implementation`` claims to support of ``op`` in ``dtype``."""
+    layout = ("contiguous", *(("strided", "x_strided", "dy_strided") if implementation.strided else ()))
+    return Choices(
+        op=op.name,
+        dtype=dtype,
+        shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: shape[0] * shape[1])),
+        m=SIZES_M,
+        n=SIZES_N,
+        elements=ELEMENTS,
+        rows=ROW_KINDS,
+        dy=DY_KINDS,
+        weights=WEIGHT_KINDS,
+        weight_dtype=("same",) if dtype == "fp32" else ("same", "fp32"),
+        bias=(False, True) if op.bias_optional else (True,),
+        eps=EPS,
+        clips=CLIPS if op.clamped else (),
+        layout=layout + (("rank3",) if 3 in implementation.ranks else ()),
+        gap=GAPS,
+        seeds=seeds,
+    )
+
+
+def within(all_: Choices, case: Case) -> Choices:
+    """The choices that are no less simple than ``case``'s own, its own among them and drawn more often."""
+    clips = tuple(v for _, v in case.options)
+    return replace(
+        all_,
+        shapes=tuple(s for s in all_.shapes if s[0] <= case.M and s[1] <= case.N),
+        m=(*(m for m in all_.m if m < case.M), *[case.M] * ORIGINAL_WEIGHT),
+        n=(*sorted(n for n in all_.n if n < case.N), *[case.N] * ORIGINAL_WEIGHT),
+        elements=(case.M * case.N,),
+        rows=_up_to(all_.rows, case.rows),
+        dy=_up_to(all_.dy, case.dy),
+        weights=_up_to(all_.weights, case.weights),
+        weight_dtype=_up_to(all_.weight_dtype, case.weight_dtype),
+        bias=_up_to(all_.bias, case.bias),
+        eps=_up_to(all_.eps, case.eps),
+        clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
+        layout=_up_to(all_.layout, case.layout),
+        gap=_up_to(all_.gap, case.gap) if case.gap else all_.gap[:1],
+        seeds=case.seed,
+    )
+
+
+def _up_to(values: tuple[T, ...], own: T) -> tuple[T, ...]:
+    before = values[: values.index(own)] if own in values else values[:1]
+    return (*before, *[own] * ORIGINAL_WEIGHT)
+
+
+@st.composite
+def cases(draw: st.DrawFn, c: Choices) -> Case:
+    """Draw a case; shrinks towards the front of every list."""
+    if c.shapes:
+        m, n = draw(st.sampled_from(c.shapes))
+    else:
+        n = draw(st.sampled_from(c.n))
+        m = min(draw(st.sampled_from(c.m)), max(1, draw(st.sampled_from(c.elements)) // n))
+    layout = draw(st.sampled_from(c.layout))
+    options: tuple[tuple[str, float], ...] = ()
+    if c.clips:
+        lower, upper = draw(st.sampled_from(c.clips))
+        options = (("lower_clip", lower), ("upper_clip", upper))
+    return Case(
+        op=c.op,
+        dtype=c.dtype,
+        M=m,
+        N=n,
+        rows=draw(st.sampled_from(c.rows)),
+        dy=draw(st.sampled_from(c.dy)),
+        eps=draw(st.sampled_from(c.eps)),
+        weights=draw(st.sampled_from(c.weights)),
+        weight_dtype=draw(st.sampled_from(c.weight_dtype)) if len(c.weight_dtype) > 1 else c.weight_dtype[0],
+        bias=draw(st.sampled_from(c.bias)) if len(c.bias) > 1 else c.bias[0],
+        layout=layout,
+        gap=draw(st.sampled_from(c.gap)) if "strided" in layout else 0,
+        options=options,
+        seed=draw(st.integers(0, c.seeds)),
+    )

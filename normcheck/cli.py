@@ -1,0 +1,143 @@
+"""argv -> Plan -> sweep -> reports -> exit code. Reads as a table of contents; torch is imported only by commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from normcheck.errors import NormcheckError, UsageError
+
+app = typer.Typer(
+    name="normcheck",
+    help="Is this normalisation kernel right? Every output against fp64, under derived bounds, forward and backward.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Op = Annotated[list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.")]
+Impl = Annotated[
+    list[str] | None,
+    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: all known."),
+]
+Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
+
+
+@app.command()
+def verify(
+    op: Op = None,
+    impl: Impl = None,
+    dtype: Dtype = None,
+    profile: Annotated[str, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost.")] = "quick",
+    max_examples: Annotated[
+        int | None, typer.Option("--max-examples", help="Cases per cell, however long they take.")
+    ] = None,
+    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds per cell.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other cases.")] = 0,
+    device: Device = "auto",
+    require: Annotated[
+        list[str] | None, typer.Option("--require", help="Implementation that must run here; may repeat.")
+    ] = None,
+    report: Annotated[
+        list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
+    ] = None,
+    timeout: Timeout = 120.0,
+    workers: Annotated[int, typer.Option("--workers", help="Cells at a time; only 1 for now.")] = 1,
+) -> None:
+    """Check implementations; the main job and the gate.
+
+    Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line; 3 normcheck itself
+    failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
+    """
+    from normcheck.request import Request
+    from normcheck.run import run
+
+    request = Request(
+        ops=tuple(op or ()),
+        impls=tuple(impl or ()),
+        dtypes=tuple(dtype or ()),
+        profile=profile,
+        max_examples=max_examples,
+        time_budget=time_budget,
+        seed=seed,
+        device=device,
+        require=tuple(require or ()),
+        reports=tuple(report or ()),
+        timeout=timeout,
+        workers=workers,
+    )
+    raise typer.Exit(run(request, tuple(sys.argv[1:])))
+
+
+@app.command()
+def repro(
+    implementation: Annotated[str, typer.Argument(help="As for --impl.")],
+    case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
+    device: Device = "auto",
+    timeout: Timeout = 120.0,
+) -> None:
+    """Run one case again and show every check of it."""
+    from normcheck.run import repro_case
+
+    raise typer.Exit(repro_case(implementation, case, device, timeout))
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Ops, implementations and reports, each with why it cannot run here."""
+    from normcheck.catalogue import show
+
+    show(sys.stdout)
+
+
+@app.command()
+def tolerances() -> None:
+    """The table that decides, with its reasons."""
+    from importlib.resources import files
+
+    typer.echo(files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8"), nl=False)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from normcheck import __version__
+
+        typer.echo(f"normcheck {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _callback(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script: errors raised on purpose become one line on standard error and their exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except NormcheckError as error:
+        _complain(str(error))
+        code = error.exit_code
+    except Exception as error:
+        # Typer's own complaints about the command line; everything else is a fault of normcheck and keeps its traceback
+        if not hasattr(error, "format_message"):
+            raise
+        _complain(error.format_message())
+        code = UsageError.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code or 0)
+
+
+def _complain(message: str) -> None:
+    line = " ".join(message.split())
+    print(f"normcheck: {line}", file=sys.stderr)

@@ -1,0 +1,170 @@
+"""Names -> ops, implementations, reports, a user's files. Modules declare, discovery reads; there is no list to edit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from normcheck.errors import UsageError, one_of
+from normcheck.formats import DTYPES
+from normcheck.implementation import Implementation
+from normcheck.ops.op import Op
+from normcheck.reports.report import Report
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    """The public modules of one of this project's packages, in order of name."""
+    path = importlib.import_module(package).__path__
+    for info in sorted(pkgutil.iter_modules(path), key=lambda info: info.name):
+        if not info.name.startswith("_"):
+            yield importlib.import_module(f"{package}.{info.name}")
+
+
+@cache
+def ops() -> dict[str, Op]:
+    """Op name -> op."""
+    return {module.OP.name: module.OP for module in _modules("normcheck.ops") if hasattr(module, "OP")}
+
+
+@cache
+def implementations() -> dict[str, tuple[Implementation, ...]]:
+    """Name of a known implementation -> its ops."""
+    found: dict[str, tuple[Implementation, ...]] = {}
+    for module in _modules("normcheck.impls"):
+        for implementation in getattr(module, "IMPLEMENTATIONS", ()):
+            found[implementation.name] = (*found.get(implementation.name, ()), implementation)
+    return found
+
+
+@cache
+def reports() -> dict[str, Report]:
+    """Report name -> report."""
+    return {m.REPORT.name: m.REPORT for m in _modules("normcheck.reports") if hasattr(m, "REPORT")}
+
+
+def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
+    """The implementations that ``--impl spec`` names, for the ops asked for (empty: all that it declares).
+
+    ``spec``: a known name, ``file.py``, ``file.py:name`` or ``package.module:name``. Raises UsageError.
+    """
+    if spec in implementations():
+        found = implementations()[spec]
+    else:
+        found = _from_user(spec, op_names)
+    wanted = tuple(i for i in found if not op_names or i.op in op_names)
+    if not wanted:
+        declared = sorted({i.op for i in found})
+        raise UsageError(f"op={','.join(op_names)}: impl={spec} declares only {', '.join(declared)}")
+    return wanted
+
+
+def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
+    location, colon, name = spec.rpartition(":")
+    if not colon or spec.endswith(".py"):
+        location, name = spec, ""
+    if location.endswith(".py"):
+        module = _load_file(Path(location))
+    elif name:
+        module = _load_module(location)
+    else:
+        forms = "a known name (" + ", ".join(implementations()) + "), FILE.py, FILE.py:NAME or MODULE:NAME"
+        raise UsageError(f"impl={spec}: expected {forms}")
+    declared = _declared(module, spec)
+    if not name:
+        if not declared:
+            raise UsageError(f"impl={spec}: expected IMPLEMENTATIONS in it, or {spec}:NAME of a function and --op")
+        return declared
+    named = tuple(i for i in declared if i.name == name)
+    if named:
+        return named
+    target = getattr(module, name, None)
+    if isinstance(target, Implementation):
+        return (_validated(target, spec),)
+    if not callable(target):
+        raise UsageError(f"impl={spec}: {location} has no implementation or function named {name!r}")
+    if not op_names:
+        raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(ops())} with it")
+    return tuple(_wrapped(target, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
+
+
+def _wrapped(function: Any, op: str, name: str, source: str) -> Implementation:
+    """A plain function as an implementation of ``op``; gradients come from autograd."""
+    from normcheck.call import adapt  # imports torch
+
+    forward, takes_bias = adapt(function)
+
+    def supports(case: Any) -> str | None:
+        return "takes no bias" if case.bias and not takes_bias else None
+
+    return Implementation(name=name, op=op, forward=forward, supports=supports, source=source)
+
+
+def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
+    declared = getattr(module, "IMPLEMENTATIONS", ())
+    if not isinstance(declared, Iterable):
+        raise UsageError(f"impl={spec}: IMPLEMENTATIONS={type(declared).__name__}: expected a tuple of Implementation")
+    return tuple(_validated(item, spec) for item in declared)
+
+
+def _validated(item: object, spec: str) -> Implementation:
+    if not isinstance(item, Implementation):
+        raise UsageError(f"impl={spec}: IMPLEMENTATIONS has {type(item).__name__}: expected Implementation(...)")
+    where = f"of {item.name!r} in impl={spec}"
+    if item.op not in ops():
+        raise UsageError(f"op={item.op!r} {where}: expected {one_of(ops())}")
+    if not callable(item.forward) or not (item.backward is None or callable(item.backward)):
+        raise UsageError(f"forward, backward {where}: expected functions")
+    for dtype in item.dtypes:
+        if dtype not in DTYPES:
+            raise UsageError(f"dtypes={dtype!r} {where}: expected {one_of(DTYPES)}")
+    if not item.dtypes or not set(item.ranks) <= {2, 3} or 2 not in item.ranks:
+        raise UsageError(
+            f"dtypes={item.dtypes!r} ranks={item.ranks!r} {where}: expected dtypes, and ranks (2,) or (2, 3)"
+        )
+    return item
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"impl={path}: no such file")
+    path = path.resolve()
+    name = f"normcheck_user_{abs(hash(path))}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"impl={path}: expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before execution: dataclasses and pickling look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a script, so that it finds the modules beside it
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise UsageError(f"impl={path}: importing it raised {_one_line(error)}") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as for python -m, so that a package here is found
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"impl={name}: importing it raised {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{where}"

@@ -1,0 +1,56 @@
+"""The machine and the versions, as they are written into every report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+
+import torch
+
+
+def device_of(asked: str) -> str:
+    """``auto`` -> "cuda" where torch sees a GPU, else "cpu"; anything else as it is."""
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def environment(device: str) -> dict[str, str]:
+    """Name -> version or description; what is not there is left out."""
+    found = {
+        "normcheck": _version("normcheck"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
+        "hypothesis": _version("hypothesis"),
+        "platform": platform.platform(),
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found["device"] = properties.name
+        found["compute_capability"] = f"{properties.major}.{properties.minor}"
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn_backend"] = str(torch.backends.cudnn.version())
+        found["driver"] = _driver()
+    else:
+        found["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return {name: value for name, value in found.items() if value}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _driver() -> str:
+    """The NVIDIA driver's version, from the kernel's own file; "" where it is not there."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as file:
+            words = file.readline().split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[:1].isdigit()), "")

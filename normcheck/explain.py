@@ -1,0 +1,117 @@
+"""A failed Result as a Finding: the one thing to look at first, and what would help to understand it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import replace
+
+from normcheck.check import Result, check
+from normcheck.compare import Comparison
+from normcheck.judge import GIVEN_OWN, Checked
+from normcheck.locate import locate
+from normcheck.outputs import Problem
+from normcheck.plan import Cell
+from normcheck.result import Finding
+
+_ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
+    (
+        {"y_given_stats": False},
+        "y and the saved statistics disagree: y alone is within its bound. If y is computed from other numbers than "
+        "those saved, and that is meant, declare model={'y_given_stats': False}.",
+    ),
+    (
+        {"y_form": "folded"},
+        "It would pass as a folded y = x * a + c, which loses accuracy on rows far from zero. If that is meant, declare "
+        "model={'y_form': 'folded'}.",
+    ),
+    (
+        {"bwd_form": "raw"},
+        "It would pass as a backward from raw sums of dy * g * x, which cancel on rows far from zero. If that is meant, "
+        "declare model={'bwd_form': 'raw'}.",
+    ),
+)
+
+
+def signature(result: Result) -> tuple[str, str]:
+    """Kind and output of what is to be looked at first; a value that is not finite is a mismatch like another."""
+    first = _first(result)
+    return (first.kind, first.output) if isinstance(first, Problem) else ("mismatch", first.output)
+
+
+def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> Finding:
+    """The finding of a failed ``result``. ``advise``: also try whether another declared model would pass."""
+    first = _first(result)
+    line = str(result.case)
+    reproduce = f"normcheck repro {shlex.quote(cell.spec)} {shlex.quote(line)}"
+    also = tuple(dict.fromkeys([p.output or p.kind for p in result.problems] + [c.output for c in result.wrong]))
+    if isinstance(first, Problem):
+        return Finding(
+            kind=first.kind,
+            output=first.output,
+            case=line,
+            message=first.message,
+            reproduce=reproduce,
+            also=tuple(name for name in also if name not in (first.output, first.kind)),
+            traceback=first.frames,
+        )
+    found = _mismatch(first, line, reproduce)
+    advice = _advice(cell, result, device) if advise else ""
+    return replace(found, also=tuple(name for name in also if name != first.output), advice=advice)
+
+
+def _first(result: Result) -> Problem | Checked:
+    """In the order of the data's way, the root is the first that is wrong; a call that broke comes before values."""
+    if result.problems and (not result.wrong or result.problems[0].kind != "input_modified"):
+        return result.problems[0]
+    return result.wrong[0]
+
+
+def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
+    c = first.comparison
+    assert c.worst is not None and c.wrong is not None
+    worst, mismatched = c.worst, int(c.wrong.sum())
+    grid = c.wrong if c.wrong.dim() == 2 and c.wrong.shape[1] > 1 else c.wrong.reshape(1, -1)
+    if first.output in ("mean", "rstd"):
+        grid = c.wrong.reshape(-1, 1)
+    return Finding(
+        kind="non_finite" if c.non_finite and not math.isfinite(worst.actual) else "mismatch",
+        output=first.output,
+        case=line,
+        message=_message(first, c, mismatched),
+        reproduce=reproduce,
+        check=first.check,
+        index=worst.index,
+        actual=worst.actual,
+        expected=worst.expected,
+        error=worst.error,
+        bound=worst.bound,
+        ratio=c.ratio,
+        max_ulp=c.max_ulp,
+        mismatched=mismatched,
+        numel=c.numel,
+        terms=worst.terms,
+        where=locate(grid),
+    )
+
+
+def _message(first: Checked, c: Comparison, mismatched: int) -> str:
+    assert c.worst is not None
+    if first.output == "bitmask":
+        return f"bitmask: {mismatched} of {c.numel} bits differ from lower_clip < z < upper_clip"
+    return (
+        f"{first.output}: {mismatched} of {c.numel} elements are off by more than their bound, {first.check}; "
+        f"at {c.worst.index} got {c.worst.actual:.9g}, expected {c.worst.expected:.9g}"
+    )
+
+
+def _advice(cell: Cell, result: Result, device: str) -> str:
+    """What a declaration about the kernel's arithmetic would change, tried on this very case."""
+    only_given = {c.check for c in result.wrong} == {GIVEN_OWN}
+    for changes, text in _ALTERNATIVES:
+        if "y_given_stats" in changes and not only_given:
+            continue
+        model = replace(result.model, **changes)  # type: ignore[arg-type]
+        if model != result.model and not check(cell.implementation, cell.op, result.case, device, model=model).failed:
+            return text
+    return ""

@@ -1,0 +1,235 @@
+"""cuDNN, through the graph API of its frontend: forward and backward of all four ops.
+
+Which cases run is cuDNN's decision: ``supports`` builds the forward's graph and passes on the reason of a refusal. A
+backward that cuDNN refuses raises UnsupportedCase, so that the forward is checked all the same (the clamped op in fp16
+and bf16).
+
+``y_given_stats`` is declared False for a LayerNorm whose N is not a multiple of 16. There, measured on an H200 with
+backend 9.19, y comes from the folded form x * a + c with a mean that is not bit for bit the one that is saved: on
+constant and on far-offset rows y is off from its own statistics by up to |x| * rstd * u, while end to end it keeps the
+bound. Multiples of 16 are clean. ``bitmask_compare`` is "rounded": the bits follow y as it is stored.
+
+The words of cuDNN (rows N, hidden size C, scale, inv_variance, DX, DSCALE, DBIAS) are translated in _cudnn_graphs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from normcheck.case import Case
+from normcheck.errors import UnsupportedCase
+from normcheck.implementation import Implementation, Outputs
+from normcheck.impls import _cudnn_graphs as graphs
+from normcheck.impls._cudnn_graphs import GraphKey
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_OPS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
+
+_OLDEST = {"layernorm_zero_centered": 91000, "layernorm_relu_bitmask": 91300, "rmsnorm": 90100}
+"""The first backend version that has the op, as cuDNN counts them: 91300 is 9.13.0."""
+
+_SHAPES = (
+    (1, 1),
+    (2, 16),
+    (3, 7),
+    (5, 100),
+    (33, 127),
+    (64, 64),
+    (17, 1000),
+    (4, 768),
+    (4096, 128),
+    (128, 4096),
+    (3, 8200),
+    (2, 65536),
+)
+"""(M, N): few, because each costs up to a second for every dtype, stride and direction; round ones and ragged ones."""
+
+_BITMASK_SHAPES = ((1, 768), (7, 768), (1024, 768), (2, 4096), (64, 4096), (2, 65536), (3, 7), (5, 1000))
+"""(M, N): the last two are refused by backend 9.19, and reported as such for as long as they are."""
+
+
+def _forward(
+    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
+) -> dict[str, Tensor]:
+    """x (M, N), weight, bias (N,) -> y as x; rstd and, of a LayerNorm, mean: fp32 (M,); bitmask uint8 (M, N/8)."""
+    key = _key_of(op, x, weight, bias, clips=_clips(options))
+    inputs = {"x": x, **_small_inputs(weight, bias), **_scalars(eps=eps, one=1.0, **options)}
+    return _run(key, inputs, x.device)
+
+
+def _backward(
+    op: str, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, saved: Outputs, **_: float
+) -> dict[str, Tensor]:
+    """dy, x (M, N), ``saved`` as forward returned it -> dx as x; dw and, with a bias, db: (N,) as weight.
+
+    eps and the limits are not needed again: they are in the saved rstd and bitmask.
+    """
+    key = _key_of(op, x, weight, bias, dy=dy)
+    inputs = {"x": x, "dy": dy, **_small_inputs(weight, bias), **_scalars(one=1.0)}
+    inputs |= {name: _packed(saved[name]) for name in ("mean", "rstd", "bitmask") if name in saved}
+    return _run(key, inputs, x.device)
+
+
+def _run(key: GraphKey, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Execute the plan of ``key`` -> its outputs. Raises UnsupportedCase with cuDNN's reason for a refused graph."""
+    plan = _plan(key)
+    if isinstance(plan, str):
+        raise UnsupportedCase(plan)
+    outputs = {name: _empty(name, key, device) for name in plan.outputs}
+    graphs.execute(plan, {**inputs, **outputs})
+    return outputs
+
+
+def _plan(key: GraphKey) -> graphs.Plan | str:
+    """The plan of ``key``, or why there is none: cuDNN's reason, or what its graphs have no form for."""
+    if key.M == 0:
+        return "M=0: cuDNN has no tensors without elements"
+    if not key.bias and key.op != "rmsnorm":
+        return "bias=none: the LayerNorm of cuDNN takes no missing bias"
+    plan = graphs.plan(key)
+    return plan.reason if isinstance(plan, graphs.Refusal) else plan
+
+
+def _supports(case: Case) -> str | None:
+    """Why cuDNN cannot run the forward of this case, or None. Builds the plan, for torch's current GPU."""
+    plan = _plan(_key_of_case(case))
+    return plan if isinstance(plan, str) else None
+
+
+def _unavailable(op: str, device: str) -> str | None:
+    """Why nothing can run on ``device`` (cpu or cuda), or None."""
+    if device != "cuda":
+        return "cuDNN needs an NVIDIA GPU"
+    if importlib.util.find_spec("cudnn") is None:
+        return "nvidia-cudnn-frontend is not installed"
+    import torch  # before the frontend, which then finds the cuDNN that torch came with
+
+    if not torch.cuda.is_available():
+        return "cuDNN needs an NVIDIA GPU, and torch sees none"
+    try:
+        version = graphs.library().backend_version()
+    except (ImportError, OSError, RuntimeError) as error:  # a broken install; RuntimeError: no libcudnn was found
+        return f"nvidia-cudnn-frontend is installed but does not work: {' '.join(str(error).split())}"
+    return _too_old(op, version)
+
+
+def _too_old(op: str, version: int) -> str | None:
+    oldest = _OLDEST.get(op, 0)
+    if version >= oldest:
+        return None
+    return f"cuDNN {graphs.version_text(version)} is installed; {op} needs {graphs.version_text(oldest)} or newer"
+
+
+def _model(case: Case) -> Mapping[str, Any]:
+    """What is declared about the arithmetic of a case, and why: the module's docstring says what was measured."""
+    model: dict[str, Any] = {}
+    if case.op == "layernorm_relu_bitmask":
+        model["bitmask_compare"] = "rounded"
+    if case.op != "rmsnorm" and case.N % 16:
+        model["y_given_stats"] = False
+    return model
+
+
+def _key_of(
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    clips: tuple[float, float] | None = None,
+    dy: Tensor | None = None,
+) -> GraphKey:
+    """The key of a call: of a backward where there is a ``dy``."""
+    M, N = x.shape
+    return GraphKey(
+        op=op,
+        direction="forward" if dy is None else "backward",
+        M=M,
+        N=N,
+        dtype=graphs.format_name(x.dtype),
+        weight_dtype=graphs.format_name(weight.dtype),
+        bias=bias is not None,
+        x_row=_row(x),
+        dy_row=0 if dy is None else _row(dy),
+        clips=clips,
+        device=x.device.index or 0,
+    )
+
+
+def _key_of_case(case: Case) -> GraphKey:
+    """The key that the forward of ``case`` will have on torch's current GPU: ``_key_of`` before there are tensors."""
+    import torch
+
+    strided = case.layout in ("x_strided", "strided") and case.M > 1
+    return GraphKey(
+        op=case.op,
+        direction="forward",
+        M=case.M,
+        N=case.N,
+        dtype=case.dtype,
+        weight_dtype=case.dtype if case.weight_dtype == "same" else case.weight_dtype,
+        bias=case.bias,
+        x_row=case.N + (case.gap if strided else 0),
+        clips=_clips(case.option_values),
+        device=torch.cuda.current_device(),
+    )
+
+
+def _row(tensor: Tensor) -> int:
+    """Elements from one row to the next. The stride of a single row means nothing, and must not cost a plan."""
+    M, N = tensor.shape
+    return tensor.stride(0) if M > 1 else N
+
+
+def _clips(options: Mapping[str, float]) -> tuple[float, float] | None:
+    return (options["lower_clip"], options["upper_clip"]) if options else None
+
+
+def _small_inputs(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    return {"weight": _packed(weight)} | ({} if bias is None else {"bias": _packed(bias)})
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it is not contiguous or not aligned as cuDNN relies on."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % graphs.ALIGNMENT else tensor
+
+
+def _scalars(**numbers: float) -> dict[str, Tensor]:
+    """Numbers as cuDNN takes them: fp32 (1, 1, 1, 1) on the CPU."""
+    import torch
+
+    return {name: torch.full((1, 1, 1, 1), number, dtype=torch.float32) for name, number in numbers.items()}
+
+
+def _empty(name: str, key: GraphKey, device: torch.device) -> Tensor:
+    """Memory for an output, packed and not initialised."""
+    import torch
+
+    shape: tuple[int, ...] = (key.M, key.N) if name in ("y", "dx") else (key.N,) if name in ("dw", "db") else (key.M,)
+    dtype = {"y": key.dtype, "dx": key.dtype, "dw": key.weight_dtype, "db": key.weight_dtype}.get(name, "fp32")
+    if name == "bitmask":
+        return torch.empty((key.M, (key.N + 7) // 8), dtype=torch.uint8, device=device)
+    return torch.empty(shape, dtype=graphs.torch_dtype(dtype), device=device)
+
+
+IMPLEMENTATIONS = tuple(
+    Implementation(
+        name="cudnn",
+        op=op,
+        forward=partial(_forward, op),
+        backward=partial(_backward, op),
+        supports=_supports,
+        unavailable=partial(_unavailable, op),
+        model=_model,
+        shapes=_BITMASK_SHAPES if op == "layernorm_relu_bitmask" else _SHAPES,
+        source="https://github.com/NVIDIA/cudnn-frontend/tree/main/samples/python",
+    )
+    for op in _OPS
+)

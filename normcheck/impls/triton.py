@@ -1,0 +1,110 @@
+"""This project's own Triton kernels, for all four ops: on a GPU, and on a CPU through Triton's interpreter.
+
+torch, triton and the kernels are imported when the first case runs: discovery reads this module on machines without
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from normcheck.implementation import Implementation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unavailable(device: str) -> str | None:
+    """Why no kernel can run on ``cpu`` or ``cuda``; None where it can."""
+    from normcheck.kernels import interpreter
+
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if device == "cpu" and not interpreter.enabled():
+        return "on a CPU Triton kernels need the interpreter: set TRITON_INTERPRET=1"
+    if device == "cuda" and interpreter.enabled():
+        return "TRITON_INTERPRET is set: kernels would be interpreted on the CPU; unset it to use the GPU"
+    return None
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    centered: bool = True,
+    zero_centered: bool = False,
+    **options: float,
+) -> dict[str, Tensor]:
+    """Normalise x (M, N) or (B, S, N) by weight and bias (N,): y in x's shape, rstd, and the op's mean and bitmask.
+
+    ``options``: lower_clip and upper_clip, of the op that clamps.
+    """
+    _interpret_on_cpu(x)
+    from normcheck.kernels import forward as kernel
+
+    clips = (options["lower_clip"], options["upper_clip"]) if options else None
+    outputs = kernel.forward(
+        x.flatten(0, -2), weight, bias, eps=eps, centered=centered, zero_centered=zero_centered, clips=clips
+    )
+    return {**outputs, "y": outputs["y"].view(x.shape)}
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    saved: Mapping[str, Tensor],
+    *,
+    eps: float,
+    zero_centered: bool = False,
+    **options: float,
+) -> dict[str, Tensor]:
+    """Gradients in the shapes of x, weight and bias. eps and the clip limits are in the saved rstd and bitmask."""
+    _interpret_on_cpu(x)
+    from normcheck.kernels import backward as kernel
+
+    gradients = kernel.backward(
+        dy.flatten(0, -2),
+        x.flatten(0, -2),
+        weight,
+        bias,
+        mean=saved.get("mean"),
+        rstd=saved["rstd"],
+        bitmask=saved.get("bitmask"),
+        zero_centered=zero_centered,
+    )
+    return {**gradients, "dx": gradients["dx"].view(x.shape)}
+
+
+def _interpret_on_cpu(x: Tensor) -> None:
+    """Remedy the interpreter before the kernels are defined."""
+    if not x.is_cuda:
+        from normcheck.kernels import interpreter
+
+        interpreter.enable()
+
+
+def _implementation(op: str, *, centered: bool = True, zero_centered: bool = False) -> Implementation:
+    return Implementation(
+        name="triton",
+        op=op,
+        forward=partial(forward, centered=centered, zero_centered=zero_centered),
+        backward=partial(backward, zero_centered=zero_centered),
+        unavailable=unavailable,
+        ranks=(2, 3),
+        source="normcheck/kernels",
+    )
+
+
+IMPLEMENTATIONS = (
+    _implementation("layernorm"),
+    _implementation("layernorm_zero_centered", zero_centered=True),
+    _implementation("layernorm_relu_bitmask"),
+    _implementation("rmsnorm", centered=False),
+)

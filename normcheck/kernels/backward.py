@@ -1,0 +1,180 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Backward Triton kernels of all four ops. On a CPU, ``interpreter.enable()`` comes before the import of this module.
+
+    xhat = (x - mean) * rstd,  wdy = dy * w      (dy zero where the bitmask is; zero-centered: 1 + w)
+    c1   = sum(xhat * wdy) / N,  c2 = sum(wdy) / N        (rmsnorm: c2 = 0)
+    dx   = (wdy - (xhat * c1 + c2)) * rstd
+    dw   = sum over rows of dy * xhat,  db = sum over rows of dy
+
+Everything is fp32 until the store. dw and db are summed per group of rows into a (groups, N) buffer, then over the
+groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns are read
+once; for wider ones a first kernel leaves c1 and c2.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from normcheck.kernels.forward import load_scale, load_tile
+from normcheck.kernels.tiles import group_rows, tile
+
+MAX_BLOCK = 8192
+"""x, dy, w and the sums of dw and db of a block stay in registers: more would spill."""
+
+ELEMENTS = 4096
+"""Per program on a GPU."""
+
+
+@triton.jit
+def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask):
+    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero."""
+    dy = load_tile(dy_ptr, rows, cols, stride, mask)
+    if bits_ptr is not None:
+        width = (N + 7) // 8
+        byte = tl.load(bits_ptr + rows[:, None] * width + (cols // 8)[None, :], mask=mask, other=0).to(tl.int32)
+        dy = tl.where((byte >> (cols % 8)[None, :]) & 1 != 0, dy, 0.0)
+    return dy
+
+
+@triton.jit
+def load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS: tl.constexpr):
+    """mean and rstd (ROWS,) as they were saved; a mean of 0 where the op has none."""
+    mean = tl.zeros((ROWS,), tl.float32)
+    if mean_ptr is not None:
+        mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
+    return mean, tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
+
+
+@triton.jit
+def row_sums_kernel(
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dy_stride, x_stride, M, N,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """c1 and c2 (M,) fp32 of rows wider than a block. One program: ROWS whole rows."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
+    sum1 = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum2 = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, N, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = (rows < M)[:, None] & (cols < N)[None, :]
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        wdy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
+        wdy *= load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
+        sum1 += tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0) * wdy
+        sum2 += wdy
+    n = tl.full((ROWS,), N, tl.float32)
+    tl.store(c1_ptr + rows, tl.div_rn(tl.sum(sum1, axis=1), n), mask=rows < M)
+    tl.store(c2_ptr + rows, tl.div_rn(tl.sum(sum2, axis=1), n), mask=rows < M)
+
+
+@triton.jit
+def gradients_kernel(
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
+    dy_stride, x_stride, M, N, group_rows,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx, and one group's sums of dw and db. One program: BLOCK columns of group_rows rows, ROWS at a time.
+
+    c1_ptr is None where a block holds whole rows, db_ptr where there is no bias.
+    """
+    group = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
+    n = tl.full((ROWS,), N, tl.float32)
+    dw = tl.zeros((ROWS, BLOCK), tl.float32)
+    db = tl.zeros((ROWS, BLOCK), tl.float32)
+    first = group * group_rows
+    for start in range(first, tl.minimum(first + group_rows, M), ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < M)[:, None] & (cols < N)[None, :]
+        mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
+        xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+        wdy = dy * scale[None, :]
+        c2 = tl.zeros((ROWS,), tl.float32)
+        if c1_ptr is None:
+            c1 = tl.div_rn(tl.sum(xhat * wdy, axis=1), n)
+            if mean_ptr is not None:
+                c2 = tl.div_rn(tl.sum(wdy, axis=1), n)
+        else:
+            c1 = tl.load(c1_ptr + rows, mask=rows < M, other=0.0)
+            if mean_ptr is not None:
+                c2 = tl.load(c2_ptr + rows, mask=rows < M, other=0.0)
+        dx = (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None]
+        tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
+        dw += dy * xhat
+        db += dy
+    tl.store(dw_ptr + group * N + cols, tl.sum(dw, axis=0), mask=cols < N)
+    if db_ptr is not None:
+        tl.store(db_ptr + group * N + cols, tl.sum(db, axis=0), mask=cols < N)
+
+
+@triton.jit
+def sum_groups_kernel(parts_ptr, out_ptr, groups, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum parts (groups, N) fp32 over the groups, ROWS at a time, into out (N,). One program: BLOCK columns."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, groups, ROWS):
+        rows = start + tl.arange(0, ROWS).to(tl.int64)
+        total += load_tile(parts_ptr, rows, cols, N, (rows < groups)[:, None] & (cols < N)[None, :])
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < N)
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    mean: Tensor | None,
+    rstd: Tensor,
+    bitmask: Tensor | None = None,
+    zero_centered: bool = False,
+    max_block: int = MAX_BLOCK,
+) -> dict[str, Tensor]:
+    """Gradients from dy and x (M, N), last stride 1, with the saved mean (None: rmsnorm), rstd (M,) and bitmask.
+
+    Returns dx (M, N) in x's dtype, dw (N,) in weight's and, with a bias, db (N,) in bias's. M == 0 gives dw = db = 0.
+    """
+    M, N = x.shape
+    dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    sums = {"dw": torch.zeros_like(weight)}
+    if bias is not None:
+        sums["db"] = torch.zeros_like(bias)
+    if not M:
+        return {"dx": dx, **sums}
+    t = tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)
+    per_group = group_rows(M, t.rows)
+    groups = triton.cdiv(M, per_group)
+    parts = sums
+    if groups > 1:
+        parts = {name: torch.empty((groups, N), dtype=torch.float32, device=x.device) for name in sums}
+    saved = [None if s is None else s.contiguous() for s in (mean, rstd, bitmask)]
+    shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
+    c1 = c2 = None
+    if t.block < N:
+        c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
+        row_sums_kernel[(triton.cdiv(M, t.rows),)](
+            dy, x, weight, *saved, c1, c2, dy.stride(0), x.stride(0), M, N, **shared
+        )
+    gradients_kernel[(groups, triton.cdiv(N, t.block))](
+        dy, x, weight, *saved, c1, c2, dx, parts["dw"], parts.get("db"),
+        dy.stride(0), x.stride(0), M, N, per_group, **shared,
+    )  # fmt: skip
+    if groups > 1:
+        for name, out in sums.items():
+            _sum_groups(parts[name], out)
+    return {"dx": dx, **sums}
+
+
+def _sum_groups(parts: Tensor, out: Tensor) -> None:
+    """Sum parts (groups, N) fp32 over the groups into out (N,), in a fixed order."""
+    groups, N = parts.shape
+    columns = 64 if parts.is_cuda else MAX_BLOCK  # on a GPU narrow blocks: all of it should take part
+    t = tile(groups, N, on_gpu=parts.is_cuda, elements=ELEMENTS, max_block=columns)
+    sum_groups_kernel[(triton.cdiv(N, t.block),)](parts, out, groups, N, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps)

@@ -1,0 +1,43 @@
+"""How a matrix is cut into tiles: rows and columns per program, warps, and the groups whose partial sums are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTE = 8
+"""Bits in a byte of the bitmask: no tile is narrower."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """``rows`` x ``block`` elements, both powers of two, computed by ``warps`` warps."""
+
+    rows: int
+    block: int
+    warps: int
+
+
+def power_of_two(n: int) -> int:
+    """Return the smallest power of two that is n or more; n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def tile(M: int, N: int, *, on_gpu: bool, elements: int, max_block: int) -> Tile:
+    """Choose the tile for rows of N elements, of which one program takes at most ``max_block`` columns at once.
+
+    On a GPU about ``elements`` of them, 16 to a thread, so that narrow rows share a program. The interpreter takes a
+    millisecond for a program whatever its width: 65536 elements there. 64 rows at most.
+    """
+    block = min(max(power_of_two(N), BYTE), max_block)
+    rows = min(power_of_two(M), max((elements if on_gpu else 65536) // block, 1), 64)
+    return Tile(rows=rows, block=block, warps=min(max(rows * block // 512, 1), 16))
+
+
+def group_rows(M: int, rows: int) -> int:
+    """Choose how many rows, a multiple of ``rows``, share one partial sum of dw and db.
+
+    256 groups or fewer fill a GPU; 8 rows or more keep the partial sums small beside x. The number depends on the
+    shape only: the same bits on every GPU.
+    """
+    least = max(8, -(-M // 256))
+    return -(-least // rows) * rows

@@ -1,0 +1,48 @@
+"""What a run was asked to do, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from normcheck.implementation import Implementation
+from normcheck.ops.op import Op
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much a cell may cost. ``max_examples`` cases; ``seconds`` of searching, and the same again for shrinking.
+
+    ``large_share``: the share of the seconds that a single large case may be expected to take.
+    """
+
+    name: str
+    max_examples: int
+    seconds: float
+    large_share: float = 0.4
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (Profile("quick", 300, 5.0), Profile("ci", 1500, 60.0), Profile("deep", 20000, 900.0))
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Op x implementation x dtype. ``spec`` is how the command line names the implementation."""
+
+    op: Op
+    implementation: Implementation
+    dtype: str
+    spec: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds."""
+
+    cells: tuple[Cell, ...]
+    profile: Profile
+    seed: int
+    device: str
+    timeout: float

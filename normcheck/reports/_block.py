@@ -1,0 +1,150 @@
+"""One failure, told in torch's order: how much is wrong, the worst element and what was allowed, where, what to do."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+
+from normcheck.reports import _text
+from normcheck.reports._picture import picture
+from normcheck.reports._text import Part, compact, cut, exact, percent, put, put_lines, short, ulps
+from normcheck.result import Finding, Where
+
+TITLES = {
+    "mismatch": "{output} is wrong",
+    "non_finite": "{output} is not finite where it should be",
+    "missing": "{output} was not returned",
+    "shape": "{output} has the wrong shape",
+    "dtype": "{output} has the wrong dtype",
+    "unwritten": "{output} was not written everywhere",
+    "input_modified": "{output} was modified, and it is an input",
+    "out_of_bounds_read": "reads outside its tensors",
+    "out_of_bounds_write": "writes outside its tensors",
+    "not_repeatable": "{output} is not the same when run again",
+    "exception": "raised an exception",
+    "crash": "crashed its process",
+    "timeout": "did not finish in time",
+}
+"""What a kind of finding says of an output, in words."""
+
+TERMS_SHOWN = 4
+TRACEBACK_LINES = 10
+
+
+def put_failure(console: Console, cell: str, finding: Finding) -> None:
+    """Print the block of one failure; ``cell`` says whose: ``rmsnorm triton bf16``. Its last line is the command."""
+    put(console, ("FAIL", "bold red"), " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
+    if not _says_nothing_new(finding):
+        put_lines(console, finding.message, indent=2)
+    _put_numbers(console, finding)
+    if finding.also:
+        put(console, "Also wrong: ", ", ".join(short(output) for output in finding.also), indent=2, hang=4)
+    if finding.where is not None:
+        _put_where(console, finding.where)
+    _put_traceback(console, finding.traceback)
+    put_lines(console, finding.advice, indent=2, label="Advice: ", style="cyan")
+    if finding.case:
+        put(console, "Case: ", finding.case, indent=2, wrap=False)
+    if finding.reproduce:
+        put(console, "Reproduce: ", (finding.reproduce, "bold"), wrap=False)
+
+
+def headline(finding: Finding) -> str:
+    """``dx is wrong (given the reference's statistics)``."""
+    output = short(finding.output)
+    title = TITLES.get(finding.kind, "{output} " + finding.kind.replace("_", " "))
+    said = title.replace("{output}", output or "something").strip()
+    extra = [] if "{output}" in title else [output]
+    extra = [words for words in (*extra, short(finding.check)) if words]
+    return f"{said} ({', '.join(extra)})" if extra else said
+
+
+def kind_words(finding: Finding) -> str:
+    """The kind in a few characters, for one-line summaries: ``dx``, ``y shape``, ``crash``."""
+    kind = finding.kind.replace("out_of_bounds", "out-of-bounds").replace("_", " ")
+    words = (short(finding.output, 40), "" if finding.kind == "mismatch" and finding.output else kind)
+    return " ".join(word for word in words if word)
+
+
+def _says_nothing_new(finding: Finding) -> bool:
+    message = finding.message.strip().rstrip(".")
+    return message in headline(finding)
+
+
+def _put_numbers(console: Console, finding: Finding) -> None:
+    if finding.mismatched is not None and finding.numel is not None:
+        share = percent(finding.mismatched, finding.numel)
+        put(console, f"Mismatched elements: {finding.mismatched:,} / {finding.numel:,} ({share})", indent=2)
+    if finding.index is not None:
+        put(console, f"Worst element at {_position(finding.index)}", _times(finding.ratio), indent=2)
+    ulp = "" if finding.max_ulp is None else f", {ulps(finding.max_ulp)} ulp"
+    numbers: tuple[tuple[str, float | None, list[Part]], ...] = (
+        ("got", finding.actual, [exact(finding.actual)]),
+        ("expected", finding.expected, [exact(finding.expected)]),
+        ("error", finding.error, [compact(finding.error), ulp]),
+        ("bound", finding.bound, [compact(finding.bound)]),
+        ("ratio", finding.ratio, [(_text.ratio(finding.ratio), "bold red"), " (above 1 is wrong)"]),
+    )
+    for name, value, parts in numbers:
+        if value is not None:
+            start = f"{name:<9} "
+            more = _packed(console.width - 24, _terms(finding)) if name == "bound" else []
+            put(console, start, *parts, *more[:1], indent=4, hang=len(start))
+            for line in more[1:]:
+                put(console, line, indent=4 + len(start) + len(compact(value)), hang=3)
+
+
+def _position(index: tuple[int, ...]) -> str:
+    return f"index ({', '.join(str(i) for i in index)}{',' if len(index) == 1 else ''})"
+
+
+def _times(ratio: float | None) -> str:
+    if ratio is None or math.isnan(ratio):
+        return ":"
+    if math.isinf(ratio):
+        return ": wrong beyond any bound"
+    return f": {_text.ratio(ratio)} times what is allowed"
+
+
+def _terms(finding: Finding) -> list[str]:
+    """What the bound is made of, largest first, each with its share: the term to think about comes first."""
+    terms = [(short(name, 40), value) for name, value in finding.terms if value]
+    total = sum(value for _, value in terms)
+    if not terms or not math.isfinite(total):
+        return []
+    shown = terms if len(terms) <= TERMS_SHOWN + 1 else terms[:TERMS_SHOWN]
+    words = [f"{name} {compact(value)} ({value / total:.0%})" for name, value in shown]
+    rest = terms[len(shown) :]
+    if rest:
+        value = sum(value for _, value in rest)
+        words.append(f"{len(rest)} more {compact(value)} ({value / total:.0%})")
+    return [f" = {words[0]}", *(f" + {word}" for word in words[1:])]
+
+
+def _packed(width: int, words: list[str]) -> list[str]:
+    """``words`` on as few lines of ``width`` as will do, none of them broken."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) <= width:
+            lines[-1] += word
+        else:
+            lines.append(word)
+    return lines
+
+
+def _put_where(console: Console, where: Where) -> None:
+    put_lines(console, where.summary, indent=2, label="Where: ")
+    for line in picture(where, blocks=_text.unicode_ok(console)):
+        put(console, *line, indent=4, wrap=False)
+
+
+def _put_traceback(console: Console, traceback: tuple[str, ...]) -> None:
+    """The end of a traceback, where the cause is."""
+    lines = [line.rstrip() for entry in traceback for line in entry.splitlines() if line.strip()]
+    if not lines:
+        return
+    part = f" (last {TRACEBACK_LINES} of {len(lines)} lines)" if len(lines) > TRACEBACK_LINES else ""
+    put(console, f"Traceback{part}:", indent=2)
+    for line in lines[-TRACEBACK_LINES:]:
+        put(console, (cut(line, 400).expandtabs(4), "dim"), indent=4, hang=4)

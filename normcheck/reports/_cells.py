@@ -1,0 +1,169 @@
+"""The one line of a cell, printed as soon as it is finished, and the progress line until then."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+
+from normcheck.reports import _text
+from normcheck.reports._block import kind_words
+from normcheck.reports._text import STATUS_STYLES, Part, counted, percent, put, put_lines, seconds, short, text_of
+from normcheck.result import Verdict, Worst
+
+MARKS = {"pass": "pass", "fail": "FAIL", "skip": "skip", "error": "error"}
+INDENT = 6
+REDRAW_SECONDS = 0.1
+
+Name = tuple[str, str, str]
+"""The op, the implementation and the dtype of a cell."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Widths of the op, implementation and dtype columns."""
+
+    op: int = 12
+    implementation: int = 12
+    dtype: int = 4
+
+
+def columns_of(names: Iterable[Name], room: int) -> Columns:
+    """Columns wide enough for ``names``, as far as ``room`` characters allow; a longer name moves its own line."""
+    planned = list(names)
+    if not planned:
+        return Columns()
+    op, implementation, dtype = (max(len(short(name[i])) for name in planned) for i in range(3))
+    spare = max(room - dtype - 2, 0)
+    half = spare // 2
+    return Columns(min(op, max(spare - implementation, half)), min(implementation, max(spare - op, half)), dtype)
+
+
+def name_of(verdict: Verdict) -> Name:
+    """The three words that name a cell."""
+    return verdict.op, verdict.implementation, verdict.dtype
+
+
+def worst_of(worst: Iterable[tuple[str, Worst]]) -> tuple[str, Worst] | None:
+    """The output with the largest ratio; NaN is larger than any number, for it is never right."""
+    return max(worst, key=lambda item: (math.isnan(item[1].ratio), item[1].ratio), default=None)
+
+
+def put_cell(console: Console, verdict: Verdict, columns: Columns) -> None:
+    """Print the line of a finished cell, and what a reader of it must know, indented below it."""
+    mark = MARKS.get(verdict.status, verdict.status)
+    style = STATUS_STYLES.get(verdict.status, "bold")
+    op, implementation, dtype = (short(word) for word in name_of(verdict))
+    name = f"{op:<{columns.op}} {implementation:<{columns.implementation}} {dtype:<{columns.dtype}}"
+    parts: list[Part] = [(f"{mark:<{INDENT}}", style), name]
+    if verdict.status in ("skip", "error"):
+        outcome: list[Part] = [(short(verdict.detail, max(console.width - INDENT - len(name) - 2, 24)), "dim")]
+    else:
+        parts.append(f" {counted(verdict.cases, 'case'):>10} {seconds(verdict.seconds):>6}")
+        outcome = _outcome(verdict)
+    if text_of(console, *parts, "  ", *outcome).cell_len <= console.width:
+        put(console, *parts, "  ", *outcome)
+    else:
+        put(console, *parts, hang=INDENT)
+        put(console, *outcome, indent=INDENT)
+    facts = _facts(verdict)
+    if facts:
+        put(console, ("; ".join(facts), "dim"), indent=INDENT)
+    for note in verdict.notes:
+        put_lines(console, note, indent=INDENT, style="dim")
+
+
+def _outcome(verdict: Verdict) -> list[Part]:
+    """The worst ratio of the cell; where something other than a value is wrong, that, in red."""
+    if verdict.failure is not None and verdict.failure.kind != "mismatch":
+        return [(kind_words(verdict.failure), "red")]
+    worst = worst_of(verdict.worst.items())
+    if worst is None:
+        return [("nothing compared", "dim")] if verdict.failure is None else [(kind_words(verdict.failure), "red")]
+    style = "red" if verdict.status == "fail" else ""
+    return ["worst ", (_text.ratio(worst[1].ratio), style), f" {short(worst[0], 20)}"]
+
+
+def _facts(verdict: Verdict) -> list[str]:
+    """What the line above does not say: what was not returned, could not be judged or was not run."""
+    facts = []
+    if verdict.not_returned:
+        facts.append("not returned: " + ", ".join(short(output) for output in verdict.not_returned))
+    unjudged = [
+        f"{short(output)} {percent(counts.count, counts.total)}"
+        for output, counts in verdict.uncheckable.items()
+        if counts.count
+    ]
+    if unjudged:
+        facts.append("uncheckable: " + ", ".join(unjudged))
+    if verdict.skipped and verdict.status != "skip":
+        facts.append(f"{counted(sum(verdict.skipped.values()), 'case')} skipped")
+    if verdict.model:
+        declared = (f"{short(key)}={short(str(value))}" for key, value in verdict.model.items())
+        facts.append("declares " + ", ".join(declared))
+    return facts
+
+
+class Screen:
+    """What a running sweep reports to: ``update`` while a cell runs, ``verdict`` when it is finished."""
+
+    def __init__(self, console: Console, total: int, columns: Columns, line: Live | None) -> None:
+        self._console = console
+        self._total = total
+        self._columns = columns
+        self._line = line
+        self._started = time.monotonic()
+        self._drawn = -math.inf
+
+    def update(
+        self,
+        cell_index: int,
+        cells_total: int,
+        op: str,
+        implementation: str,
+        dtype: str,
+        cases: int,
+        worst_ratio: float | None,
+    ) -> None:
+        """Redraw the progress line, a few times a second at most; in a pipe there is none. Cells count from 0."""
+        now = time.monotonic()
+        if self._line is None or now - self._drawn < REDRAW_SECONDS:
+            return
+        self._drawn = now
+        cell = " ".join(short(word) for word in (op, implementation, dtype))
+        worst = "" if worst_ratio is None else f", worst {_text.ratio(worst_ratio)}"
+        place = f"[{min(cell_index + 1, cells_total)}/{cells_total or self._total}]"
+        words = f"{place} {seconds(now - self._started)}  {cell}  {counted(cases, 'case')}{worst}"
+        line = text_of(self._console, (words, "cyan"))
+        line.no_wrap, line.overflow = True, "crop"
+        self._line.update(line, refresh=True)
+
+    def verdict(self, verdict: Verdict) -> None:
+        """Print the line of a finished cell, above the progress line."""
+        put_cell(self._console, verdict, self._columns)
+
+
+@contextmanager
+def live(console: Console, total: int, *, cells: Sequence[Name] = ()) -> Iterator[Screen]:
+    """Show a sweep of ``total`` cells while it runs; ``cells`` are their names, where known, to align the lines.
+
+    The progress line is one line that goes away, on a terminal only. It is drawn by ``update`` alone: a thread would
+    be alive in every process that a worker forks.
+    """
+    columns = columns_of(cells, name_room(console))
+    if not console.is_terminal or console.is_dumb_terminal or not console.file.isatty():
+        yield Screen(console, total, columns, None)
+        return
+    line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+    with line:
+        yield Screen(console, total, columns, line)
+
+
+def name_room(console: Console) -> int:
+    """Characters that op, implementation and dtype may take so that a line with the usual numbers fits."""
+    return console.width - INDENT - len("  200 cases 12.3 s  worst 0.999 bitmask")

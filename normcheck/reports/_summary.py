@@ -1,0 +1,98 @@
+"""The last line of a report, enough by itself: the outcome first, then what is wrong, then what was done."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from normcheck.reports import _text
+from normcheck.reports._block import kind_words
+from normcheck.reports._cells import name_of, worst_of
+from normcheck.reports._text import STATUS_STYLES, counted, put, seconds, short
+from normcheck.result import Run, Verdict
+
+NAMED = 3
+"""Failed cells named in the line; the others are counted."""
+
+
+def put_summary(console: Console, run: Run) -> None:
+    """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
+    style = STATUS_STYLES.get(run.status, "bold yellow") if run.complete or run.status != "pass" else "bold yellow"
+    put(console, (_word(run), style), f"  {_rest(run)}", wrap=False)
+
+
+def _word(run: Run) -> str:
+    checked = any(verdict.status != "skip" for verdict in run.verdicts)
+    nothing = "NOT CHECKED" if checked else "NOTHING CHECKED"
+    words = {"pass": "PASS", "fail": "FAIL", "error": "ERROR", "nothing": nothing}
+    word = words.get(run.status, short(run.status.upper(), 20))
+    if run.complete:
+        return word
+    return "INCOMPLETE" if run.status in ("pass", "nothing") else f"{word} (incomplete)"
+
+
+def _rest(run: Run) -> str:
+    cells = {status: [v for v in run.verdicts if v.status == status] for status in ("pass", "fail", "error", "skip")}
+    checked = len(run.verdicts) - len(cells["skip"])
+    if not run.verdicts:
+        return f"{short(run.messages[0]) if run.messages else 'no cell is left of what was asked'}{_ending(run)}"
+    if run.status == "fail" and cells["fail"]:
+        head = f"{len(cells['fail'])} of {counted(checked, 'cell')} failed: {_named(cells['fail'])}; "
+    elif run.status == "error" and cells["error"]:
+        head = f"{len(cells['error'])} of {counted(checked, 'cell')} could not be judged: {_named(cells['error'])}; "
+    elif run.status in ("fail", "error", "nothing") and run.messages:
+        head = f"{short(run.messages[0])}; "
+    else:
+        head = "stopped before the end; so far " if not run.complete else ""
+    return head + _counts(run, cells, named=bool(head) and run.status != "pass") + _ending(run)
+
+
+def _named(verdicts: list[Verdict]) -> str:
+    names = [_name(verdict) for verdict in verdicts[:NAMED]]
+    more = len(verdicts) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def _name(verdict: Verdict) -> str:
+    what = f" ({kind_words(verdict.failure)})" if verdict.failure is not None else ""
+    return f"{short(verdict.op, 40)}/{short(verdict.implementation, 40)} {short(verdict.dtype, 40)}{what}"
+
+
+def _counts(run: Run, cells: dict[str, list[Verdict]], *, named: bool) -> str:
+    """How many cells had which outcome. Nought failed is said of a pass, for it is what the reader looks for."""
+    passed, failed, errors, skipped = (len(cells[status]) for status in ("pass", "fail", "error", "skip"))
+    if skipped == len(run.verdicts):
+        return f"{counted(skipped, 'cell')} skipped ({_skips(cells['skip'])})"
+    counts = [f"{passed} passed" if named else f"{counted(passed, 'cell')} passed"]
+    if run.status == "pass":
+        # A run that passes with failed cells: the gate knows these failures.
+        counts.append(f"{failed} failed" + (" as known" if failed else ""))
+    elif failed and run.status != "fail":
+        counts.append(f"{failed} failed")
+    if errors and run.status != "error":
+        counts.append(f"{errors} not judged")
+    if skipped:
+        counts.append(f"{skipped} skipped" + ("" if run.status == "fail" else f" ({_skips(cells['skip'])})"))
+    return ", ".join(counts)
+
+
+def _skips(verdicts: list[Verdict]) -> str:
+    """Why cells were skipped, by implementation: ``cudnn: no GPU``."""
+    reasons = list(dict.fromkeys(f"{short(v.implementation, 30)}: {short(v.detail, 40)}" for v in verdicts))
+    more = len(reasons) - 2
+    return "; ".join(reasons[:2]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _ending(run: Run) -> str:
+    cases = f", {counted(sum(verdict.cases for verdict in run.verdicts), 'case')} in {seconds(run.seconds)}"
+    skipped = sum(sum(verdict.skipped.values()) for verdict in run.verdicts if verdict.status != "skip")
+    if skipped:
+        cases += f" and {skipped:,} not run"
+    passed = [verdict for verdict in run.verdicts if verdict.status == "pass"]
+    worst = worst_of((_worst_name(v, output), w) for v in passed for output, w in v.worst.items())
+    if run.status != "pass" or worst is None:
+        return cases
+    return f"{cases}; worst ratio {_text.ratio(worst[1].ratio)} ({worst[0]})"
+
+
+def _worst_name(verdict: Verdict, output: str) -> str:
+    return ", ".join((short(output, 40), " ".join(short(word, 40) for word in name_of(verdict))))

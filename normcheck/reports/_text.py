@@ -1,0 +1,170 @@
+"""Text for people: numbers in few characters, and foreign strings that cannot hurt the screen they are shown on.
+
+Everything that a report prints goes through ``put``. Names, messages and tracebacks come from other people's code, so
+nothing in them is markup, control characters are shown and never sent, and what is too long is cut.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TextIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+Part = str | tuple[str, str]
+"""A piece of a line: text, or text with a Rich style."""
+
+STATUS_STYLES = {"pass": "green", "fail": "bold red", "skip": "yellow", "error": "bold magenta"}
+
+LONGEST_MESSAGE = 2_000
+LONGEST_NAME = 120
+MOST_LINES = 24
+
+
+def console_for(stream: TextIO, *, width: int | None = None) -> Console:
+    """A console on ``stream``: plain text in a pipe or under NO_COLOR, where Rich alone would still send bold."""
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(
+        file=stream,
+        width=width,
+        color_system=None if plain else "auto",
+        force_jupyter=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def unicode_ok(console: Console) -> bool:
+    """Whether block characters can be written to this console."""
+    return console.encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-16", "utf-32", "utf-8-sig")
+
+
+def put(console: Console, *parts: Part, indent: int = 0, hang: int = 0, wrap: bool = True) -> None:
+    """Print one line, wrapped at words behind ``indent`` (and ``hang`` more from its second line on).
+
+    ``wrap=False`` never inserts a newline: for lines that are pasted or read with ``tail -1``.
+    """
+    text = text_of(console, *parts)
+    if not wrap or indent + cell_len(text.plain) <= console.width:
+        _emit(console, indent, text)
+        return
+    narrow = max(console.width - indent - hang, 20)
+    for number, line in enumerate(text.wrap(console, narrow, overflow="fold")):
+        line.rstrip()
+        _emit(console, indent + (hang if number else 0), line)
+
+
+def text_of(console: Console, *parts: Part) -> Text:
+    """``parts`` as one line that this console can show and that cannot do anything to it."""
+    return Text.assemble(*(_safe(part, console.encoding) for part in parts))
+
+
+def put_lines(console: Console, message: str, *, indent: int = 0, label: str = "", style: str = "") -> None:
+    """Print a foreign message of any size: its lines one by one, long ones wrapped, the middle of a huge one cut."""
+    for number, line in enumerate(lines_of(message)):
+        first = label if number == 0 else " " * len(label)
+        put(console, first, (line, style), indent=indent, hang=len(label))
+
+
+def _emit(console: Console, indent: int, text: Text) -> None:
+    console.print(Text(" " * indent) + text, soft_wrap=True)
+
+
+def _safe(part: Part, encoding: str) -> tuple[str, str]:
+    text, style = (part, "") if isinstance(part, str) else part
+    return visible(text).encode(encoding, "backslashreplace").decode(encoding), style
+
+
+def visible(text: str) -> str:
+    r"""``text`` with what does not print (escapes, newlines, direction marks, surrogates) as ``\x1b`` and the like."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def cut(text: str, limit: int = LONGEST_MESSAGE) -> str:
+    """``text``, or its beginning and its end when it is longer than ``limit``."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    head = limit - tail
+    return f"{text[:head]} ... [{len(text) - limit:,} characters cut] ... {text[-tail:]}"
+
+
+def short(text: str, limit: int = LONGEST_NAME) -> str:
+    """``text`` on one line of at most ``limit`` characters, its end replaced by ``...`` if it must be."""
+    line = visible(" ".join(text[: 4 * limit].split()))
+    return line if len(line) <= limit else line[: limit - 3].rstrip() + "..."
+
+
+def lines_of(message: str, most: int = MOST_LINES) -> list[str]:
+    """The lines of a cut message without blank edges: at most ``most``, the middle left out."""
+    lines = [line.rstrip().expandtabs(4) for line in cut(message).strip("\r\n").splitlines()]
+    if len(lines) <= most:
+        return lines
+    tail = most // 3
+    head = most - tail - 1
+    return [*lines[:head], f"... [{len(lines) - head - tail} lines cut] ...", *lines[-tail:]]
+
+
+def compact(value: float | None) -> str:
+    """A number in few characters: ``0.999``, ``12.4``, ``1.3e-04``, ``inf``, ``nan``; ``-`` where there is none."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else f"{value:g}"
+    text = f"{value:.3g}"
+    return text if 1e-3 <= abs(value) < 1000 and "e" not in text else f"{value:.1e}"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio, never rounded across 1, where right turns to wrong."""
+    if value is None or not 0.99 < value < 1.01 or value == 1:
+        return compact(value)
+    return f"{(math.floor if value < 1 else math.ceil)(value * 1000) / 1000:.3f}"
+
+
+def ulps(value: float | None) -> str:
+    """Units in the last place: ``0.5``, ``12.4``, ``1,234``, ``1.2e+09``."""
+    if value is not None and 999.5 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return compact(value)
+
+
+def exact(value: float | None) -> str:
+    """A number with all the digits that tell one fp32 value from the next."""
+    return "-" if value is None else f"{value:.9g}"
+
+
+def percent(part: float, whole: float) -> str:
+    """``part`` of ``whole`` to a tenth of a percent, where 0% means none and 100% means all."""
+    if not whole or math.isnan(part) or math.isnan(whole):
+        return "-"
+    share = part / whole
+    if 0 < share < 0.0005:
+        return "<0.1%"
+    if 0.9995 <= share < 1:
+        return ">99.9%"
+    return f"{share:.1%}" if 0 < share < 1 else f"{share:.0%}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: ``0.42 s``, ``12.3 s``, ``1,234 s``."""
+    if value is None or not math.isfinite(value):
+        return "- s"
+    if value < 0.995:
+        return f"{value:.2f} s"
+    return f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 case``, ``1,284 cases``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,186 @@
+"""The report that people read: a line per cell, a block per failure, what was not checked, and one line that says all.
+
+``write`` is the whole report on any stream. The command line shows cells while they run (``live``) and then calls
+``render`` for the rest; ``normcheck repro`` calls ``render_case``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normcheck.reports import _text
+from normcheck.reports._block import kind_words, put_failure
+from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
+from normcheck.reports._summary import put_summary
+from normcheck.reports._text import (
+    STATUS_STYLES,
+    Part,
+    compact,
+    console_for,
+    counted,
+    cut,
+    lines_of,
+    put,
+    put_lines,
+    short,
+    text_of,
+    ulps,
+)
+from normcheck.reports.report import Report
+from normcheck.result import Finding, Run, Verdict
+
+__all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "write"]
+
+Row = tuple[str, str, float, float, float, int]
+"""One check of a case: output, check, ratio, max_abs, max_ulp, elements that could not be judged."""
+
+
+def write(run: Run, stream: TextIO) -> None:
+    """Write the whole report of ``run``."""
+    render(run, console_for(stream))
+
+
+def render(run: Run, console: Console, *, cells: bool = True) -> None:
+    """Print the report of ``run``; ``cells=False`` leaves out the lines that ``live`` has printed."""
+    if cells:
+        columns = columns_of((name_of(verdict) for verdict in run.verdicts), name_room(console))
+        for verdict in run.verdicts:
+            put_cell(console, verdict, columns)
+    for verdict in run.verdicts:
+        if verdict.failure is not None:
+            put(console, "")
+            put_failure(console, _cell(verdict), verdict.failure)
+        elif verdict.status == "fail":
+            put(console, "")
+            put(console, ("FAIL", "bold red"), (f" {_cell(verdict)}", "bold"))
+            put_lines(console, verdict.detail, indent=2)
+    _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"))
+    _put_section(console, "Not run", _reasons(run, "skip"))
+    _put_section(console, "Cases not run", _case_reasons(run))
+    if run.messages:
+        put(console, "")
+    for message in run.messages:
+        put_lines(console, message)
+    put(console, "")
+    _put_environment(console, run)
+    put_summary(console, run)
+
+
+def _cell(verdict: Verdict) -> str:
+    return " ".join(short(word) for word in name_of(verdict))
+
+
+def _reasons(run: Run, status: str) -> dict[str, list[tuple[Verdict, str]]]:
+    """Reason -> the cells of this status that have it, in the order of the run."""
+    reasons: dict[str, list[tuple[Verdict, str]]] = {}
+    for verdict in run.verdicts:
+        if verdict.status == status:
+            reasons.setdefault(verdict.detail or "no reason given", []).append((verdict, ""))
+    return reasons
+
+
+def _case_reasons(run: Run) -> dict[str, list[tuple[Verdict, str]]]:
+    """Reason -> the cells in which cases were skipped for it, with how many."""
+    reasons: dict[str, list[tuple[Verdict, str]]] = {}
+    for verdict in run.verdicts:
+        if verdict.status != "skip":
+            for reason, count in verdict.skipped.items():
+                reasons.setdefault(reason, []).append((verdict, f" ({count:,})"))
+    return reasons
+
+
+def _put_section(console: Console, title: str, reasons: dict[str, list[tuple[Verdict, str]]]) -> None:
+    """Print each reason once, with the cells that it holds for; dtypes of one op and implementation together."""
+    if not reasons:
+        return
+    put(console, "")
+    put(console, (title, "bold"))
+    for reason, cells in reasons.items():
+        together: dict[str, list[str]] = {}
+        for verdict, count in cells:
+            dtypes = together.setdefault(f"{short(verdict.op)} {short(verdict.implementation)}", [])
+            dtypes.append(short(verdict.dtype) + count)
+        names = "; ".join(f"{name} {', '.join(dtypes)}" for name, dtypes in together.items())
+        if len(lines_of(reason)) == 1:
+            put(console, f"{names}: ", (cut(reason).strip(), "dim"), indent=2, hang=4)
+        else:
+            put(console, f"{names}:", indent=2, hang=4)
+            put_lines(console, reason, indent=4, style="dim")
+
+
+def _put_environment(console: Console, run: Run) -> None:
+    """What a pasted report must say of where it comes from."""
+    facts = [f"{short(name, 40)} {short(str(value), 60)}" for name, value in run.environment.items() if value]
+    put(console, (f"{short(run.profile)} profile, seed {run.seed}; {', '.join(facts)}".rstrip("; "), "dim"), hang=2)
+
+
+def render_case(
+    console: Console,
+    *,
+    case: str,
+    implementation: str,
+    rows: Sequence[Row],
+    findings: Sequence[Finding],
+    not_returned: Sequence[str] = (),
+) -> None:
+    """Print every check of one case as a table, a block per finding, and a last line that says which it is."""
+    words = case.split()
+    cell = " ".join(short(word) for word in (words[0] if words else "", implementation, *words[1:2]) if word)
+    put(console, (f"{cell}", "bold"))
+    put(console, case, indent=2, wrap=False)
+    put(console, "")
+    if rows:
+        _put_table(console, rows)
+    if not_returned:
+        put(console, ("not returned: " + ", ".join(short(output) for output in not_returned), "dim"))
+    for finding in findings:
+        put(console, "")
+        put_failure(console, cell, finding)
+    put(console, "")
+    _put_case_summary(console, cell, rows, findings)
+
+
+def _put_table(console: Console, rows: Sequence[Row]) -> None:
+    unjudged = any(row[5] for row in rows)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("", "output", "check"):
+        table.add_column(name, overflow="fold")
+    for name in ("ratio", "max error", "max ulp", *(["uncheckable"] if unjudged else [])):
+        table.add_column(name, justify="right")
+    for output, check, ratio, max_abs, max_ulp, uncheckable in rows:
+        right = _right(ratio)
+        mark: Part = ("pass", STATUS_STYLES["pass"]) if right else ("FAIL", STATUS_STYLES["fail"])
+        numbers = [_text.ratio(ratio), compact(max_abs), ulps(max_ulp), *([f"{uncheckable:,}"] if unjudged else [])]
+        cells = (mark, short(output, 20), short(check, 60), *numbers)
+        table.add_row(*(text_of(console, cell) for cell in cells))
+    for line in console.render_lines(table, pad=False):
+        text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+        text.rstrip()  # Rich fills up wrapped lines, and a log keeps the blanks
+        console.print(text, soft_wrap=True)
+
+
+def _right(ratio: float | None) -> bool:
+    """NaN is not right; a check without a ratio compared nothing."""
+    return ratio is None or ratio <= 1
+
+
+def _put_case_summary(console: Console, cell: str, rows: Sequence[Row], findings: Sequence[Finding]) -> None:
+    wrong = [*(kind_words(finding) for finding in findings), *(row[0] for row in rows if not _right(row[2]))]
+    if wrong:
+        status, words = "fail", f"{cell}: {', '.join(short(output) for output in dict.fromkeys(wrong))}"
+    elif rows:
+        worst = max(rows, key=lambda row: row[2] or 0.0)
+        status = "pass"
+        words = f"{cell}: {counted(len(rows), 'check')}, worst ratio {_text.ratio(worst[2])} ({short(worst[0], 20)})"
+    else:
+        status, words = "nothing", f"{cell}: no output was compared"
+    mark = {"fail": "FAIL", "pass": "PASS"}.get(status, "NOTHING CHECKED")
+    put(console, (mark, STATUS_STYLES.get(status, "bold yellow")), f"  {words}", wrap=False)
+
+
+REPORT = Report(name="terminal", write=write, summary="for people: failures, what was not checked, one last line")

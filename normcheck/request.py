@@ -1,0 +1,122 @@
+"""What the command line asked for, checked, and turned into a Plan."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from normcheck import discovery
+from normcheck.environment import device_of
+from normcheck.errors import UsageError, one_of
+from normcheck.formats import DTYPES
+from normcheck.plan import PROFILES, Cell, Plan, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options of ``normcheck verify``, as they were given."""
+
+    ops: tuple[str, ...] = ()
+    impls: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    profile: str = "quick"
+    max_examples: int | None = None
+    time_budget: float | None = None
+    seed: int = 0
+    device: str = "auto"
+    require: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
+    timeout: float = 120.0
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a report goes: its format and a path, "-" being standard output."""
+
+    format: str
+    path: str
+
+
+def plan_of(request: Request) -> Plan:
+    """The cells and budgets that ``request`` asks for. Raises UsageError for whatever is wrong with it."""
+    _check_names("op", request.ops, tuple(discovery.ops()))
+    _check_names("dtype", request.dtypes, DTYPES)
+    if request.workers != 1:
+        raise UsageError(f"workers={request.workers}: expected 1; cells run one after another in this version")
+    if not request.timeout > 0:
+        raise UsageError(f"timeout={request.timeout:g}: expected seconds > 0")
+    device = device_for(request.device)
+    profile = _profile(request)
+    cells = _cells(request)
+    names = {cell.implementation.name for cell in cells}
+    for name in request.require:
+        if name not in names:
+            raise UsageError(f"require={name}: expected {one_of(sorted(names))}, which are what is checked")
+    return Plan(cells, profile, request.seed, device, request.timeout)
+
+
+def device_for(asked: str) -> str:
+    """``cpu`` or ``cuda``; on a CPU, Triton kernels that are loaded from now on run under its interpreter."""
+    _check_names("device", (asked,), ("auto", "cpu", "cuda"))
+    device = device_of(asked)
+    if device == "cuda" and device_of("auto") != "cuda":
+        raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
+    if device == "cpu":
+        from normcheck.kernels.interpreter import enable
+
+        enable()
+    return device
+
+
+def targets_of(request: Request) -> tuple[Target, ...]:
+    """Where the reports go; complains before the sweep about what could not be written after it."""
+    targets = []
+    for text in request.reports:
+        name, colon, path = text.partition(":")
+        if name not in discovery.reports() or not colon or not path:
+            raise UsageError(f"report={text}: expected FORMAT:PATH with FORMAT {one_of(discovery.reports())}")
+        if path != "-":
+            folder = Path(path).resolve().parent
+            if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+                raise UsageError(f"report={text}: expected a path of a file in a folder that exists and is writable")
+        targets.append(Target(name, path))
+    if sum(target.path == "-" for target in targets) > 1:
+        raise UsageError("report=...:-: expected at most one report on standard output")
+    return tuple(targets)
+
+
+def _check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{option}={name}: expected {one_of(known)}")
+
+
+def _profile(request: Request) -> Profile:
+    _check_names("profile", (request.profile,), tuple(PROFILES))
+    profile = PROFILES[request.profile]
+    if request.max_examples is not None:
+        if request.max_examples < 1:
+            raise UsageError(f"max_examples={request.max_examples}: expected an integer >= 1")
+        # a number that was asked for is a number that is run, unless a time is asked for as well
+        profile = replace(profile, max_examples=request.max_examples, seconds=max(profile.seconds, 86400.0))
+    if request.time_budget is not None:
+        if not request.time_budget > 0:
+            raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0")
+        profile = replace(profile, seconds=request.time_budget)
+    return profile
+
+
+def _cells(request: Request) -> tuple[Cell, ...]:
+    op_names = tuple(dict.fromkeys(request.ops))
+    dtypes = tuple(dict.fromkeys(request.dtypes)) or DTYPES
+    specs = tuple(dict.fromkeys(request.impls)) or tuple(discovery.implementations())
+    cells = [
+        Cell(discovery.ops()[implementation.op], implementation, dtype, spec)
+        for spec in specs
+        for implementation in discovery.select(spec, op_names)
+        for dtype in dtypes
+    ]
+    order = list(discovery.ops())
+    return tuple(sorted(cells, key=lambda cell: order.index(cell.op.name)))

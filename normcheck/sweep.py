@@ -1,0 +1,276 @@
+"""A cell -> a verdict: explicit cases first, then what Hypothesis draws, then the large ones; a failure is shrunk.
+
+Hypothesis is used through ``find()``: it draws cases, dedupes them and shrinks. It cannot shrink what it did not draw,
+so a failing explicit case is searched again among its own simplifications.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis.errors import Flaky, NoSuchExample
+
+from normcheck import tolerance
+from normcheck.alarm import alarm
+from normcheck.battery import battery, large
+from normcheck.call import Broken, poisoned_memory
+from normcheck.case import Case
+from normcheck.check import Result, check
+from normcheck.choices import Choices, cases, choices, within
+from normcheck.explain import finding, signature
+from normcheck.outputs import Problem
+from normcheck.plan import Cell, Plan
+from normcheck.result import Finding, Uncheckable, Verdict, Worst
+
+Progress = Callable[[int, float], None]
+"""Called after a case with the number of cases so far and the worst ratio."""
+
+_SHRINK_TRIES = 400
+
+
+class _Stop(BaseException):
+    """Leaves Hypothesis from inside: a time or a number of cases is used up. Not an Exception, so that it gets out."""
+
+
+@dataclass
+class _Tally:
+    """What has been seen of a cell so far."""
+
+    cases: int = 0
+    worst: dict[str, Worst] = field(default_factory=dict)
+    uncheckable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    returned: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    notes: dict[str, None] = field(default_factory=dict)
+    declared: dict[str, str] = field(default_factory=dict)
+    per_row: float = float("inf")
+
+    @property
+    def floors(self) -> Mapping[str, float]:
+        return {name: worst.ratio for name, worst in self.worst.items()}
+
+    def add(self, result: Result, seconds: float) -> None:
+        if result.refused:
+            self.refused[result.refused] += 1
+            return
+        self.cases += 1
+        self.missing.update(result.not_returned)
+        self.notes.update(dict.fromkeys(result.notes))
+        if result.case.M >= 8:
+            self.per_row = min(self.per_row, seconds / result.case.M)
+        for checked in result.checked:
+            name, c = checked.output, checked.comparison
+            self.returned.add(name)
+            count, total = self.uncheckable.get(name, (0, 0))
+            self.uncheckable[name] = (count + c.uncheckable, total + c.numel)
+            if name not in self.worst or c.ratio > self.worst[name].ratio:
+                self.worst[name] = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(result.case))
+        base = tolerance.table().model
+        for key, value in vars(result.model).items():
+            if value != getattr(base, key):
+                self.declared[key] = str(value)
+
+
+def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
+    """The verdict of one cell. Never raises for what an implementation does."""
+    reason = why_not(cell, plan.device)
+    if reason:
+        return _verdict(cell, plan, "skip", detail=reason)
+    start = time.perf_counter()
+    tally = _Tally()
+    with poisoned_memory():
+        failed = _search(cell, plan, tally, progress, start)
+        shrunk = _shrunk(cell, plan, failed) if failed is not None else None
+        failure = None if shrunk is None else finding(cell, shrunk, plan.device, advise=not _timed_out(shrunk))
+    seconds = time.perf_counter() - start
+    if failure is None and not tally.cases:
+        detail = "; ".join(f"{reason} ({count} cases)" for reason, count in tally.refused.items())
+        return _verdict(cell, plan, "skip", detail=detail or "no case was drawn", seconds=seconds)
+    return _summed_up(cell, plan, tally, failure, seconds)
+
+
+def why_not(cell: Cell, device: str) -> str:
+    """Why nothing of this cell can run on ``device``, or an empty string."""
+    implementation = cell.implementation
+    if cell.dtype not in implementation.dtypes:
+        return f"declares only {', '.join(implementation.dtypes)}"
+    return (implementation.unavailable(device) or "") if implementation.unavailable else ""
+
+
+def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None) -> Result:
+    """One case, under the plan's timeout; what supports() says first."""
+    try:
+        reason = cell.implementation.supports(case) if cell.implementation.supports else None
+    except Exception as error:
+        problem = Problem("exception", "", f"supports(case) raised {type(error).__name__}: {error}")
+        return Result(case, tolerance.table().model, problems=(problem,))
+    if reason:
+        return Result(case, tolerance.table().model, refused=reason)
+    try:
+        with alarm(plan.timeout):
+            return check(cell.implementation, cell.op, case, plan.device, floors=floors)
+    except TimeoutError:
+        message = f"no result after timeout={plan.timeout:g} s"
+        return Result(case, tolerance.table().model, problems=(Problem("timeout", "", message),))
+    except Broken as broken:
+        problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
+        return Result(case, tolerance.table().model, problems=(problem,))
+
+
+def _timed_out(result: Result) -> bool:
+    return any(p.kind == "timeout" for p in result.problems)
+
+
+def _search(cell: Cell, plan: Plan, tally: _Tally, progress: Progress, start: float) -> Result | None:
+    """The first failing result, or None when the budget is used up."""
+    most, end = plan.profile.max_examples, start + plan.profile.seconds
+    found: list[Result] = []
+
+    def fails(case: Case) -> bool:
+        if tally.cases + tally.refused.total() >= most or time.perf_counter() > end:
+            raise _Stop
+        began = time.perf_counter()
+        result = run_case(cell, case, plan, tally.floors)
+        tally.add(result, time.perf_counter() - began)
+        progress(tally.cases, max(tally.floors.values(), default=0.0))
+        if result.failed:
+            found.append(result)
+            raise _Stop  # a smaller one is searched apart, under a budget of its own
+        return False
+
+    try:
+        for case in battery(cell.op, cell.implementation, cell.dtype):
+            fails(case)
+        for case in _affordable(cell, plan, tally, end):
+            fails(case)
+        strategy = cases(choices(cell.op, cell.implementation, cell.dtype))
+        _find(strategy, fails, seed=_seed(cell, plan), tries=max(1, most - tally.cases), phases=(Phase.generate,))
+    except _Stop:
+        pass
+    return found[0] if found else None
+
+
+def _affordable(cell: Cell, plan: Plan, tally: _Tally, end: float) -> Iterator[Case]:
+    """The large cases that are expected to fit; the others are named in a note."""
+    left_out = []
+    for case in large(cell.op, cell.implementation, cell.dtype, plan.device):
+        expected = tally.per_row * case.M + case.M * case.N * _JUDGING[plan.device]
+        if expected > plan.profile.large_share * (end - time.perf_counter()):
+            left_out.append(f"{case.M}x{case.N}")
+            continue
+        yield case
+    if left_out:
+        tally.notes[f"not run, too slow for this profile: {', '.join(left_out)}"] = None
+
+
+_JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}
+"""Seconds that judging an element takes at most, forward and backward: measured, for planning only."""
+
+
+def _find(
+    strategy: object, fails: Callable[[Case], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
+) -> Case | None:
+    quiet = settings(
+        max_examples=tries,
+        database=None,
+        deadline=None,
+        phases=phases,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        return find(strategy, fails, settings=quiet, random=random.Random(seed))  # type: ignore[arg-type]
+    except (NoSuchExample, Flaky):
+        return None
+
+
+def _seed(cell: Cell, plan: Plan) -> int:
+    """A seed of its own for each cell, the same in every run with the same ``--seed``."""
+    return zlib.crc32(f"{plan.seed} {cell.op.name} {cell.implementation.name} {cell.dtype}".encode())
+
+
+def _size(case: Case, every: Choices) -> tuple[int, ...]:
+    """How simple a case is: fewer elements first, then simpler kinds."""
+    kinds = (
+        every.rows.index(case.rows) if case.rows in every.rows else 99,
+        every.dy.index(case.dy),
+        every.weights.index(case.weights),
+        every.layout.index(case.layout) if case.layout in every.layout else 9,
+        int(case.weight_dtype != "same"),
+        every.eps.index(case.eps) if case.eps in every.eps else 99,
+        case.seed,
+    )
+    return (case.M * case.N, sum(kinds[:-1]), *kinds)
+
+
+def _shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
+    """The simplest failing case found within a budget, failing in the same output; at worst the one given."""
+    every = choices(cell.op, cell.implementation, cell.dtype)
+    wanted, end = signature(failed), time.perf_counter() + plan.profile.seconds
+    best = failed
+    seen: dict[Case, bool] = {}
+
+    def fails(case: Case) -> bool:
+        nonlocal best
+        if time.perf_counter() > end:
+            raise _Stop
+        if case not in seen:
+            result = run_case(cell, case, plan)
+            seen[case] = result.failed and signature(result) == wanted
+            if seen[case] and _size(case, every) < _size(best.case, every):
+                best = result
+        return seen[case]
+
+    try:
+        for _ in range(3):  # each round searches within the last one's result, until it stays
+            before = best.case
+            near = cases(within(every, before))
+            _find(near, fails, seed=_seed(cell, plan), tries=_SHRINK_TRIES, phases=(Phase.generate, Phase.shrink))
+            if best.case == before:
+                break
+    except _Stop:
+        pass
+    return best
+
+
+def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
+    return Verdict(
+        op=cell.op.name,
+        implementation=cell.implementation.name,
+        dtype=cell.dtype,
+        device=plan.device,
+        status=status,
+        detail=detail,
+        seconds=seconds,
+    )
+
+
+def _summed_up(cell: Cell, plan: Plan, tally: _Tally, failure: Finding | None, seconds: float) -> Verdict:
+    limit = tolerance.table().max_uncheckable
+    uncheckable = {
+        name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items() if count
+    }
+    notes = list(tally.notes)
+    for name, u in uncheckable.items():
+        if u.share > limit:
+            notes.append(f"{u.share:.1%} of {name} could not be checked: its bound is not finite there")
+    absent = [name for name in (*cell.op.outputs, "dx", "dw", "db") if name in tally.missing - tally.returned]
+    return replace(
+        _verdict(cell, plan, "pass" if failure is None else "fail", seconds=seconds),
+        detail="" if failure is None else failure.message,
+        cases=tally.cases,
+        worst=dict(tally.worst),
+        not_returned=tuple(absent),
+        failure=failure,
+        uncheckable=uncheckable,
+        skipped=dict(tally.refused),
+        model=dict(tally.declared),
+        notes=tuple(notes),
+    )
