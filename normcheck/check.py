@@ -17,7 +17,16 @@ from normcheck.case import Case
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
-from normcheck.judge import GIVEN_REFERENCE, Checked, Judge, Reference, judge_forward, judge_gradients, judge_of
+from normcheck.judge import (
+    GIVEN_REFERENCE,
+    Checked,
+    Judge,
+    Reference,
+    bits_of,
+    judge_forward,
+    judge_gradients,
+    judge_of,
+)
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients, usable_outputs
 from normcheck.tolerance import Model
@@ -119,7 +128,7 @@ def _checked(
     judge = judge_of(op, case, pristine, model, floors)
     checked, saved = judge_forward(judge, outputs)
     if implementation.backward is None:
-        gradients = _autograd_checks(judge, pristine, own_gradients, saved)
+        gradients = _autograd_checks(judge, pristine, outputs, own_gradients, saved)
     else:
         gradients = _backward_checks(implementation, judge, given, outputs, saved)
     return Result(
@@ -159,13 +168,26 @@ def _modified(pristine: Inputs, given: Inputs) -> tuple[Problem, ...]:
     return tuple(found)
 
 
-def _autograd_checks(judge: Judge, inputs: Inputs, gradients: Mapping[str, Tensor], saved: Reference) -> _Gradients:
-    """Gradients through y are end to end, and their bits are whatever autograd takes at a limit."""
+def _autograd_checks(
+    judge: Judge, inputs: Inputs, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor], saved: Reference
+) -> _Gradients:
+    """Gradients through y are end to end, and pass where the kernel's own bits are set, which cannot be replaced.
+
+    A bit in doubt is taken from the bitmask that the kernel returned, if autograd agrees with it; otherwise, and at an
+    exact tie with a limit, whatever hangs on the bit is in doubt.
+    """
     if not gradients:
         note = "no backward, and y does not carry autograd's graph: gradients not checked"
         return _Gradients(not_returned=_gradient_names(inputs), notes=(note,))
     usable, problems = usable_gradients(inputs, gradients)
-    return _Gradients(judge_gradients(judge, usable, saved, given=False, own_bits=True), problems)
+    if saved.doubt is None or saved.bits is None or saved.ties is None or "bitmask" not in outputs:
+        return _Gradients(judge_gradients(judge, usable, saved, given=False, own_bits=True), problems)
+    returned = bits_of(outputs["bitmask"], judge.case)
+    settled = replace(saved, bits=torch.where(saved.doubt, returned, saved.bits), doubt=saved.ties)
+    checked = judge_gradients(judge, usable, settled, given=False, own_bits=True)
+    if any(not c.comparison.ratio <= 1 for c in checked):
+        checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
+    return _Gradients(checked, problems)
 
 
 def _gradient_names(inputs: Inputs) -> tuple[str, ...]:

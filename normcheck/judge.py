@@ -79,15 +79,16 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the reference would save for a backward: ``mean``, ``rstd`` (M, 1) fp32, ``bits`` and ``doubt`` bool (M, N).
+    """What the reference would save for a backward: ``mean``, ``rstd`` (M, 1) fp32, ``bits`` bool (M, N).
 
-    ``doubt``: where the gradient may or may not pass: bits that a correct kernel may set either way, and exact ties with
-    a limit, at which autograd's clamp and a strict bit differ.
+    ``ties``: exact ties with a limit, at which autograd's clamp and a strict bit differ; ``doubt``: those, and the bits
+    that a correct kernel may set either way. Bool (M, N). What an op does not have is None.
     """
 
     mean: Tensor | None
     rstd: Tensor
     bits: Tensor | None
+    ties: Tensor | None
     doubt: Tensor | None
 
 
@@ -152,10 +153,10 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     """
     op, case = judge.op, judge.case
     found: dict[tuple[str, str], list[tuple[int, Comparison]]] = {}
-    kept: dict[str, list[Tensor]] = {"mean": [], "rstd": [], "bits": [], "doubt": []}
+    kept: dict[str, list[Tensor]] = {"mean": [], "rstd": [], "bits": [], "ties": [], "doubt": []}
     y = outputs["y"].reshape(case.M, case.N)
     own = {name: outputs[name].reshape(case.M, 1) for name in op.statistics if name in outputs}
-    got_bits = _bits(outputs["bitmask"], case) if "bitmask" in outputs else None
+    got_bits = bits_of(outputs["bitmask"], case) if "bitmask" in outputs else None
     for block in judge.blocks():
         t, first = judge.truth(block), block.start
         results = list(_statistics_checks(judge, t, own, block, kept))
@@ -166,7 +167,8 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
         if op.clamped:
             free = _doubt(judge, t)
             kept["bits"].append(reference.bits(t.forward.z, judge.options))
-            kept["doubt"].append(free | bitmask.ties(t.forward.z, judge.options))
+            kept["ties"].append(bitmask.ties(t.forward.z, judge.options))
+            kept["doubt"].append(free | kept["ties"][-1])
             if got_bits is not None:
                 results.append(("bitmask", END_TO_END, _bit_comparison(judge, t, got_bits[block], free, first)))
         for output, check, comparison in results:
@@ -175,7 +177,7 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     whole_of = {name: torch.cat(parts) if parts else None for name, parts in kept.items()}
     rstd = whole_of["rstd"]
     assert rstd is not None
-    return checked, Reference(whole_of["mean"], rstd, whole_of["bits"], whole_of["doubt"])
+    return checked, Reference(whole_of["mean"], rstd, whole_of["bits"], whole_of["ties"], whole_of["doubt"])
 
 
 def _statistics_checks(
@@ -207,7 +209,7 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     return _compare(judge, "y", y, forward.y, bound, judge.io, block.start, ok)
 
 
-def _bits(returned: Tensor, case: Case) -> Tensor:
+def bits_of(returned: Tensor, case: Case) -> Tensor:
     """The bitmask as bool (M, N), whichever of the two forms was returned."""
     if returned.dtype == torch.bool:
         return returned.reshape(case.M, case.N)

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: E402  (the interpreter is enabled before triton is imported)
 """The interpreter's bf16 remedy, bit for bit against torch's own bf16 on the CPU."""
 
@@ -247,6 +248,34 @@ def test_atomic_add_reaches_every_address_and_returns_what_was_there() -> None:
     atomic_kernel[(1,)](x, out, old, BLOCK=4)
     assert out.tolist() == [14.5, 22.5]
     assert old[:3].tolist() == [10.0, 20.0, 11.5]
+
+
+@triton.jit
+def loop_kernel(out, n):
+    total = 0
+    for i in range(n):
+        total += i
+    tl.store(out, total)
+
+
+def test_a_loop_over_an_argument() -> None:
+    out = torch.empty(1, dtype=torch.int32)
+    loop_kernel[(1,)](out, 5)
+    assert out.item() == 10
+
+
+@triton.jit
+def padded_kernel(x, out, n, BLOCK: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [n, 8], [8, 1], [BLOCK, 8], padding_option="nan")
+    at = tl.arange(0, BLOCK)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(out + at, source.load([0, 0]))
+
+
+def test_nan_padding_is_nan() -> None:
+    x, out = torch.ones(3, 8, dtype=BF16), torch.empty(4, 8, dtype=BF16)
+    padded_kernel[(1,)](x, out, 3, BLOCK=4)
+    assert torch.equal(out[:3], x)
+    assert out[3].isnan().all()
 
 
 @triton.jit

@@ -48,9 +48,10 @@ def tensors(M: int, N: int, dtype: torch.dtype, *, fp32_weights: bool = False, g
 def run(op: str, t: dict[str, Tensor], *, bias: bool = True) -> dict[str, Tensor]:
     """Every output of forward and backward."""
     b = t["bias"] if bias else None
+    backward = BY_OP[op].backward
+    assert backward is not None
     saved = BY_OP[op].forward(t["x"], t["weight"], b, eps=EPS, **options_of(op))
-    assert BY_OP[op].backward is not None
-    return {**saved, **BY_OP[op].backward(t["dy"], t["x"], t["weight"], b, saved, eps=EPS, **options_of(op))}
+    return {**saved, **backward(t["dy"], t["x"], t["weight"], b, saved, eps=EPS, **options_of(op))}
 
 
 def expected_of(op: str, t: dict[str, Tensor], saved: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -88,7 +89,7 @@ def assert_close(name: str, actual: Tensor, expected: Tensor) -> None:
     assert bool((error <= allowed).all()), f"{name}: error {error.max()}, allowed there {allowed[error == error.max()]}"
 
 
-@pytest.mark.parametrize("M, N", SHAPES)
+@pytest.mark.parametrize(("M", "N"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_every_output_against_fp64(op: str, dtype: torch.dtype, M: int, N: int) -> None:
@@ -113,7 +114,7 @@ def test_fp32_weights_and_gaps_of_nan(op: str, dtype: torch.dtype) -> None:
     assert actual["y"].is_contiguous() and actual["dx"].is_contiguous()
 
 
-@pytest.mark.parametrize("M, N", [(3, 7), (2, 1000), (5, 128)])
+@pytest.mark.parametrize(("M", "N"), [(3, 7), (2, 1000), (5, 128)])
 def test_bits_say_where_z_lies_between_the_limits(M: int, N: int) -> None:
     t = tensors(M, N, torch.float32)
     actual = run("layernorm_relu_bitmask", t)
@@ -205,21 +206,16 @@ def test_two_runs_give_the_same_bits(op: str) -> None:
 def test_rows_of_many_blocks_are_rows_of_one(op: str) -> None:
     """The narrow blocks of a wide row, tried on a narrow one: three blocks and a tail."""
     t = tensors(5, 100, torch.float32)
-    clips = (-0.5, 1.0) if options_of(op) else None
-    zero = op == "layernorm_zero_centered"
-    whole, parts = (
-        forward_kernels.forward(
-            t["x"], t["weight"], t["bias"], eps=EPS, centered=op != "rmsnorm", zero_centered=zero, clips=clips, **block
-        )
-        for block in ({}, {"max_block": 32})
-    )
+    x, weight, bias = t["x"], t["weight"], t["bias"]
+    facts: dict[str, Any] = {"zero_centered": op == "layernorm_zero_centered"}
+    own: dict[str, Any] = {"centered": op != "rmsnorm", "clips": (-0.5, 1.0) if options_of(op) else None}
+    whole = forward_kernels.forward(x, weight, bias, eps=EPS, **facts, **own)
+    parts = forward_kernels.forward(x, weight, bias, eps=EPS, **facts, **own, max_block=32)
     for name in whole:
         assert_close(name, parts[name].float(), whole[name].double())
-    saved: dict[str, Any] = {name: whole.get(name) for name in ("mean", "rstd", "bitmask")}
-    one, many = (
-        backward_kernels.backward(t["dy"], t["x"], t["weight"], t["bias"], zero_centered=zero, **saved, **block)
-        for block in ({}, {"max_block": 32})
-    )
+    facts |= {name: whole.get(name) for name in ("mean", "rstd", "bitmask")}
+    one = backward_kernels.backward(t["dy"], x, weight, bias, **facts)
+    many = backward_kernels.backward(t["dy"], x, weight, bias, **facts, max_block=32)
     for name in one:
         assert_close(name, many[name], one[name].double())
 
@@ -243,7 +239,7 @@ def test_unavailable_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @requires_gpu
-@pytest.mark.parametrize("M, N", [(4099, 768), (3, 131072), (65536, 5), (1000, 8192)])
+@pytest.mark.parametrize(("M", "N"), [(4099, 768), (3, 131072), (65536, 5), (1000, 8192)])
 @pytest.mark.parametrize("op", OPS)
 def test_large_shapes_on_a_gpu(op: str, M: int, N: int) -> None:
     t = tensors(M, N, torch.bfloat16, fp32_weights=True)

@@ -4,8 +4,10 @@ Triton's interpreter keeps a bf16 value as its 16-bit pattern in a uint16 array.
 where a GPU rounds to nearest even, and adds, multiplies, compares and reduces the patterns as integers: the sum of 1024
 squares of 100 is 0. ``enable`` wraps the interpreter so that every operation on bf16 widens to fp32, computes there and
 rounds once. For + - * that is the correctly rounded result (24 >= 2 * 8 + 2 bits: Figueroa 1995), which a GPU gives
-too; a reduction rounds after each step of a tree, as a GPU's does. Nothing but bf16 changes, with two exceptions that
-change no value: numpy's floating-point warnings are off inside a kernel, and triton.language is patched once a launch.
+too; a reduction rounds after each step of a tree, as a GPU's does.
+
+Beside bf16 three things change, none of them a value: numpy's floating-point warnings are off inside a kernel,
+triton.language is patched once a launch, and ``range(n)`` works in triton 3.6 under numpy 2.4.
 """
 
 from __future__ import annotations
@@ -110,6 +112,7 @@ class Remedy:
         self._wrap(self.interpreter.ScanOps, "cumsum", self._reduced_wide)
         self._wrap(self.interpreter.ScanOps, "cumprod", self._reduced_wide)
         self._wrap(self.interpreter.GridExecutor, "__call__", _without_warnings)
+        self._wrap(self.interpreter, "_patch_lang_tensor", _with_index)
         self.interpreter._patch_lang = _patch_once_per_launch(self.interpreter)
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -240,6 +243,12 @@ def _without_warnings(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a grid as a GPU does: infinities and NaN come without a warning."""
     with np.errstate(all="ignore"):
         return original(*args, **kwargs)
+
+
+def _with_index(original: Any, tensor: Any, scope: Any) -> None:
+    """A scalar as an index, as in ``range(n)``: triton 3.6 calls int() on its array of one, which numpy 2.4 refuses."""
+    original(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
 
 
 def _patch_once_per_launch(interpreter: Any) -> Callable[[Any], Any]:
