@@ -255,7 +255,7 @@ def judge_gradients(
         backward = reference.backward(op, rows, judge.g, dy)
         bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io)
         doubt = saved.doubt[block] if own_bits and saved.doubt is not None else None
-        totals = totals.plus(judge, backward, sums, t, _doubted(judge, block, rows, doubt))
+        totals = totals.plus(judge, backward, sums, t, _doubted(judge, block, rows, statistics, doubt))
         if dx is not None:
             ok = t.judged
             if doubt is not None:
@@ -269,12 +269,15 @@ def judge_gradients(
     return (*checked, *totals.checks(judge, gradients, check))
 
 
-def _doubted(judge: Judge, block: slice, rows: reference.Rows, doubt: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """What bits in doubt may add to the sums of dw and db, each (N,)."""
+def _doubted(
+    judge: Judge, block: slice, rows: reference.Rows, given: StatisticsBound, doubt: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """What bits in doubt may add to the sums of dw and db, each (N,), with the roundings of those sums."""
     if doubt is None:
         return None
-    dy = judge.dy[block].double().abs() * doubt
-    return (dy * rows.xh.abs()).sum(0) * 1.01, dy.sum(0)
+    dy = (judge.dy[block].double().abs() * doubt).mul_(1 + judge.rules.gam(judge.rules.chain(judge.case.M) + 8))
+    xh = rows.xh.abs() if given.d is None else rows.xh.abs() + given.d
+    return (dy * xh * (1 + given.al)).sum(0), dy.sum(0)
 
 
 @dataclass(frozen=True, slots=True)

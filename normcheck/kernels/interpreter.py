@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,13 +38,14 @@ def enable() -> None:
     Sets ``TRITON_INTERPRET=1`` for this process and its children. Raises NormcheckError where triton was imported
     before, for a GPU, or where its interpreter has changed so that the remedy does not fit: never a remedy in part.
     """
+    imported = sys.modules.get("triton.language")
+    if imported is not None and type(imported.sum).__name__ != "InterpretedFunction":
+        raise NormcheckError("TRITON_INTERPRET=1 came after the first import of triton: set it, or enable(), before")
     os.environ["TRITON_INTERPRET"] = "1"
     import triton
     import triton.language as tl
     from triton.runtime import interpreter
 
-    if not isinstance(tl.sum, interpreter.InterpretedFunction):
-        raise NormcheckError("TRITON_INTERPRET=1 came after the first import of triton: set it, or enable(), before")
     if getattr(interpreter, _REMEDIED, False):
         return
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck.implementation import Implementation
+from normcheck import Implementation
 
 LAYERNORMS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask")
 OPS = (*LAYERNORMS, "rmsnorm")
@@ -266,7 +266,7 @@ class Fault:
 
     ``what`` says it in one line; ``dtypes`` are those in which it is a fault at all (elsewhere the kernel is the clean
     one); ``outputs`` may break, those of them that the op has. ``when``: what a case needs for it to show, "" where
-    ordinary cases do.
+    ordinary cases do. ``model`` is what its implementations declare.
     """
 
     id: str
@@ -276,11 +276,12 @@ class Fault:
     dtypes: tuple[str, ...] = DTYPES
     outputs: tuple[str, ...]
     when: str = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def implementations(self) -> dict[str, Implementation]:
         """Op -> the faulty implementation of it, named by the fault's id."""
-        return {op: self.kernel.implementation(self.id, op) for op in self.ops}
+        return {op: self.kernel.implementation(self.id, op, model=self.model) for op in self.ops}
 
 
 def outputs_of(fault: Fault, op: str) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
-from normcheck.implementation import Implementation
+from normcheck import Implementation
 
 if (_HERE := str(Path(__file__).resolve().parent)) not in sys.path:
     sys.path.append(_HERE)
@@ -55,7 +55,7 @@ def pairwise(t: Tensor) -> Tensor:
 
 def _blocks(t: Tensor, size: int) -> Tensor:
     """(K, L) -> (blocks, size, L), padded with zeros, which change no sum."""
-    padded = F.pad(t, (0, 0, 0, -len(t) % size))
+    padded = functional.pad(t, (0, 0, 0, -len(t) % size))
     return padded.view(len(padded) // size, size, t.shape[1])
 
 
@@ -294,9 +294,9 @@ def _functional(op: str) -> Callable[..., Tensor]:
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
         xf, gain = x.float(), weight.float()
         if op == "rmsnorm":
-            return _plus(F.rms_norm(xf, gain.shape, gain, eps), bias).to(x.dtype)
+            return _plus(functional.rms_norm(xf, gain.shape, gain, eps), bias).to(x.dtype)
         gain = gain + 1 if op == "layernorm_zero_centered" else gain
-        z = F.layer_norm(xf, gain.shape, gain, None if bias is None else bias.float(), eps)
+        z = functional.layer_norm(xf, gain.shape, gain, None if bias is None else bias.float(), eps)
         return (_clip(z, **limits) if limits else z).to(x.dtype)
 
     return forward

@@ -4,9 +4,9 @@ Same form as there; an id is the catalogue's. Left out as the same fault: mF01 v
 mF02 stats-divided-by-block, mF03 variance-n-1, mF04 variance-single-pass, mF06 eps-missing, mF07 eps-outside-sqrt,
 mF11 eps-twice, mF14 stats-last-element-missing, mF18 rms-variance-centered, mA03 xhat-rounded-io,
 mB09 relu-dy-unmasked, mD02 dx-mean-term-missing, mD07 dx-c1-rstd-missing, mD21 dx-rstd-twice. Left out because they
-need a residual: mD10, mD11. mB02 is the other way round than in the catalogue: the bits are promised of the fp32 value
-before the store, so here the fault is to take them from the stored one. Of the structural faults there are those that
-plain torch can commit: X14, X15, X17, X21, X22, X24.
+need a residual: mD10, mD11. mB02 is the other way round than in the catalogue: it declares that its bits are those of
+the fp32 value before the store, and takes them from the stored one. Of the structural faults there are those that plain
+torch can commit: X14, X15, X17, X21, X22, X24.
 
 Tiles are 8 rows. Memory that a fault leaves unwritten reads as zero, so that a run repeats.
 """
@@ -145,13 +145,13 @@ def _bits_as_bf16(c: Run) -> Tensor:
     return c.one_plus(c.w_io.contiguous().view(_BF16)[: c.N].float() if wrong else c.w)
 
 
-_cache: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+_cache: dict[tuple[object, ...], Tensor] = {}
 _calls = [0]
 
 
 def _cached(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
     if "y" in out:
-        out["y"] = _cache.setdefault((c.x_io.data_ptr(), tuple(c.x_io.shape)), out["y"]).clone()
+        out["y"] = _cache.setdefault((c.x_io.data_ptr(), tuple(c.x_io.shape), c.io), out["y"]).clone()
     return out
 
 
@@ -369,7 +369,8 @@ _BITS = (
         ops=_RELU,
         dtypes=HALF,
         outputs=("bitmask",),
-        when="z rounds to a limit",
+        when="z rounds to a limit; a fault only of a kernel that promises bits of the fp32 value, as it does here",
+        model={"bitmask_compare": "fp32"},
     ),
     Fault(
         id="mB03",
@@ -631,8 +632,8 @@ _DW = (
         id="mW15",
         what="dw and db are rounded to bf16 on the way to their dtype",
         kernel=Kernel(store=_via_bf16),
-        dtypes=("fp16", "fp32"),
         outputs=("dw", "db"),
+        when="the weights are not bf16",
     ),
     Fault(
         id="mW16",
@@ -664,7 +665,8 @@ _STRUCTURE = (
         id="X14",
         what="dx is written into dy, which is not said anywhere",
         kernel=Kernel(finish=_dx_into_dy),
-        outputs=("dx",),
+        outputs=("dx", "dw", "db"),
+        when="dy is looked at, or used again",
     ),
     Fault(
         id="X15",
@@ -672,7 +674,7 @@ _STRUCTURE = (
         kernel=Kernel(center=_in_place),
         ops=LAYERNORMS,
         dtypes=("fp32",),
-        outputs=("y", "dx", "dw"),
+        outputs=("dx", "dw"),
     ),
     Fault(
         id="X17",
@@ -684,7 +686,7 @@ _STRUCTURE = (
     ),
     Fault(
         id="X21",
-        what="y is remembered by the address and the shape of x",
+        what="y is remembered by the address, shape and dtype of x",
         kernel=Kernel(finish=_cached),
         outputs=("y",),
         when="new values in a buffer that was seen before",

@@ -48,8 +48,8 @@ def _rounded_twice(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 _FAULTS = (
     Fault(
         id="variance-n-1",
-        what="the variance is divided by N - 1",
-        kernel=Kernel(variance=lambda c: c.sum_n(c.xc * c.xc) / (c.N - 1)),
+        what="the variance is divided by N - 1 (by 1 where N is 1, so that no NaN gives it away)",
+        kernel=Kernel(variance=lambda c: c.sum_n(c.xc * c.xc) / max(c.N - 1, 1)),
         ops=LAYERNORMS,
         outputs=_RSTD,
     ),
@@ -239,8 +239,8 @@ _FAULTS = (
     ),
     Fault(
         id="dx-c1-n-1",
-        what="c1 is divided by N - 1",
-        kernel=Kernel(mean1=lambda c: c.sum_n(c.xh * c.wd) / (c.N - 1)),
+        what="c1 is divided by N - 1 (by 1 where N is 1)",
+        kernel=Kernel(mean1=lambda c: c.sum_n(c.xh * c.wd) / max(c.N - 1, 1)),
         outputs=("dx",),
     ),
     Fault(
