@@ -16,7 +16,7 @@ from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES
 
 LAYOUTS = ("contiguous", "x_strided", "dy_strided", "strided", "rank3")
-"""Simplest first. ``strided``: x and dy have ``gap`` elements of somebody else behind each row; ``rank3``: (B, S, N)."""
+"""Simplest first. ``strided``: ``gap`` elements behind each row of x and dy are not theirs; ``rank3``: (B, S, N)."""
 
 MAX_ELEMENTS = 2**34
 """The largest M*N that a case line may ask for; it bounds what a hostile line can make this process allocate."""

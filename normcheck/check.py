@@ -49,10 +49,12 @@ class Result:
 
     @property
     def wrong(self) -> tuple[Checked, ...]:
+        """The checks that did not hold; NaN does not."""
         return tuple(c for c in self.checked if not c.comparison.ratio <= 1)
 
     @property
     def failed(self) -> bool:
+        """Whether anything at all is wrong."""
         return bool(self.problems or self.wrong)
 
 

@@ -98,11 +98,11 @@ def _ratio(error: Tensor, bound: Bound) -> Tensor:
 def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: Format) -> Tensor:
     """The ratio where overflow of the store is legitimate, or no finite bound exists; a NaN becomes infinite.
 
-    A value whose bound reaches past the format's maximum may be stored as an infinity of its sign; one that lies past
-    it may be saturated.
+    Where the bound reaches past the format's maximum, an infinity of that sign may be stored; what lies past it may be
+    saturated.
     """
-    reach = expected.abs() + bound.upper
-    may_overflow = torch.isinf(got) & (got.sign() == expected.sign()) & (reach >= fmt.max * (1 + 2.0 ** -(fmt.p + 1)))
+    reach = got.sign() * expected + bound.upper
+    may_overflow = torch.isinf(got) & (reach >= fmt.max * (1 + 2.0 ** -(fmt.p + 1)))
     saturated = torch.isfinite(got) & (expected.abs() > fmt.max) & (got == expected.sign() * fmt.max)
     excused = may_overflow | saturated
     unbounded = torch.isinf(bound.upper)

@@ -1,4 +1,4 @@
-"""Names -> ops, implementations, reports, a user's files. Modules declare, discovery reads; there is no list to edit."""
+"""Names -> ops, implementations, reports, a user's files. Modules declare, discovery reads; no list is edited."""
 
 from __future__ import annotations
 
@@ -55,10 +55,7 @@ def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
 
     ``spec``: a known name, ``file.py``, ``file.py:name`` or ``package.module:name``. Raises UsageError.
     """
-    if spec in implementations():
-        found = implementations()[spec]
-    else:
-        found = _from_user(spec, op_names)
+    found = implementations().get(spec) or _from_user(spec, op_names)
     wanted = tuple(i for i in found if not op_names or i.op in op_names)
     if not wanted:
         declared = sorted({i.op for i in found})

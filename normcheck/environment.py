@@ -41,7 +41,7 @@ def environment(device: str) -> dict[str, str]:
 
 def _version(distribution: str) -> str:
     try:
-        return importlib.metadata.version(distribution)
+        return str(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
         return ""
 

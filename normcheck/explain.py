@@ -17,18 +17,18 @@ from normcheck.result import Finding
 _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
     (
         {"y_given_stats": False},
-        "y and the saved statistics disagree: y alone is within its bound. If y is computed from other numbers than "
-        "those saved, and that is meant, declare model={'y_given_stats': False}.",
+        "y and the saved statistics disagree: y alone is within its bound. If y is meant to come from other numbers "
+        "than those saved, declare model={'y_given_stats': False}.",
     ),
     (
         {"y_form": "folded"},
-        "It would pass as a folded y = x * a + c, which loses accuracy on rows far from zero. If that is meant, declare "
-        "model={'y_form': 'folded'}.",
+        "It would pass as a folded y = x * a + c, which loses accuracy on rows far from zero. If that is meant, "
+        "declare model={'y_form': 'folded'}.",
     ),
     (
         {"bwd_form": "raw"},
-        "It would pass as a backward from raw sums of dy * g * x, which cancel on rows far from zero. If that is meant, "
-        "declare model={'bwd_form': 'raw'}.",
+        "It would pass as a backward from raw sums of dy * g * x, which cancel on rows far from zero. If that is "
+        "meant, declare model={'bwd_form': 'raw'}.",
     ),
 )
 

@@ -49,6 +49,7 @@ class Field:
     dtype: str
 
     def columns(self) -> Tensor:
+        """Column numbers, (N,)."""
         return torch.arange(self.n.shape[1], device=self.n.device)
 
 
@@ -58,10 +59,10 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def hashed(seed: int, stream: int, count: int, device: str) -> Tensor:
-    """int64 (count,): splitmix64 of the positions 0 .. count - 1 of one stream of a seed. Wraps; the same everywhere."""
+def hashed(seed: int, stream: int, first: int, count: int, device: str) -> Tensor:
+    """int64 (count,): splitmix64 of the positions from ``first`` of a stream of a seed. Wraps; the same everywhere."""
     start = ((seed + 1) * 0x2545F4914F6CDD1D + stream * 0x632BE59BD9B4E019) % 2**63
-    z = torch.arange(count, dtype=torch.int64, device=device).mul_(_GOLDEN).add_(start)
+    z = torch.arange(first, first + count, dtype=torch.int64, device=device).mul_(_GOLDEN).add_(start)
     z ^= (z >> 30) & 0x3FFFFFFFF
     z *= _MIX_1
     z ^= (z >> 27) & 0x1FFFFFFFFF
@@ -70,7 +71,7 @@ def hashed(seed: int, stream: int, count: int, device: str) -> Tensor:
 
 
 def normal(bits: Tensor) -> Tensor:
-    """fp64: the sum of the four 16-bit fields of each hash, centred and scaled to variance 1. Exact, then one rounding."""
+    """fp64: the sum of the four 16-bit fields of each hash, centred, scaled to variance 1. Exact, then one rounding."""
     fields = bits.view(torch.int16).view(*bits.shape, 4)
     return fields.sum(-1).double().add_(2.0).mul_(1 / 37837.227)
 
@@ -146,14 +147,14 @@ ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
 )
 """Kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
 
-_BLEND = tuple(name for name in ROWS)
+_SLAB_ELEMENTS = 1 << 22
 
 
 def _blend(f: Field) -> Tensor:
     """Row i is of the i-th kind, so that one case asks about all of them."""
     out = f.n.clone()
-    for i, name in enumerate(_BLEND[: f.n.shape[0]]):
-        rows = slice(i, None, len(_BLEND))
+    for i, name in enumerate(tuple(ROWS)[: f.n.shape[0]]):
+        rows = slice(i, None, len(ROWS))
         out[rows] = ROWS[name](Field(f.n[rows], f.u[rows], f.ur[rows], f.dtype))
     return out
 
@@ -167,24 +168,17 @@ _DY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "ones": lambda n, x: torch.ones_like(n),
         "integers": lambda n, x: (n * 1.25).round(),
         "correlated": lambda n, x: x + 0.25 * n + 0.5,
-        "last_row": lambda n, x: _only_row(n, -1),
-        "first_row": lambda n, x: _only_row(n, 0),
+        "last_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "first_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
     }
 )
+_ONLY_ROW = {"last_row": -1, "first_row": 0}
 DY_KINDS = tuple(_DY)
 """Kinds of cotangents, simplest first, all of unit scale. ``correlated``: with the normal field behind x."""
 
 WEIGHT_KINDS = ("normal", "small", "probe")
 """``small``: N(0, 1/300), where 1 + weight is not representable. ``probe``: exact 0, -1, 2^-8, 2^-9 and 8x columns;
 where the scale is then 0 the bias of a clamped op is one of its limits, so that z ties with it exactly."""
-
-
-def _only_row(n: Tensor, row: int) -> Tensor:
-    out = torch.zeros_like(n)
-    out[row:] = n[row:] + torch.copysign(torch.full_like(n[row:], 0.5), n[row:])
-    if row == 0:
-        out[1:] = 0
-    return out
 
 
 def _weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,42 +199,51 @@ def _weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"). The same bits everywhere."""
-    m, n = case.M, case.N
-    bits = hashed(case.seed, 0, 2 * m * n + 2 * n, device)
-    gauss = normal(bits)
-    nx, ndy, nw = gauss[: m * n].view(m, n), gauss[m * n : 2 * m * n].view(m, n), gauss[2 * m * n :].view(2, n)
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"). The same bits everywhere.
+
+    Rows are made in slabs, so that what is needed besides the tensors themselves stays small.
+    """
+    io = torch_dtype(case.dtype)
+    x = _empty(case, io, case.gap if case.layout in ("strided", "x_strided") else 0, device)
+    dy = _empty(case, io, case.gap if case.layout in ("strided", "dy_strided") else 0, device)
+    height = max(1, _SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
+    for first in range(0, case.M, height):
+        rows = slice(first, min(first + height, case.M))
+        x[rows], dy[rows] = _slab(case, rows, device)
+    if case.dy in _ONLY_ROW and case.M:
+        only = dy[_ONLY_ROW[case.dy]].clone()
+        dy.zero_()
+        dy[_ONLY_ROW[case.dy]] = only
+    weight, bias = _weights(case, op, normal(hashed(case.seed, 3, 0, 2 * case.N, device)).view(2, case.N))
+    weight_dtype = torch.float32 if case.weight_dtype == "fp32" else io
+    if case.rank == 3:
+        shape = (case.batch, case.M // case.batch, case.N)
+        x, dy = x.view(shape), dy.view(shape)
+    return Inputs(x, _round(weight, weight_dtype), _round(bias, weight_dtype) if case.bias else None, dy)
+
+
+def _empty(case: Case, dtype: torch.dtype, gap: int, device: str) -> Tensor:
+    """(M, N) to be filled; with a gap, a view into rows of N + gap elements whose gaps are NaN."""
+    if not gap:
+        return torch.empty((case.M, case.N), dtype=dtype, device=device)
+    return torch.full((case.M, case.N + gap), float("nan"), dtype=dtype, device=device)[:, : case.N]
+
+
+def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor]:
+    """x and dy of some rows, (rows, N) in fp32: what rounds them to their dtype is the copy into place."""
+    n, height = case.N, rows.stop - rows.start
+    bits = hashed(case.seed, 0, rows.start * n, height * n, device)
+    nx = normal(bits).view(height, n)
+    ndy = normal(hashed(case.seed, 2, rows.start * n, height * n, device)).view(height, n)
     if case.rows == "normal":
         x = nx
     else:
-        ux = uniform(bits[: m * n]).view(m, n)
-        ur = uniform(hashed(case.seed, 1, m, device)).view(m, 1)
-        x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, ux, ur, case.dtype))
-    weight, bias = _weights(case, op, nw)
-    io = torch_dtype(case.dtype)
-    weight_dtype = torch.float32 if case.weight_dtype == "fp32" else io
-    gap_x = case.gap if case.layout in ("strided", "x_strided") else 0
-    gap_dy = case.gap if case.layout in ("strided", "dy_strided") else 0
-    dy = _DY[case.dy](ndy, nx)
-    return Inputs(
-        x=_laid_out(case, x, io, gap_x),
-        weight=_round(weight, weight_dtype),
-        bias=_round(bias, weight_dtype) if case.bias else None,
-        dy=_laid_out(case, dy, io, gap_dy),
-    )
+        u = uniform(bits).view(height, n)
+        ur = uniform(hashed(case.seed, 1, rows.start, height, device)).view(height, 1)
+        x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, u, ur, case.dtype))
+    return x.float(), _DY[case.dy](ndy, nx).float()
 
 
 def _round(values: Tensor, dtype: torch.dtype) -> Tensor:
     """fp64 -> dtype through fp32, which every device rounds alike; a copy of its own, never a view."""
     return values.float().to(dtype).contiguous()
-
-
-def _laid_out(case: Case, values: Tensor, dtype: torch.dtype, gap: int) -> Tensor:
-    stored = _round(values, dtype)
-    if case.rank == 3:
-        return stored.view(case.batch, case.M // case.batch, case.N)
-    if not gap:
-        return stored
-    buffer = torch.full((case.M, case.N + gap), float("nan"), dtype=dtype, device=values.device)
-    buffer[:, : case.N] = stored
-    return buffer[:, : case.N]

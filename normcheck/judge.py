@@ -70,9 +70,11 @@ class Judge:
 
     @property
     def options(self) -> Mapping[str, float]:
+        """The op's own numbers by name."""
         return self.case.option_values
 
     def blocks(self) -> list[slice]:
+        """Row ranges of at most BLOCK_ELEMENTS; one empty range where M is 0."""
         height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
         return [slice(i, min(i + height, self.case.M)) for i in range(0, max(self.case.M, 1), height)]
 

@@ -62,7 +62,7 @@ def scale(op: Op, weight: Tensor) -> Tensor:
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:
-    """Statistics and xhat of the rows of ``x`` (m, N), fp64. The mean is compensated; the variance is the biased one."""
+    """Statistics and xhat of the rows of ``x`` (m, N), fp64. The mean is compensated, the variance the biased one."""
     if not op.centered:
         var = (x * x).mean(1, keepdim=True)
         rstd = (var + eps).rsqrt_()

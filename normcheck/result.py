@@ -89,6 +89,7 @@ class Uncheckable:
 
     @property
     def share(self) -> float:
+        """Count over total, 0 where nothing was compared."""
         return self.count / self.total if self.total else 0.0
 
 

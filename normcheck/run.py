@@ -128,17 +128,8 @@ def repro_case(spec: str, line: str, device: str, timeout: float) -> int:
                 console.print(f"skip {case.op} {implementation.name} {case.dtype}: {result.refused}", markup=False)
                 continue
             found = [finding(cell, result, where)] if result.failed else []
-        rows = [
-            (
-                c.output,
-                c.check,
-                c.comparison.ratio,
-                c.comparison.max_abs,
-                c.comparison.max_ulp,
-                c.comparison.uncheckable,
-            )
-            for c in result.checked
-        ]
+        compared = ((c.output, c.check, c.comparison) for c in result.checked)
+        rows = [(output, name, c.ratio, c.max_abs, c.max_ulp, c.uncheckable) for output, name, c in compared]
         terminal.render_case(
             console,
             case=line,

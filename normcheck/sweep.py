@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
+from hypothesis.strategies import SearchStrategy
 
 from normcheck import tolerance
 from normcheck.alarm import alarm
@@ -106,6 +107,9 @@ def why_not(cell: Cell, device: str) -> str:
 
 def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None) -> Result:
     """One case, under the plan's timeout; what supports() says first."""
+    unclaimed = _unclaimed(cell, case)
+    if unclaimed:
+        return Result(case, tolerance.table().model, refused=unclaimed)
     try:
         reason = cell.implementation.supports(case) if cell.implementation.supports else None
     except Exception as error:
@@ -122,6 +126,15 @@ def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | N
     except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, tolerance.table().model, problems=(problem,))
+
+
+def _unclaimed(cell: Cell, case: Case) -> str:
+    """What a case asks for that the implementation does not claim: a case line may ask for anything."""
+    if "strided" in case.layout and not cell.implementation.strided:
+        return f"layout={case.layout}: strided=False is declared"
+    if case.rank not in cell.implementation.ranks:
+        return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
+    return ""
 
 
 def _timed_out(result: Result) -> bool:
@@ -175,7 +188,7 @@ _JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}
 
 
 def _find(
-    strategy: object, fails: Callable[[Case], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
+    strategy: SearchStrategy[Case], fails: Callable[[Case], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
 ) -> Case | None:
     quiet = settings(
         max_examples=tries,
@@ -186,7 +199,7 @@ def _find(
         suppress_health_check=list(HealthCheck),
     )
     try:
-        return find(strategy, fails, settings=quiet, random=random.Random(seed))  # type: ignore[arg-type]
+        return find(strategy, fails, settings=quiet, random=random.Random(seed))
     except (NoSuchExample, Flaky):
         return None
 

@@ -155,7 +155,7 @@ def rules(op: Op, model: Model) -> Rules:
 
 
 def half_ulp(a: Tensor, fmt: Format) -> Tensor:
-    """Half the spacing of ``fmt`` at ``a`` >= 0 (fp64): 2^(max(floor(log2 a), emin) - p); gradual underflow included."""
+    """Half the spacing of ``fmt`` at ``a`` >= 0 (fp64): 2^(max(floor(log2 a), emin) - p), underflow being gradual."""
     power = a.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
     return power.clamp_(min=2.0**fmt.emin).mul_(2.0**-fmt.p)
 
@@ -368,7 +368,7 @@ def output_dx(
 
 
 def _raw_dx(rules: Rules, rows: Rows, wd_abs: Tensor, a2: Tensor, ra: Tensor, c1a: Tensor) -> Tensor:
-    """What dx = rstd wd + b x + c with b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N may lose by cancellation (m, N)."""
+    """What dx = rstd wd + b x + c, b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N, may lose by cancellation (m, N)."""
     h = rules.chain(rows.x.shape[1])
     m = 0.0 if rows.mean is None else rows.mean.abs()
     s = (wd_abs * rows.x.abs()).mean(1, keepdim=True) + m * a2

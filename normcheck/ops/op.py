@@ -28,6 +28,7 @@ class Op:
 
     @property
     def statistics(self) -> tuple[str, ...]:
+        """What forward saves for backward."""
         return ("mean", "rstd") if self.centered else ("rstd",)
 
     @property
@@ -37,6 +38,7 @@ class Op:
 
     @property
     def options(self) -> tuple[str, ...]:
+        """Names of the op's own numbers."""
         return ("lower_clip", "upper_clip") if self.clamped else ()
 
 
