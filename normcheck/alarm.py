@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class TimeIsUp(BaseException):
+    """The time limit of ``alarm``. Not an Exception, so that code which swallows those does not swallow it."""
+
+
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block after ``seconds``.
+    """Raise TimeIsUp inside the block after ``seconds``.
 
     It interrupts Python code and whatever returns to it; a call that never does is not interrupted. Outside the main
     thread, or where the platform has no interval timer, there is no limit.
@@ -21,7 +25,7 @@ def alarm(seconds: float) -> Iterator[None]:
         return
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
-        raise TimeoutError
+        raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -43,7 +43,7 @@ def doubtful(z: Tensor, before_store: Tensor, options: Mapping[str, float], fmt:
     free = torch.zeros_like(z, dtype=torch.bool)
     for limit in options.values():
         distance = (z - limit).abs()
-        free |= (distance <= band) & (band > 0) & ~(exact & (distance == 0))
+        free |= ~(distance > band) & (band != 0) & ~(exact & (distance == 0))  # a NaN band is a free bit
     return free
 
 

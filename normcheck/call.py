@@ -6,10 +6,11 @@ It knows no reference and no bound. Whatever goes wrong inside comes out as ``Br
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
@@ -62,6 +63,23 @@ def backward(
         )
         _synchronise(inputs.x)
     return _named(returned, "backward", "dx")
+
+
+def supports(implementation: Implementation, case: Case) -> str | None:
+    """What the implementation's own supports() says of a case: None, or why it cannot run."""
+    if implementation.supports is None:
+        return None
+    with _guarded("supports(case)"):
+        reason = implementation.supports(case)
+    return None if reason is None else str(reason)
+
+
+def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
+    """What the implementation declares about its arithmetic, for a case where it depends on it."""
+    if not callable(implementation.model):
+        return implementation.model
+    with _guarded("model(case)"):
+        return dict(implementation.model(case))
 
 
 def differentiable(inputs: Inputs) -> Inputs:
@@ -127,14 +145,14 @@ def poisoned_memory() -> Iterator[None]:
 
 @contextmanager
 def _guarded(what: str) -> Iterator[None]:
-    """Run code under test: its warnings are its own business, what it raises is Broken."""
+    """Run code under test: its warnings are its own business, it prints to standard error, what it raises is Broken."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")
             yield
     except UnsupportedCase:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"{what} raised {type(error).__name__}: {error}"
         raise Broken("exception", "", message, _frames(error)) from error
 

@@ -129,8 +129,8 @@ def parse(line: str, *, options: Mapping[str, tuple[str, ...]], kinds: Mapping[s
 
 def _validate(case: Case) -> None:
     """Refuse what no implementation may be called with."""
-    if case.M * (case.N + case.gap) > MAX_ELEMENTS:
-        raise UsageError(f"M={case.M} N={case.N}: expected M*N of at most {MAX_ELEMENTS}")
+    if max(case.M, 1) * (case.N + case.gap) > MAX_ELEMENTS:
+        raise UsageError(f"M={case.M} N={case.N} gap={case.gap}: expected at most {MAX_ELEMENTS} elements")
     if case.eps < 0:
         raise UsageError(f"eps={case.eps!r}: expected a number >= 0")
     if case.weight_dtype == "fp32" and case.dtype == "fp32":

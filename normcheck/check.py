@@ -82,16 +82,16 @@ def check(
     ``floors``: output -> ratio below which details are not wanted; ``model`` replaces the one that the implementation
     declares. What an implementation does wrong is in the result; an exception is a fault of normcheck.
     """
-    model = model or model_of(implementation, case, device)
     pristine = make(case, op, device)
     given = _copies(pristine)
     try:
+        model = model or model_of(implementation, case, device)
         result = _checked(implementation, op, case, pristine, given, model, floors or {})
     except UnsupportedCase as refusal:
-        return Result(case, model, refused=str(refusal))
+        return Result(case, model or tolerance.table().model, refused=str(refusal) or "its library gave no reason")
     except call.Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
-        result = Result(case, model, problems=(problem,))
+        result = Result(case, model or tolerance.table().model, problems=(problem,))
     return replace(result, problems=result.problems + _modified(pristine, given))
 
 
@@ -101,8 +101,7 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     base = table.model
     if implementation.backward is None and device == "cpu":
         base = replace(base, **table.autograd_cpu)
-    declared = implementation.model(case) if callable(implementation.model) else implementation.model
-    return tolerance.declared_model(base, declared, implementation.name)
+    return tolerance.declared_model(base, call.model(implementation, case), implementation.name)
 
 
 def _checked(
@@ -114,19 +113,15 @@ def _checked(
     model: Model,
     floors: Mapping[str, float],
 ) -> Result:
-    if implementation.backward is None:
-        leaves = call.differentiable(given)
-        returned = call.forward(implementation, case, leaves)
-        own_gradients = call.autograd(returned, leaves)
-    else:
-        returned = call.forward(implementation, case, given)
-        own_gradients = {}
+    inputs = call.differentiable(given) if implementation.backward is None else given
+    returned = call.forward(implementation, case, inputs)
     outputs, problems = usable_outputs(op, case, pristine, returned)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
         return Result(case, model, (), problems, missing, notes=notes)
+    own_gradients = call.autograd(returned, inputs) if implementation.backward is None else {}
     judge = judge_of(op, case, pristine, model, floors)
     checked, saved = judge_forward(judge, outputs)
     if implementation.backward is None:
@@ -163,6 +158,10 @@ def _modified(pristine: Inputs, given: Inputs) -> tuple[Problem, ...]:
         if before is None:
             continue
         bits = torch.int16 if before.element_size() == 2 else torch.int32
+        if after.shape != before.shape or after.stride() != before.stride():
+            message = f"{name} was modified: its shape or strides; inputs belong to the caller"
+            found.append(Problem("input_modified", name, message))
+            continue
         before, after = before.view(bits), after.view(bits)
         if not torch.equal(before, after):
             share = f"{int((before != after).sum())} of {before.numel()} elements"

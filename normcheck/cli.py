@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -129,10 +130,12 @@ def main() -> None:
         code = error.exit_code
     except Exception as error:
         # Typer's own complaints about the command line; everything else is a fault of normcheck and keeps its traceback
-        if not hasattr(error, "format_message"):
-            raise
-        _complain(error.format_message())
-        code = UsageError.exit_code
+        if hasattr(error, "format_message"):
+            _complain(error.format_message())
+            code = UsageError.exit_code
+        else:
+            traceback.print_exc()
+            code = NormcheckError.exit_code
     except KeyboardInterrupt:
         code = 130
     sys.exit(code or 0)

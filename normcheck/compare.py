@@ -60,16 +60,19 @@ def compare(
         return Comparison(0.0, 0, 0)
     got = actual.double()
     error = got - expected
-    ratio = _ratio(error, bound)
     uncheckable = 0
     if not math.isfinite(float(bound.upper.sum())):
-        uncheckable = int((~torch.isfinite(bound.upper)).sum())
+        bound = _unbounded(bound)
+        uncheckable = int(torch.isinf(bound.upper).sum())
+    ratio = _ratio(error, bound)
     largest = float(ratio.max())
     if largest <= 1 and largest <= floor:
         return Comparison(largest, got.numel(), uncheckable)
     if not largest <= 1:
         ratio = _excuse(ratio, got, expected, bound, fmt)
         largest = float(ratio.max())
+        if largest > 1 / _NO_ROOM * 1e-100:
+            largest = math.inf  # there was no room at all
     wrong = ~(ratio <= 1)
     failed = not largest <= 1
     at = int(ratio.argmax())
@@ -86,6 +89,13 @@ def compare(
         wrong=wrong if failed else None,
         worst=_element(at, got, expected, error, bound, first_row),
     )
+
+
+def _unbounded(bound: Bound) -> Bound:
+    """The bound with inf for NaN, which is what 0 * inf leaves where eps is 0 and a variance may be, too."""
+    upper = torch.where(torch.isnan(bound.upper), math.inf, bound.upper)
+    lower = None if bound.lower is None else torch.where(torch.isnan(bound.lower), math.inf, bound.lower)
+    return Bound(upper, lower, bound.terms)
 
 
 def _ratio(error: Tensor, bound: Bound) -> Tensor:

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -130,8 +131,12 @@ def _validated(item: object, spec: str) -> Implementation:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"impl={path}: no such file")
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        found = False
+    if not found:
+        raise UsageError(f"impl={str(path)[:200]}: no such file")
     path = path.resolve()
     name = f"normcheck_user_{abs(hash(path))}_{path.stem}"
     if name in sys.modules:
@@ -144,7 +149,8 @@ def _load_file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script, so that it finds the modules beside it
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"impl={path}: importing it raised {_one_line(error)}") from error
@@ -155,7 +161,8 @@ def _load_module(name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as for python -m, so that a package here is found
     try:
-        return importlib.import_module(name)
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         raise UsageError(f"impl={name}: importing it raised {_one_line(error)}") from error
 

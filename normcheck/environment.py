@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 
 import torch
@@ -32,11 +33,18 @@ def environment(device: str) -> dict[str, str]:
         found["device"] = properties.name
         found["compute_capability"] = f"{properties.major}.{properties.minor}"
         found["cuda"] = str(torch.version.cuda)
-        found["cudnn_backend"] = str(torch.backends.cudnn.version())
+        found["cudnn_backend"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
         found["driver"] = _driver()
     else:
         found["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {name: value for name, value in found.items() if value}
+
+
+def memory(device: str) -> int:
+    """Bytes of memory of the machine, or of its GPU."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _version(distribution: str) -> str:

@@ -56,5 +56,5 @@ def _indices(hit: Tensor, name: str) -> str:
         tail = " (the tail)" if at[-1] == total - 1 else ""
         return f"{name}s {at[0]} to {at[-1]} of {total}{tail}"
     if len(steps) == 1 and len(at) > 2:
-        return f"every {steps.pop()}th {name} from {at[0]}"
+        return f"one {name} in {steps.pop()}, from {at[0]}"
     return f"{len(at)} of {total} {name}s, from {at[0]} to {at[-1]}"

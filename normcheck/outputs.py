@@ -71,6 +71,8 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
 def _against(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Problem | None:
+    if tensor.layout != torch.strided:
+        return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
     if tuple(tensor.shape) != shape:
         return Problem("shape", name, f"{name}.shape={tuple(tensor.shape)}: expected {shape}")
     if tensor.dtype != dtype:
@@ -79,6 +81,8 @@ def _against(
 
 
 def _statistic(name: str, tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+    if tensor.layout != torch.strided:
+        return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
     if tensor.numel() != case.M:
         shape = tuple(tensor.shape)
         return Problem("shape", name, f"{name}.shape={shape}: expected M={case.M} elements in any shape")
@@ -88,6 +92,8 @@ def _statistic(name: str, tensor: Tensor, case: Case, device: torch.device) -> P
 
 
 def _bitmask(tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+    if tensor.layout != torch.strided:
+        return Problem("shape", "bitmask", f"bitmask.layout={tensor.layout}: expected a dense tensor")
     if tensor.dtype not in (torch.uint8, torch.bool):
         return Problem("dtype", "bitmask", f"bitmask.dtype={tensor.dtype}: expected torch.uint8 (packed) or torch.bool")
     columns = case.N if tensor.dtype == torch.bool else packed_columns(case.N)

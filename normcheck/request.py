@@ -45,8 +45,7 @@ def plan_of(request: Request) -> Plan:
     _check_names("dtype", request.dtypes, DTYPES)
     if request.workers != 1:
         raise UsageError(f"workers={request.workers}: expected 1; cells run one after another in this version")
-    if not request.timeout > 0:
-        raise UsageError(f"timeout={request.timeout:g}: expected seconds > 0")
+    check_timeout(request.timeout)
     device = device_for(request.device)
     profile = _profile(request)
     cells = _cells(request)
@@ -77,14 +76,26 @@ def targets_of(request: Request) -> tuple[Target, ...]:
         name, colon, path = text.partition(":")
         if name not in discovery.reports() or not colon or not path:
             raise UsageError(f"report={text}: expected FORMAT:PATH with FORMAT {one_of(discovery.reports())}")
-        if path != "-":
-            folder = Path(path).resolve().parent
-            if Path(path).is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-                raise UsageError(f"report={text}: expected a path of a file in a folder that exists and is writable")
+        if path != "-" and not _writable(Path(path)):
+            raise UsageError(f"report={text}: expected a path of a file in a folder that exists and is writable")
         targets.append(Target(name, path))
     if sum(target.path == "-" for target in targets) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")
     return tuple(targets)
+
+
+def _writable(path: Path) -> bool:
+    try:
+        folder = path.resolve().parent
+        return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse a time limit that no timer can keep."""
+    if not 0 < seconds <= 1e6:
+        raise UsageError(f"timeout={seconds:g}: expected seconds > 0, at most 1e6")
 
 
 def _check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -102,7 +113,7 @@ def _profile(request: Request) -> Profile:
         # a number that was asked for is a number that is run, unless a time is asked for as well
         profile = replace(profile, max_examples=request.max_examples, seconds=max(profile.seconds, 86400.0))
     if request.time_budget is not None:
-        if not request.time_budget > 0:
+        if not 0 < request.time_budget <= 1e6:
             raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0")
         profile = replace(profile, seconds=request.time_budget)
     return profile

@@ -16,11 +16,11 @@ from normcheck.case import parse
 from normcheck.environment import environment
 from normcheck.errors import UsageError
 from normcheck.explain import finding
-from normcheck.gate import FOUND, NOTHING, PASS, decide
+from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, decide
 from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.reports import terminal
-from normcheck.request import Request, Target, device_for, plan_of, targets_of
+from normcheck.request import Request, Target, check_timeout, device_for, plan_of, targets_of
 from normcheck.result import Run, Verdict
 from normcheck.sweep import run_case, run_cell, why_not
 
@@ -46,10 +46,9 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         messages=messages,
         complete=complete,
     )
-    for target in targets:
-        _write(result, target)
+    written = [_write(result, target) for target in targets]
     terminal.render(result, terminal.console_for(screen_stream), cells=False)
-    return code
+    return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
 def _sweep(plan: Plan, stream: TextIO) -> tuple[tuple[Verdict, ...], bool]:
@@ -91,16 +90,19 @@ def _judged(cell: Cell, plan: Plan, progress: object) -> Verdict:
         )
 
 
-def _write(result: Run, target: Target) -> None:
+def _write(result: Run, target: Target) -> bool:
+    """Write one report; False, and a line on standard error, where that failed."""
     report = discovery.reports()[target.format]
     if target.path == "-":
         report.write(result, sys.stdout)
-        return
+        return True
     try:
         with open(target.path, "w", encoding="utf-8") as stream:
             report.write(result, stream)
     except OSError as error:
         print(f"normcheck: report={target.format}:{target.path}: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True
 
 
 def repro_case(spec: str, line: str, device: str, timeout: float) -> int:
@@ -108,8 +110,7 @@ def repro_case(spec: str, line: str, device: str, timeout: float) -> int:
     ops = discovery.ops()
     options = {name: op.options for name, op in ops.items()}
     case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
-    if not timeout > 0:
-        raise UsageError(f"timeout={timeout:g}: expected seconds > 0")
+    check_timeout(timeout)
     if not case.bias and not ops[case.op].bias_optional:
         raise UsageError(f"bias=none in the case line: {case.op} always has a bias")
     where = device_for(device)

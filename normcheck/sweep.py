@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-from normcheck import tolerance
-from normcheck.alarm import alarm
+from normcheck import call, tolerance
+from normcheck.alarm import TimeIsUp, alarm
 from normcheck.battery import battery, large
 from normcheck.call import Broken, poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result, check
 from normcheck.choices import Choices, cases, choices, within
+from normcheck.environment import memory
 from normcheck.explain import finding, signature
 from normcheck.outputs import Problem
 from normcheck.plan import Cell, Plan
@@ -107,20 +108,16 @@ def why_not(cell: Cell, device: str) -> str:
 
 def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None) -> Result:
     """One case, under the plan's timeout; what supports() says first."""
-    unclaimed = _unclaimed(cell, case)
+    unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
     if unclaimed:
         return Result(case, tolerance.table().model, refused=unclaimed)
     try:
-        reason = cell.implementation.supports(case) if cell.implementation.supports else None
-    except Exception as error:
-        problem = Problem("exception", "", f"supports(case) raised {type(error).__name__}: {error}")
-        return Result(case, tolerance.table().model, problems=(problem,))
-    if reason:
-        return Result(case, tolerance.table().model, refused=reason)
-    try:
         with alarm(plan.timeout):
+            reason = call.supports(cell.implementation, case)
+            if reason is not None:
+                return Result(case, tolerance.table().model, refused=reason or "supports(case) gave no reason")
             return check(cell.implementation, cell.op, case, plan.device, floors=floors)
-    except TimeoutError:
+    except TimeIsUp:
         message = f"no result after timeout={plan.timeout:g} s"
         return Result(case, tolerance.table().model, problems=(Problem("timeout", "", message),))
     except Broken as broken:
@@ -135,6 +132,15 @@ def _unclaimed(cell: Cell, case: Case) -> str:
     if case.rank not in cell.implementation.ranks:
         return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
     return ""
+
+
+def _too_large(case: Case, device: str) -> str:
+    """Why the tensors of a case would not fit: a case line may ask for anything."""
+    needed = (
+        12 * case.M * (case.N + case.gap) * (4 if case.dtype == "fp32" else 2)
+    )  # inputs, copies, outputs, gradients
+    there = memory(device)
+    return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB" if needed > there else ""
 
 
 def _timed_out(result: Result) -> bool:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PLANS = 256
-"""Plans kept at a time, the longest unused forgotten first: each holds compiled kernels."""
+"""Plans kept at a time, the longest unused forgotten first: each holds compiled kernels. More than a sweep needs."""
+
+_NOT_SUPPORTED = "CUDNN_STATUS_NOT_SUPPORTED"
+"""The beginning of a family of statuses, which a RuntimeError of the frontend may hold in its text only."""
 
 ALIGNMENT = 16
 """Bytes. The frontend declares every tensor to be aligned so, and a kernel may then load 16 bytes at once."""
@@ -33,11 +36,11 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, kw_only=True)
 class GraphKey:
-    """What a plan depends on: cuDNN compiles for exact sizes, strides and dtypes.
+    """What a plan depends on: cuDNN compiles for exact sizes and dtypes. Every tensor is packed.
 
-    ``dtype`` of x, y, dy, dx and ``weight_dtype`` of weight, bias, dw, db are normcheck's names. ``x_row``, ``dy_row``:
-    elements from one row to the next (``dy_row`` is 0 in a forward). ``clips``: lower and upper, in the forward of the
-    clamped op; its backward takes the bits and is the same for all. ``device``: index of the GPU.
+    ``dtype`` of x, y, dy, dx and ``weight_dtype`` of weight, bias, dw, db are normcheck's names. ``clips``: lower and
+    upper, in the forward of the clamped op; its backward takes the bits and is the same for all. ``device``: index of
+    the GPU.
     """
 
     op: str
@@ -47,8 +50,6 @@ class GraphKey:
     dtype: str
     weight_dtype: str
     bias: bool
-    x_row: int
-    dy_row: int = 0
     clips: tuple[float, float] | None = None
     device: int = 0
 
@@ -94,7 +95,9 @@ def plan(key: GraphKey) -> Plan | Refusal:
         tensors, outputs = forward_graph(graph, key) if key.direction == "forward" else backward_graph(graph, key)
         try:
             graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        except cudnn.cudnnGraphNotSupportedError as error:
+        except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+            if not isinstance(error, cudnn.cudnnGraphNotSupportedError) and _NOT_SUPPORTED not in str(error):
+                raise
             return Refusal(reason(str(error), cudnn.backend_version()))
         return Plan(graph, tensors, outputs, graph.get_workspace_size(), key.device)
 
@@ -134,7 +137,7 @@ def forward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str,
     """Add the nodes of a forward to ``graph`` -> our name -> tensor, and which of them are outputs."""
     cudnn = library()
     t = {
-        "x": _matrix(graph, key, "x", key.x_row),
+        "x": _matrix(graph, key, "x", _data_type(key.dtype)),
         "weight": _vector(graph, key, "weight"),
         "eps": _scalar(graph, "eps"),
     }
@@ -165,17 +168,15 @@ def forward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str,
 
 def backward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Add the nodes of a backward to ``graph`` -> our name -> tensor, and which of them are outputs."""
-    cudnn = library()
     t = {
-        "x": _matrix(graph, key, "x", key.x_row),
-        "dy": _matrix(graph, key, "dy", key.dy_row),
+        "x": _matrix(graph, key, "x", _data_type(key.dtype)),
+        "dy": _matrix(graph, key, "dy", _data_type(key.dtype)),
         "weight": _vector(graph, key, "weight"),
         "rstd": _statistic(graph, key, "rstd"),
     }
     node = {"name": "norm_backward", "input": t["x"], "inv_variance": t["rstd"], "grad": t["dy"]}
     if key.clamped:
-        size, stride = _rows(key, key.N)
-        t["bitmask"] = graph.tensor(name="bitmask", dim=size, stride=stride, data_type=cudnn.data_type.BOOLEAN)
+        t["bitmask"] = _matrix(graph, key, "bitmask", library().data_type.BOOLEAN)
         node["grad"] = graph.mul(name="dy_where_bit", a=t["dy"], b=t["bitmask"])
     node["scale"] = _scale(graph, key, t)
     if key.op == "rmsnorm":
@@ -212,19 +213,19 @@ def _clamp(graph: Any, key: GraphKey, z: Any, t: dict[str, Any]) -> Any:
 
 
 def _packed_output(tensor: Any, key: GraphKey, data_type: Any) -> Any:
-    """Make an (M, N) tensor an output with packed rows: left alone, it would take over the strides of x."""
-    size, stride = _rows(key, key.N)
+    """Make an (M, N) tensor an output, with its size and strides given and not left to be inferred."""
+    size, stride = _rows(key)
     return tensor.set_output(True).set_data_type(data_type).set_dim(size).set_stride(stride)
 
 
-def _rows(key: GraphKey, row: int) -> tuple[list[int], list[int]]:
-    """Size and strides of an (M, N) matrix whose rows lie ``row`` elements apart."""
-    return [key.M, key.N, 1, 1], [row, 1, row, row]
+def _rows(key: GraphKey) -> tuple[list[int], list[int]]:
+    """Size and strides of an (M, N) matrix with packed rows."""
+    return [key.M, key.N, 1, 1], [key.N, 1, key.N, key.N]
 
 
-def _matrix(graph: Any, key: GraphKey, name: str, row: int) -> Any:
-    size, stride = _rows(key, row)
-    return graph.tensor(name=name, dim=size, stride=stride, data_type=_data_type(key.dtype))
+def _matrix(graph: Any, key: GraphKey, name: str, data_type: Any) -> Any:
+    size, stride = _rows(key)
+    return graph.tensor(name=name, dim=size, stride=stride, data_type=data_type)
 
 
 def _vector(graph: Any, key: GraphKey, name: str) -> Any:
