@@ -23,7 +23,7 @@ class Profile:
 
 PROFILES = {
     profile.name: profile
-    for profile in (Profile("quick", 300, 4.0), Profile("ci", 1500, 60.0), Profile("deep", 20000, 900.0))
+    for profile in (Profile("quick", 300, 4.0), Profile("ci", 1500, 45.0), Profile("deep", 20000, 900.0))
 }
 
 
