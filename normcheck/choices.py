@@ -45,19 +45,22 @@ class Choices:
     elements: tuple[int, ...]
     rows: tuple[str, ...]
     dy: tuple[str, ...]
-    weights: tuple[str, ...]
-    weight_dtype: tuple[str, ...]
-    bias: tuple[bool, ...]
+    parameters: tuple[tuple[str, str, bool], ...]  # weights, weight_dtype, bias
     eps: tuple[float, ...]
     clips: tuple[tuple[float, float], ...]
-    layout: tuple[str, ...]
-    gap: tuple[int, ...]
+    layout: tuple[tuple[str, int], ...]  # with its gap
     seeds: int
 
 
 def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 999) -> Choices:
     """Everything that ``implementation`` claims to support of ``op`` in ``dtype``."""
-    layout = ("contiguous", *(("strided", "x_strided", "dy_strided") if implementation.strided else ()))
+    layout = [("contiguous", 0)]
+    if implementation.strided:
+        layout += [(name, gap) for gap in GAPS for name in ("x_strided", "dy_strided", "strided")]
+    if 3 in implementation.ranks:
+        layout += [("rank3", 0)] * 3
+    weight_dtypes = ("same",) if dtype == "fp32" else ("same", "fp32")
+    biases = (False, True) if op.bias_optional else (True,)
     return Choices(
         op=op.name,
         dtype=dtype,
@@ -67,13 +70,10 @@ def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS,
-        weights=WEIGHT_KINDS,
-        weight_dtype=("same",) if dtype == "fp32" else ("same", "fp32"),
-        bias=(False, True) if op.bias_optional else (True,),
+        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases),
         eps=EPS,
         clips=CLIPS if op.clamped else (),
-        layout=layout + (("rank3",) if 3 in implementation.ranks else ()),
-        gap=GAPS,
+        layout=(*[layout[0]] * 4, *layout),
         seeds=seeds,
     )
 
@@ -89,13 +89,10 @@ def within(all_: Choices, case: Case) -> Choices:
         elements=(case.M * case.N,),
         rows=_up_to(all_.rows, case.rows),
         dy=_up_to(all_.dy, case.dy),
-        weights=_up_to(all_.weights, case.weights),
-        weight_dtype=_up_to(all_.weight_dtype, case.weight_dtype),
-        bias=_up_to(all_.bias, case.bias),
+        parameters=_up_to(all_.parameters, (case.weights, case.weight_dtype, case.bias)),
         eps=_up_to(all_.eps, case.eps),
         clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
-        layout=_up_to(all_.layout, case.layout),
-        gap=_up_to(all_.gap, case.gap) if case.gap else all_.gap[:1],
+        layout=_up_to(all_.layout, (case.layout, case.gap)),
         seeds=case.seed,
     )
 
@@ -113,7 +110,8 @@ def cases(draw: st.DrawFn, c: Choices) -> Case:
     else:
         n = draw(st.sampled_from(c.n))
         m = min(draw(st.sampled_from(c.m)), max(1, draw(st.sampled_from(c.elements)) // n))
-    layout = draw(st.sampled_from(c.layout))
+    layout, gap = draw(st.sampled_from(c.layout))
+    weights, weight_dtype, bias = draw(st.sampled_from(c.parameters))
     options: tuple[tuple[str, float], ...] = ()
     if c.clips:
         lower, upper = draw(st.sampled_from(c.clips))
@@ -126,11 +124,11 @@ def cases(draw: st.DrawFn, c: Choices) -> Case:
         rows=draw(st.sampled_from(c.rows)),
         dy=draw(st.sampled_from(c.dy)),
         eps=draw(st.sampled_from(c.eps)),
-        weights=draw(st.sampled_from(c.weights)),
-        weight_dtype=draw(st.sampled_from(c.weight_dtype)) if len(c.weight_dtype) > 1 else c.weight_dtype[0],
-        bias=draw(st.sampled_from(c.bias)) if len(c.bias) > 1 else c.bias[0],
+        weights=weights,
+        weight_dtype=weight_dtype,
+        bias=bias,
         layout=layout,
-        gap=draw(st.sampled_from(c.gap)) if "strided" in layout else 0,
+        gap=gap,
         options=options,
         seed=draw(st.integers(0, c.seeds)),
     )

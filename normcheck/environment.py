@@ -9,6 +9,8 @@ import platform
 
 import torch
 
+from normcheck import __version__
+
 
 def device_of(asked: str) -> str:
     """``auto`` -> "cuda" where torch sees a GPU, else "cpu"; anything else as it is."""
@@ -20,7 +22,7 @@ def device_of(asked: str) -> str:
 def environment(device: str) -> dict[str, str]:
     """Name -> version or description; what is not there is left out."""
     found = {
-        "normcheck": _version("normcheck"),
+        "normcheck": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": _version("triton"),

@@ -59,10 +59,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def hashed(seed: int, stream: int, first: int, count: int, device: str) -> Tensor:
-    """int64 (count,): splitmix64 of the positions from ``first`` of a stream of a seed. Wraps; the same everywhere."""
-    start = ((seed + 1) * 0x2545F4914F6CDD1D + stream * 0x632BE59BD9B4E019) % 2**63
-    z = torch.arange(first, first + count, dtype=torch.int64, device=device).mul_(_GOLDEN).add_(start)
+def hashed(seed: int, streams: tuple[int, ...], first: int, count: int, device: str) -> Tensor:
+    """int64 (streams, count): splitmix64 of the positions from ``first`` of streams of a seed. The same everywhere."""
+    starts = [((seed + 1) * 0x2545F4914F6CDD1D + stream * 0x632BE59BD9B4E019) % 2**63 for stream in streams]
+    z = torch.arange(first, first + count, dtype=torch.int64, device=device).mul_(_GOLDEN)
+    z = z + torch.tensor(starts, device=device).unsqueeze(1)
     z ^= (z >> 30) & 0x3FFFFFFFF
     z *= _MIX_1
     z ^= (z >> 27) & 0x1FFFFFFFFF
@@ -148,6 +149,7 @@ ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
 """Kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
 
 _SLAB_ELEMENTS = 1 << 22
+_ELEMENT_STREAMS, _ROW_STREAM, _WEIGHT_STREAMS = (0, 1), (2,), (3, 4)  # x and dy; rows; weight and bias
 
 
 def _blend(f: Field) -> Tensor:
@@ -214,7 +216,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         only = dy[_ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[_ONLY_ROW[case.dy]] = only
-    weight, bias = _weights(case, op, normal(hashed(case.seed, 3, 0, 2 * case.N, device)).view(2, case.N))
+    weight, bias = _weights(case, op, normal(hashed(case.seed, _WEIGHT_STREAMS, 0, case.N, device)))
     weight_dtype = torch.float32 if case.weight_dtype == "fp32" else io
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)
@@ -232,14 +234,13 @@ def _empty(case: Case, dtype: torch.dtype, gap: int, device: str) -> Tensor:
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor]:
     """x and dy of some rows, (rows, N) in fp32: what rounds them to their dtype is the copy into place."""
     n, height = case.N, rows.stop - rows.start
-    bits = hashed(case.seed, 0, rows.start * n, height * n, device)
-    nx = normal(bits).view(height, n)
-    ndy = normal(hashed(case.seed, 2, rows.start * n, height * n, device)).view(height, n)
+    bits = hashed(case.seed, _ELEMENT_STREAMS, rows.start * n, height * n, device)
+    nx, ndy = normal(bits).view(2, height, n)
     if case.rows == "normal":
         x = nx
     else:
-        u = uniform(bits).view(height, n)
-        ur = uniform(hashed(case.seed, 1, rows.start, height, device)).view(height, 1)
+        u = uniform(bits[0]).view(height, n)
+        ur = uniform(hashed(case.seed, _ROW_STREAM, rows.start, height, device)).view(height, 1)
         x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, u, ur, case.dtype))
     return x.float(), _DY[case.dy](ndy, nx).float()
 

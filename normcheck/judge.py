@@ -51,7 +51,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What is the same for all blocks of a case: ``x``, ``dy`` (M, N) as stored, ``g``, ``bias`` (N,) in fp64.
+    """What is the same for all blocks of a case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``bias`` (N,) in fp64.
 
     ``floors``: output -> the ratio below which details of a comparison are not wanted.
     """
@@ -61,8 +61,9 @@ class Judge:
     rules: Rules
     x: Tensor
     dy: Tensor
-    g: Tensor
+    scale: reference.Scale
     bias: Tensor | None
+    bias_abs: Tensor | None
     io: Format
     weight: Format
     floors: Mapping[str, float]
@@ -100,20 +101,21 @@ def judge_of(op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[s
     x = inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     rules = tolerance.rules(op, model)
-    g = reference.scale(op, inputs.weight)
+    scale = reference.scale(op, inputs.weight)
     bias = None if inputs.bias is None else inputs.bias.double()
+    bias_abs = None if bias is None else bias.abs()
     io = FORMATS[case.dtype]
 
     @functools.lru_cache(maxsize=1)  # one block is the usual case, and then forward and backward share it
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, x[first:end].double(), case.eps)
         statistics = tolerance.statistics(rules, rows, case.eps)
-        forward = reference.forward(op, rows, g, bias, case.option_values)
-        y = tolerance.output_y(rules, rows, forward, g, bias, statistics, io)
+        forward = reference.forward(op, rows, scale.g, bias, case.option_values)
+        y = tolerance.output_y(rules, rows, forward, scale, bias_abs, statistics, io)
         return Truth(rows, forward, statistics, y, _judged_rows(rows, case))
 
     weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
-    return Judge(case, op, rules, x, dy, g, bias, io, weight, floors, lambda b: truth(b.start, b.stop))
+    return Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, lambda b: truth(b.start, b.stop))
 
 
 def _judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
@@ -145,7 +147,8 @@ def _compare(
             bound.terms,
         )
         expected = torch.where(ok, expected, 0.0)
-    return compare(actual, expected, bound, fmt, floor=judge.floors.get(output, 0.0), first_row=first)
+    finite = ok is None and judge.case.eps > 0
+    return compare(actual, expected, bound, fmt, floor=judge.floors.get(output, 0.0), first_row=first, finite=finite)
 
 
 def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
@@ -201,9 +204,9 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     """y against the formula fed with the statistics that the kernel saved: a bound without N in it."""
     mean = own["mean"][block].double() if "mean" in own else None
     rows = reference.normalise_with(judge.op, t.rows.x, mean, own["rstd"][block].double())
-    forward = reference.forward(judge.op, rows, judge.g, judge.bias, judge.options)
+    forward = reference.forward(judge.op, rows, judge.scale.g, judge.bias, judge.options)
     given = tolerance.saved_statistics(judge.rules, rows)
-    bound = tolerance.output_y(judge.rules, rows, forward, judge.g, judge.bias, given, judge.io).y
+    bound = tolerance.output_y(judge.rules, rows, forward, judge.scale, judge.bias_abs, given, judge.io).y
     ok = t.judged
     if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
         finite = torch.isfinite(rows.xh).all(1, keepdim=True)
@@ -226,7 +229,7 @@ def _doubt(judge: Judge, t: Truth) -> Tensor:
 
 def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: int) -> Comparison:
     """A wrong bit has no distance: its bound is 0. A bit in doubt has none, and counts as uncheckable."""
-    bound = Bound(torch.zeros_like(t.forward.z).masked_fill_(free, math.inf), None, dict)
+    bound = Bound(torch.full_like(t.forward.z, tolerance.NO_ROOM).masked_fill_(free, math.inf), None, dict)
     expected = reference.bits(t.forward.z, judge.options).double()
     floor = judge.floors.get("bitmask", 0.0)
     return compare(got, expected, bound, FORMATS["fp32"], floor=floor, first_row=first)
@@ -254,14 +257,14 @@ def judge_gradients(
         if given:
             mean = None if saved.mean is None else saved.mean[block].double()
             rows, statistics = reference.normalise_with(op, t.rows.x, mean, saved.rstd[block].double()), EXACT
-        backward = reference.backward(op, rows, judge.g, dy)
+        backward = reference.backward(op, rows, judge.scale.g, dy)
         bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io)
         doubt = saved.doubt[block] if own_bits and saved.doubt is not None else None
         totals = totals.plus(judge, backward, sums, t, _doubted(judge, block, rows, statistics, doubt))
         if dx is not None:
             ok = t.judged
             if doubt is not None:
-                clear = ~(doubt & (judge.g != 0)).any(1, keepdim=True)
+                clear = ~(doubt & (judge.scale.g != 0)).any(1, keepdim=True)
                 ok = clear if ok is None else clear & ok
             dx_found.append(
                 (block.start, _compare(judge, "dx", dx[block], backward.dx, bound, judge.io, block.start, ok))
@@ -278,7 +281,7 @@ def _doubted(
     if doubt is None:
         return None
     dy = (judge.dy[block].double().abs() * doubt).mul_(1 + judge.rules.gam(judge.rules.chain(judge.case.M) + 8))
-    xh = rows.xh.abs() if given.d is None else rows.xh.abs() + given.d
+    xh = rows.xh_abs if given.d is None else rows.xh_abs + given.d
     return (dy * xh * (1 + given.al)).sum(0), dy.sum(0)
 
 
@@ -294,7 +297,7 @@ class _Totals:
 
     @staticmethod
     def empty(judge: Judge) -> _Totals:
-        zero = torch.zeros_like(judge.g)
+        zero = torch.zeros_like(judge.scale.g)
         return _Totals(zero, zero, GradientSums(zero, zero, zero, None), None, False)
 
     def plus(
@@ -341,4 +344,5 @@ class _Totals:
         if isinstance(extra, Tensor) or extra:
             bound = Bound(bound.upper + extra, None, bound.terms)
             expected = torch.where(torch.isfinite(expected), expected, 0.0)
-        return compare(actual, expected, bound, judge.weight, floor=judge.floors.get(name, 0.0))
+        finite = not self.spoilt and judge.case.eps > 0
+        return compare(actual, expected, bound, judge.weight, floor=judge.floors.get(name, 0.0), finite=finite)

@@ -18,7 +18,7 @@ from normcheck.ops.op import Op
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Normalised rows: ``x``, ``xc`` = x - mean, ``xh`` = xc * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
+    """Normalised rows: ``x``, ``xc`` = x - mean, ``xh`` = xc * rstd, |xh| (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
     ``mean`` is None where the op is not centred (xc is x). ``var`` is None where the statistics were given.
     """
@@ -29,6 +29,16 @@ class Rows:
     rstd: Tensor
     xc: Tensor
     xh: Tensor
+    xh_abs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``g`` (N,) in fp64, the factor of xhat; ``abs`` its magnitude; ``where``: 0 and 1 where g is, None if nowhere 0."""
+
+    g: Tensor
+    abs: Tensor
+    where: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +65,13 @@ class Backward:
     db: Tensor
 
 
-def scale(op: Op, weight: Tensor) -> Tensor:
-    """g (N,) in fp64: the factor of xhat, ``weight`` or ``1 + weight``."""
+def scale(op: Op, weight: Tensor) -> Scale:
+    """The factor of xhat from ``weight`` (N,), ``weight`` or ``1 + weight``, exactly."""
     g = weight.double()
-    return g + op.weight_offset if op.weight_offset else g
+    if op.weight_offset:
+        g = g + op.weight_offset
+    nonzero = g != 0
+    return Scale(g, g.abs(), None if bool(nonzero.all()) else nonzero.double())
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:
@@ -66,19 +79,22 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
     if not op.centered:
         var = (x * x).mean(1, keepdim=True)
         rstd = (var + eps).rsqrt_()
-        return Rows(x, None, var, rstd, x, x * rstd)
+        xh = x * rstd
+        return Rows(x, None, var, rstd, x, xh, xh.abs())
     mean = x.mean(1, keepdim=True)
     mean = mean + (x - mean).mean(1, keepdim=True)
     xc = x - mean
     var = (xc * xc).mean(1, keepdim=True)
     rstd = (var + eps).rsqrt_()
-    return Rows(x, mean, var, rstd, xc, xc * rstd)
+    xh = xc * rstd
+    return Rows(x, mean, var, rstd, xc, xh, xh.abs())
 
 
 def normalise_with(op: Op, x: Tensor, mean: Tensor | None, rstd: Tensor) -> Rows:
     """xhat of the rows of ``x`` (m, N) from given statistics (m, 1), taken as exact numbers."""
     xc = x - mean if op.centered and mean is not None else x
-    return Rows(x, mean, None, rstd, xc, xc * rstd)
+    xh = xc * rstd
+    return Rows(x, mean, None, rstd, xc, xh, xh.abs())
 
 
 def forward(op: Op, rows: Rows, g: Tensor, bias: Tensor | None, options: Mapping[str, float]) -> Forward:

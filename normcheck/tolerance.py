@@ -26,9 +26,10 @@ from torch import Tensor
 from normcheck.errors import UsageError, one_of
 from normcheck.formats import FORMATS, Format
 from normcheck.ops.op import Op
-from normcheck.reference import Backward, Forward, Rows
+from normcheck.reference import Backward, Forward, Rows, Scale
 
 FLT_MAX = FORMATS["fp32"].max
+NO_ROOM = 1e-300  # stands for a bound of exactly 0: no error is a ratio of 0, any error is a huge one
 _EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64: the rest cleared leaves 2^floor(log2(a))
 
 
@@ -259,39 +260,41 @@ class YBound:
 
 
 def output_y(
-    rules: Rules, rows: Rows, fwd: Forward, g: Tensor, bias: Tensor | None, given: StatisticsBound, fmt: Format
+    rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound, fmt: Format
 ) -> YBound:
     """Bound of y (m, N). Covers ((x-m) r) g + b and (x-m) (r g) + b, with or without FMA.
 
-    The final add cannot err by more than |p|: where g == 0 it is exact, and so is the bitmask there.
+    ``bias_abs`` is |bias| (N,). The final add cannot err by more than |p|: where g == 0 it is exact, and so is the
+    bitmask there.
     """
     u, eta, k, al, d, r = rules.u, rules.eta, rules.k_y, given.al, given.d, rows.rstd
-    g_abs = g.abs()
+    g_abs = scale.abs
     per_xh = (1 + al) * (1 + k * u) - 1
     per_row = eta * (1 + r * (1 + al))
     if d is not None:
         per_row = per_row + (1 + al) * (1 + (k + 1) * u) * d
-    before = (rows.xh.abs() * per_xh).add_(per_row).mul_(g_abs).add_(eta)
-    before *= (g_abs > 0).double()
+    before = (rows.xh_abs * per_xh).add_(per_row).mul_(g_abs).add_(eta)
     if rules.model.y_form == "folded":
         offset = rows.x.abs() if rows.mean is None else rows.x.abs() + rows.mean.abs()
         before += offset.mul_(r).mul_(g_abs).mul_(5 * u * (1 + al))
     p_abs = fwd.p.abs()
-    if bias is not None:
+    if bias_abs is not None:
         if rules.model.y_form == "folded":
-            before += bias.abs() * (5 * u * (1 + al)) * (g_abs > 0).double()
-        add = torch.minimum((fwd.z.abs() + before).mul_(u), p_abs + before)
-        before += add
-        p_abs = (p_abs + bias.abs()) * (fwd.p != 0).double()
+            before += bias_abs * (5 * u * (1 + al))
+        before += torch.minimum((fwd.z.abs() + before).mul_(u), p_abs + before)
+        p_abs += bias_abs
     before += p_abs.mul_(2.0**-51)  # the reference's own rounding
-    at_store = fwd.y.abs() + before
-    stored = store(rules, at_store, fmt, "y")
-    upper = before + stored if rules.safety == 1.0 else (before + stored) * rules.safety
+    if scale.where is not None:
+        before *= scale.where
+    stored = store(rules, fwd.y.abs() + before, fmt, "y")
+    upper = (before + stored).clamp_(min=NO_ROOM) if isinstance(stored, float) else before + stored
+    if rules.safety != 1.0:
+        upper *= rules.safety
 
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(before)
         mean = ones * 0 if d is None else g_abs * d * ones
-        rstd = rows.xh.abs() * g_abs * al
+        rstd = rows.xh_abs * g_abs * al
         return {
             "store": stored * ones,
             "rstd": rstd,
@@ -323,7 +326,7 @@ def output_dx(
     """
     u, eta, count, al, d = rules.u, rules.eta, rules.count, given.al, given.d
     h = rules.chain(rows.x.shape[1])
-    xh_abs, wd_abs, r = rows.xh.abs(), bwd.wd.abs(), rows.rstd
+    xh_abs, wd_abs, r = rows.xh_abs, bwd.wd.abs(), rows.rstd
     xa = xh_abs if given is EXACT else (xh_abs if d is None else xh_abs + d) * (1 + al)
     ra = (1 + al) * r
     a2 = wd_abs.mean(1, keepdim=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +27,9 @@ def one(actual: float, expected: float, upper: float, lower: float | None = None
         values[2, 1] = value
         return values
 
-    bound = Bound(row(upper), None if lower is None else row(lower), lambda: {"store": row(upper), "ops": row(0.0, 0.0)})
+    bound = Bound(
+        row(upper), None if lower is None else row(lower), lambda: {"store": row(upper), "ops": row(0.0, 0.0)}
+    )
     return compare(row(actual), row(expected), bound, fmt)
 
 
@@ -113,9 +114,10 @@ def test_an_unbounded_upper_side_still_checks_the_lower() -> None:
     assert one(NAN, 1.0, upper=INF, lower=0.5).ratio == INF
 
 
+@pytest.mark.parametrize("bound", [INF, NAN])  # 0 * inf, where eps is 0
 @pytest.mark.parametrize("actual", [1.0, 1e9, INF, NAN])
-def test_uncheckable_is_counted_and_never_wrong(actual: float) -> None:
-    result = one(actual, 1.0, INF)
+def test_uncheckable_is_counted_and_never_wrong(actual: float, bound: float) -> None:
+    result = one(actual, 1.0, bound)
     assert (result.uncheckable, result.wrong, result.ratio <= 1) == (1, None, True)
 
 
@@ -164,31 +166,29 @@ def test_blocks_are_judged_as_one(monkeypatch: pytest.MonkeyPatch, spoil: bool, 
     outputs = {"y": y, "mean": mean.float(), "rstd": rstd.float(), "bitmask": bits}
     gradients = {"dx": dx, "dw": inputs.dy.sum(0), "db": inputs.dy.sum(0)}
 
-    def judged(elements: int) -> list[tuple[object, ...]]:
+    def judged(elements: int) -> tuple[list[object], list[float]]:
+        """What must stay the same, and numbers whose last digits may change with the order of a sum over rows."""
         monkeypatch.setattr(judge, "BLOCK_ELEMENTS", {"cpu": elements})
-        one = judge.judge_of(op, case, inputs, Model(), {})
-        checked, saved = judge.judge_forward(one, outputs)
-        checked += judge.judge_gradients(one, gradients, saved, given=True)
-        checked += judge.judge_gradients(one, gradients, saved, given=False)
-        return [(c.output, c.check, plain(c.comparison)) for c in checked]
+        judging = judge.judge_of(op, case, inputs, Model(), {})
+        checked, saved = judge.judge_forward(judging, outputs)
+        for given in (True, False):
+            checked += judge.judge_gradients(judging, gradients, saved, given=given)
+        same: list[object] = []
+        numbers: list[float] = []
+        for output, check, c in ((c.output, c.check, c.comparison) for c in checked):
+            wrong = None if c.wrong is None else c.wrong.nonzero().tolist()
+            same.append((output, check, c.numel, c.uncheckable, c.non_finite, wrong, c.worst and c.worst.index))
+            numbers += [c.ratio, c.max_abs, c.max_ulp]
+            if c.worst is not None:
+                numbers += [c.worst.actual, c.worst.expected, c.worst.error, c.worst.bound]
+        return same, numbers
 
-    def plain(c: Comparison) -> tuple[object, ...]:
-        wrong = None if c.wrong is None else tuple(c.wrong.nonzero().flatten().tolist())
-        worst = None if c.worst is None else replace(c.worst, terms=())
-        # a sum over rows that is made in blocks differs in its last digits
-        numbers = [pytest.approx(v, rel=1e-9, abs=1e-300) for v in (c.ratio, c.max_abs, c.max_ulp)]
-        if worst is not None:
-            numbers += [pytest.approx(getattr(worst, k), rel=1e-9) for k in ("actual", "expected", "error", "bound")]
-        return (*numbers, c.numel, c.uncheckable, c.non_finite, wrong, None if worst is None else worst.index)
-
-    whole = judged(1 << 15)
-    assert {output for output, _, _ in whole} == {"mean", "rstd", "y", "bitmask", "dx", "dw", "db"}
+    same, numbers = judged(1 << 15)
+    assert {name for name, *_ in same} == {"mean", "rstd", "y", "bitmask", "dx", "dw", "db"}  # type: ignore[misc]
     for elements in (1, 9 * 4, 9 * 22):
-        assert flat(judged(elements)) == flat(whole)
-
-
-def flat(results: list[tuple[object, ...]]) -> list[object]:
-    return [list(map(str, parts[2])) + list(parts[:2]) for parts in results]  # type: ignore[call-overload]
+        again, close = judged(elements)
+        assert again == same
+        assert close == pytest.approx(numbers, rel=1e-6)
 
 
 def pattern(rows: int, columns: int, *where: tuple[object, object]) -> torch.Tensor:
@@ -207,11 +207,9 @@ ALL = slice(None)
         (pattern(4, 129, (ALL, 128)), "every row, only column 128 of 129 (the last)"),
         (pattern(4, 129, (ALL, slice(120, None))), "every row, columns 120 to 128 of 129 (the tail)"),
         (pattern(4, 129, (ALL, slice(8, 16))), "every row, columns 8 to 15 of 129"),
-        (pattern(4, 64, (ALL, slice(1, None, 4))), "every row, every 4th column from 1"),
-        (pattern(9, 8, (slice(0, None, 2), ALL)), "every 2nd row from 0, every column"),
-        (pattern(9, 8, (slice(0, None, 3), ALL)), "every 3rd row from 0, every column"),
-        (pattern(50, 8, (slice(0, None, 21), ALL)), "every 21st row from 0, every column"),
-        (pattern(50, 8, (slice(0, None, 12), ALL)), "every 12th row from 0, every column"),
+        (pattern(4, 64, (ALL, slice(1, None, 4))), "every row, one column in 4, from 1"),
+        (pattern(9, 8, (slice(0, None, 2), ALL)), "one row in 2, from 0, every column"),
+        (pattern(9, 8, (slice(0, None, 3), ALL)), "one row in 3, from 0, every column"),
         (pattern(9, 8, (2, ALL)), "only row 2 of 9, every column"),
         (pattern(9, 8, (8, 0)), "only row 8 of 9 (the last), only column 0 of 8"),
         (pattern(9, 8, (0, 0), (3, 5), (4, 1)), "3 of 9 rows, from 0 to 4, 3 of 8 columns, from 0 to 5"),

@@ -1,0 +1,555 @@
+"""The command line, as a user meets it: exit codes, one-line complaints, findings, reports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normcheck
+from normcheck import cli, discovery
+from normcheck.result import KINDS
+
+HEADER = """
+import torch
+from normcheck import Implementation, UnsupportedCase
+"""
+RIGHT = """
+def y_of(x, weight, bias, eps):
+    y = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+"""
+DECLARED = "IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward),)"
+TIMES_1_01 = "def wrong(x, weight, bias, eps): return y_of(x, weight, bias, eps) * 1.01"
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
+    """normcheck in this process, in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["normcheck", *argv])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(stopped.value.code, captured.out, captured.err)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., str]:
+    """A file of an implementation, each under a name of its own: files are loaded once."""
+
+    def written(*parts: str) -> str:
+        path = tmp_path / f"kernel_{abs(hash((tmp_path, parts)))}.py"
+        path.write_text("\n".join((HEADER, *parts)), encoding="utf-8")
+        return path.name
+
+    return written
+
+
+FEW = ("--device", "cpu", "--dtype", "fp16", "--max-examples", "20")
+
+
+def report(run: Callable[..., Done], *argv: str) -> tuple[Done, Any]:
+    done = run("verify", *FEW, *argv, "--report", "json:out.json")
+    return done, json.loads(Path("out.json").read_text(encoding="utf-8"))
+
+
+# what is right passes, what is wrong is found
+
+
+@pytest.mark.parametrize("op", discovery.ops())
+def test_torch_passes(run: Callable[..., Done], op: str) -> None:
+    done = run("verify", "--impl", "torch", "--op", op, *FEW)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.rstrip().splitlines()[-1].startswith("PASS")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        DECLARED.replace("forward=forward", "forward=lambda x, w, b, *, eps: y_of(x, w, b, eps)"),
+        DECLARED.replace("forward=forward", "forward=lambda x, w, b, *, eps: {'y': y_of(x, w, b, eps), 'rstd': None}"),
+    ],
+)
+def test_a_file_with_a_right_kernel_passes(
+    run: Callable[..., Done], written: Callable[..., str], declared: str
+) -> None:
+    done, document = report(run, "--impl", written(RIGHT, declared), "--require", "mine")
+    assert (done.code, document["status"]) == (0, "pass")
+    assert document["verdicts"][0]["not_returned"] == ["rstd"]
+    assert set(document["verdicts"][0]["worst"]) == {"y", "dx", "dw", "db"}
+
+
+def test_a_plain_function_without_an_import_of_normcheck(run: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(f"import torch\n{RIGHT}", encoding="utf-8")
+    assert run("verify", "--impl", "plain.py:y_of", "--op", "rmsnorm", *FEW).code == 0
+    assert run("verify", "--impl", "plain:y_of", "--op", "rmsnorm", *FEW).code == 0  # as a module
+
+
+WRONG: dict[str, tuple[str, str, str]] = {  # body of forward -> kind, output
+    "a value": ("return y_of(x, weight, bias, eps) * 1.01", "mismatch", "y"),
+    "nan": ("return y_of(x, weight, bias, eps) * float('nan')", "non_finite", "y"),
+    "unwritten": ("return torch.empty_like(x)", "non_finite", "y"),
+    "a shape": ("return y_of(x, weight, bias, eps)[:, :0]", "shape", "y"),
+    "a detached shape": ("return x.detach().clone().flatten()", "shape", "y"),
+    "a dtype": ("return y_of(x, weight, bias, eps).double()", "dtype", "y"),
+    "sparse": ("return y_of(x, weight, bias, eps).detach().to_sparse()", "shape", "y"),
+    "elsewhere": ("return torch.empty_like(x, device='meta')", "missing", "y"),
+    "a list": ("return [x]", "missing", "y"),
+    "nothing": ("return None", "missing", "y"),
+    "a dict without y": ("return {'rstd': x}", "missing", "y"),
+    "a dict with a number": ("return {'y': 3.0}", "missing", "y"),
+    "statistics in fp16": ("return {'y': y_of(x, weight, bias, eps), 'rstd': x[:, 0]}", "dtype", "rstd"),
+    "too few statistics": ("return {'y': y_of(x, weight, bias, eps), 'rstd': torch.ones(0)}", "shape", "rstd"),
+    "an input": ("y = y_of(x, weight, bias, eps); weight.data.zero_(); return y", "input_modified", "weight"),
+    "an error": ("raise ValueError('no\\nsuch thing')", "exception", ""),
+    "an assertion": ("assert False", "exception", ""),
+    "exit 0": ("raise SystemExit(0)", "exception", ""),
+    "exit by text": ("import sys; sys.exit('enough')", "exception", ""),
+    "a timeout of its own": ("raise TimeoutError", "exception", ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_a_finding(run: Callable[..., Done], written: Callable[..., str], name: str) -> None:
+    body, kind, output = WRONG[name]
+    path = written(RIGHT, "def forward(x, weight, bias, *, eps):", f"    {body}", DECLARED)
+    done, document = report(run, "--impl", path)
+    assert (done.code, done.err, document["status"]) == (1, "", "fail")
+    failure = document["verdicts"][0]["failure"]
+    assert kind in KINDS
+    assert (failure["kind"], failure["output"]) == (kind, output)
+    assert failure["case"] in done.out
+    assert failure["reproduce"] == f"normcheck repro {path} '{failure['case']}'"
+    again = run("repro", path, failure["case"], "--device", "cpu")  # and the line shows it again
+    assert again.code == 1
+    assert again.out.rstrip().splitlines()[-1].startswith("FAIL")
+
+
+GRADIENTS = """
+def forward(x, weight, bias, *, eps):
+    rstd = (x.double().square().mean(-1) + eps).rsqrt().float()
+    return {'y': y_of(x, weight, bias, eps), 'rstd': rstd}
+IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward, backward=backward),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind", "output"),
+    [
+        ("None", "missing", "dx"),
+        ("{}", "missing", "dx"),
+        ("{'dx': dy, 'dw': weight}", "mismatch", "dx"),
+        ("{'dx': dy[:, :0], 'dw': weight}", "shape", "dx"),
+        ("{'dx': dy, 'dw': weight.double()}", "dtype", "dw"),
+        ("1 / 0", "exception", ""),
+        ("sys.exit(0)", "exception", ""),
+    ],
+)
+def test_a_wrong_backward(
+    run: Callable[..., Done], written: Callable[..., str], returned: str, kind: str, output: str
+) -> None:
+    path = written(
+        "import sys", RIGHT, f"def backward(dy, x, weight, bias, saved, *, eps): return {returned}", GRADIENTS
+    )
+    done, document = report(run, "--impl", path)
+    failure = document["verdicts"][0]["failure"]
+    assert (done.code, failure["kind"], failure["output"]) == (1, kind, output)
+
+
+@pytest.mark.parametrize("wait", ["time.sleep(60)", "while True: pass"])
+def test_a_kernel_that_does_not_return(run: Callable[..., Done], written: Callable[..., str], wait: str) -> None:
+    path = written("import time", "def forward(x, weight, bias, *, eps):", "    try:", f"        {wait}")
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"\n    except Exception:\n        return x\n{DECLARED}")
+    done, document = report(run, "--impl", path, "--timeout", "0.2", "--time-budget", "1")
+    assert (done.code, document["verdicts"][0]["failure"]["kind"]) == (1, "timeout")
+    assert "timeout=0.2" in document["verdicts"][0]["failure"]["message"]
+
+
+def test_a_kernel_may_print(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    """Standard output is the report's."""
+    body = "def f(x, weight, bias, eps): print('hello'); return y_of(x, weight, bias, eps)"
+    path = written(RIGHT, "print('loading')", body)
+    done = run("verify", "--impl", f"{path}:f", "--op", "rmsnorm", *FEW, "--report", "json:-")
+    assert json.loads(done.out)["exit_code"] == done.code == 0
+    assert "hello" in done.err
+
+
+# nothing checked is not a pass
+
+
+REFUSING = "forward=lambda x, w, b, *, eps: y_of(x, w, b, eps), supports=lambda case: 'only on Sundays'"
+
+
+def test_cudnn_on_a_cpu(run: Callable[..., Done]) -> None:
+    done = run("verify", "--impl", "cudnn", "--op", "rmsnorm", *FEW)
+    assert done.code == 5
+    assert "cuDNN needs an NVIDIA GPU" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        DECLARED.replace("forward=forward", REFUSING),
+        "def forward(*_, **__): raise UnsupportedCase('only on Sundays')\n" + DECLARED,
+    ],
+)
+def test_all_refused(run: Callable[..., Done], written: Callable[..., str], declared: str) -> None:
+    done, document = report(run, "--impl", written(RIGHT, declared))
+    assert (done.code, document["exit_code"], document["status"]) == (5, 5, "nothing")
+    assert document["verdicts"][0]["status"] == "skip"
+    assert "only on Sundays" in document["verdicts"][0]["detail"]
+
+
+def test_required_did_not_run(run: Callable[..., Done]) -> None:
+    both = ("--impl", "torch", "--impl", "cudnn", "--op", "rmsnorm")
+    assert run("verify", *both, *FEW).code == 0
+    done, document = report(run, *both, "--require", "cudnn")
+    assert (done.code, document["status"]) == (5, "nothing")
+    assert "cudnn" in " ".join(document["messages"])
+
+
+def test_a_finding_decides_before_what_did_not_run(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    path = written(RIGHT, TIMES_1_01)
+    done = run("verify", "--impl", f"{path}:wrong", "--impl", "cudnn", "--op", "rmsnorm", "--require", "cudnn", *FEW)
+    assert done.code == 1
+
+
+# one line for what was asked wrongly
+
+
+def complaint(done: Done) -> str:
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("\n")
+    assert done.err.count("\n") == 1, done.err
+    assert done.err.startswith("normcheck: ")
+    assert "Traceback" not in done.err
+    assert len(done.err) < 600
+    return done.err
+
+
+MISTAKES = {
+    "verify --op norm": "op=norm: expected one of layernorm,",
+    "verify --dtype fp64": "dtype=fp64: expected one of fp16, bf16, fp32",
+    "verify --impl apex": "impl=apex: expected a known name (",
+    "verify --impl missing.py": "impl=missing.py: no such file",
+    "verify --impl .py": "impl=.py: no such file",
+    "verify --impl missing.module:f": "impl=missing.module: importing it raised ModuleNotFoundError",
+    "verify --impl :f --op rmsnorm": "impl=",
+    "verify --profile slow": "profile=slow: expected one of quick, ci, deep",
+    "verify --device tpu": "device=tpu: expected one of auto, cpu, cuda",
+    "verify --report yaml:out": "report=yaml:out: expected FORMAT:PATH with FORMAT one of json,",
+    "verify --report json": "report=json: expected FORMAT:PATH",
+    "verify --report json:": "report=json:: expected FORMAT:PATH",
+    "verify --report json:missing/out.json": "report=json:missing/out.json: expected a path",
+    "verify --report json:.": "report=json:.: expected a path",
+    "verify --report json:- --report terminal:-": "at most one report on standard output",
+    "verify --impl torch --require cudnn": "require=cudnn: expected one of torch",
+    "verify --require apex": "require=apex: expected one of",
+    "verify --workers 2": "workers=2: expected 1",
+    "verify --timeout 0": "timeout=0: expected seconds > 0",
+    "verify --timeout -1": "timeout=-1: expected seconds > 0",
+    "verify --timeout nan": "timeout=nan: expected seconds > 0",
+    "verify --timeout inf": "timeout=inf: expected seconds > 0",
+    "verify --max-examples 0": "max_examples=0: expected an integer >= 1",
+    "verify --time-budget 0": "time_budget=0: expected seconds > 0",
+    "verify --time-budget inf": "time_budget=inf: expected seconds > 0",
+    "verify --seed half": "'--seed'",
+    "verify --max-examples 1.5": "'--max-examples'",
+    "verify --colour red": "No such option",
+    "verify --op": "'--op'",
+    "verify extra": "extra",
+    "check": "No such command",
+    "repro torch": "Missing argument",
+    "repro apex 'rmsnorm fp16 M=3 N=9'": "impl=apex",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes(run: Callable[..., Done], line: str) -> None:
+    words = line.replace("'", "").split(maxsplit=2) if line.startswith("repro apex") else line.split()
+    assert MISTAKES[line] in complaint(run(*words))
+
+
+def test_a_gpu_that_is_not_there(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "device=cuda" in complaint(run("verify", "--device", "cuda"))
+
+
+def test_names_that_no_file_can_have(run: Callable[..., Done]) -> None:
+    assert "no such file" in complaint(run("verify", "--impl", "a" * 300 + ".py"))
+    assert "expected a path" in complaint(run("verify", "--report", "json:" + "a" * 300))
+
+
+BROKEN_FILES = {
+    "raise ValueError('first line\\nsecond line')": "importing it raised ValueError: first line second line",
+    "raise ValueError('x' * 100000)": "importing it raised ValueError: xxx",
+    "import sys; sys.exit(0)": "importing it raised SystemExit",
+    "import no_such_package": "importing it raised ModuleNotFoundError",
+    "def forward(": "importing it raised SyntaxError",
+    "\0": "importing it raised",
+    "": "expected IMPLEMENTATIONS in it",
+    "IMPLEMENTATIONS = ()": "expected IMPLEMENTATIONS in it",
+    "IMPLEMENTATIONS = 5": "IMPLEMENTATIONS=int: expected a tuple",
+    "IMPLEMENTATIONS = (print,)": "expected Implementation(...)",
+    "IMPLEMENTATIONS = (Implementation(name='mine', op='norm', forward=print),)": "op='norm' of 'mine'",
+    "IMPLEMENTATIONS = (Implementation(name='mine', op=['rmsnorm'], forward=print),)": "op=['rmsnorm'] of 'mine'",
+    "IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=5),)": "forward, backward of 'mine'",
+    "IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm'),)": "importing it raised TypeError",
+}
+BROKEN_FIELDS = {
+    "dtypes=('fp8',)": "dtypes='fp8'",
+    "dtypes=()": "dtypes=()",
+    "ranks=(3,)": "ranks=(3,)",
+    "ranks=2": "ranks=2",
+    "model=5": "model=5",
+    "model={'chian': 4}": "model='chian' of mine: expected one of accumulate,",
+    "shapes=((3,),)": "shapes=((3,),)",
+}
+BROKEN_FILES |= {
+    f"IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=print, {field}),)": message
+    for field, message in BROKEN_FIELDS.items()
+}
+
+
+@pytest.mark.parametrize("content", BROKEN_FILES)
+def test_files_that_are_wrong(run: Callable[..., Done], written: Callable[..., str], content: str) -> None:
+    message = complaint(run("verify", "--impl", written(content), *FEW))
+    assert BROKEN_FILES[content] in message
+
+
+def test_functions_and_ops(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    path = written(RIGHT, "forward = y_of; number = 5", DECLARED)
+    assert "op is missing" in complaint(run("verify", "--impl", f"{path}:y_of", *FEW))
+    assert "has no implementation or function named 'z_of'" in complaint(run("verify", "--impl", f"{path}:z_of", *FEW))
+    assert "has no implementation or function named 'number'" in complaint(run("verify", "--impl", f"{path}:number"))
+    assert "declares only rmsnorm" in complaint(run("verify", "--impl", path, "--op", "layernorm", *FEW))
+    assert run("verify", "--impl", f"{path}:mine", *FEW).code == 0  # by the name that it declares
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "expected 'OP DTYPE"),
+        ("rmsnorm fp16 M=3", "N is missing"),
+        ("rmsnorm fp16 M=3 N=9 eps=small\nrows=normal", "eps=small"),
+        ("rmsnorm fp16 M=0 N=999999999999", "at most"),
+        ("layernorm fp16 M=3 N=9 bias=none", "layernorm always has a bias"),
+        ("rmsnorm fp16 \x1b[2J M=3 N=9", "expected name=value"),
+    ],
+)
+def test_case_lines_that_are_wrong(run: Callable[..., Done], line: str, message: str) -> None:
+    found = complaint(run("repro", "torch", line))
+    assert message in found
+    assert found.rstrip("\n").isprintable()
+
+
+def test_a_fault_of_normcheck_itself(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 3, which nobody takes for a finding, and a traceback to report."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("our own fault")
+
+    monkeypatch.setattr("normcheck.check.judge_of", broken)
+    done, document = report(run, "--impl", "torch", "--op", "rmsnorm")
+    assert (done.code, document["status"], document["verdicts"][0]["status"]) == (3, "error", "error")
+    assert "our own fault" in document["verdicts"][0]["detail"]
+    monkeypatch.setattr("normcheck.run.plan_of", broken)
+    done = run("verify", *FEW)
+    assert done.code == 3
+    assert "Traceback" in done.err
+
+
+def test_a_report_that_cannot_be_written(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normcheck.request._writable", lambda path: True)
+    done = run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:missing/out.json")
+    assert done.code not in (0, 1)
+    assert "report=json:missing/out.json" in done.err
+
+
+def test_interrupted(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    """Ctrl-C: the reports of what was done, then 130."""
+    interrupting = "def forward(x, weight, bias, *, eps): raise KeyboardInterrupt"
+    done, document = report(run, "--impl", "torch", "--impl", written(interrupting, DECLARED), "--op", "rmsnorm")
+    assert (done.code, document["exit_code"], document["complete"]) == (130, 130, False)
+    assert [v["implementation"] for v in document["verdicts"]] == ["torch"]
+
+
+# reports
+
+
+TOP = {
+    "schema": str,
+    "normcheck": str,
+    "argv": list,
+    "seed": int,
+    "profile": str,
+    "seconds": float,
+    "environment": dict,
+    "status": str,
+    "exit_code": int,
+    "verdicts": list,
+}
+VERDICT = {
+    "op": str,
+    "implementation": str,
+    "dtype": str,
+    "device": str,
+    "status": str,
+    "detail": str,
+    "cases": int,
+    "seconds": float,
+    "worst": dict,
+    "not_returned": list,
+    "failure": (dict, type(None)),
+}
+NUMBER = (float, int, str)  # a string where JSON has no number for it
+WORST = {"ratio": NUMBER, "max_abs": NUMBER, "max_ulp": NUMBER, "case": str}
+FAILURE = {
+    "kind": str,
+    "output": str,
+    "case": str,
+    "index": list,
+    "actual": NUMBER,
+    "expected": NUMBER,
+    "error": NUMBER,
+    "bound": NUMBER,
+    "ratio": NUMBER,
+    "max_ulp": NUMBER,
+    "mismatched": int,
+    "numel": int,
+    "message": str,
+    "reproduce": str,
+}
+
+
+def conforms(value: Any, schema: dict[str, Any]) -> None:
+    assert list(value)[: len(schema)] == list(schema)
+    for key, kind in schema.items():
+        assert isinstance(value[key], kind), key
+
+
+def test_the_json_report(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    path = written(RIGHT, TIMES_1_01)
+    done, document = report(run, "--impl", f"{path}:wrong", "--impl", "torch", "--op", "rmsnorm", "--seed", "3")
+    conforms(document, TOP)
+    assert (document["schema"], document["normcheck"]) == ("normcheck-report/1", normcheck.__version__)
+    assert document["argv"][:3] == ["verify", "--impl", f"{path}:wrong"]
+    assert (document["seed"], document["profile"], document["exit_code"]) == (3, "quick", done.code)
+    assert {"python", "torch", "device"} <= set(document["environment"])
+    for verdict in document["verdicts"]:
+        conforms(verdict, VERDICT)
+        assert (verdict["op"], verdict["dtype"], verdict["device"]) == ("rmsnorm", "fp16", "cpu")
+        for worst in verdict["worst"].values():
+            conforms(worst, WORST)
+    by_name = {verdict["implementation"]: verdict for verdict in document["verdicts"]}
+    assert (by_name["torch"]["status"], by_name["torch"]["cases"], by_name["torch"]["failure"]) == ("pass", 20, None)
+    conforms(by_name[f"{path}:wrong"]["failure"], FAILURE)
+    assert by_name[f"{path}:wrong"]["failure"]["ratio"] > 1
+
+
+def test_json_on_standard_output_stands_alone(run: Callable[..., Done]) -> None:
+    done = run(
+        "verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:-", "--report", "terminal:out.txt"
+    )
+    assert json.loads(done.out)["status"] == "pass"
+    assert "PASS" in done.err  # the screen moves to standard error
+    assert "PASS" in Path("out.txt").read_text(encoding="utf-8")
+
+
+def test_the_same_seed_finds_the_same(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    """A kernel that is wrong in one column: found and shrunk alike. One that is right: the same worst cases."""
+    rare = """
+def rare(x, weight, bias, eps):
+    y = y_of(x, weight, bias, eps)
+    return torch.where(torch.arange(x.shape[-1]) == 40, 1.01 * y, y).to(x.dtype)
+"""
+    path = written(RIGHT, rare)
+
+    def verdicts(seed: str) -> list[dict[str, Any]]:
+        both = ("--impl", f"{path}:rare", "--impl", f"{path}:y_of", "--op", "rmsnorm")
+        _, document = report(run, *both, "--seed", seed, "--max-examples", "100")
+        return [{k: v for k, v in verdict.items() if k != "seconds"} for verdict in document["verdicts"]]
+
+    first, again, other = verdicts("0"), verdicts("0"), verdicts("1")
+    assert first == again
+    assert [verdict["status"] for verdict in first] == ["fail", "pass"]
+    assert " N=41 " in first[0]["failure"]["case"]
+    assert other[1] != first[1]
+
+
+# the other commands
+
+
+def test_repro_shows_every_check(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    line = "rmsnorm fp16 M=3 N=129 rows=offset seed=17"
+    done = run("repro", "torch", line, "--device", "cpu")
+    assert done.code == 0
+    assert {"y", "dx", "dw", "db"} <= set(done.out.split())
+    done = run("repro", f"{written(RIGHT, TIMES_1_01)}:wrong", line, "--device", "cpu")
+    assert done.code == 1
+    assert line in done.out
+    assert run("repro", "cudnn", line, "--device", "cpu").code == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "layernorm fp32 M=3 N=4097 eps=0.0 rows=mean10000 weights=probe",
+        "layernorm fp16 M=3 N=9 eps=0.0 rows=zero",
+        "rmsnorm fp16 M=0 N=9",
+        "layernorm_relu_bitmask bf16 M=0 N=9 lower_clip=0 upper_clip=1",
+    ],
+)
+@pytest.mark.parametrize("implementation", ["torch"])
+def test_cases_at_the_edge_accuse_nobody(run: Callable[..., Done], implementation: str, line: str) -> None:
+    """Rows without a variance and no rows at all are not a kernel's fault."""
+    assert run("repro", implementation, line, "--device", "cpu").code == 0
+
+
+def test_version(run: Callable[..., Done]) -> None:
+    assert run("--version") == Done(0, f"normcheck {normcheck.__version__}\n", "")
+
+
+def test_list(run: Callable[..., Done]) -> None:
+    done = run("list")
+    assert done.code == 0
+    for name in (*discovery.ops(), *discovery.implementations(), *discovery.reports()):
+        assert name in done.out
+
+
+def test_tolerances_is_the_table_itself(run: Callable[..., Done]) -> None:
+    table = Path(normcheck.__file__).with_name("tolerances.toml").read_text(encoding="utf-8")
+    assert run("tolerances") == Done(0, table, "")
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("verify", "--help")])
+def test_help(run: Callable[..., Done], argv: tuple[str, ...]) -> None:
+    done = run(*argv)
+    assert (done.code, done.err) == (0, "")
+    assert "verify" in done.out
+
+
+def test_as_a_module() -> None:
+    """The whole way once, in a process of its own."""
+    argv = (sys.executable, "-m", "normcheck", "verify", "--op", "norm")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    complaint(Done(done.returncode, done.stdout, done.stderr))
