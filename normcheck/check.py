@@ -95,13 +95,19 @@ def check(
     return replace(result, problems=result.problems + _modified(pristine, given))
 
 
-def model_of(implementation: Implementation, case: Case, device: str) -> Model:
-    """The table's model, with what holds for torch autograd on a CPU and what the implementation declares."""
+def undeclared_model(implementation: Implementation, device: str) -> Model:
+    """The table's model, with what holds for torch autograd on a CPU."""
     table = tolerance.table()
-    base = table.model
     if implementation.backward is None and device == "cpu":
-        base = replace(base, **table.autograd_cpu)
-    return tolerance.declared_model(base, call.model(implementation, case), implementation.name)
+        return replace(table.model, **table.autograd_cpu)
+    return table.model
+
+
+def model_of(implementation: Implementation, case: Case, device: str) -> Model:
+    """The undeclared model, with what the implementation declares about its arithmetic in this case."""
+    declared = call.model(implementation, case)
+    base = undeclared_model(implementation, device)
+    return tolerance.declared_model(base, declared, implementation.name) if declared else base
 
 
 def _checked(

@@ -138,7 +138,7 @@ def _element(at: int, got: Tensor, expected: Tensor, error: Tensor, bound: Bound
         index: tuple[int, ...] = (at,)
     else:
         row, column = divmod(at, got.shape[1])
-        index = (row + first_row,) if got.shape[1] == 1 else (row + first_row, column)
+        index = (row + first_row, column)
     parts: Mapping[str, Tensor] = bound.terms()
     terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
     return Element(

@@ -81,7 +81,7 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         message=_message(first, c, mismatched),
         reproduce=reproduce,
         check=first.check,
-        index=worst.index,
+        index=worst.index[:1] if first.output in ("mean", "rstd") else worst.index,
         actual=worst.actual,
         expected=worst.expected,
         error=worst.error,
@@ -101,7 +101,7 @@ def _message(first: Checked, c: Comparison, mismatched: int) -> str:
         return f"bitmask: {mismatched} of {c.numel} bits differ from lower_clip < z < upper_clip"
     return (
         f"{first.output}: {mismatched} of {c.numel} elements are off by more than their bound, {first.check}; "
-        f"at {c.worst.index} got {c.worst.actual:.9g}, expected {c.worst.expected:.9g}"
+        f"at {list(c.worst.index)} got {c.worst.actual:.9g}, expected {c.worst.expected:.9g}"
     )
 
 

@@ -258,31 +258,18 @@ def judge_gradients(
             mean = None if saved.mean is None else saved.mean[block].double()
             rows, statistics = reference.normalise_with(op, t.rows.x, mean, saved.rstd[block].double()), EXACT
         backward = reference.backward(op, rows, judge.scale.g, dy)
-        bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io)
-        doubt = saved.doubt[block] if own_bits and saved.doubt is not None else None
-        totals = totals.plus(judge, backward, sums, t, _doubted(judge, block, rows, statistics, doubt))
+        doubt = None
+        if own_bits and saved.doubt is not None:
+            free = judge.dy[block].double() * saved.doubt[block]
+            doubt = tolerance.doubted(judge.rules, rows, free, judge.scale, statistics, case.M)
+        bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
+        totals = totals.plus(backward, sums, doubt, t)
         if dx is not None:
-            ok = t.judged
-            if doubt is not None:
-                clear = ~(doubt & (judge.scale.g != 0)).any(1, keepdim=True)
-                ok = clear if ok is None else clear & ok
-            dx_found.append(
-                (block.start, _compare(judge, "dx", dx[block], backward.dx, bound, judge.io, block.start, ok))
-            )
+            result = _compare(judge, "dx", dx[block], backward.dx, bound, judge.io, block.start, t.judged)
+            dx_found.append((block.start, result))
     check = GIVEN_REFERENCE if given else END_TO_END
     checked = [Checked("dx", check, merge(dx_found, case.M))] if dx is not None else []
     return (*checked, *totals.checks(judge, gradients, check))
-
-
-def _doubted(
-    judge: Judge, block: slice, rows: reference.Rows, given: StatisticsBound, doubt: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """What bits in doubt may add to the sums of dw and db, each (N,), with the roundings of those sums."""
-    if doubt is None:
-        return None
-    dy = (judge.dy[block].double().abs() * doubt).mul_(1 + judge.rules.gam(judge.rules.chain(judge.case.M) + 8))
-    xh = rows.xh_abs if given.d is None else rows.xh_abs + given.d
-    return (dy * xh * (1 + given.al)).sum(0), dy.sum(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,17 +288,13 @@ class _Totals:
         return _Totals(zero, zero, GradientSums(zero, zero, zero, None), None, False)
 
     def plus(
-        self,
-        judge: Judge,
-        backward: reference.Backward,
-        sums: GradientSums,
-        t: Truth,
-        doubted: tuple[Tensor, Tensor] | None,
+        self, backward: reference.Backward, sums: GradientSums, doubt: tolerance.Doubt | None, t: Truth
     ) -> _Totals:
         mine = self.sums
         given = sums.given if mine.given is None or sums.given is None else mine.given + sums.given
-        if self.doubted is not None and doubted is not None:
-            doubted = (self.doubted[0] + doubted[0], self.doubted[1] + doubted[1])
+        doubted = self.doubted
+        if doubt is not None:
+            doubted = (doubt.dw, doubt.db) if doubted is None else (doubted[0] + doubt.dw, doubted[1] + doubt.db)
         return _Totals(
             self.dw + backward.dw,
             self.db + backward.db,
@@ -326,23 +309,20 @@ class _Totals:
         )
 
     def checks(self, judge: Judge, gradients: Mapping[str, Tensor], check: str) -> list[Checked]:
-        m = judge.case.M
+        m, (dw_doubt, db_doubt) = judge.case.M, self.doubted or (None, None)
         checks = []
         if "dw" in gradients:
-            bound = tolerance.output_dw(judge.rules, m, self.dw, self.sums, judge.weight)
-            extra = math.inf if self.spoilt else 0.0 if self.doubted is None else self.doubted[0]
-            checks.append(Checked("dw", check, self._vector(judge, "dw", gradients["dw"], self.dw, bound, extra)))
+            bound = tolerance.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, judge.weight)
+            expected = self.dw
+            if self.spoilt:
+                bound = Bound(torch.full_like(bound.upper, math.inf), None, bound.terms)
+                expected = torch.zeros_like(expected)
+            checks.append(Checked("dw", check, self._vector(judge, "dw", gradients["dw"], expected, bound)))
         if "db" in gradients:
-            bound = tolerance.output_db(judge.rules, m, self.db, self.sums, judge.weight)
-            extra = 0.0 if self.doubted is None else self.doubted[1]
-            checks.append(Checked("db", check, self._vector(judge, "db", gradients["db"], self.db, bound, extra)))
+            bound = tolerance.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
+            checks.append(Checked("db", check, self._vector(judge, "db", gradients["db"], self.db, bound)))
         return checks
 
-    def _vector(
-        self, judge: Judge, name: str, actual: Tensor, expected: Tensor, bound: Bound, extra: Tensor | float
-    ) -> Comparison:
-        if isinstance(extra, Tensor) or extra:
-            bound = Bound(bound.upper + extra, None, bound.terms)
-            expected = torch.where(torch.isfinite(expected), expected, 0.0)
+    def _vector(self, judge: Judge, name: str, actual: Tensor, expected: Tensor, bound: Bound) -> Comparison:
         finite = not self.spoilt and judge.case.eps > 0
         return compare(actual, expected, bound, judge.weight, floor=judge.floors.get(name, 0.0), finite=finite)

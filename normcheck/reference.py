@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``g`` (N,) in fp64, the factor of xhat; ``abs`` its magnitude; ``where``: 0 and 1 where g is, None if nowhere 0."""
+    """``g`` (N,) in fp64, the factor of xhat; ``abs`` its size; ``where``: 1, or 0 where g is 0, None if nowhere."""
 
     g: Tensor
     abs: Tensor

@@ -22,13 +22,14 @@ from normcheck.alarm import TimeIsUp, alarm
 from normcheck.battery import battery, large
 from normcheck.call import Broken, poisoned_memory
 from normcheck.case import Case
-from normcheck.check import Result, check
+from normcheck.check import Result, check, undeclared_model
 from normcheck.choices import Choices, cases, choices, within
 from normcheck.environment import memory
 from normcheck.explain import finding, signature
 from normcheck.outputs import Problem
 from normcheck.plan import Cell, Plan
 from normcheck.result import Finding, Uncheckable, Verdict, Worst
+from normcheck.tolerance import Model
 
 Progress = Callable[[int, float], None]
 """Called after a case with the number of cases so far and the worst ratio."""
@@ -44,6 +45,7 @@ class _Stop(BaseException):
 class _Tally:
     """What has been seen of a cell so far."""
 
+    base: Model
     cases: int = 0
     worst: dict[str, Worst] = field(default_factory=dict)
     uncheckable: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -74,10 +76,10 @@ class _Tally:
             self.uncheckable[name] = (count + c.uncheckable, total + c.numel)
             if name not in self.worst or c.ratio > self.worst[name].ratio:
                 self.worst[name] = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(result.case))
-        base = tolerance.table().model
-        for key, value in vars(result.model).items():
-            if value != getattr(base, key):
-                self.declared[key] = str(value)
+        if result.model != self.base:
+            for key, value in vars(result.model).items():
+                if value != getattr(self.base, key):
+                    self.declared[key] = str(value)
 
 
 def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
@@ -86,7 +88,7 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     if reason:
         return _verdict(cell, plan, "skip", detail=reason)
     start = time.perf_counter()
-    tally = _Tally()
+    tally = _Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, start)
         shrunk = _shrunk(cell, plan, failed) if failed is not None else None

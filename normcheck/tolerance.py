@@ -316,8 +316,37 @@ class GradientSums:
     given: Tensor | None  # sum |dy| * what the errors of the statistics do to xhat
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What bits in doubt, taken the other way, do to a block's dx (m, N) and to its share of dw and db (N,)."""
+
+    dx: Tensor
+    dw: Tensor
+    db: Tensor
+
+
+def doubted(rules: Rules, rows: Rows, dy: Tensor, scale: Scale, given: StatisticsBound, m: int) -> Doubt:
+    """``dy``: the cotangent (m, N) where its bit is in doubt, 0 elsewhere. ``m``: rows of the whole sum.
+
+    The gradients are linear in dy, so an element that passes or not changes them by its own share, roundings included.
+    """
+    grow = 1 + rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
+    dy_abs = dy.abs() * grow
+    wd = dy_abs * scale.abs
+    xa = (rows.xh_abs if given.d is None else rows.xh_abs + given.d) * (1 + given.al)
+    c1, c2 = (xa * wd).mean(1, keepdim=True), wd.mean(1, keepdim=True)
+    dx = (wd + xa * c1 + (c2 if rules.centered else 0.0)) * ((1 + given.al) * rows.rstd)
+    return Doubt(dx, (dy_abs * xa).sum(0), dy_abs.sum(0))
+
+
 def output_dx(
-    rules: Rules, rows: Rows, bwd: Backward, dy: Tensor, given: StatisticsBound, fmt: Format
+    rules: Rules,
+    rows: Rows,
+    bwd: Backward,
+    dy: Tensor,
+    given: StatisticsBound,
+    fmt: Format,
+    doubt: Doubt | None = None,
 ) -> tuple[Bound, GradientSums]:
     """Bound of dx (m, N), and the block's share of what the bounds of dw and db are made of.
 
@@ -354,6 +383,8 @@ def output_dx(
         edx += xh_abs * (ra * per_xh)
     if rules.model.bwd_form == "raw":
         edx += _raw_dx(rules, rows, wd_abs, a2, ra, c1a)
+    if doubt is not None:
+        edx += doubt.dx
     dy_abs = dy.abs()
     sums = _gradient_sums(rules, rows, dy_abs, xh_abs, xa, ux, given)
     stored = store(rules, bwd.dx.abs() + edx, fmt, "dx")
@@ -365,6 +396,9 @@ def output_dx(
         ops = (wd_abs + xa * c1a + c2).mul_(k_el).mul_(ra)
         rest = (edx - c1_term - c2_term - ops - eta).clamp_(min=0)
         named = {"store": stored * ones, "mean(xhat dy g)": c1_term, "mean(dy g)": c2_term, "ops": ops}
+        if doubt is not None:
+            named["bits in doubt"] = doubt.dx
+            rest = (rest - doubt.dx).clamp_(min=0)
         return {**named, "statistics": rest, "underflow": eta * ones}
 
     return Bound(upper, None, terms), sums
@@ -395,31 +429,39 @@ def _gradient_sums(
     return GradientSums((dy_abs * xa).sum(0), (dy_abs * ux).sum(0), dy_abs.sum(0), extra)
 
 
-def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, fmt: Format) -> Bound:
+def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
     """Bound of dw (N,), summed over all ``m`` rows; partial sums must stay in the accumulation format."""
     summation = sums.dy_xhat * rules.gam(rules.chain(m) + rules.count["dw"])
     underflow = sums.dy_underflow + 2 * m * rules.eta
     e = summation + underflow
     if sums.given is not None:
         e += sums.given
+    if doubt is not None:
+        e += doubt
     stored = store(rules, dw.abs() + e, fmt, "dw")
 
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(e)
+        bits = ones * 0 if doubt is None else doubt
         given = ones * 0 if sums.given is None else sums.given
-        return {"store": stored * ones, "sum over M": summation, "statistics": given, "underflow": underflow}
+        named = {"store": stored * ones, "sum over M": summation, "statistics": given, "bits in doubt": bits}
+        return {**named, "underflow": underflow}
 
     return Bound((e + stored) * rules.safety, None, terms)
 
 
-def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, fmt: Format) -> Bound:
+def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
     """Bound of db (N,), summed over all ``m`` rows."""
     summation = sums.dy_abs * rules.gam(rules.chain(m) + rules.count["db"])
     e = summation + 2 * m * rules.eta
+    if doubt is not None:
+        e += doubt
     stored = store(rules, db.abs() + e, fmt, "db")
 
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(e)
-        return {"store": stored * ones, "sum over M": summation, "underflow": 2 * m * rules.eta * ones}
+        bits = ones * 0 if doubt is None else doubt
+        named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
+        return {**named, "underflow": 2 * m * rules.eta * ones}
 
     return Bound((e + stored) * rules.safety, None, terms)

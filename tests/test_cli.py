@@ -480,7 +480,7 @@ def test_the_same_seed_finds_the_same(run: Callable[..., Done], written: Callabl
     rare = """
 def rare(x, weight, bias, eps):
     y = y_of(x, weight, bias, eps)
-    return torch.where(torch.arange(x.shape[-1]) == 40, 1.01 * y, y).to(x.dtype)
+    return torch.where(torch.arange(x.shape[-1]) == 8, 1.01 * y, y).to(x.dtype)
 """
     path = written(RIGHT, rare)
 
@@ -492,7 +492,7 @@ def rare(x, weight, bias, eps):
     first, again, other = verdicts("0"), verdicts("0"), verdicts("1")
     assert first == again
     assert [verdict["status"] for verdict in first] == ["fail", "pass"]
-    assert " N=41 " in first[0]["failure"]["case"]
+    assert " N=9 " in first[0]["failure"]["case"]
     assert other[1] != first[1]
 
 
