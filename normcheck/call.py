@@ -103,20 +103,20 @@ def autograd(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]
 
 
 def adapt(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """A plain function as a ``forward``: f(x, weight, bias, eps), with or without ``bias``, any name for eps.
+    """A plain function or module as a ``forward``: f(x, weight, bias, eps), with or without bias, any name for eps.
 
     Returns the forward and whether it takes a bias. Options are passed only to parameters of their names.
     """
+    described = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(described).parameters.values()
     except (TypeError, ValueError):
         return function, True
     names = [p.name for p in parameters]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_bias = "bias" in names or len([p for p in positional if p not in ("eps", "lower_clip", "upper_clip")]) >= 3
-    if takes_bias and "eps" not in names and not anything and len(positional) < 4:
-        return function, True
+    tensors_taken = [p for p in positional if p not in ("eps", "epsilon", "lower_clip", "upper_clip")]
+    takes_bias = any(p.kind is p.VAR_POSITIONAL for p in parameters) or "bias" in names or len(tensors_taken) >= 3
     eps_by_name = "eps" in names or anything
 
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:

@@ -6,7 +6,8 @@ Only numbers and names are drawn, never tensor elements: that is fast, and a fai
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
@@ -102,33 +103,32 @@ def _up_to(values: tuple[T, ...], own: T) -> tuple[T, ...]:
     return (*before, *[own] * ORIGINAL_WEIGHT)
 
 
-@st.composite
-def cases(draw: st.DrawFn, c: Choices) -> Case:
-    """Draw a case; shrinks towards the front of every list."""
-    if c.shapes:
-        m, n = draw(st.sampled_from(c.shapes))
-    else:
-        n = draw(st.sampled_from(c.n))
-        m = min(draw(st.sampled_from(c.m)), max(1, draw(st.sampled_from(c.elements)) // n))
-    layout, gap = draw(st.sampled_from(c.layout))
-    weights, weight_dtype, bias = draw(st.sampled_from(c.parameters))
-    options: tuple[tuple[str, float], ...] = ()
-    if c.clips:
-        lower, upper = draw(st.sampled_from(c.clips))
-        options = (("lower_clip", lower), ("upper_clip", upper))
+def cases(c: Choices) -> st.SearchStrategy[Case]:
+    """Cases from ``c``; each shrinks towards the front of every list.
+
+    One tuple of strategies that are made once: drawing so costs two thirds of what a composite does.
+    """
+    shapes = st.sampled_from(c.shapes) if c.shapes else st.tuples(st.sampled_from(c.m), st.sampled_from(c.n))
+    fields = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout, c.clips or ((),))
+    drawn = st.tuples(shapes, *(st.sampled_from(values) for values in fields), st.integers(0, c.seeds))
+    return drawn.map(partial(_case, c))
+
+
+def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
+    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, seed = drawn
     return Case(
         op=c.op,
         dtype=c.dtype,
-        M=m,
+        M=m if c.shapes else min(m, max(1, elements // n)),
         N=n,
-        rows=draw(st.sampled_from(c.rows)),
-        dy=draw(st.sampled_from(c.dy)),
-        eps=draw(st.sampled_from(c.eps)),
+        rows=rows,
+        dy=dy,
+        eps=eps,
         weights=weights,
         weight_dtype=weight_dtype,
         bias=bias,
         layout=layout,
         gap=gap,
-        options=options,
-        seed=draw(st.integers(0, c.seeds)),
+        options=(("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+        seed=seed,
     )

@@ -66,8 +66,7 @@ def compare(
     """
     if actual.numel() == 0:
         return Comparison(0.0, 0, 0)
-    got = actual.double()
-    error = got - expected
+    error = actual - expected  # in fp64, to which torch promotes
     uncheckable = 0
     if not finite:
         bound = _unbounded(bound)
@@ -75,7 +74,8 @@ def compare(
     ratio = _ratio(error, bound)
     largest = float(ratio.max())
     if largest <= 1 and largest <= floor:
-        return Comparison(largest, got.numel(), uncheckable)
+        return Comparison(largest, error.numel(), uncheckable)
+    got = actual.double()
     if not largest <= 1:
         ratio = _excuse(ratio, got, expected, bound, fmt)
         largest = float(ratio.max())
@@ -120,7 +120,7 @@ def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: For
     reach = got.sign() * expected + bound.upper
     may_overflow = torch.isinf(got) & (reach >= fmt.max * (1 + 2.0 ** -(fmt.p + 1)))
     saturated = torch.isfinite(got) & (expected.abs() > fmt.max) & (got == expected.sign() * fmt.max)
-    excused = may_overflow | saturated
+    excused = may_overflow | saturated | (got == expected)
     unbounded = torch.isinf(bound.upper)
     if bound.lower is None:
         excused |= unbounded

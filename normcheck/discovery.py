@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -116,18 +116,25 @@ def _validated(item: object, spec: str) -> Implementation:
     if not isinstance(item, Implementation):
         raise UsageError(f"impl={spec}: IMPLEMENTATIONS has {type(item).__name__}: expected Implementation(...)")
     where = f"of {item.name!r} in impl={spec}"
-    if item.op not in ops():
+    if not isinstance(item.name, str) or not item.name:
+        raise UsageError(f"name {where}: expected text")
+    if item.op not in list(ops()):
         raise UsageError(f"op={item.op!r} {where}: expected {one_of(ops())}")
     if not callable(item.forward) or not (item.backward is None or callable(item.backward)):
         raise UsageError(f"forward, backward {where}: expected functions")
-    for dtype in item.dtypes:
-        if dtype not in DTYPES:
-            raise UsageError(f"dtypes={dtype!r} {where}: expected {one_of(DTYPES)}")
-    if not item.dtypes or not set(item.ranks) <= {2, 3} or 2 not in item.ranks:
-        raise UsageError(
-            f"dtypes={item.dtypes!r} ranks={item.ranks!r} {where}: expected dtypes, and ranks (2,) or (2, 3)"
-        )
+    if not isinstance(item.dtypes, tuple) or not item.dtypes or any(d not in DTYPES for d in item.dtypes):
+        raise UsageError(f"dtypes={item.dtypes!r} {where}: expected a tuple with {one_of(DTYPES)}")
+    if item.ranks not in ((2,), (2, 3)):
+        raise UsageError(f"ranks={item.ranks!r} {where}: expected (2,) or (2, 3)")
+    if not callable(item.model) and not isinstance(item.model, Mapping):
+        raise UsageError(f"model={item.model!r} {where}: expected a dict, or a function of the case")
+    if not all(_is_shape(shape) for shape in item.shapes or ()):
+        raise UsageError(f"shapes={item.shapes!r} {where}: expected (M, N) pairs of integers >= 1")
     return item
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(n, int) and n >= 1 for n in shape)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -33,10 +33,31 @@ _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
 )
 
 
+_WAY = ("", "mean", "rstd", "y", "bitmask", "input", "dx", "dw", "db")
+
+_HALF_AUTOGRAD = (
+    "On a CPU, torch's own backward of a half-precision layer_norm works on statistics that it rounded to that dtype. "
+    "Upcast to fp32 before the call, and back after it."
+)
+
+
 def signature(result: Result) -> tuple[str, str]:
     """Kind and output of what is to be looked at first; a value that is not finite is a mismatch like another."""
     first = _first(result)
     return (first.kind, first.output) if isinstance(first, Problem) else ("mismatch", first.output)
+
+
+def place(result: Result) -> tuple[int, int]:
+    """How early on the data's way a failed result is wrong; smaller is nearer to the root."""
+    return _place(_first(result))
+
+
+def worst_ratio(result: Result) -> float:
+    """The ratio of what is to be looked at first; infinite where it is not a matter of values or of numbers."""
+    if not result.failed:
+        return 0.0
+    first = _first(result)
+    return first.comparison.ratio if isinstance(first, Checked) else math.inf
 
 
 def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> Finding:
@@ -61,10 +82,17 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
 
 
 def _first(result: Result) -> Problem | Checked:
-    """In the order of the data's way, the root is the first that is wrong; a call that broke comes before values."""
-    if result.problems and (not result.wrong or result.problems[0].kind != "input_modified"):
-        return result.problems[0]
-    return result.wrong[0]
+    """In the order of the data's way, the root is the first that is wrong: a call that broke, what forward returned,
+    an input that was written to, what backward returned; of one output its shape before its values."""
+    candidates: list[Problem | Checked] = [*result.problems, *result.wrong]
+    return min(candidates, key=_place)
+
+
+def _place(found: Problem | Checked) -> tuple[int, int]:
+    if isinstance(found, Problem) and found.kind == "input_modified":
+        return (_WAY.index("input"), 0)
+    where = _WAY.index(found.output) if found.output in _WAY else 0
+    return (where, int(isinstance(found, Checked)))
 
 
 def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
@@ -114,4 +142,5 @@ def _advice(cell: Cell, result: Result, device: str) -> str:
         model = replace(result.model, **changes)  # type: ignore[arg-type]
         if model != result.model and not check(cell.implementation, cell.op, result.case, device, model=model).failed:
             return text
-    return ""
+    by_autograd = cell.implementation.backward is None and device == "cpu" and cell.dtype != "fp32"
+    return _HALF_AUTOGRAD if by_autograd and {c.output for c in result.wrong} <= {"dx", "dw", "db"} else ""

@@ -9,8 +9,9 @@ differ between devices and versions, and no reduction, whose order differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -59,16 +60,30 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def hashed(seed: int, streams: tuple[int, ...], first: int, count: int, device: str) -> Tensor:
-    """int64 (streams, count): splitmix64 of the positions from ``first`` of streams of a seed. The same everywhere."""
-    starts = [((seed + 1) * 0x2545F4914F6CDD1D + stream * 0x632BE59BD9B4E019) % 2**63 for stream in streams]
-    z = torch.arange(first, first + count, dtype=torch.int64, device=device).mul_(_GOLDEN)
-    z = z + torch.tensor(starts, device=device).unsqueeze(1)
+def hashed(seed: int, pieces: Sequence[tuple[int, int, int]], device: str) -> Tensor:
+    """int64: splitmix64 of positions, for each piece (stream, first, count) one after another. The same everywhere."""
+    z = torch.cat([_ramp(first, count, device) + _start(seed, stream) for stream, first, count in pieces])
     z ^= (z >> 30) & 0x3FFFFFFFF
     z *= _MIX_1
     z ^= (z >> 27) & 0x1FFFFFFFFF
     z *= _MIX_2
     return z.bitwise_xor_((z >> 31) & 0x1FFFFFFFF)
+
+
+def _start(seed: int, stream: int) -> int:
+    return ((seed + 1) * 0x2545F4914F6CDD1D + stream * 0x632BE59BD9B4E019) % 2**63
+
+
+def _ramp(first: int, count: int, device: str) -> Tensor:
+    """Positions from ``first``, times the golden constant; wraps."""
+    if first + count <= _KEPT:
+        return _kept_ramp(device)[first : first + count]
+    return torch.arange(first, first + count, dtype=torch.int64, device=device).mul_(_GOLDEN)
+
+
+@cache
+def _kept_ramp(device: str) -> Tensor:
+    return torch.arange(_KEPT, dtype=torch.int64, device=device).mul_(_GOLDEN)
 
 
 def normal(bits: Tensor) -> Tensor:
@@ -149,7 +164,8 @@ ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
 """Kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
 
 _SLAB_ELEMENTS = 1 << 22
-_ELEMENT_STREAMS, _ROW_STREAM, _WEIGHT_STREAMS = (0, 1), (2,), (3, 4)  # x and dy; rows; weight and bias
+_X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
+_KEPT = 1 << 15  # positions that are kept, instead of being counted anew for every small case
 
 
 def _blend(f: Field) -> Tensor:
@@ -209,14 +225,14 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     x = _empty(case, io, case.gap if case.layout in ("strided", "x_strided") else 0, device)
     dy = _empty(case, io, case.gap if case.layout in ("strided", "dy_strided") else 0, device)
     height = max(1, _SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
-    for first in range(0, case.M, height):
+    for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
-        x[rows], dy[rows] = _slab(case, rows, device)
+        x[rows], dy[rows], parameters = _slab(case, rows, device)
     if case.dy in _ONLY_ROW and case.M:
         only = dy[_ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[_ONLY_ROW[case.dy]] = only
-    weight, bias = _weights(case, op, normal(hashed(case.seed, _WEIGHT_STREAMS, 0, case.N, device)))
+    weight, bias = _weights(case, op, parameters)
     weight_dtype = torch.float32 if case.weight_dtype == "fp32" else io
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)
@@ -231,18 +247,20 @@ def _empty(case: Case, dtype: torch.dtype, gap: int, device: str) -> Tensor:
     return torch.full((case.M, case.N + gap), float("nan"), dtype=dtype, device=device)[:, : case.N]
 
 
-def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor]:
-    """x and dy of some rows, (rows, N) in fp32: what rounds them to their dtype is the copy into place."""
+def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """x and dy of some rows, (rows, N) in fp32: the copy into place rounds them; and (2, N) behind weight and bias."""
     n, height = case.N, rows.stop - rows.start
-    bits = hashed(case.seed, _ELEMENT_STREAMS, rows.start * n, height * n, device)
-    nx, ndy = normal(bits).view(2, height, n)
+    elements, first = height * n, rows.start * n
+    pieces = [(_X, first, elements), (_DY_STREAM, first, elements), (_WEIGHT, 0, n), (_BIAS, 0, n)]
+    bits = hashed(case.seed, [*pieces, (_ROW, rows.start, height)], device)
+    gauss = normal(bits[: 2 * (elements + n)])
+    nx, ndy = gauss[: 2 * elements].view(2, height, n)
     if case.rows == "normal":
         x = nx
     else:
-        u = uniform(bits[0]).view(height, n)
-        ur = uniform(hashed(case.seed, _ROW_STREAM, rows.start, height, device)).view(height, 1)
+        u, ur = uniform(bits[:elements]).view(height, n), uniform(bits[-height:]).view(height, 1)
         x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, u, ur, case.dtype))
-    return x.float(), _DY[case.dy](ndy, nx).float()
+    return x.float(), _DY[case.dy](ndy, nx).float(), gauss[2 * elements :].view(2, n)
 
 
 def _round(values: Tensor, dtype: torch.dtype) -> Tensor:

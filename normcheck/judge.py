@@ -122,9 +122,9 @@ def _judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
     """False where a correct fp32 kernel may overflow (sums above FLT_MAX / 4), or 1 / sqrt(0) is asked for."""
     assert rows.var is not None
     limit = tolerance.FLT_MAX / 4 / case.N
-    if rows.x.numel() == 0 or (case.eps > 0 and (case.dtype == "fp16" or float(rows.x.abs().max()) ** 2 <= limit)):
+    if rows.x.numel() == 0 or (case.eps > 0 and (case.dtype == "fp16" or float(rows.x_abs.max()) ** 2 <= limit)):
         return None
-    largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x.abs().mean(1, keepdim=True))
+    largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
     judged = (largest <= limit) & (rows.var + case.eps > 0)
     return None if bool(judged.all()) else judged
 
@@ -203,7 +203,7 @@ def _statistics_checks(
 def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor], block: slice) -> Comparison:
     """y against the formula fed with the statistics that the kernel saved: a bound without N in it."""
     mean = own["mean"][block].double() if "mean" in own else None
-    rows = reference.normalise_with(judge.op, t.rows.x, mean, own["rstd"][block].double())
+    rows = reference.normalise_with(t.rows, mean, own["rstd"][block].double())
     forward = reference.forward(judge.op, rows, judge.scale.g, judge.bias, judge.options)
     given = tolerance.saved_statistics(judge.rules, rows)
     bound = tolerance.output_y(judge.rules, rows, forward, judge.scale, judge.bias_abs, given, judge.io).y
@@ -232,7 +232,7 @@ def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: in
     bound = Bound(torch.full_like(t.forward.z, tolerance.NO_ROOM).masked_fill_(free, math.inf), None, dict)
     expected = reference.bits(t.forward.z, judge.options).double()
     floor = judge.floors.get("bitmask", 0.0)
-    return compare(got, expected, bound, FORMATS["fp32"], floor=floor, first_row=first)
+    return compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first)
 
 
 def judge_gradients(
@@ -256,7 +256,7 @@ def judge_gradients(
         rows, statistics = t.rows, t.statistics
         if given:
             mean = None if saved.mean is None else saved.mean[block].double()
-            rows, statistics = reference.normalise_with(op, t.rows.x, mean, saved.rstd[block].double()), EXACT
+            rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[block].double()), EXACT
         backward = reference.backward(op, rows, judge.scale.g, dy)
         doubt = None
         if own_bits and saved.doubt is not None:
@@ -285,13 +285,12 @@ class _Totals:
     @staticmethod
     def empty(judge: Judge) -> _Totals:
         zero = torch.zeros_like(judge.scale.g)
-        return _Totals(zero, zero, GradientSums(zero, zero, zero, None), None, False)
+        return _Totals(zero, zero, GradientSums(zero, zero, zero), None, False)
 
     def plus(
         self, backward: reference.Backward, sums: GradientSums, doubt: tolerance.Doubt | None, t: Truth
     ) -> _Totals:
         mine = self.sums
-        given = sums.given if mine.given is None or sums.given is None else mine.given + sums.given
         doubted = self.doubted
         if doubt is not None:
             doubted = (doubt.dw, doubt.db) if doubted is None else (doubted[0] + doubt.dw, doubted[1] + doubt.db)
@@ -300,9 +299,8 @@ class _Totals:
             self.db + backward.db,
             GradientSums(
                 mine.dy_xhat + sums.dy_xhat,
-                mine.dy_underflow + sums.dy_underflow,
+                mine.dy_shift + sums.dy_shift,
                 mine.dy_abs + sums.dy_abs,
-                given,
             ),
             doubted,
             self.spoilt or t.judged is not None,

@@ -18,16 +18,16 @@ from normcheck.ops.op import Op
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Normalised rows: ``x``, ``xc`` = x - mean, ``xh`` = xc * rstd, |xh| (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
+    """Normalised rows: ``x``, |x|, ``xh`` = (x - mean) * rstd, |xh| (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
-    ``mean`` is None where the op is not centred (xc is x). ``var`` is None where the statistics were given.
+    ``mean`` is None where the op is not centred. ``var`` is None where the statistics were given.
     """
 
     x: Tensor
+    x_abs: Tensor
     mean: Tensor | None
     var: Tensor | None
     rstd: Tensor
-    xc: Tensor
     xh: Tensor
     xh_abs: Tensor
 
@@ -80,21 +80,20 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
         var = (x * x).mean(1, keepdim=True)
         rstd = (var + eps).rsqrt_()
         xh = x * rstd
-        return Rows(x, None, var, rstd, x, xh, xh.abs())
+        return Rows(x, x.abs(), None, var, rstd, xh, xh.abs())
     mean = x.mean(1, keepdim=True)
     mean = mean + (x - mean).mean(1, keepdim=True)
     xc = x - mean
     var = (xc * xc).mean(1, keepdim=True)
     rstd = (var + eps).rsqrt_()
     xh = xc * rstd
-    return Rows(x, mean, var, rstd, xc, xh, xh.abs())
+    return Rows(x, x.abs(), mean, var, rstd, xh, xh.abs())
 
 
-def normalise_with(op: Op, x: Tensor, mean: Tensor | None, rstd: Tensor) -> Rows:
-    """xhat of the rows of ``x`` (m, N) from given statistics (m, 1), taken as exact numbers."""
-    xc = x - mean if op.centered and mean is not None else x
-    xh = xc * rstd
-    return Rows(x, mean, None, rstd, xc, xh, xh.abs())
+def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
+    """The same rows with xhat from given statistics (m, 1), taken as exact numbers; no mean where not centred."""
+    xh = (rows.x if mean is None else rows.x - mean) * rstd
+    return Rows(rows.x, rows.x_abs, mean, None, rstd, xh, xh.abs())
 
 
 def forward(op: Op, rows: Rows, g: Tensor, bias: Tensor | None, options: Mapping[str, float]) -> Forward:

@@ -217,7 +217,7 @@ def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
     v = rows.var
     dm: Tensor | None = None
     if rows.mean is not None:
-        dm = rows.x.abs().mean(1, keepdim=True).mul_(rules.gam(h + count["mean"])).add_((h + 3) * eta)
+        dm = rows.x_abs.mean(1, keepdim=True).mul_(rules.gam(h + count["mean"])).add_((h + 3) * eta)
         dm2 = dm * dm
         dv = (v + dm2).mul_(rules.gam(h + count["var"])).add_(dm2).add_(3 * eta)
         if rules.c_var:
@@ -226,23 +226,20 @@ def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
     else:
         dv = v * rules.gam(h + count["rms"]) + 3 * eta
     q = v + eps
-    dq = dv + u * eps + u * (q + dv)
+    dq = (q + dv).mul_(u).add_(dv).add_(u * eps)
     rs = 2 * rules.model.rsqrt_ulp * u
     upper = (q / (q - dq).clamp_(min=eps * (1 - 2 * u))).sqrt_().mul_(1 + rs).sub_(1)
     lower = 1 - (q / (q + dq)).sqrt_().mul_(1 - rs)
     al = torch.maximum(upper, lower)
     r = rows.rstd
-    fp32 = FORMATS["fp32"]
-    rstd = Bound(
-        (r * upper).add_(eta).add_(store(rules, r * (1 + upper), fp32, "stats")),
-        (r * lower).add_(eta).add_(store(rules, r, fp32, "stats")),
+    rstd = Bound(  # saved in the accumulation format: their store is counted
+        (r * upper).add_(eta),
+        (r * lower).add_(eta),
         lambda: {"variance": r * (upper - rs), "rsqrt": r * rs, "underflow": torch.full_like(r, eta)},
     )
     if rows.mean is None or dm is None:
         return StatisticsBound(al, None, None, rstd)
-    m = rows.mean
-    mean = Bound(dm + store(rules, m.abs() + dm, fp32, "stats"), None, lambda: {"sum": dm})
-    return StatisticsBound(al, r * dm, mean, rstd)
+    return StatisticsBound(al, r * dm, Bound(dm, None, lambda: {"sum": dm}), rstd)
 
 
 def saved_statistics(rules: Rules, rows: Rows) -> StatisticsBound:
@@ -275,7 +272,7 @@ def output_y(
         per_row = per_row + (1 + al) * (1 + (k + 1) * u) * d
     before = (rows.xh_abs * per_xh).add_(per_row).mul_(g_abs).add_(eta)
     if rules.model.y_form == "folded":
-        offset = rows.x.abs() if rows.mean is None else rows.x.abs() + rows.mean.abs()
+        offset = rows.x_abs.clone() if rows.mean is None else rows.x_abs + rows.mean.abs()
         before += offset.mul_(r).mul_(g_abs).mul_(5 * u * (1 + al))
     p_abs = fwd.p.abs()
     if bias_abs is not None:
@@ -311,9 +308,8 @@ class GradientSums:
     """This block's share of the sums over M behind the bounds of dw and db, each (N,)."""
 
     dy_xhat: Tensor  # sum |dy| * bound of |xhat|
-    dy_underflow: Tensor  # sum |dy| * eta * (1 + rstd)
+    dy_shift: Tensor  # sum |dy| * what underflow and the errors of the statistics do to xhat
     dy_abs: Tensor  # sum |dy|
-    given: Tensor | None  # sum |dy| * what the errors of the statistics do to xhat
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +357,8 @@ def output_dx(
     a2 = wd_abs.mean(1, keepdim=True)
     ux = eta * (1 + ra)
     dc1 = (xa * wd_abs).mean(1, keepdim=True).mul_(rules.gam(h + count["c1"]))
-    dc1 = dc1 + a2 * ux + xa.mean(1, keepdim=True).mul_(eta) + 3 * eta
+    xa_mean = (1 + al) * (1.01 if d is None else 1.01 + d)  # mean |xhat| <= 1, the square being normalised
+    dc1.addcmul_(a2, ux).add_(xa_mean * eta + 3 * eta)
     c1, k2 = bwd.c1.abs(), (1 + al) ** 2
     c1a = c1 * k2
     dc2: Tensor | float = 0.0
@@ -406,36 +403,34 @@ def output_dx(
 
 def _raw_dx(rules: Rules, rows: Rows, wd_abs: Tensor, a2: Tensor, ra: Tensor, c1a: Tensor) -> Tensor:
     """What dx = rstd wd + b x + c, b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N, may lose by cancellation (m, N)."""
-    h = rules.chain(rows.x.shape[1])
-    m = 0.0 if rows.mean is None else rows.mean.abs()
-    s = (wd_abs * rows.x.abs()).mean(1, keepdim=True) + m * a2
-    lost = (rows.xc.abs() + 8 * rules.u * m) * (ra**3 * rules.gam(h + 8) * s)
-    return lost + (rows.x.abs() + m) * (4 * rules.u * ra * ra * c1a)
+    h, ra2 = rules.chain(rows.x.shape[1]), ra * ra
+    s = (wd_abs * rows.x_abs).mean(1, keepdim=True)
+    offset = rows.x_abs
+    if rows.mean is not None:
+        m = rows.mean.abs()
+        s.addcmul_(m, a2)
+        offset = offset + m
+    lost = ra2.mul(s).mul_(rules.gam(h + 8))  # times |x - mean| ra = |xhat| (1 + al), and 8 u |mean| ra more
+    per_offset = lost * ra * (8 * rules.u) + ra2 * c1a * (4 * rules.u)
+    return (rows.xh_abs * (lost * (ra / rows.rstd))).addcmul_(offset, per_offset)
 
 
 def _gradient_sums(
     rules: Rules, rows: Rows, dy_abs: Tensor, xh_abs: Tensor, xa: Tensor, ux: Tensor, given: StatisticsBound
 ) -> GradientSums:
-    extra: Tensor | None = None
+    shift = ux  # what every term may be off by
     if given is not EXACT:
-        shift = xh_abs * given.al
-        if given.d is not None:
-            shift += (1 + given.al) * given.d
-        extra = (dy_abs * shift).sum(0)
+        shift = (xh_abs * given.al).add_(ux if given.d is None else (1 + given.al) * given.d + ux)
     if rules.model.bwd_form == "raw":
-        offset = rows.x.abs() if rows.mean is None else rows.x.abs() + rows.mean.abs()
-        raw = (offset * ((1 + given.al) * rows.rstd * 4 * rules.u)).mul_(dy_abs).sum(0)
-        extra = raw if extra is None else extra + raw
-    return GradientSums((dy_abs * xa).sum(0), (dy_abs * ux).sum(0), dy_abs.sum(0), extra)
+        offset = rows.x_abs if rows.mean is None else rows.x_abs + rows.mean.abs()
+        shift = shift + offset * ((1 + given.al) * rows.rstd * (4 * rules.u))
+    return GradientSums((dy_abs * xa).sum(0), (dy_abs * shift).sum(0), dy_abs.sum(0))
 
 
 def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
     """Bound of dw (N,), summed over all ``m`` rows; partial sums must stay in the accumulation format."""
     summation = sums.dy_xhat * rules.gam(rules.chain(m) + rules.count["dw"])
-    underflow = sums.dy_underflow + 2 * m * rules.eta
-    e = summation + underflow
-    if sums.given is not None:
-        e += sums.given
+    e = (summation + sums.dy_shift).add_(2 * m * rules.eta)
     if doubt is not None:
         e += doubt
     stored = store(rules, dw.abs() + e, fmt, "dw")
@@ -443,11 +438,11 @@ def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tenso
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(e)
         bits = ones * 0 if doubt is None else doubt
-        given = ones * 0 if sums.given is None else sums.given
-        named = {"store": stored * ones, "sum over M": summation, "statistics": given, "bits in doubt": bits}
-        return {**named, "underflow": underflow}
+        named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
+        return {**named, "statistics": sums.dy_shift}
 
-    return Bound((e + stored) * rules.safety, None, terms)
+    upper = e + stored if rules.safety == 1.0 else (e + stored) * rules.safety
+    return Bound(upper, None, terms)
 
 
 def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
@@ -464,4 +459,5 @@ def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tenso
         named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
         return {**named, "underflow": 2 * m * rules.eta * ones}
 
-    return Bound((e + stored) * rules.safety, None, terms)
+    upper = e + stored if rules.safety == 1.0 else (e + stored) * rules.safety
+    return Bound(upper, None, terms)

@@ -13,14 +13,15 @@ from normcheck.compare import Comparison, compare
 from normcheck.formats import FORMATS, Format
 from normcheck.inputs import make
 from normcheck.locate import GRID_COLUMNS, GRID_ROWS, locate
-from normcheck.tolerance import Bound, Model
+from normcheck.tolerance import NO_ROOM, Bound, Model
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]
 
 
 def one(actual: float, expected: float, upper: float, lower: float | None = None, fmt: Format = FP32) -> Comparison:
-    """A single element among 15 that are right."""
+    """A single element among 15 that are right. A bound of 0 is what stands for it."""
+    upper, lower = (None if side is None else max(side, NO_ROOM) for side in (upper, lower))
 
     def row(value: float, rest: float = 1.0) -> torch.Tensor:
         values = torch.full((4, 4), rest, dtype=torch.float64)

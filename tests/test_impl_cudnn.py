@@ -129,7 +129,7 @@ def test_the_plans_of_a_sweep_are_kept(op: str) -> None:
     plans = 0
     for dtype in DTYPES:
         drawn = choices(ops()[op], BY_OP[op], dtype)
-        described = len(drawn.shapes) * len(drawn.weight_dtype) * len(drawn.bias)
+        described = len(drawn.shapes) * len({(weight_dtype, bias) for _, weight_dtype, bias in drawn.parameters})
         plans += described * (len(drawn.clips) or 1) + described
     assert plans <= graphs.MAX_PLANS
 

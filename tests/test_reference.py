@@ -120,12 +120,12 @@ def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
     x, weight, bias, dy, eps = tensors(rows, dtype)
     rules = tolerance.rules(op, Model())
     got = reference.normalise(op, x.double(), eps)
-    g = reference.scale(op, weight)
-    fwd = reference.forward(op, got, g, bias.double(), CLIPS)
+    scale = reference.scale(op, weight)
+    fwd = reference.forward(op, got, scale.g, bias.double(), CLIPS)
     passed = reference.bits(fwd.z, CLIPS) if op.clamped else torch.ones(M, N, dtype=torch.bool)
-    bwd = reference.backward(op, got, g, dy.double() * passed)
+    bwd = reference.backward(op, got, scale.g, dy.double() * passed)
     statistics = tolerance.statistics(rules, got, eps)
-    y_bound = tolerance.output_y(rules, got, fwd, g, bias.double(), statistics, fmt)
+    y_bound = tolerance.output_y(rules, got, fwd, scale, bias.double().abs(), statistics, fmt)
 
     with mpmath.workdps(DIGITS):
         exact = Problem(
@@ -149,19 +149,30 @@ def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
             ratios["mean"] = ratio(got.mean, [[v] for v in mean], statistics.mean.upper)
         bound, sums = tolerance.output_dx(rules, got, bwd, dy.double() * passed, statistics, fmt)
         ratios["dx"] = ratio(bwd.dx, dx, bound.upper)
-        ratios["dw"] = ratio(bwd.dw, [dw], tolerance.output_dw(rules, M, bwd.dw, sums, fmt).upper)
-        ratios["db"] = ratio(bwd.db, [db], tolerance.output_db(rules, M, bwd.db, sums, fmt).upper)
+        ratios["dw"] = ratio(bwd.dw, [dw], tolerance.output_dw(rules, M, bwd.dw, sums, None, fmt).upper)
+        ratios["db"] = ratio(bwd.db, [db], tolerance.output_db(rules, M, bwd.db, sums, None, fmt).upper)
     assert {key: value for key, value in ratios.items() if not value < NEGLIGIBLE} == {}
 
 
-@pytest.mark.parametrize("name", discovery.ops())
-def test_given_statistics_are_taken_as_exact(name: str) -> None:
-    op: Op = discovery.ops()[name]
-    x = torch.randn(M, N, dtype=torch.float64)
-    mean, rstd = torch.full((M, 1), 0.25, dtype=torch.float64), torch.full((M, 1), 3.0, dtype=torch.float64)
-    rows = reference.normalise_with(op, x, mean, rstd)
-    assert torch.equal(rows.xh, ((x - 0.25) if op.centered else x) * 3)
-    assert rows.var is None
+@pytest.mark.parametrize("op", discovery.ops().values(), ids=lambda op: op.name)
+def test_given_statistics_are_taken_as_exact(op: Op) -> None:
+    rows = reference.normalise(op, torch.randn(M, N, dtype=torch.float64), 1e-5)
+    mean = torch.full((M, 1), 0.25, dtype=torch.float64) if op.centered else None
+    given = reference.normalise_with(rows, mean, torch.full((M, 1), 3.0, dtype=torch.float64))
+    assert torch.equal(given.xh, (rows.x - 0.25 * op.centered) * 3)
+    assert torch.equal(given.xh_abs, given.xh.abs())
+    assert given.var is None
+
+
+@pytest.mark.parametrize("op", discovery.ops().values(), ids=lambda op: op.name)
+def test_scale_is_exact(op: Op) -> None:
+    """1 + weight in fp64, and where that is 0."""
+    weight = torch.tensor([2.0**-9, -1.0, 0.0], dtype=torch.bfloat16)
+    scale = reference.scale(op, weight)
+    assert scale.g.tolist() == ([1 + 2.0**-9, 0.0, 1.0] if op.weight_offset else [2.0**-9, -1.0, 0.0])
+    assert scale.where is not None
+    assert scale.where.tolist() == [float(v != 0) for v in scale.g.tolist()]
+    assert reference.scale(op, torch.full((3,), 0.5)).where is None
 
 
 def test_bits_are_strict() -> None:
