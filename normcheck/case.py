@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 from normcheck.errors import UsageError, one_of
-from normcheck.formats import DTYPES
+from normcheck.formats import DTYPES, FORMATS
 
 LAYOUTS = ("contiguous", "x_strided", "dy_strided", "strided", "rank3")
 """Simplest first. ``strided``: ``gap`` elements behind each row of x and dy are not theirs; ``rank3``: (B, S, N)."""
@@ -131,13 +131,16 @@ def _validate(case: Case) -> None:
     """Refuse what no implementation may be called with."""
     if max(case.M, 1) * (case.N + case.gap) > MAX_ELEMENTS:
         raise UsageError(f"M={case.M} N={case.N} gap={case.gap}: expected at most {MAX_ELEMENTS} elements")
-    if case.eps < 0:
-        raise UsageError(f"eps={case.eps!r}: expected a number >= 0")
+    fp32 = FORMATS["fp32"]
+    if case.eps and not 2.0**fp32.emin <= case.eps <= fp32.max:
+        raise UsageError(f"eps={case.eps!r}: expected 0 or a normal fp32 number > 0, kernels take it as one")
     if case.weight_dtype == "fp32" and case.dtype == "fp32":
         raise UsageError("weight_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
     if bool(case.gap) != (case.layout in ("x_strided", "dy_strided", "strided")):
         raise UsageError(f"gap={case.gap} layout={case.layout}: expected gap > 0 exactly for a strided layout")
     clips = dict(case.options)
+    if any(abs(clip) > fp32.max for clip in clips.values()):
+        raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
     if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
         raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
 

@@ -122,8 +122,11 @@ def _validated(item: object, spec: str) -> Implementation:
         raise UsageError(f"op={item.op!r} {where}: expected {one_of(ops())}")
     if not callable(item.forward) or not (item.backward is None or callable(item.backward)):
         raise UsageError(f"forward, backward {where}: expected functions")
-    if not isinstance(item.dtypes, tuple) or not item.dtypes or any(d not in DTYPES for d in item.dtypes):
+    if not isinstance(item.dtypes, tuple) or not item.dtypes:
         raise UsageError(f"dtypes={item.dtypes!r} {where}: expected a tuple with {one_of(DTYPES)}")
+    for dtype in item.dtypes:
+        if dtype not in DTYPES:
+            raise UsageError(f"dtypes={dtype!r} {where}: expected {one_of(DTYPES)}")
     if item.ranks not in ((2,), (2, 3)):
         raise UsageError(f"ranks={item.ranks!r} {where}: expected (2,) or (2, 3)")
     if not callable(item.model) and not isinstance(item.model, Mapping):

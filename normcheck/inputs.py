@@ -258,7 +258,7 @@ def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]
     if case.rows == "normal":
         x = nx
     else:
-        u, ur = uniform(bits[:elements]).view(height, n), uniform(bits[-height:]).view(height, 1)
+        u, ur = uniform(bits[:elements]).view(height, n), uniform(bits[2 * (elements + n) :]).view(height, 1)
         x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, u, ur, case.dtype))
     return x.float(), _DY[case.dy](ndy, nx).float(), gauss[2 * elements :].view(2, n)
 

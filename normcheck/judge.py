@@ -70,6 +70,12 @@ class Judge:
     truth: Callable[[slice], Truth]
 
     @property
+    def finite(self) -> bool:
+        """Whether every bound is known to be finite, rows that cannot be judged aside."""
+        longest = self.rules.chain(max(self.case.M, self.case.N))
+        return self.case.eps > 0 and math.isfinite(self.rules.gam(longest + 16))
+
+    @property
     def options(self) -> Mapping[str, float]:
         """The op's own numbers by name."""
         return self.case.option_values
@@ -147,7 +153,7 @@ def _compare(
             bound.terms,
         )
         expected = torch.where(ok, expected, 0.0)
-    finite = ok is None and judge.case.eps > 0
+    finite = ok is None and judge.finite
     return compare(actual, expected, bound, fmt, floor=judge.floors.get(output, 0.0), first_row=first, finite=finite)
 
 
@@ -322,5 +328,5 @@ class _Totals:
         return checks
 
     def _vector(self, judge: Judge, name: str, actual: Tensor, expected: Tensor, bound: Bound) -> Comparison:
-        finite = not self.spoilt and judge.case.eps > 0
+        finite = not self.spoilt and judge.finite
         return compare(actual, expected, bound, judge.weight, floor=judge.floors.get(name, 0.0), finite=finite)

@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis import strategies as st
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
@@ -33,9 +35,13 @@ from normcheck.plan import Cell, Plan
 from normcheck.result import Finding, Uncheckable, Verdict, Worst
 from normcheck.tolerance import Model
 
+T = TypeVar("T")
+
 Progress = Callable[[int, float], None]
 """Called after a case with the number of cases so far and the worst ratio."""
 
+_DRAW = (Phase.generate,)
+_BATCH = 4  # cases that Hypothesis draws at a time: half of what an example costs it is there once an example
 _SHRINK_TRIES = 400
 _TELLING = 30  # cases of the battery that are looked at again after a failure: every kind of rows once
 _PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
@@ -184,8 +190,8 @@ def _search(cell: Cell, plan: Plan, tally: _Tally, progress: Progress, start: fl
             fails(case)
         for case in _affordable(cell, plan, tally, end):
             fails(case)
-        strategy = cases(choices(cell.op, cell.implementation, cell.dtype))
-        _find(strategy, fails, seed=_seed(cell, plan), tries=max(1, most - tally.cases), phases=(Phase.generate,))
+        batches = st.tuples(*[cases(choices(cell.op, cell.implementation, cell.dtype))] * _BATCH)
+        _find(batches, lambda batch: any(map(fails, batch)), seed=_seed(cell, plan), tries=most, phases=_DRAW)
     except _Stop:
         pass
     return _most_telling(cell, plan, found[0], tally) if found else None
@@ -226,8 +232,8 @@ _JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}
 
 
 def _find(
-    strategy: SearchStrategy[Case], fails: Callable[[Case], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
-) -> Case | None:
+    strategy: SearchStrategy[T], fails: Callable[[T], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
+) -> T | None:
     quiet = settings(
         max_examples=tries,
         database=None,

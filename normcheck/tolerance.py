@@ -441,8 +441,7 @@ def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tenso
         named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
         return {**named, "statistics": sums.dy_shift}
 
-    upper = e + stored if rules.safety == 1.0 else (e + stored) * rules.safety
-    return Bound(upper, None, terms)
+    return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)
 
 
 def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
@@ -459,5 +458,4 @@ def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tenso
         named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
         return {**named, "underflow": 2 * m * rules.eta * ones}
 
-    upper = e + stored if rules.safety == 1.0 else (e + stored) * rules.safety
-    return Bound(upper, None, terms)
+    return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)

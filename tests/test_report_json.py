@@ -13,9 +13,36 @@ from normcheck.reports import json as json_report
 
 ALL = {**RUNS, "hostile": hostile}
 
-TOP = "schema normcheck argv seed profile seconds environment status exit_code verdicts".split()
-VERDICT = "op implementation dtype device status detail cases seconds worst not_returned failure".split()
-FAILURE = "kind output case index actual expected error bound ratio max_ulp mismatched numel message reproduce".split()
+TOP = ["schema", "normcheck", "argv", "seed", "profile", "seconds", "environment", "status", "exit_code", "verdicts"]
+VERDICT = [
+    "op",
+    "implementation",
+    "dtype",
+    "device",
+    "status",
+    "detail",
+    "cases",
+    "seconds",
+    "worst",
+    "not_returned",
+    "failure",
+]
+FAILURE = [
+    "kind",
+    "output",
+    "case",
+    "index",
+    "actual",
+    "expected",
+    "error",
+    "bound",
+    "ratio",
+    "max_ulp",
+    "mismatched",
+    "numel",
+    "message",
+    "reproduce",
+]
 
 
 def refuse(constant: str) -> NoReturn:

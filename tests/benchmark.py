@@ -1,0 +1,106 @@
+"""How fast a case is judged, and what it costs: `python tests/benchmark.py`. Figures for people, not a test.
+
+Cases of at most 4096 elements go through the whole of verify: drawn by Hypothesis, made, run forward and backward on a
+plain torch kernel, every check, on one core.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from normcheck import battery, choices, discovery
+from normcheck.call import adapt
+from normcheck.check import check
+from normcheck.implementation import Implementation
+from normcheck.inputs import make
+from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.sweep import run_cell
+
+CASES = 3000
+
+
+def rmsnorm(x, weight, bias, eps):
+    """Plain torch, gradients by autograd."""
+    wide = x.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def layernorm_forward(x, weight, bias, *, eps):
+    """Plain torch, with the statistics and a backward of its own: each case has both kinds of check."""
+    y, mean, rstd = torch.native_layer_norm(x.float(), (x.shape[-1],), weight.float(), bias.float(), eps)
+    return {"y": y.to(x.dtype), "mean": mean, "rstd": rstd}
+
+
+def layernorm_backward(dy, x, weight, bias, saved, *, eps):
+    xh = (x.float() - saved["mean"]) * saved["rstd"]
+    wd = dy.float() * weight.float()
+    c1, c2 = (xh * wd).mean(1, keepdim=True), wd.mean(1, keepdim=True)
+    dx = (wd - (xh * c1 + c2)) * saved["rstd"]
+    dw, db = (dy.float() * xh).sum(0), dy.float().sum(0)
+    return {"dx": dx.to(x.dtype), "dw": dw.to(weight.dtype), "db": db.to(weight.dtype)}
+
+
+KERNELS = (
+    Implementation(name="autograd", op="rmsnorm", forward=adapt(rmsnorm)[0]),
+    Implementation(name="own backward", op="layernorm", forward=layernorm_forward, backward=layernorm_backward),
+)
+
+
+def seconds_of(run: Callable[[], object], repeats: int) -> float:
+    """Mean processor seconds of a call."""
+    run()
+    start = time.process_time()
+    for _ in range(repeats):
+        run()
+    return (time.process_time() - start) / repeats
+
+
+def sweep(implementation: Implementation, cases: int) -> None:
+    op = discovery.ops()[implementation.op]
+    cell = Cell(op, implementation, "fp16", "benchmark")
+    profile = replace(PROFILES["quick"], max_examples=cases, seconds=600.0, large_share=0.0)
+    plan = Plan((cell,), profile, 0, "cpu", 60.0)
+    run_cell(cell, replace(plan, profile=replace(profile, max_examples=50)), lambda *_: None)
+    wall, cpu = time.perf_counter(), time.process_time()
+    verdict = run_cell(cell, plan, lambda *_: None)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    rates = f"{verdict.cases / wall:.0f} a second of wall time, {verdict.cases / cpu:.0f} a second of one core"
+    print(f"{op.name}, {implementation.name}: {verdict.status}, {verdict.cases} cases, {rates}")
+    case = next(battery.battery(op, implementation, "fp16"))
+    case = replace(case, M=16, N=129)
+    floors = dict.fromkeys(("y", "mean", "rstd", "dx", "dw", "db"), 1.0)
+    whole = seconds_of(lambda: check(implementation, op, case, "cpu", floors=floors), 500)
+    inputs = seconds_of(lambda: make(case, op, "cpu"), 500)
+    drawn = cpu / verdict.cases - whole
+    print(
+        f"  16x129: check {whole * 1e3:.2f} ms, of which inputs {inputs * 1e3:.2f}; drawing about {drawn * 1e3:.2f} ms"
+    )
+
+
+def command(*arguments: str) -> None:
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "normcheck", *arguments], capture_output=True, check=False)
+    print(f"normcheck {' '.join(arguments)}: exit {done.returncode}, {time.perf_counter() - start:.2f} s")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    choices.ELEMENTS = (4096,)
+    battery._SIZES = tuple(size for size in battery._SIZES if size[0] * size[1] <= 4096)
+    battery._TALL = tuple(size for size in battery._TALL if size[0] * size[1] <= 4096)
+    choices.SIZES_N = tuple(n for n in choices.SIZES_N if n <= 4096)
+    for implementation in KERNELS:
+        sweep(implementation, CASES)
+    command("--help")
+    command("verify", "--op", "rmsnorm", "--dtype", "fp16")
+
+
+if __name__ == "__main__":
+    main()
