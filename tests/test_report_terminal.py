@@ -227,7 +227,7 @@ def test_failed_cell_without_a_finding() -> None:
 def test_ascii_stream() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    terminal.render(run(failed(finding(message="größer")), status="fail"), Console(file=stream, width=80))
+    terminal.render(run(failed(finding(advice="größer")), status="fail"), Console(file=stream, width=80))
     text = raw.getvalue().decode("ascii")
     assert r"gr\xf6\xdfer" in text
     assert "...+\n" in text

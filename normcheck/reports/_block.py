@@ -68,6 +68,8 @@ def kind_words(finding: Finding) -> str:
 
 
 def _says_nothing_new(finding: Finding) -> bool:
+    if finding.mismatched is not None:
+        return True  # the numbers follow, one a line
     message = finding.message.strip().rstrip(".")
     return message in headline(finding)
 

@@ -1,0 +1,41 @@
+"""The recorded runs on a GPU: CI has none, so what it judges is that every cell was run there and passed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normcheck import discovery
+from normcheck.formats import DTYPES
+
+FOLDER = Path(__file__).parent.parent / "golden" / "gpu"
+
+
+def verdicts(name: str) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+    run = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return run, {(v["implementation"], v["dtype"]): v for v in run["verdicts"] if v["op"] == name}
+
+
+@pytest.mark.parametrize("op", sorted(discovery.ops()))
+def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
+    run, cells = verdicts(op)
+    assert (run["schema"], run["profile"], run["status"], run["exit_code"]) == ("normcheck-report/1", "ci", "pass", 0)
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    assert run["environment"]["cudnn_backend"]
+    assert set(cells) == {(name, dtype) for name in discovery.implementations() for dtype in DTYPES}
+    for cell in cells.values():
+        assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
+        assert cell["cases"] > 100
+        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
+
+
+def test_what_cudnn_refused_is_said() -> None:
+    _, cells = verdicts("layernorm_relu_bitmask")
+    for dtype in ("fp16", "bf16"):
+        cell = cells["cudnn", dtype]
+        assert cell["not_returned"] == ["dx", "dw", "db"]
+        assert any("NOT_SUPPORTED" in note for note in cell["notes"])
+    assert "dx" in cells["cudnn", "fp32"]["worst"]
