@@ -218,9 +218,9 @@ def _backward_checks(
         return _Gradients(not_returned=_gradient_names(given), notes=(note,))
     usable, problems = usable_gradients(given, end_to_end)
     checked: tuple[Checked, ...] = ()
-    if staged:
-        checked = judge_gradients(judge, usable_gradients(given, stage)[0], saved, given=True)
     own_bits = "bitmask" in judge.op.outputs and "bitmask" not in outputs
+    if staged:
+        checked = judge_gradients(judge, usable_gradients(given, stage)[0], saved, given=True, own_bits=own_bits)
     checked += judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
     if all(c.comparison.ratio <= 1 for c in checked):
         return _Gradients(checked, problems)
