@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normcheck import bitmask, call, tolerance
+from normcheck import bitmask, call
 from normcheck.case import Case
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
@@ -29,7 +29,7 @@ from normcheck.judge import (
 )
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients, usable_outputs
-from normcheck.tolerance import Model
+from normcheck.table import Model, declared_model, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,26 +88,25 @@ def check(
         model = model or model_of(implementation, case, device)
         result = _checked(implementation, op, case, pristine, given, model, floors or {})
     except UnsupportedCase as refusal:
-        return Result(case, model or tolerance.table().model, refused=str(refusal) or "its library gave no reason")
+        return Result(case, model or table().model, refused=str(refusal) or "its library gave no reason")
     except call.Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
-        result = Result(case, model or tolerance.table().model, problems=(problem,))
+        result = Result(case, model or table().model, problems=(problem,))
     return replace(result, problems=result.problems + _modified(pristine, given))
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:
     """The table's model, with what holds for torch autograd on a CPU."""
-    table = tolerance.table()
     if implementation.backward is None and device == "cpu":
-        return replace(table.model, **table.autograd_cpu)
-    return table.model
+        return replace(table().model, **table().autograd_cpu)
+    return table().model
 
 
 def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     """The undeclared model, with what the implementation declares about its arithmetic in this case."""
     declared = call.model(implementation, case)
     base = undeclared_model(implementation, device)
-    return tolerance.declared_model(base, declared, implementation.name) if declared else base
+    return declared_model(base, declared, implementation.name) if declared else base
 
 
 def _checked(

@@ -19,7 +19,8 @@ from normcheck.compare import Comparison, compare, merge
 from normcheck.formats import FORMATS, Format
 from normcheck.inputs import Inputs
 from normcheck.ops.op import Op
-from normcheck.tolerance import EXACT, Bound, GradientSums, Model, Rules, StatisticsBound
+from normcheck.table import Model
+from normcheck.tolerance import EXACT, Bound, GradientSums, Rules, StatisticsBound
 
 BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
 """Elements judged at once: a temporary of 256 KiB on a CPU, of 128 MiB on a GPU."""

@@ -11,6 +11,7 @@ from typing import TextIO
 import torch
 
 from normcheck import discovery
+from normcheck.attempt import run_case, why_not
 from normcheck.call import poisoned_memory
 from normcheck.case import parse
 from normcheck.environment import environment
@@ -22,7 +23,7 @@ from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.reports import terminal
 from normcheck.request import Request, Target, check_timeout, device_for, plan_of, targets_of
 from normcheck.result import Run, Verdict
-from normcheck.sweep import run_case, run_cell, why_not
+from normcheck.sweep import run_cell
 
 
 def run(request: Request, argv: tuple[str, ...]) -> int:

@@ -13,7 +13,8 @@ from normcheck.compare import Comparison, compare
 from normcheck.formats import FORMATS, Format
 from normcheck.inputs import make
 from normcheck.locate import GRID_COLUMNS, GRID_ROWS, locate
-from normcheck.tolerance import NO_ROOM, Bound, Model
+from normcheck.table import Model
+from normcheck.tolerance import NO_ROOM, Bound
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]

@@ -19,7 +19,7 @@ from normcheck.formats import FORMATS
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls import cudnn as adapter
 from normcheck.impls.cudnn import IMPLEMENTATIONS
-from normcheck.tolerance import Model, declared_model
+from normcheck.table import Model, declared_model
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}
 BITMASK = "layernorm_relu_bitmask"
@@ -59,7 +59,7 @@ def test_a_frontend_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(graphs, "library", fail)
+    monkeypatch.setattr(graphs, "frontend_module", fail)
     reason = BY_OP["rmsnorm"].unavailable("cuda")
     assert reason == f"nvidia-cudnn-frontend is installed but does not work: {' '.join(str(error).split())}"
 
@@ -78,7 +78,7 @@ def test_a_frontend_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch,
 def test_an_old_backend_is_named(monkeypatch: pytest.MonkeyPatch, op: str, version: int, expected: str | None) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(graphs, "library", lambda: SimpleNamespace(backend_version=lambda: version))
+    monkeypatch.setattr(graphs, "frontend_module", lambda: SimpleNamespace(backend_version=lambda: version))
     assert BY_OP[op].unavailable("cuda") == expected
 
 
@@ -167,7 +167,7 @@ def frontend(built: list[str], error: Exception | None = None) -> SimpleNamespac
 
 
 def install(monkeypatch: pytest.MonkeyPatch, library: SimpleNamespace) -> None:
-    monkeypatch.setattr(graphs, "library", lambda: library)
+    monkeypatch.setattr(graphs, "frontend_module", lambda: library)
     monkeypatch.setattr(graphs, "_handle", lambda _: "handle")
     monkeypatch.setattr(graphs, "forward_graph", lambda *_: ({}, ("y",)))
     monkeypatch.setattr(graphs, "backward_graph", lambda *_: ({}, ("dx",)))

@@ -17,7 +17,7 @@ from normcheck import discovery, reference, tolerance
 from normcheck.formats import FORMATS
 from normcheck.inputs import torch_dtype
 from normcheck.ops.op import Op
-from normcheck.tolerance import Model
+from normcheck.table import Model
 
 M, N = 2, 6
 DIGITS = 65

@@ -22,7 +22,8 @@ from normcheck.errors import UsageError
 from normcheck.formats import FORMATS
 from normcheck.inputs import ROW_KINDS, make, torch_dtype
 from normcheck.ops.op import Op
-from normcheck.tolerance import EXACT, Model, declared_model, half_ulp, rules, store
+from normcheck.table import Model, declared_model
+from normcheck.tolerance import EXACT, half_ulp, rules, store
 
 OPS = discovery.ops()
 LAYERNORM = OPS["layernorm"]

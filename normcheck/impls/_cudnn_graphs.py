@@ -76,7 +76,7 @@ class Refusal:
     reason: str
 
 
-def library() -> Any:
+def frontend_module() -> Any:
     """The frontend. It has no types, hence no import statement, and takes part only when it is used."""
     return importlib.import_module("cudnn")
 
@@ -86,7 +86,7 @@ def plan(key: GraphKey) -> Plan | Refusal:
     """Build and plan a graph; refusals are kept too. Any error that is not cuDNN's "not supported" is raised."""
     import torch
 
-    cudnn = library()
+    cudnn = frontend_module()
     float32 = cudnn.data_type.FLOAT
     with torch.cuda.device(key.device):
         graph = cudnn.pygraph(
@@ -115,7 +115,7 @@ def execute(plan: Plan, buffers: Mapping[str, Tensor]) -> None:
     pack = {tensor: buffers[name].detach() for name, tensor in plan.tensors.items()}
     with torch.cuda.device(plan.device):
         handle = _handle(plan.device)
-        library().set_stream(handle, torch.cuda.current_stream().cuda_stream)
+        frontend_module().set_stream(handle, torch.cuda.current_stream().cuda_stream)
         workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8, device=buffers["x"].device)
         plan.graph.execute(pack, workspace, handle=handle)
 
@@ -135,7 +135,7 @@ def version_text(version: int) -> str:
 
 def forward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Add the nodes of a forward to ``graph`` -> our name -> tensor, and which of them are outputs."""
-    cudnn = library()
+    cudnn = frontend_module()
     t = {
         "x": _matrix(graph, key, "x", _data_type(key.dtype)),
         "weight": _vector(graph, key, "weight"),
@@ -176,7 +176,7 @@ def backward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str
     }
     node = {"name": "norm_backward", "input": t["x"], "inv_variance": t["rstd"], "grad": t["dy"]}
     if key.clamped:
-        t["bitmask"] = _matrix(graph, key, "bitmask", library().data_type.BOOLEAN)
+        t["bitmask"] = _matrix(graph, key, "bitmask", frontend_module().data_type.BOOLEAN)
         node["grad"] = graph.mul(name="dy_where_bit", a=t["dy"], b=t["bitmask"])
     node["scale"] = _scale(graph, key, t)
     if key.op == "rmsnorm":
@@ -202,7 +202,7 @@ def _scale(graph: Any, key: GraphKey, t: dict[str, Any]) -> Any:
 
 def _clamp(graph: Any, key: GraphKey, z: Any, t: dict[str, Any]) -> Any:
     """Clamp z -> y. The bits come from y as it is stored: strictly between the limits, packed by cuDNN."""
-    boolean = library().data_type.BOOLEAN
+    boolean = frontend_module().data_type.BOOLEAN
     lower, upper = key.clips or (None, None)
     t["lower_clip"], t["upper_clip"] = _scalar(graph, "lower_clip"), _scalar(graph, "upper_clip")
     y = graph.relu(name="clamp", input=z, lower_clip=lower, upper_clip=upper)
@@ -244,7 +244,7 @@ def _scalar(graph: Any, name: str) -> Any:
 
 
 def _data_type(dtype: str) -> Any:
-    data_type = library().data_type
+    data_type = frontend_module().data_type
     return {"fp16": data_type.HALF, "bf16": data_type.BFLOAT16, "fp32": data_type.FLOAT}[dtype]
 
 
@@ -254,7 +254,7 @@ def _handle(device: int) -> Any:
     import torch
 
     with torch.cuda.device(device):
-        return library().create_handle()
+        return frontend_module().create_handle()
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -127,7 +127,7 @@ def _unavailable(op: str, device: str) -> str | None:
     if not torch.cuda.is_available():
         return "cuDNN needs an NVIDIA GPU, and torch sees none"
     try:
-        version = graphs.library().backend_version()
+        version = graphs.frontend_module().backend_version()
     except (ImportError, OSError, RuntimeError) as error:  # a broken install; RuntimeError: no libcudnn was found
         return f"nvidia-cudnn-frontend is installed but does not work: {' '.join(str(error).split())}"
     return _too_old(op, version)

@@ -1,0 +1,64 @@
+"""One case of a cell under the plan's limits: whether it may run at all, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from normcheck import call
+from normcheck.alarm import TimeIsUp, alarm
+from normcheck.case import Case
+from normcheck.check import Result, check
+from normcheck.environment import memory
+from normcheck.outputs import Problem
+from normcheck.plan import Cell, Plan
+from normcheck.table import table
+
+
+def why_not(cell: Cell, device: str) -> str:
+    """Why nothing of this cell can run on ``device``, or an empty string."""
+    implementation = cell.implementation
+    if cell.dtype not in implementation.dtypes:
+        return f"declares only {', '.join(implementation.dtypes)}"
+    return (implementation.unavailable(device) or "") if implementation.unavailable else ""
+
+
+def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None) -> Result:
+    """One case, under the plan's timeout; what supports() says first."""
+    unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
+    if unclaimed:
+        return Result(case, table().model, refused=unclaimed)
+    try:
+        with alarm(plan.timeout):
+            reason = call.supports(cell.implementation, case)
+            if reason is not None:
+                return Result(case, table().model, refused=reason or "supports(case) gave no reason")
+            return check(cell.implementation, cell.op, case, plan.device, floors=floors)
+    except TimeIsUp:
+        message = f"no result after timeout={plan.timeout:g} s"
+        return Result(case, table().model, problems=(Problem("timeout", "", message),))
+    except call.Broken as broken:
+        problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
+        return Result(case, table().model, problems=(problem,))
+
+
+def _unclaimed(cell: Cell, case: Case) -> str:
+    """What a case asks for that the implementation does not claim: a case line may ask for anything."""
+    if "strided" in case.layout and not cell.implementation.strided:
+        return f"layout={case.layout}: strided=False is declared"
+    if case.rank not in cell.implementation.ranks:
+        return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
+    return ""
+
+
+def _too_large(case: Case, device: str) -> str:
+    """Why the tensors of a case would not fit: a case line may ask for anything."""
+    needed = (
+        12 * case.M * (case.N + case.gap) * (4 if case.dtype == "fp32" else 2)
+    )  # inputs, copies, outputs, gradients
+    there = memory(device)
+    return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB" if needed > there else ""
+
+
+def timed_out(result: Result) -> bool:
+    """Whether a case was given up for its time."""
+    return any(p.kind == "timeout" for p in result.problems)

@@ -1,0 +1,103 @@
+"""A failing case -> the simplest one that fails in the same output, found by Hypothesis among its simplifications.
+
+Hypothesis shrinks only what it drew itself. So every failure, also of an explicit case, is searched again among the
+choices that are no less simple than its own, its own standing beside the simpler ones.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis.errors import Flaky, NoSuchExample
+from hypothesis.strategies import SearchStrategy
+
+from normcheck.attempt import run_case
+from normcheck.case import Case
+from normcheck.check import Result
+from normcheck.choices import Choices, cases, choices, within
+from normcheck.explain import signature, worst_ratio
+from normcheck.plan import Cell, Plan
+
+T = TypeVar("T")
+
+_TRIES = 400
+_PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
+
+
+class Stop(BaseException):
+    """Leaves Hypothesis from inside: a time or a number of cases is used up. Not an Exception, so that it gets out."""
+
+
+def search(
+    strategy: SearchStrategy[T], fails: Callable[[T], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
+) -> T | None:
+    """Hypothesis' find(), without its database, deadlines and health checks; None where nothing fails."""
+    quiet = settings(
+        max_examples=tries,
+        database=None,
+        deadline=None,
+        phases=phases,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        return find(strategy, fails, settings=quiet, random=random.Random(seed))
+    except (NoSuchExample, Flaky):
+        return None
+
+
+def seed_of(cell: Cell, plan: Plan) -> int:
+    """A seed of its own for each cell, the same in every run with the same ``--seed``."""
+    return zlib.crc32(f"{plan.seed} {cell.op.name} {cell.implementation.name} {cell.dtype}".encode())
+
+
+def _size(case: Case, every: Choices) -> tuple[int, ...]:
+    """How simple a case is: fewer elements first, then simpler kinds."""
+    kinds = (
+        _rank(every.rows, case.rows),
+        _rank(every.dy, case.dy),
+        _rank(every.parameters, (case.weights, case.weight_dtype, case.bias)),
+        _rank(every.layout, (case.layout, case.gap)),
+        _rank(every.eps, case.eps),
+    )
+    return (case.M * case.N, sum(kinds), *kinds, case.seed)
+
+
+def _rank(values: Sequence[object], own: object) -> int:
+    return values.index(own) if own in values else len(values)
+
+
+def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
+    """The simplest failing case found within a budget, failing in the same output; at worst the one given."""
+    every = choices(cell.op, cell.implementation, cell.dtype)
+    wanted, end = signature(failed), time.perf_counter() + plan.profile.seconds
+    best = failed
+    seen: dict[Case, bool] = {}
+
+    def fails(case: Case) -> bool:
+        nonlocal best
+        if time.perf_counter() > end:
+            raise Stop
+        if case not in seen:
+            result = run_case(cell, case, plan)
+            plain = worst_ratio(result) >= min(_PLAIN, worst_ratio(failed) / 2)
+            seen[case] = result.failed and signature(result) == wanted and plain
+            if seen[case] and _size(case, every) < _size(best.case, every):
+                best = result
+        return seen[case]
+
+    try:
+        for _ in range(3):  # each round searches within the last one's result, until it stays
+            before = best.case
+            near = cases(within(every, before))
+            search(near, fails, seed=seed_of(cell, plan), tries=_TRIES, phases=(Phase.generate, Phase.shrink))
+            if best.case == before:
+                break
+    except Stop:
+        pass
+    return best

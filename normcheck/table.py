@@ -1,0 +1,90 @@
+"""The table of tolerances, read from tolerances.toml, and what an implementation may declare to change of it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from normcheck.errors import UsageError, one_of
+
+
+@dataclass(frozen=True)
+class Model:
+    """Facts about a kernel's arithmetic: the table's ``[model]``, changed by what an implementation declares.
+
+    ``reason`` is the implementation's own, for whoever reads a report.
+    """
+
+    accumulate: str = "fp32"
+    chain: str | int = "any"
+    variance: str = "any"
+    y_form: str = "centered"
+    bwd_form: str = "centered"
+    rsqrt_ulp: int = 3
+    ftz: bool = True
+    y_given_stats: bool = True
+    bitmask_compare: str = "either"
+    reason: str = ""
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "accumulate": ("fp32",),
+    "variance": ("any", "two_pass"),
+    "y_form": ("centered", "folded"),
+    "bwd_form": ("centered", "raw"),
+    "bitmask_compare": ("either", "fp32", "rounded"),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """tolerances.toml, read once: the default model, the counts of roundings, the stores, the policy."""
+
+    model: Model
+    autograd_cpu: Mapping[str, Any]
+    count: Mapping[str, int]
+    store: Mapping[str, float]
+    safety: float
+    max_uncheckable: float
+
+
+@cache
+def table() -> Table:
+    """The package's own table."""
+    text = files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    model = dict(data["model"])
+    autograd_cpu = model.pop("autograd_cpu")
+    policy = data["policy"]
+    return Table(
+        declared_model(Model(), model, "tolerances.toml"),
+        autograd_cpu,
+        data["count"],
+        data["store"],
+        float(policy["safety"]),
+        float(policy["max_uncheckable"]),
+    )
+
+
+def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
+    """``base`` with what ``who`` declares. Raises UsageError for a key or a value that the table does not know."""
+    known = {f.name: f.type for f in fields(Model)}
+    for key, value in declared.items():
+        if key not in known:
+            raise UsageError(f"model={key!r} of {who}: expected {one_of(known)}")
+        if key in _CHOICES and value not in _CHOICES[key]:
+            raise UsageError(f"model.{key}={value!r} of {who}: expected {one_of(_CHOICES[key])}")
+        if key in ("ftz", "y_given_stats") and not isinstance(value, bool):
+            raise UsageError(f"model.{key}={value!r} of {who}: expected true or false")
+        if key == "reason" and not isinstance(value, str):
+            raise UsageError(f"model.reason={value!r} of {who}: expected text, printed with what is declared")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if key == "chain" and value != "any" and not (whole and value >= 1):
+            raise UsageError(f"model.chain={value!r} of {who}: expected 'any' or an integer >= 1")
+        if key == "rsqrt_ulp" and not (whole and 0 <= value <= 1024):
+            raise UsageError(f"model.rsqrt_ulp={value!r} of {who}: expected an integer from 0 to 1024")
+    return replace(base, **declared)
