@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from normcheck.result import Verdict
 
-PASS, FOUND, USAGE, BROKEN, NOTHING, INTERRUPTED = 0, 1, 2, 3, 5, 130
+PASS, FOUND, BROKEN, NOTHING, INTERRUPTED = 0, 1, 3, 5, 130  # 2 is a wrong command line: errors.py
 
 
 def decide(
