@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from normcheck import call
 from normcheck.alarm import TimeIsUp, alarm
-from normcheck.case import Case
+from normcheck.case import EXPANDED, Case
 from normcheck.check import Result, check
 from normcheck.environment import memory
 from normcheck.outputs import Problem
 from normcheck.plan import Cell, Plan
+from normcheck.probes import Depth
 from normcheck.table import table
 
 
@@ -22,8 +23,10 @@ def why_not(cell: Cell, device: str) -> str:
     return (implementation.unavailable(device) or "") if implementation.unavailable else ""
 
 
-def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None) -> Result:
-    """One case, under the plan's timeout; what supports() says first."""
+def run_case(
+    cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None, depth: Depth = Depth.ROWS
+) -> Result:
+    """One case, under the plan's timeout; what supports() says first. ``depth``: what the probes are asked."""
     unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
     if unclaimed:
         return Result(case, table().model, refused=unclaimed)
@@ -32,7 +35,7 @@ def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | N
             reason = call.supports(cell.implementation, case)
             if reason is not None:
                 return Result(case, table().model, refused=reason or "supports(case) gave no reason")
-            return check(cell.implementation, cell.op, case, plan.device, floors=floors)
+            return check(cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth)
     except TimeIsUp:
         message = f"no result after timeout={plan.timeout:g} s"
         return Result(case, table().model, problems=(Problem("timeout", "", message),))
@@ -43,8 +46,10 @@ def run_case(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | N
 
 def _unclaimed(cell: Cell, case: Case) -> str:
     """What a case asks for that the implementation does not claim: a case line may ask for anything."""
-    if "strided" in case.layout and not cell.implementation.strided:
+    if ("strided" in case.layout or case.layout in EXPANDED) and not cell.implementation.strided:
         return f"layout={case.layout}: strided=False is declared"
+    if case.layout == "dy_scalar" and cell.implementation.backward is not None:
+        return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
     if case.rank not in cell.implementation.ranks:
         return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
     return ""
@@ -53,8 +58,8 @@ def _unclaimed(cell: Cell, case: Case) -> str:
 def _too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit: a case line may ask for anything."""
     needed = (
-        12 * case.M * (case.N + case.gap) * (4 if case.dtype == "fp32" else 2)
-    )  # inputs, copies, outputs, gradients
+        16 * case.M * (case.N + case.gap) * (4 if case.dtype == "fp32" else 2)
+    )  # inputs and copies of them, outputs, gradients, and all of it once more
     there = memory(device)
     return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB" if needed > there else ""
 

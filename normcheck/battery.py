@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import cycle
 
-from normcheck.case import Case
+from normcheck.case import EXPANDED, Case
 from normcheck.choices import CLIPS
 from normcheck.implementation import Implementation
-from normcheck.inputs import ROWS
+from normcheck.inputs import NOT_FINITE, ROWS
 from normcheck.ops.op import Op
 
 _SHAPES = ((5, 7), (8, 24), (7, 100), (3, 257), (11, 129), (6, 300), (9, 40))
@@ -27,6 +27,8 @@ _SIZES = (
     (2, 4097), (1, 8192), (1, 8200), (1, 16385), (3, 64), (1, 20000),
 )  # fmt: skip
 _TALL = ((31, 5), (133, 8), (65, 9), (257, 3), (1061, 4), (600, 7), (4097, 3), (2049, 16))
+_SPECIAL = ((33, 5), (4, 1025), (65, 9), (17, 2049), (300, 16), (2, 8200))
+"""Several rows to a tile, several tiles to a row: where one row's NaN could reach another."""
 
 LARGE = {
     "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192)),
@@ -67,6 +69,17 @@ def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case
     yield case(next(shapes), "normal", dy="normal", layout="contiguous", gap=0, weight_dtype="same", eps=1e-5)
     for rows in ("blend", "tiny_variance", "offset", "shifted", "blend", "tail", "constant", "small_offset"):
         yield case(next(shapes), rows)
+    for layout in ("misaligned", *(EXPANDED if implementation.strided else ())):
+        if layout != "dy_scalar" or implementation.backward is None:
+            yield case(next(shapes), "normal", layout=layout, gap=0)
+            yield case(next(shapes), "blend", layout=layout, gap=0)
+    for special in ("nan", "inf", "largest", "signed_zero"):
+        yield case(next(shapes), special)
+        yield case(next(shapes), special, dy="normal")
+    for special in NOT_FINITE:
+        yield case(next(shapes), "shifted", dy=special)
+    if not implementation.shapes:
+        yield case((0, 24), "normal", layout="contiguous", gap=0)
     for rows in ROWS:
         yield case(next(shapes), rows)
     for epsilon in (1e-1, 1e-3, 1e-5, 1e-6, 0.5, 1e-8, 1e-12):
@@ -76,6 +89,8 @@ def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case
         return
     for i, size in enumerate(_SIZES):
         yield case(size, ("shifted", "blend", "normal", "offset", "tail")[i % 5])
+    for i, size in enumerate(_SPECIAL):
+        yield case(size, ("nan", "inf", "nan")[i % 3], dy=("normal", "nan", "normal")[i % 3])
     for i, size in enumerate(_TALL):
         yield case(size, ("normal", "shifted")[i % 2], dy=("normal", "last_row", "shifted", "first_row")[i % 4])
 

@@ -22,14 +22,14 @@ def pack(mask: Tensor) -> Tensor:
     padded = torch.zeros((rows, packed_columns(n) * 8), dtype=torch.uint8, device=mask.device)
     padded[:, :n] = mask
     weights = 2 ** torch.arange(8, dtype=torch.uint8, device=mask.device)
-    return (padded.view(rows, -1, 8) * weights).sum(-1, dtype=torch.uint8)
+    return (padded.view(rows, packed_columns(n), 8) * weights).sum(-1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, n: int) -> Tensor:
     """uint8 (M, ceil(N / 8)), least significant bit first -> bool (M, N); pad bits are ignored."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     ones = (packed.unsqueeze(-1) >> shifts) & 1
-    return ones.view(packed.shape[0], -1)[:, :n].bool()
+    return ones.flatten(1)[:, :n].bool()
 
 
 def doubtful(z: Tensor, before_store: Tensor, options: Mapping[str, float], fmt: Format, compare: str) -> Tensor:

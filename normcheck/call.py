@@ -10,12 +10,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normcheck import memory
 from normcheck.case import Case
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
@@ -33,12 +34,14 @@ class Broken(Exception):
         self.kind, self.output, self.message, self.frames = kind, output, message, frames
 
 
-def forward(implementation: Implementation, case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """Call forward; the tensors that it returned, by name. ``y`` is always there.
+def forward(
+    implementation: Implementation, case: Case, inputs: Inputs, arena: AbstractContextManager[object]
+) -> dict[str, Tensor]:
+    """Call forward; the tensors that it returned, by name. ``y`` is always there. ``arena`` is active meanwhile.
 
     Raises Broken if it raises or returns anything but y or a dict with y, UnsupportedCase if its library refuses.
     """
-    with _guarded("forward"):
+    with _guarded("forward"), arena:
         returned = implementation.forward(
             inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
         )
@@ -47,11 +50,15 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs) -> dict[
 
 
 def backward(
-    implementation: Implementation, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]
+    implementation: Implementation,
+    case: Case,
+    inputs: Inputs,
+    saved: Mapping[str, Tensor],
+    arena: AbstractContextManager[object],
 ) -> dict[str, Tensor]:
     """Call the implementation's own backward with ``saved``; the gradients that it returned, by name."""
     assert implementation.backward is not None
-    with _guarded("backward"):
+    with _guarded("backward"), arena:
         returned = implementation.backward(
             inputs.dy,
             inputs.x,
@@ -90,13 +97,13 @@ def differentiable(inputs: Inputs) -> Inputs:
     return Inputs(x, weight, bias, inputs.dy)
 
 
-def autograd(outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
+def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: AbstractContextManager[object]) -> dict[str, Tensor]:
     """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd."""
     y = outputs["y"]
     if not y.requires_grad:
         return {}
     leaves = [t for t in (inputs.x, inputs.weight, inputs.bias) if t is not None]
-    with _guarded("backward, by torch autograd through y,"):
+    with _guarded("backward, by torch autograd through y,"), arena:
         gradients = torch.autograd.grad(y, leaves, inputs.dy, allow_unused=True)
         _synchronise(inputs.x)
     return {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
@@ -158,8 +165,8 @@ def _guarded(what: str) -> Iterator[None]:
 
 
 def _frames(error: BaseException) -> tuple[str, ...]:
-    """The innermost frames of a traceback, without this file's own."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    """The innermost frames of a traceback, without normcheck's own around the call."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, memory.__file__)]
     return tuple(f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-_FRAMES:])
 
 

@@ -15,8 +15,13 @@ from types import MappingProxyType
 from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES, FORMATS
 
-LAYOUTS = ("contiguous", "x_strided", "dy_strided", "strided", "rank3")
-"""Simplest first. ``strided``: ``gap`` elements behind each row of x and dy are not theirs; ``rank3``: (B, S, N)."""
+EXPANDED = ("dy_expanded", "dy_scalar")
+"""Layouts in which all rows of dy share one memory."""
+
+LAYOUTS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED)
+"""Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: ``gap``
+elements behind each row of x and dy are not theirs; ``rank3``: (B, S, N); ``dy_expanded``: dy has row stride 0;
+``dy_scalar``: dy is one 1.0 with no strides, as from ``y.sum().backward()``."""
 
 MAX_ELEMENTS = 2**34
 """The largest M*N that a case line may ask for; it bounds what a hostile line can make this process allocate."""
@@ -53,6 +58,11 @@ class Case:
     def rank(self) -> int:
         """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M."""
         return 3 if self.layout == "rank3" else 2
+
+    @property
+    def unusual(self) -> bool:
+        """Whether a clear refusal is as good as an answer: no rows, or a layout that many kernels do not take."""
+        return self.M == 0 or self.layout == "misaligned" or self.layout in EXPANDED
 
     @property
     def batch(self) -> int:

@@ -1,18 +1,18 @@
 """One case on one implementation -> Result: call it, have every output judged, say what is wrong.
 
 Stages are judged alone and end to end: y also against the formula fed with the kernel's own saved statistics, the
-gradients also from a backward fed with the reference's statistics.
+gradients also from a backward fed with the reference's statistics. Then come the probes, as deep as they are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from normcheck import bitmask, call
+from normcheck import call, memory
 from normcheck.case import Case
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
@@ -27,8 +27,12 @@ from normcheck.judge import (
     judge_gradients,
     judge_of,
 )
+from normcheck.memory import Arena, Surroundings
+from normcheck.observe import Seen, strays, with_bits, written
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients, usable_outputs
+from normcheck.probes import Depth, Probed, Subject, probe
+from normcheck.special import is_special, judge_special
 from normcheck.table import Model, declared_model, table
 
 
@@ -36,7 +40,8 @@ from normcheck.table import Model, declared_model, table
 class Result:
     """What a case showed. ``checked`` is in the order of the data's way; ``refused``: why the case did not run.
 
-    ``model`` is what it was judged by; ``notes`` are for whoever reads a pass.
+    ``model`` is what it was judged by; ``notes`` are for whoever reads a pass; ``probed`` is what the probes measured,
+    None where they were not asked; ``seen`` is what the first run returned.
     """
 
     case: Case
@@ -46,6 +51,8 @@ class Result:
     not_returned: tuple[str, ...] = ()
     refused: str = ""
     notes: tuple[str, ...] = ()
+    probed: Probed | None = None
+    seen: Seen = field(default_factory=Seen)
 
     @property
     def wrong(self) -> tuple[Checked, ...]:
@@ -60,12 +67,27 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """The backward half of a result."""
+    """The backward half of a result; ``end_to_end``: the gradients themselves."""
 
     checked: tuple[Checked, ...] = ()
     problems: tuple[Problem, ...] = ()
     not_returned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    end_to_end: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A case on an implementation: ``pristine`` inputs, the copies of them that were ``given``, and the arena."""
+
+    implementation: Implementation
+    op: Op
+    case: Case
+    pristine: Inputs
+    given: Inputs
+    arena: Arena
+    model: Model
+    judge: Judge
 
 
 def check(
@@ -76,23 +98,45 @@ def check(
     *,
     floors: Mapping[str, float] | None = None,
     model: Model | None = None,
+    depth: Depth = Depth.ROWS,
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
     ``floors``: output -> ratio below which details are not wanted; ``model`` replaces the one that the implementation
-    declares. What an implementation does wrong is in the result; an exception is a fault of normcheck.
+    declares; ``depth``: what the probes are asked. What an implementation does wrong is in the result; an exception is
+    a fault of normcheck.
     """
     pristine = make(case, op, device)
-    given = _copies(pristine)
+    given = pristine.each(lambda t: memory.copy(t, memory.NAN))
+    arena = Arena(Surroundings())
     try:
         model = model or model_of(implementation, case, device)
-        result = _checked(implementation, op, case, pristine, given, model, floors or {})
-    except UnsupportedCase as refusal:
-        return Result(case, model or table().model, refused=str(refusal) or "its library gave no reason")
+        judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY)
+        this = _Call(implementation, op, case, pristine, given, arena, model, judge)
+        result, saved = _checked(this)
+    except UnsupportedCase as refused:
+        return Result(case, model or table().model, refused=str(refused) or "its library gave no reason")
     except call.Broken as broken:
-        problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
-        result = Result(case, model or table().model, problems=(problem,))
-    return replace(result, problems=result.problems + _modified(pristine, given))
+        refusal = _refusal(case, broken)
+        problems = written(pristine, given) + strays(arena, {})
+        if refusal and not problems:
+            return Result(case, model or table().model, refused=refusal)
+        first = Problem(broken.kind, broken.output, broken.message, broken.frames)
+        return Result(case, model or table().model, problems=(*problems, first))
+    result = replace(result, problems=(*result.problems, *written(pristine, given), *strays(arena, result.seen.named)))
+    if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
+        return result
+    probed = _probed(this, result, saved, rows=depth >= Depth.ROWS and not result.failed)
+    return replace(result, problems=(*result.problems, *probed.problems), probed=probed)
+
+
+def _refusal(case: Case, broken: call.Broken) -> str:
+    """Why an exception counts as a clear refusal of an unusual case; "" where it does not, as a GPU that went wrong."""
+    gone_wrong = "CUDA error" in broken.message or "Triton Error" in broken.message
+    if not case.unusual or broken.kind != "exception" or gone_wrong:
+        return ""
+    what = "M=0" if case.M == 0 else f"layout={case.layout}"
+    return f"{what}: {' '.join(broken.message.split())[:200]}"
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:
@@ -109,69 +153,65 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     return declared_model(base, declared, implementation.name) if declared else base
 
 
-def _checked(
-    implementation: Implementation,
-    op: Op,
-    case: Case,
-    pristine: Inputs,
-    given: Inputs,
-    model: Model,
-    floors: Mapping[str, float],
-) -> Result:
-    inputs = call.differentiable(given) if implementation.backward is None else given
-    returned = call.forward(implementation, case, inputs)
-    outputs, problems = usable_outputs(op, case, pristine, returned)
+def _checked(this: _Call) -> tuple[Result, Reference | None]:
+    """Everything judged; and what the reference would save, None where there is no y to judge."""
+    implementation, op, case = this.implementation, this.op, this.case
+    inputs = call.differentiable(this.given) if implementation.backward is None else this.given
+    returned = call.forward(implementation, case, inputs, this.arena)
+    outputs, problems = usable_outputs(op, case, this.pristine, returned)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
-        return Result(case, model, (), problems, missing, notes=notes)
-    own_gradients = call.autograd(returned, inputs) if implementation.backward is None else {}
-    judge = judge_of(op, case, pristine, model, floors)
-    checked, saved = judge_forward(judge, outputs)
+        return Result(case, this.model, (), problems, missing, notes=notes), None
+    own_gradients = call.autograd(returned, inputs, this.arena) if implementation.backward is None else {}
+    checked, saved = judge_forward(this.judge, outputs)
     if implementation.backward is None:
-        gradients = _autograd_checks(judge, pristine, outputs, own_gradients, saved)
+        gradients = _autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
     else:
-        gradients = _backward_checks(implementation, judge, given, outputs, saved)
-    return Result(
+        gradients = _backward_checks(this, outputs, saved)
+    checked += gradients.checked
+    seen = Seen(outputs, gradients.end_to_end)
+    if is_special(case):
+        checked += judge_special(op, case, this.pristine, seen.named)
+    result = Result(
         case,
-        model,
-        checked + gradients.checked,
+        this.model,
+        checked,
         problems + gradients.problems,
         missing + gradients.not_returned,
         notes=notes + gradients.notes,
+        seen=seen,
+    )
+    return result, saved
+
+
+def _probed(this: _Call, result: Result, saved: Reference, *, rows: bool) -> Probed:
+    shapes = this.implementation.shapes
+    one_row = (shapes is None or (1, this.case.N) in shapes) and this.implementation.supports is None
+    return probe(
+        Subject(
+            this.implementation,
+            this.op,
+            this.case,
+            this.pristine,
+            this.given,
+            result.seen,
+            saved.bits,
+            lambda inputs, seen: _wrong_values(this, inputs, seen),
+            one_row,
+        ),
+        rows=rows,
     )
 
 
-def _copies(inputs: Inputs) -> Inputs:
-    """The tensors that the implementation gets: wherever it writes, the judge keeps the originals."""
-
-    def copy(t: Tensor) -> Tensor:
-        if t.dim() == 2 and t.stride(0) > t.shape[1]:
-            return t.as_strided((t.shape[0], t.stride(0)), t.stride()).clone()[:, : t.shape[1]]
-        return t.clone()
-
-    bias = None if inputs.bias is None else copy(inputs.bias)
-    return Inputs(copy(inputs.x), copy(inputs.weight), bias, copy(inputs.dy))
-
-
-def _modified(pristine: Inputs, given: Inputs) -> tuple[Problem, ...]:
-    """Inputs whose bits are not what they were."""
-    found = []
-    for name in ("x", "weight", "bias", "dy"):
-        before, after = getattr(pristine, name), getattr(given, name)
-        if before is None:
-            continue
-        bits = torch.int16 if before.element_size() == 2 else torch.int32
-        if after.shape != before.shape or after.stride() != before.stride():
-            message = f"{name} was modified: its shape or strides; inputs belong to the caller"
-            found.append(Problem("input_modified", name, message))
-            continue
-        before, after = before.view(bits), after.view(bits)
-        if not torch.equal(before, after):
-            share = f"{int((before != after).sum())} of {before.numel()} elements"
-            found.append(Problem("input_modified", name, f"{name} was modified: {share}; inputs belong to the caller"))
-    return tuple(found)
+def _wrong_values(this: _Call, inputs: Inputs, seen: Seen) -> list[str]:
+    """The outputs of another run, for other inputs of the same case, that are outside their bounds."""
+    judge = judge_of(this.op, this.case, inputs, this.model, {})
+    checked, saved = judge_forward(judge, seen.outputs)
+    own_bits = this.implementation.backward is None
+    checked += judge_gradients(judge, seen.gradients, saved, given=False, own_bits=own_bits)
+    return [c.output for c in checked if not c.comparison.ratio <= 1]
 
 
 def _autograd_checks(
@@ -187,31 +227,31 @@ def _autograd_checks(
         return _Gradients(not_returned=_gradient_names(inputs), notes=(note,))
     usable, problems = usable_gradients(inputs, gradients)
     if saved.doubt is None or saved.bits is None or saved.ties is None or "bitmask" not in outputs:
-        return _Gradients(judge_gradients(judge, usable, saved, given=False, own_bits=True), problems)
+        checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
+        return _Gradients(checked, problems, end_to_end=usable)
     returned = bits_of(outputs["bitmask"], judge.case)
     settled = replace(saved, bits=torch.where(saved.doubt, returned, saved.bits), doubt=saved.ties)
     checked = judge_gradients(judge, usable, settled, given=False, own_bits=True)
     if any(not c.comparison.ratio <= 1 for c in checked):
         checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
-    return _Gradients(checked, problems)
+    return _Gradients(checked, problems, end_to_end=usable)
 
 
 def _gradient_names(inputs: Inputs) -> tuple[str, ...]:
     return GRADIENTS if inputs.bias is not None else GRADIENTS[:2]
 
 
-def _backward_checks(
-    implementation: Implementation, judge: Judge, given: Inputs, outputs: Mapping[str, Tensor], saved: Reference
-) -> _Gradients:
+def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Reference) -> _Gradients:
     """The implementation's own backward: fed with the reference's statistics (where it saves any), then with its own.
 
     The bitmask is the reference's both times, so that one bit in doubt does not spoil a gradient.
     """
-    own = _with_bits(outputs, saved)
+    judge, given = this.judge, this.given
+    own = with_bits(outputs, saved.bits)
     staged = all(name in outputs for name in judge.op.statistics)
     try:
-        end_to_end = call.backward(implementation, judge.case, given, own)
-        stage = call.backward(implementation, judge.case, given, _with_statistics(own, saved)) if staged else {}
+        end_to_end = _backward(this, own)
+        stage = _backward(this, _with_statistics(own, saved)) if staged else {}
     except UnsupportedCase as refusal:
         note = f"gradients not checked: {refusal}"
         return _Gradients(not_returned=_gradient_names(given), notes=(note,))
@@ -221,56 +261,44 @@ def _backward_checks(
     if staged:
         checked = judge_gradients(judge, usable_gradients(given, stage)[0], saved, given=True, own_bits=own_bits)
     checked += judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
+    found = _Gradients(checked, problems, end_to_end=usable)
     if all(c.comparison.ratio <= 1 for c in checked):
-        return _Gradients(checked, problems)
-    found = _Gradients(checked, problems)
-    return _reconsidered(implementation, judge, given, own, saved, usable, usable_gradients(given, stage)[0], found)
+        return found
+    return _reconsidered(this, own, saved, usable_gradients(given, stage)[0], found)
+
+
+def _backward(this: _Call, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return call.backward(this.implementation, this.case, this.given, saved, this.arena)
 
 
 def _reconsidered(
-    implementation: Implementation,
-    judge: Judge,
-    given: Inputs,
-    own: Mapping[str, Tensor],
-    saved: Reference,
-    end_to_end: Mapping[str, Tensor],
-    stage: Mapping[str, Tensor],
-    found: _Gradients,
+    this: _Call, own: Mapping[str, Tensor], saved: Reference, stage: Mapping[str, Tensor], found: _Gradients
 ) -> _Gradients:
     """A backward that does not read what it was given cannot be judged by it: then only end to end counts.
 
     Whether it reads is found by giving it something else: the same bits out mean that it does not.
     """
+    judge = this.judge
     notes: tuple[str, ...] = ()
     checked = found.checked
     if any(c.check == GIVEN_REFERENCE for c in checked):
         shifted = {n: t * 1.5 + 0.25 for n, t in own.items() if n in judge.op.statistics}
-        if _same_bits(call.backward(implementation, judge.case, given, {**own, **shifted}), end_to_end):
+        if _same_bits(_backward(this, {**own, **shifted}), found.end_to_end):
             checked = tuple(c for c in checked if c.check != GIVEN_REFERENCE)
             notes += ("backward does not read the saved statistics: its gradients are judged end to end only",)
     doubtful = saved.doubt is not None and bool(saved.doubt.any())
     if doubtful and "bitmask" in own and any(not c.comparison.ratio <= 1 for c in checked):
         flipped = {**own, "bitmask": ~own["bitmask"]}
-        if _same_bits(call.backward(implementation, judge.case, given, flipped), end_to_end):
+        if _same_bits(_backward(this, flipped), found.end_to_end):
             staged = any(c.check == GIVEN_REFERENCE for c in checked)
             checked = judge_gradients(judge, stage, saved, given=True, own_bits=True) if staged else ()
-            checked += judge_gradients(judge, end_to_end, saved, given=False, own_bits=True)
+            checked += judge_gradients(judge, found.end_to_end, saved, given=False, own_bits=True)
             notes += ("backward does not read the bitmask",)
     return replace(found, checked=checked, notes=notes)
 
 
 def _same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(name in a and torch.equal(a[name].view(torch.uint8), b[name].view(torch.uint8)) for name in b)
-
-
-def _with_bits(outputs: Mapping[str, Tensor], saved: Reference) -> dict[str, Tensor]:
-    """``outputs`` with the reference's bits in the form in which the kernel returned its own."""
-    own = dict(outputs)
-    if saved.bits is not None and "bitmask" in own:
-        form = own["bitmask"]
-        bits = saved.bits if form.dtype == torch.bool else bitmask.pack(saved.bits)
-        own["bitmask"] = bits.reshape(form.shape)
-    return own
+    return all(name in a and memory.same_bits(a[name].detach(), b[name].detach()) for name in b)
 
 
 def _with_statistics(own: Mapping[str, Tensor], saved: Reference) -> dict[str, Tensor]:

@@ -55,9 +55,10 @@ class Choices:
 
 def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 999) -> Choices:
     """Everything that ``implementation`` claims to support of ``op`` in ``dtype``."""
-    layout = [("contiguous", 0)]
+    layout = [("contiguous", 0), ("misaligned", 0)]
     if implementation.strided:
         layout += [(name, gap) for gap in GAPS for name in ("x_strided", "dy_strided", "strided")]
+        layout += [("dy_expanded", 0)] + [("dy_scalar", 0)] * (implementation.backward is None)
     if 3 in implementation.ranks:
         layout += [("rank3", 0)] * 3
     weight_dtypes = ("same",) if dtype == "fp32" else ("same", "fp32")

@@ -76,6 +76,47 @@ def verify(
 
 
 @app.command()
+def audit(
+    op: Op = None,
+    dtype: Dtype = None,
+    profile: Annotated[str, typer.Option("--profile", help="quick, ci or deep: what is put to the test.")] = "quick",
+    mutant: Annotated[
+        list[str] | None, typer.Option("--mutant", help="Planted fault to run, without correct kernels; may repeat.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="Judge by a fixed tolerance instead: a name, or atol=1e-2,rtol=1e-2.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other cases.")] = 0,
+    device: Device = "auto",
+    report: Annotated[list[str] | None, typer.Option("--report", help="json:PATH; - is standard output.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Processes; by default one a core, at most 8.", show_default=False)
+    ] = None,
+) -> None:
+    """How good the gate is: which planted faults it finds, and whether it accuses correct kernels.
+
+    Exit code: 0 every fault that the profile promises to kill was killed and no correct kernel accused; 1 otherwise;
+    2 wrong command line; 3 normcheck itself failed; 5 nothing was exercised; 130 interrupted. With --recipe, 0
+    whatever it misses.
+    """
+    from normcheck.audit import AuditRequest
+    from normcheck.audit import audit as run_audit
+
+    request = AuditRequest(
+        ops=tuple(op or ()),
+        dtypes=tuple(dtype or ()),
+        mutants=tuple(mutant or ()),
+        profile=profile,
+        seed=seed,
+        device=device,
+        workers=workers,
+        recipe=recipe,
+        reports=tuple(report or ()),
+    )
+    raise typer.Exit(run_audit(request, tuple(sys.argv[1:])))
+
+
+@app.command()
 def repro(
     implementation: Annotated[str, typer.Argument(help="As for --impl.")],
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],

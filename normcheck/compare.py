@@ -36,12 +36,14 @@ class Comparison:
 
     ``ratio``: the largest error / bound (NaN counts as infinite). ``max_abs``, ``max_ulp`` and ``worst`` are filled
     where the ratio is above the caller's ``floor`` or wrong. ``wrong``: bool like the block, or None where nothing is.
-    ``uncheckable``: elements without a finite bound.
+    ``uncheckable``: elements without a finite bound. ``zeros``: elements with one that a 0 would have passed as well;
+    None where that was not counted.
     """
 
     ratio: float
     numel: int
     uncheckable: int
+    zeros: int | None = None
     max_abs: float = 0.0
     max_ulp: float = 0.0
     non_finite: bool = False
@@ -58,23 +60,26 @@ def compare(
     floor: float = 0.0,
     first_row: int = 0,
     finite: bool = False,
+    zeros: bool = False,
 ) -> Comparison:
     """Compare ``actual`` (any dtype) with ``expected`` (fp64) of the same shape, (m, N), (m, 1) or (N,).
 
     ``fmt`` is the format in which the output is stored; ``first_row`` is added to row indices. No bound may be 0: what
-    leaves no room is NO_ROOM of tolerance.py. ``finite``: the caller knows that every bound is.
+    leaves no room is NO_ROOM of tolerance.py. ``finite``: the caller knows that every bound is. ``zeros``: count what a
+    0 would have passed.
     """
     if actual.numel() == 0:
-        return Comparison(0.0, 0, 0)
+        return Comparison(0.0, 0, 0, 0 if zeros else None)
     error = actual - expected  # in fp64, to which torch promotes
     uncheckable = 0
     if not finite:
         bound = _unbounded(bound)
         uncheckable = int(torch.isinf(bound.upper).sum())
+    passed = _zeros(expected, bound) if zeros else None
     ratio = _ratio(error, bound)
     largest = float(ratio.max())
     if largest <= 1 and largest <= floor:
-        return Comparison(largest, error.numel(), uncheckable)
+        return Comparison(largest, error.numel(), uncheckable, passed)
     got = actual.double()
     if not largest <= 1:
         ratio = _excuse(ratio, got, expected, bound, fmt)
@@ -90,6 +95,7 @@ def compare(
         ratio=largest,
         numel=got.numel(),
         uncheckable=uncheckable,
+        zeros=passed,
         max_abs=float(size.max()),
         max_ulp=float(ulp.max()),
         non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),
@@ -103,6 +109,12 @@ def _unbounded(bound: Bound) -> Bound:
     upper = torch.where(torch.isnan(bound.upper), math.inf, bound.upper)
     lower = None if bound.lower is None else torch.where(torch.isnan(bound.lower), math.inf, bound.lower)
     return Bound(upper, lower, bound.terms)
+
+
+def _zeros(expected: Tensor, bound: Bound) -> int:
+    """How many elements with a finite bound a 0 would pass."""
+    limit = bound.upper if bound.lower is None else torch.where(expected > 0, bound.lower, bound.upper)
+    return int(((expected.abs() <= limit) & (limit < math.inf)).sum())
 
 
 def _ratio(error: Tensor, bound: Bound) -> Tensor:
@@ -125,7 +137,7 @@ def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: For
     if bound.lower is None:
         excused |= unbounded
     else:
-        excused |= unbounded & (got > expected)
+        excused |= unbounded & (torch.isinf(bound.lower) | (got > expected))
     ratio = torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
     return torch.where(excused, torch.zeros_like(ratio), ratio)
 
@@ -166,6 +178,7 @@ def merge(blocks: list[tuple[int, Comparison]], rows: int) -> Comparison:
         ratio=worst.ratio,
         numel=sum(b.numel for _, b in blocks),
         uncheckable=sum(b.uncheckable for _, b in blocks),
+        zeros=sum(b.zeros or 0 for _, b in blocks) if worst.zeros is not None else None,
         max_abs=max(b.max_abs for _, b in blocks),
         max_ulp=max(b.max_ulp for _, b in blocks),
         non_finite=any(b.non_finite for _, b in blocks),

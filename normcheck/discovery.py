@@ -12,13 +12,16 @@ from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES
 from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
 from normcheck.reports.report import Report
+
+if TYPE_CHECKING:
+    from normcheck.mutants.mutant import Mutant
 
 
 def _modules(package: str) -> Iterator[ModuleType]:
@@ -49,6 +52,24 @@ def implementations() -> dict[str, tuple[Implementation, ...]]:
 def reports() -> dict[str, Report]:
     """Report name -> report."""
     return {m.REPORT.name: m.REPORT for m in _modules("normcheck.reports") if hasattr(m, "REPORT")}
+
+
+@cache
+def mutants() -> dict[str, Mutant]:
+    """Id -> planted fault, module by module. An id that two of them have is an error of this project."""
+    found: dict[str, Mutant] = {}
+    for module in _modules("normcheck.mutants"):
+        for mutant in getattr(module, "MUTANTS", ()):
+            if mutant.id in found:
+                raise ValueError(f"id={mutant.id!r} in {module.__name__}: another mutant has it")
+            found[mutant.id] = mutant
+    return found
+
+
+@cache
+def controls() -> tuple[Implementation, ...]:
+    """The correct kernels that no audit may accuse."""
+    return tuple(c for module in _modules("normcheck.mutants") for c in getattr(module, "CONTROLS", ()))
 
 
 def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:

@@ -12,6 +12,7 @@ from normcheck.judge import GIVEN_OWN, Checked
 from normcheck.locate import locate
 from normcheck.outputs import Problem
 from normcheck.plan import Cell
+from normcheck.probes import Depth
 from normcheck.result import Finding
 
 _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
@@ -141,7 +142,10 @@ def _advice(cell: Cell, result: Result, device: str) -> str:
         if "y_given_stats" in changes and not only_given:
             continue
         model = replace(result.model, **changes)  # type: ignore[arg-type]
-        if model != result.model and not check(cell.implementation, cell.op, result.case, device, model=model).failed:
+        if model == result.model:
+            continue
+        tried = check(cell.implementation, cell.op, result.case, device, model=model, depth=Depth.OFF)
+        if not tried.failed:
             return text
     by_autograd = cell.implementation.backward is None and cell.dtype != "fp32"
     return _HALF_AUTOGRAD if by_autograd and {c.output for c in result.wrong} <= {"dx", "dw", "db"} else ""

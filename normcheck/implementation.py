@@ -33,6 +33,10 @@ class Implementation:
     can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks`` and ``strided`` say what is claimed. ``model`` declares
     facts about the arithmetic (keys of ``[model]`` in tolerances.toml), as a dict or as a function of the case.
     ``shapes``: where every new (M, N) is expensive, the few that a sweep may use. ``source`` is a link or a path.
+
+    ``deterministic=False``: the same inputs may give other bits, which are then measured and reported, not failed.
+    ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; without it that
+    is measured and shown.
     """
 
     name: str
@@ -46,4 +50,6 @@ class Implementation:
     strided: bool = True
     model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
     shapes: tuple[tuple[int, int], ...] | None = None
+    deterministic: bool = True
+    batch_invariant: bool = False
     source: str = ""

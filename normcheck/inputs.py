@@ -9,16 +9,18 @@ differ between devices and versions, and no reduction, whose order differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from normcheck.case import Case
+from normcheck.case import EXPANDED, Case
 from normcheck.formats import FORMATS
+from normcheck.memory import placed
 from normcheck.ops.op import Op
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: splitmix64 (Steele, Lea, Flood 2014)
@@ -30,14 +32,27 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 class Inputs:
     """The tensors of a case on a device.
 
-    ``x``, ``dy``: (M, N), or (B, S, N) where the case has rank 3; last stride 1, row stride N + gap where strided, with
-    NaN in the gaps. ``weight``, ``bias`` (None where the case has none): (N,).
+    ``x``, ``dy``: (M, N), or (B, S, N) where the case has rank 3; last stride 1, row stride N + gap where strided. A dy
+    that is expanded has row stride 0, as a scalar it has no stride at all. ``weight``, ``bias`` (None where the case
+    has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
     """
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
     dy: Tensor
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are there, by name."""
+        for name in ("x", "weight", "bias", "dy"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with every tensor changed."""
+        bias = None if self.bias is None else change(self.bias)
+        return Inputs(change(self.x), change(self.weight), bias, change(self.dy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +176,37 @@ ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
         "subnormal": _subnormal,
     }
 )
-"""Kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
+"""Ordinary kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
+
+
+def _in_one_row(value: Callable[[Field], Tensor]) -> Callable[[Field], Tensor]:
+    """Normal rows, but for the middle one, which is ``value``."""
+
+    def rows(f: Field) -> Tensor:
+        out, middle = f.n.clone(), f.n.shape[0] // 2
+        row = slice(middle, middle + 1)
+        out[row] = value(Field(f.n[row], f.u[row], f.ur[row], f.dtype))
+        return out
+
+    return rows
+
+
+def _largest(f: Field) -> Tensor:
+    return torch.copysign(torch.full_like(f.n, FORMATS[f.dtype].max), f.n)
+
+
+SPECIAL_ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
+    {
+        "signed_zero": lambda f: torch.copysign(torch.zeros_like(f.n), f.n),
+        "largest": _in_one_row(_largest),
+        "nan": _in_one_row(lambda f: torch.where(_at_random_column(f), math.nan, f.n)),
+        "inf": _in_one_row(lambda f: torch.where(_at_random_column(f), torch.copysign(f.u + math.inf, f.n), f.n)),
+    }
+)
+"""Special values, which the blend does not have. ``largest``: the format's largest finite number, of either sign."""
+
+NOT_FINITE = ("nan", "inf")
+"""Kinds of rows and of dy with one element that is not finite."""
 
 _SLAB_ELEMENTS = 1 << 22
 _X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
@@ -177,7 +222,18 @@ def _blend(f: Field) -> Tensor:
     return out
 
 
-ROW_KINDS = (*ROWS, "blend")
+_KINDS = {**ROWS, "blend": _blend, **SPECIAL_ROWS}
+ROW_KINDS = (*ROWS, "blend", *SPECIAL_ROWS)
+"""Kinds of rows, simplest first."""
+
+
+def _with_one(n: Tensor, value: float) -> Tensor:
+    """``n`` with ``value`` in the middle."""
+    out = n.clone()
+    if n.numel():
+        out[n.shape[0] // 2, n.shape[1] // 2] = value
+    return out
+
 
 _DY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
@@ -188,11 +244,14 @@ _DY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "correlated": lambda n, x: x + 0.25 * n + 0.5,
         "last_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
         "first_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "nan": lambda n, x: _with_one(n, math.nan),
+        "inf": lambda n, x: _with_one(n, math.inf),
     }
 )
 _ONLY_ROW = {"last_row": -1, "first_row": 0}
 DY_KINDS = tuple(_DY)
-"""Kinds of cotangents, simplest first, all of unit scale. ``correlated``: with the normal field behind x."""
+"""Kinds of cotangents, simplest first, all of unit scale. ``correlated``: with the normal field behind x.
+``nan``, ``inf``: one element of it."""
 
 WEIGHT_KINDS = ("normal", "small", "probe")
 """``small``: N(0, 1/300), where 1 + weight is not representable. ``probe``: exact 0, -1, 2^-8, 2^-9 and 8x columns;
@@ -222,29 +281,45 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     Rows are made in slabs, so that what is needed besides the tensors themselves stays small.
     """
     io = torch_dtype(case.dtype)
-    x = _empty(case, io, case.gap if case.layout in ("strided", "x_strided") else 0, device)
-    dy = _empty(case, io, case.gap if case.layout in ("strided", "dy_strided") else 0, device)
+    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
     height = max(1, _SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
-        x[rows], dy[rows], parameters = _slab(case, rows, device)
-    if case.dy in _ONLY_ROW and case.M:
+        x[rows], cotangents, parameters = _slab(case, rows, device)
+        if case.layout not in EXPANDED:
+            dy[rows] = cotangents
+        elif not first and case.M:  # the one row, or the one number, that all rows share
+            shared = cotangents[0] if case.layout == "dy_expanded" else torch.ones(1, device=device)
+            dy.as_strided(shared.shape, (1,)).copy_(shared)
+    if case.dy in _ONLY_ROW and case.M and case.layout not in EXPANDED:
         only = dy[_ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[_ONLY_ROW[case.dy]] = only
     weight, bias = _weights(case, op, parameters)
-    weight_dtype = torch.float32 if case.weight_dtype == "fp32" else io
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)
         x, dy = x.view(shape), dy.view(shape)
-    return Inputs(x, _round(weight, weight_dtype), _round(bias, weight_dtype) if case.bias else None, dy)
+    parameter = partial(_parameter, case, device)
+    return Inputs(x, parameter(weight), parameter(bias) if case.bias else None, dy)
 
 
-def _empty(case: Case, dtype: torch.dtype, gap: int, device: str) -> Tensor:
-    """(M, N) to be filled; with a gap, a view into rows of N + gap elements whose gaps are NaN."""
-    if not gap:
-        return torch.empty((case.M, case.N), dtype=dtype, device=device)
-    return torch.full((case.M, case.N + gap), float("nan"), dtype=dtype, device=device)[:, : case.N]
+def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
+    """x or dy (M, N), to be filled, in the layout of the case."""
+    stride = (case.N + (case.gap if case.layout in ("strided", f"{name}_strided") else 0), 1)
+    if name == "dy" and case.layout in EXPANDED:
+        stride = (0, int(case.layout == "dy_expanded"))
+    return placed((case.M, case.N), stride, dtype, device, shift=_shift(case))
+
+
+def _shift(case: Case) -> int:
+    """Elements by which the base of every tensor is off an aligned address."""
+    return int(case.layout == "misaligned")
+
+
+def _parameter(case: Case, device: str, values: Tensor) -> Tensor:
+    """fp64 -> the weights' dtype through fp32, which every device rounds alike."""
+    dtype = torch.float32 if case.weight_dtype == "fp32" else torch_dtype(case.dtype)
+    return placed((case.N,), (1,), dtype, device, shift=_shift(case)).copy_(values.float())
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -259,10 +334,5 @@ def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]
         x = nx
     else:
         u, ur = uniform(bits[:elements]).view(height, n), uniform(bits[2 * (elements + n) :]).view(height, 1)
-        x = (_blend if case.rows == "blend" else ROWS[case.rows])(Field(nx, u, ur, case.dtype))
+        x = _KINDS[case.rows](Field(nx, u, ur, case.dtype))
     return x.float(), _DY[case.dy](ndy, nx).float(), gauss[2 * elements :].view(2, n)
-
-
-def _round(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp64 -> dtype through fp32, which every device rounds alike; a copy of its own, never a view."""
-    return values.float().to(dtype).contiguous()

@@ -17,7 +17,7 @@ from normcheck import bitmask, reference, tolerance
 from normcheck.case import Case
 from normcheck.compare import Comparison, compare, merge
 from normcheck.formats import FORMATS, Format
-from normcheck.inputs import Inputs
+from normcheck.inputs import NOT_FINITE, Inputs
 from normcheck.ops.op import Op
 from normcheck.table import Model
 from normcheck.tolerance import EXACT, Bound, GradientSums, Rules, StatisticsBound
@@ -54,7 +54,8 @@ class Truth:
 class Judge:
     """What is the same for all blocks of a case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``bias`` (N,) in fp64.
 
-    ``floors``: output -> the ratio below which details of a comparison are not wanted.
+    ``floors``: output -> the ratio below which details of a comparison are not wanted. ``zeros``: also count what
+    zeros would pass.
     """
 
     case: Case
@@ -68,13 +69,14 @@ class Judge:
     io: Format
     weight: Format
     floors: Mapping[str, float]
+    zeros: bool
     truth: Callable[[slice], Truth]
 
     @property
     def finite(self) -> bool:
         """Whether every bound is known to be finite, rows that cannot be judged aside."""
         longest = self.rules.chain(max(self.case.M, self.case.N))
-        return self.case.eps > 0 and math.isfinite(self.rules.gam(longest + 16))
+        return self.case.eps > 0 and self.case.dy not in NOT_FINITE and math.isfinite(self.rules.gam(longest + 16))
 
     @property
     def options(self) -> Mapping[str, float]:
@@ -102,7 +104,9 @@ class Reference:
     doubt: Tensor | None
 
 
-def judge_of(op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[str, float]) -> Judge:
+def judge_of(
+    op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[str, float], *, zeros: bool = False
+) -> Judge:
     """The judge of one case."""
     shape = (case.M, case.N)
     x = inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
@@ -119,17 +123,19 @@ def judge_of(op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[s
         statistics = tolerance.statistics(rules, rows, case.eps)
         forward = reference.forward(op, rows, scale.g, bias, case.option_values)
         y = tolerance.output_y(rules, rows, forward, scale, bias_abs, statistics, io)
-        return Truth(rows, forward, statistics, y, _judged_rows(rows, case))
+        return Truth(rows, forward, statistics, y, judged_rows(rows, case))
 
     weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
-    return Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, lambda b: truth(b.start, b.stop))
+    block = lambda b: truth(b.start, b.stop)  # noqa: E731
+    return Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block)
 
 
-def _judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
+def judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
     """False where a correct fp32 kernel may overflow (sums above FLT_MAX / 4), or 1 / sqrt(0) is asked for."""
     assert rows.var is not None
     limit = tolerance.FLT_MAX / 4 / case.N
-    if rows.x.numel() == 0 or (case.eps > 0 and (case.dtype == "fp16" or float(rows.x_abs.max()) ** 2 <= limit)):
+    small = case.dtype == "fp16" and case.rows not in NOT_FINITE
+    if rows.x.numel() == 0 or (case.eps > 0 and (small or float(rows.x_abs.max()) ** 2 <= limit)):
         return None
     largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
     judged = (largest <= limit) & (rows.var + case.eps > 0)
@@ -155,7 +161,8 @@ def _compare(
         )
         expected = torch.where(ok, expected, 0.0)
     finite = ok is None and judge.finite
-    return compare(actual, expected, bound, fmt, floor=judge.floors.get(output, 0.0), first_row=first, finite=finite)
+    floor = judge.floors.get(output, 0.0)
+    return compare(actual, expected, bound, fmt, floor=floor, first_row=first, finite=finite, zeros=judge.zeros)
 
 
 def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
@@ -239,7 +246,7 @@ def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: in
     bound = Bound(torch.full_like(t.forward.z, tolerance.NO_ROOM).masked_fill_(free, math.inf), None, dict)
     expected = reference.bits(t.forward.z, judge.options).double()
     floor = judge.floors.get("bitmask", 0.0)
-    return compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first)
+    return compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first, zeros=judge.zeros)
 
 
 def judge_gradients(
@@ -330,4 +337,5 @@ class _Totals:
 
     def _vector(self, judge: Judge, name: str, actual: Tensor, expected: Tensor, bound: Bound) -> Comparison:
         finite = not self.spoilt and judge.finite
-        return compare(actual, expected, bound, judge.weight, floor=judge.floors.get(name, 0.0), finite=finite)
+        floor = judge.floors.get(name, 0.0)
+        return compare(actual, expected, bound, judge.weight, floor=floor, finite=finite, zeros=judge.zeros)

@@ -12,18 +12,24 @@ from normcheck.ops.op import Op
 class Profile:
     """How much a cell may cost. ``max_examples`` cases; ``seconds`` of searching, and the same again for shrinking.
 
-    ``large_share``: the share of the seconds that a single large case may be expected to take.
+    ``large_share``: the share of the seconds that a single large case may be expected to take. ``sanitizer``: whether a
+    cell that passes on a GPU is also run under compute-sanitizer.
     """
 
     name: str
     max_examples: int
     seconds: float
     large_share: float = 0.4
+    sanitizer: bool = False
 
 
 PROFILES = {
     profile.name: profile
-    for profile in (Profile("quick", 300, 4.0), Profile("ci", 1500, 45.0), Profile("deep", 20000, 900.0))
+    for profile in (
+        Profile("quick", 300, 4.0),
+        Profile("ci", 1500, 45.0),
+        Profile("deep", 20000, 900.0, sanitizer=True),
+    )
 }
 
 

@@ -94,12 +94,42 @@ class Uncheckable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Vacuity:
+    """What zeros in place of an output would have passed, over the cases where that was counted.
+
+    ``zeros`` of ``total`` elements that could be judged; ``empty`` of ``checks`` that would have passed nothing but
+    zeros, and so are none.
+    """
+
+    zeros: int
+    total: int
+    empty: int
+    checks: int
+
+    @property
+    def share(self) -> float:
+        """Zeros over total, 0 where nothing was counted."""
+        return self.zeros / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steadiness:
+    """In how many of ``cases`` an output's bits were not the same."""
+
+    differ: int
+    cases: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The outcome of a cell: op x implementation x dtype on a device.
 
     ``status``: pass, fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``skipped``: reason
     -> number of cases that this implementation, or its library, refused. ``model``: what the implementation declares.
     ``notes``: what a reader of a pass must know.
+
+    By output: ``vacuity``, what zeros would have passed; ``repeats``, whether another run of a case gave the same bits;
+    ``invariance``, whether a row had the same bits among other rows.
     """
 
     op: str
@@ -117,6 +147,9 @@ class Verdict:
     skipped: Mapping[str, int] = field(default_factory=dict)
     model: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    vacuity: Mapping[str, Vacuity] = field(default_factory=dict)
+    repeats: Mapping[str, Steadiness] = field(default_factory=dict)
+    invariance: Mapping[str, Steadiness] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

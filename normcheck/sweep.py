@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from hypothesis import Phase
 from hypothesis import strategies as st
 
+from normcheck import sanitizer
 from normcheck.attempt import run_case, timed_out, why_not
 from normcheck.battery import battery, large
 from normcheck.call import poisoned_memory
@@ -18,64 +18,22 @@ from normcheck.case import Case
 from normcheck.check import Result, undeclared_model
 from normcheck.choices import cases, choices
 from normcheck.explain import finding, place, worst_ratio
-from normcheck.judge import Checked
 from normcheck.plan import Cell, Plan
-from normcheck.result import Finding, Uncheckable, Verdict, Worst
+from normcheck.probes import Depth, not_as_before
+from normcheck.result import Finding, Uncheckable, Verdict
 from normcheck.shrink import Stop, search, seed_of, shrunk
-from normcheck.table import Model, table
+from normcheck.table import table
+from normcheck.tally import Tally
 
 Progress = Callable[[int, float], None]
 """Called after a case with the number of cases so far and the worst ratio."""
 
 _DRAW = (Phase.generate,)
 _BATCH = 4  # cases that Hypothesis draws at a time: half of what an example costs it is there once an example
+_MEMORY_EVERY = 2
+_ROWS_EVERY = 8
+_HUGE = 1 << 28
 _TELLING = 30  # cases of the battery that are looked at again after a failure: every kind of rows once
-
-
-@dataclass
-class _Tally:
-    """What has been seen of a cell so far."""
-
-    base: Model
-    cases: int = 0
-    worst: dict[str, Worst] = field(default_factory=dict)
-    uncheckable: dict[str, tuple[int, int]] = field(default_factory=dict)
-    refused: Counter[str] = field(default_factory=Counter)
-    returned: set[str] = field(default_factory=set)
-    missing: set[str] = field(default_factory=set)
-    notes: dict[str, None] = field(default_factory=dict)
-    declared: dict[str, str] = field(default_factory=dict)
-    per_row: float = float("inf")
-
-    @property
-    def floors(self) -> Mapping[str, float]:
-        return {name: worst.ratio for name, worst in self.worst.items()}
-
-    def add(self, result: Result, seconds: float) -> None:
-        if result.refused:
-            self.refused[result.refused] += 1
-            return
-        self.cases += 1
-        self.missing.update(result.not_returned)
-        self.notes.update(dict.fromkeys(result.notes))
-        if result.case.M >= 8:
-            self.per_row = min(self.per_row, seconds / result.case.M)
-        for checked in result.checked:
-            name, c = checked.output, checked.comparison
-            self.returned.add(name)
-            count, total = self.uncheckable.get(name, (0, 0))
-            self.uncheckable[name] = (count + c.uncheckable, total + c.numel)
-            self.note(result.case, checked)
-        if result.model != self.base:
-            for key, value in vars(result.model).items():
-                if value != getattr(self.base, key):
-                    self.declared[key] = str(value)
-
-    def note(self, case: Case, checked: Checked) -> None:
-        """Keep the worst of each output."""
-        c = checked.comparison
-        if checked.output not in self.worst or c.ratio > self.worst[checked.output].ratio:
-            self.worst[checked.output] = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(case))
 
 
 def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
@@ -84,7 +42,7 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     if reason:
         return _verdict(cell, plan, "skip", detail=reason)
     start = time.perf_counter()
-    tally = _Tally(undeclared_model(cell.implementation, plan.device))
+    tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, start)
         smallest = shrunk(cell, plan, failed) if failed is not None else None
@@ -100,7 +58,7 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     return _summed_up(cell, plan, tally, failure, seconds)
 
 
-def _search(cell: Cell, plan: Plan, tally: _Tally, progress: Progress, start: float) -> Result | None:
+def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> Result | None:
     """The first failing result, or None when the budget is used up."""
     most, end = plan.profile.max_examples, start + plan.profile.seconds
     found: list[Result] = []
@@ -109,7 +67,7 @@ def _search(cell: Cell, plan: Plan, tally: _Tally, progress: Progress, start: fl
         if tally.cases + tally.refused.total() >= most or time.perf_counter() > end:
             raise Stop
         began = time.perf_counter()
-        result = run_case(cell, case, plan, tally.floors)
+        result = run_case(cell, case, plan, tally.floors, _depth(tally, case))
         tally.add(result, time.perf_counter() - began)
         progress(tally.cases, max(tally.floors.values(), default=0.0))
         if result.failed:
@@ -126,10 +84,43 @@ def _search(cell: Cell, plan: Plan, tally: _Tally, progress: Progress, start: fl
         search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan), tries=most, phases=_DRAW)
     except Stop:
         pass
+    found = found or _first_again(cell, plan, tally)
+    if not found and plan.profile.sanitizer and plan.device == "cuda":
+        found = _under_sanitizer(cell, tally)
+        if found:
+            return found[0]
     return _most_telling(cell, plan, found[0], tally) if found else None
 
 
-def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: _Tally) -> Result:
+def _depth(tally: Tally, case: Case) -> Depth:
+    """What a case's probes are asked: they cost a run and memory, so every second case is asked, and no huge one."""
+    if case.M * case.N > _HUGE:
+        return Depth.REASON
+    number = tally.cases + tally.refused.total()
+    if number % _ROWS_EVERY == 0:
+        return Depth.ROWS
+    return Depth.REASON if number % _MEMORY_EVERY else Depth.MEMORY
+
+
+def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
+    """The first case once more, after all others: its bits are the same."""
+    first = tally.first
+    if first is None or first.failed or not cell.implementation.deterministic or tally.cases < _ROWS_EVERY:
+        return []
+    again = run_case(cell, first.case, plan, tally.floors, Depth.OFF)
+    problems = tuple(not_as_before(first.seen, again.seen))
+    return [replace(again, problems=(*again.problems, *problems))] if problems or again.failed else []
+
+
+def _under_sanitizer(cell: Cell, tally: Tally) -> list[Result]:
+    """What compute-sanitizer reports; what it did is a note."""
+    case, problems, note = sanitizer.examine(cell)
+    if note:
+        tally.notes[note] = None
+    return [Result(case, tally.base, problems=problems)] if case is not None else []
+
+
+def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Result:
     """Of the first failure and those of the kinds of data: the earliest on the data's way, then the largest ratio.
 
     The first that fails may do so by a hair, where another kind of data shows the same fault plainly.
@@ -146,7 +137,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: _Tally) -> Resu
     return best
 
 
-def _affordable(cell: Cell, plan: Plan, tally: _Tally, end: float) -> Iterator[Case]:
+def _affordable(cell: Cell, plan: Plan, tally: Tally, end: float) -> Iterator[Case]:
     """The large cases that are expected to fit; the others are named in a note."""
     left_out = []
     for case in large(cell.op, cell.implementation, cell.dtype, plan.device):
@@ -175,7 +166,7 @@ def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: 
     )
 
 
-def _summed_up(cell: Cell, plan: Plan, tally: _Tally, failure: Finding | None, seconds: float) -> Verdict:
+def _summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, seconds: float) -> Verdict:
     limit = table().max_uncheckable
     uncheckable = {
         name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items() if count
@@ -184,6 +175,9 @@ def _summed_up(cell: Cell, plan: Plan, tally: _Tally, failure: Finding | None, s
     for name, u in uncheckable.items():
         if u.share > limit and name != "bitmask":  # a bit in doubt is what the definition of the op leaves open
             notes.append(f"{u.share:.1%} of {name} could not be checked: its bound is not finite there")
+    for name, v in tally.vacuity.items():
+        if v.empty == v.checks:
+            notes.append(f"{name} was not checked: zeros in its place would have passed")
     absent = [name for name in (*cell.op.outputs, "dx", "dw", "db") if name in tally.missing - tally.returned]
     return replace(
         _verdict(cell, plan, "pass" if failure is None else "fail", seconds=seconds),
@@ -196,4 +190,7 @@ def _summed_up(cell: Cell, plan: Plan, tally: _Tally, failure: Finding | None, s
         skipped=dict(tally.refused),
         model=dict(tally.declared),
         notes=tuple(notes),
+        vacuity=dict(tally.vacuity),
+        repeats=dict(tally.repeats),
+        invariance=dict(tally.invariance),
     )

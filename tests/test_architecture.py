@@ -30,12 +30,14 @@ FORBIDDEN = {
     "ops/*.py": (*LIBRARIES, "normcheck.impls", "normcheck.kernels", "normcheck.reports", *JUDGES),
     "impls/*.py": (*JUDGES, "normcheck.reports"),
     "kernels/*.py": (*JUDGES, "normcheck.reports", "normcheck.impls"),
+    "mutants/*.py": (*JUDGES, "normcheck.reports"),
     "reference.py": LIBRARIES,
     "tolerance.py": LIBRARIES,
     "bitmask.py": LIBRARIES,
     "compare.py": LIBRARIES,
     "call.py": (*JUDGES, *LIBRARIES),
     "result.py": ("torch", "normcheck"),
+    "score.py": ("torch", "normcheck"),
     "case.py": ("torch", *JUDGES),
     "[!_]*.py": ("normcheck.cli",),
     "*/*.py": ("normcheck.cli",),
@@ -70,7 +72,7 @@ def test_imports_point_one_way(pattern: str) -> None:
 
 
 def test_reports_read_results_only() -> None:
-    allowed = ("normcheck.result", "normcheck.reports", "normcheck.errors")
+    allowed = ("normcheck.result", "normcheck.score", "normcheck.reports", "normcheck.errors")
     for name, tree in TREES.items():
         if name.startswith("reports/"):
             own = {i for i in imported(tree) if below(i, "normcheck") or below(i, "torch")}

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from normcheck import discovery, inputs
-from normcheck.case import LAYOUTS, Case
+from normcheck.case import EXPANDED, LAYOUTS, Case
 from normcheck.formats import DTYPES
-from normcheck.inputs import DY_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS, Inputs, make
+from normcheck.inputs import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS, Inputs, make
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "inputs.json"
 OPS = discovery.ops()
 CLIPS = (("lower_clip", -0.5), ("upper_clip", 1.0))
 TENSORS = ("x", "weight", "bias", "dy")
+FINITE_DY = [kind for kind in DY_KINDS if kind not in NOT_FINITE]
 
 
 def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: object) -> Case:
@@ -88,10 +89,10 @@ def test_a_gpu_makes_the_same_bits() -> None:
         assert digests(case, "cuda") == digests(case), str(case)
 
 
-@pytest.mark.parametrize("rows", ROW_KINDS)
+@pytest.mark.parametrize("rows", [*ROWS, "blend"])
 def test_slabs_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: str) -> None:
     """A tall case is made in slabs of rows."""
-    cases = [case_of(rows=rows, M=3 * len(ROWS) + 5, N=5, dy=dy) for dy in DY_KINDS]
+    cases = [case_of(rows=rows, M=3 * len(ROWS) + 5, N=5, dy=dy) for dy in FINITE_DY]
     whole = [digests(case) for case in cases]
     for elements in (1, 5 * len(ROWS) * 2):
         monkeypatch.setattr(inputs, "_SLAB_ELEMENTS", elements)
@@ -101,7 +102,7 @@ def test_slabs_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: str) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_every_value_is_finite(op: str, dtype: str) -> None:
-    for rows in ROW_KINDS:
+    for rows in set(ROW_KINDS) - set(NOT_FINITE):
         for weights in WEIGHT_KINDS:
             tensors = made(case_of(op, dtype, rows=rows, weights=weights, M=len(ROWS) * 8, seed=3))
             for name in TENSORS:
@@ -109,7 +110,7 @@ def test_every_value_is_finite(op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("rows", ["normal", "offset", "large", "subnormal"])
-@pytest.mark.parametrize("kind", DY_KINDS)
+@pytest.mark.parametrize("kind", FINITE_DY)
 def test_dy_has_unit_scale(kind: str, rows: str) -> None:
     """Whatever x is: a gradient kernel is asked about dy, not about overflow."""
     dy = made(case_of(dtype="fp32", rows=rows, dy=kind, M=64, N=257)).dy.double()
@@ -154,17 +155,25 @@ def test_layouts_hold_the_same_values(layout: str) -> None:
     gap = 3 if "strided" in layout else 0
     case = case_of(rows="blend", layout=layout, gap=gap, M=24)
     tensors = made(case)
-    assert digests(case) == digests(replace(case, layout="contiguous", gap=0))
+    plain = digests(replace(case, layout="contiguous", gap=0))
+    own = digests(case)
+    assert {name for name in TENSORS if own[name] != plain[name]} == ({"dy"} if layout in EXPANDED else set())
     for name, tensor in (("x", tensors.x), ("dy", tensors.dy)):
         if layout == "rank3":
             assert tensor.shape == (4, 6, 37)
             assert tensor.is_contiguous()
             continue
+        if name == "dy" and layout in EXPANDED:
+            assert tensor.stride() == ((0, 1) if layout == "dy_expanded" else (0, 0))
+            row = made(replace(case, layout="contiguous")).dy[0] if layout == "dy_expanded" else torch.ones(())
+            assert (tensor == row).all()
+            continue
         has_gap = layout in ("strided", f"{name}_strided")
         assert tensor.stride() == (37 + gap * has_gap, 1)
         if has_gap:
-            behind = tensor.as_strided((24, gap), tensor.stride(), 37)
+            behind = tensor.as_strided((24, gap), tensor.stride(), tensor.storage_offset() + 37)
             assert behind.isnan().all()
+        assert tensor.storage_offset() % 256 == (layout == "misaligned")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -193,3 +202,36 @@ def test_probe_columns_tie_with_the_limits() -> None:
     tensors = made(case_of("layernorm_relu_bitmask", weights="probe"))
     assert tensors.bias is not None
     assert set(tensors.bias[tensors.weight == 0].tolist()) == {-0.5, 1.0}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", NOT_FINITE)
+def test_one_element_is_not_finite(kind: str, dtype: str) -> None:
+    tensors = made(case_of(dtype=dtype, rows=kind))
+    assert (~tensors.x.isfinite()).nonzero()[:, 0].tolist() == [11]
+    assert tensors.dy.isfinite().all()
+    tensors = made(case_of(dtype=dtype, dy=kind))
+    assert (~tensors.dy.isfinite()).nonzero().tolist() == [[11, 18]]
+    assert tensors.x.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_signed_zeros_and_the_largest_numbers(dtype: str) -> None:
+    zeros = made(case_of(dtype=dtype, rows="signed_zero")).x
+    assert not zeros.any()
+    assert 0 < int(zeros.signbit().sum()) < zeros.numel()
+    largest = made(case_of(dtype=dtype, rows="largest")).x
+    assert (largest[11].abs() == torch.finfo(largest.dtype).max).all()
+    assert (largest[10].abs() < 4).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_guard_bands_hold_what_no_computation_makes(layout: str) -> None:
+    """Before and behind every tensor, a row and more of a NaN whose payload is its own."""
+    tensors = made(case_of(layout=layout, gap=3 if "strided" in layout else 0))
+    for _, tensor in tensors.named():
+        whole = tensor.as_strided((tensor.untyped_storage().nbytes() // 2,), (1,), 0).view(torch.int16)
+        start = tensor.storage_offset()
+        assert start >= 37 + 256
+        assert (whole[:start] == 0x7E5A).all()
+        assert (whole[-(37 + 256) :] == 0x7E5A).all()

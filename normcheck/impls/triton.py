@@ -6,15 +6,24 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normcheck.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Kernels = Callable[[str], Any]
+"""Gives the module that has the host function of this name: ``forward`` or ``backward``."""
+
+
+def own_kernels(part: str) -> Any:
+    """The module of ``normcheck.kernels`` that has ``part``."""
+    return import_module(f"normcheck.kernels.{part}")
 
 
 def unavailable(device: str) -> str | None:
@@ -38,6 +47,7 @@ def forward(
     eps: float,
     centered: bool = True,
     zero_centered: bool = False,
+    kernels: Kernels = own_kernels,
     **options: float,
 ) -> dict[str, Tensor]:
     """Normalise x (M, N) or (B, S, N) by weight and bias (N,): y in x's shape, rstd, and the op's mean and bitmask.
@@ -45,10 +55,8 @@ def forward(
     ``options``: lower_clip and upper_clip, of the op that clamps.
     """
     _interpret_on_cpu(x)
-    from normcheck.kernels import forward as kernel
-
     clips = (options["lower_clip"], options["upper_clip"]) if options else None
-    outputs = kernel.forward(
+    outputs: dict[str, Tensor] = kernels("forward").forward(
         x.flatten(0, -2), weight, bias, eps=eps, centered=centered, zero_centered=zero_centered, clips=clips
     )
     return {**outputs, "y": outputs["y"].view(x.shape)}
@@ -63,13 +71,12 @@ def backward(
     *,
     eps: float,
     zero_centered: bool = False,
+    kernels: Kernels = own_kernels,
     **options: float,
 ) -> dict[str, Tensor]:
     """Gradients in the shapes of x, weight and bias. eps and the clip limits are in the saved rstd and bitmask."""
     _interpret_on_cpu(x)
-    from normcheck.kernels import backward as kernel
-
-    gradients = kernel.backward(
+    gradients: dict[str, Tensor] = kernels("backward").backward(
         dy.flatten(0, -2),
         x.flatten(0, -2),
         weight,
@@ -90,21 +97,23 @@ def _interpret_on_cpu(x: Tensor) -> None:
         interpreter.enable()
 
 
-def _implementation(op: str, *, centered: bool = True, zero_centered: bool = False) -> Implementation:
+def implementation(
+    op: str, *, name: str = "triton", kernels: Kernels = own_kernels, source: str = "normcheck/kernels", **fields: Any
+) -> Implementation:
+    """An op computed by ``kernels``; ``fields`` are Implementation's."""
+    zero_centered = op == "layernorm_zero_centered"
     return Implementation(
-        name="triton",
+        name=name,
         op=op,
-        forward=partial(forward, centered=centered, zero_centered=zero_centered),
-        backward=partial(backward, zero_centered=zero_centered),
+        forward=partial(forward, centered=op != "rmsnorm", zero_centered=zero_centered, kernels=kernels),
+        backward=partial(backward, zero_centered=zero_centered, kernels=kernels),
         unavailable=unavailable,
         ranks=(2, 3),
-        source="normcheck/kernels",
+        source=source,
+        **fields,
     )
 
 
-IMPLEMENTATIONS = (
-    _implementation("layernorm"),
-    _implementation("layernorm_zero_centered", zero_centered=True),
-    _implementation("layernorm_relu_bitmask"),
-    _implementation("rmsnorm", centered=False),
+IMPLEMENTATIONS = tuple(
+    implementation(op) for op in ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
 )

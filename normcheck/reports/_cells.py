@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,11 +14,13 @@ from rich.live import Live
 from normcheck.reports import _text
 from normcheck.reports._block import kind_words
 from normcheck.reports._text import STATUS_STYLES, Part, counted, percent, put, put_lines, seconds, short, text_of
-from normcheck.result import Verdict, Worst
+from normcheck.result import Steadiness, Verdict, Worst
 
 MARKS = {"pass": "pass", "fail": "FAIL", "skip": "skip", "error": "error"}
 INDENT = 6
 REDRAW_SECONDS = 0.1
+VACUOUS = 0.5
+"""From this share of an output on, a report says that zeros would pass."""
 
 Name = tuple[str, str, str]
 """The op, the implementation and the dtype of a cell."""
@@ -101,12 +103,29 @@ def _facts(verdict: Verdict) -> list[str]:
     ]
     if unjudged:
         facts.append("uncheckable: " + ", ".join(unjudged))
+    empty = [
+        f"{short(output)} {percent(counts.zeros, counts.total)}"
+        for output, counts in verdict.vacuity.items()
+        if counts.share >= VACUOUS
+    ]
+    if empty:
+        facts.append("zeros would pass: " + ", ".join(empty))
+    facts += _steadiness("other bits when run again", "", verdict.repeats)
+    facts += _steadiness("other bits among other rows", "batch invariant", verdict.invariance)
     if verdict.skipped and verdict.status != "skip":
         facts.append(f"{counted(sum(verdict.skipped.values()), 'case')} skipped")
     if verdict.model:
         declared = (f"{short(key)}={short(str(value))}" for key, value in verdict.model.items())
         facts.append("declares " + ", ".join(declared))
     return facts
+
+
+def _steadiness(differs: str, same: str, counts: Mapping[str, Steadiness]) -> list[str]:
+    """``differs: dx in 3 of 40``, or ``same in 40 cases``."""
+    unsteady = [f"{short(output)} in {c.differ:,} of {c.cases:,}" for output, c in counts.items() if c.differ]
+    if unsteady:
+        return [f"{differs}: {', '.join(unsteady)}"]
+    return [f"{same} in {counted(max(c.cases for c in counts.values()), 'case')}"] if counts and same else []
 
 
 class Screen:

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TextIO, TypeVar
 
 from normcheck.reports.report import Report
-from normcheck.result import Finding, Run, Uncheckable, Verdict, Where, Worst
+from normcheck.result import Finding, Run, Steadiness, Uncheckable, Vacuity, Verdict, Where, Worst
 
 SCHEMA = "normcheck-report/1"
 
@@ -73,6 +73,9 @@ def _verdict(verdict: Verdict) -> Json:
         "skipped": dict(verdict.skipped),
         "model": dict(verdict.model),
         "notes": list(verdict.notes),
+        "vacuity": {output: _vacuity(counts) for output, counts in _ordered(verdict.vacuity)},
+        "repeats": {output: _steadiness(counts) for output, counts in _ordered(verdict.repeats)},
+        "invariance": {output: _steadiness(counts) for output, counts in _ordered(verdict.invariance)},
     }
 
 
@@ -87,6 +90,15 @@ def _worst(worst: Worst) -> Json:
 
 def _uncheckable(counts: Uncheckable) -> Json:
     return {"count": counts.count, "total": counts.total, "share": _number(counts.share)}
+
+
+def _vacuity(counts: Vacuity) -> Json:
+    shares = {"zeros": counts.zeros, "total": counts.total, "share": _number(counts.share)}
+    return {**shares, "empty": counts.empty, "checks": counts.checks}
+
+
+def _steadiness(counts: Steadiness) -> Json:
+    return {"differ": counts.differ, "cases": counts.cases}
 
 
 def _failure(finding: Finding) -> Json:

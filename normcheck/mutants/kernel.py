@@ -2,25 +2,29 @@
 
 ``Kernel`` holds the steps, ``Run`` what one call has computed so far; each step reads a ``Run`` and returns a tensor.
 ``Kernel()`` is the clean kernel: fp32 inside, two passes, centred y and dx, one rounding per store, and a backward that
-takes the saved statistics and bits instead of computing them again. The other files of this folder are loaded by path
-from any working directory; they find this one by adding their own folder to ``sys.path``.
+takes the saved statistics and bits instead of computing them again. Every tensor is made on the device of the inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normcheck import Implementation
+from normcheck.implementation import Implementation
 
-LAYERNORMS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask")
+ZERO_CENTERED = ("layernorm_zero_centered",)
+RELU = ("layernorm_relu_bitmask",)
+LAYERNORMS = ("layernorm", *ZERO_CENTERED, *RELU)
 OPS = (*LAYERNORMS, "rmsnorm")
 HALF = ("fp16", "bf16")
-DTYPES = ("fp16", "bf16", "fp32")
+
+TILE = 8
+"""Rows that a program of a tiled kernel takes."""
 
 
 def rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -46,20 +50,36 @@ def truncated(t: Tensor, dtype: torch.dtype) -> Tensor:
     return (nearest.view(torch.int16) - step).view(dtype)
 
 
+def _places(bits: Tensor, msb_first: bool) -> Tensor:
+    """How far each bit of a byte is shifted."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return places.flip(0) if msb_first else places
+
+
 def pack(bits: Tensor, *, msb_first: bool = False) -> Tensor:
     """bool (M, N) -> uint8 (M, ceil(N / 8)), least significant bit first unless said otherwise."""
-    places = torch.arange(7, -1, -1) if msb_first else torch.arange(8)
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[1] % 8))
-    return (padded.view(-1, padded.shape[1] // 8, 8) << places.to(torch.uint8)).sum(2, dtype=torch.uint8)
+    return (padded.view(-1, padded.shape[1] // 8, 8) << _places(bits, msb_first)).sum(2, dtype=torch.uint8)
 
 
 def unpack(mask: Tensor, n: int, *, msb_first: bool = False) -> Tensor:
     """The bool (M, n) that ``pack`` packed; a bool mask as it is."""
     if mask.dtype == torch.bool:
         return mask.reshape(-1, n)
-    places = torch.arange(7, -1, -1) if msb_first else torch.arange(8)
     mask = mask.reshape(-1, (n + 7) // 8)
-    return ((mask[:, :, None] >> places.to(torch.uint8)) & 1).bool().flatten(1)[:, :n]
+    return ((mask[:, :, None] >> _places(mask, msb_first)) & 1).bool().flatten(1)[:, :n]
+
+
+def only(t: Tensor, *region: EllipsisType | slice) -> Tensor:
+    """t as it is when nothing but ``region`` is stored: the rest is memory as torch.empty found it."""
+    out = torch.empty_like(t)
+    out[region] = t[region]
+    return out
+
+
+def full_tiles(t: Tensor) -> Tensor:
+    """t (M, N) of which the rows of a last tile that is not full are not stored."""
+    return only(t, slice(len(t) // TILE * TILE))
 
 
 @dataclass(kw_only=True)
@@ -96,13 +116,13 @@ class Run:
     def __post_init__(self) -> None:
         work = self.kernel.work
         self.N = self.x_io.shape[-1]
-        self.x = self.x_io.reshape(-1, self.N).to(work)
+        self.x = self.kernel.load(self.x_io, "x").reshape(-1, self.N).to(work)
         self.M = len(self.x)
         self.w = self.w_io.to(work)
         self.b = None if self.b_io is None else self.b_io.to(work)
         self.lo = self.options.get("lower_clip", float("-inf"))
         self.hi = self.options.get("upper_clip", float("inf"))
-        self.zeros = torch.zeros(self.M, 1, dtype=work)
+        self.zeros = torch.zeros(self.M, 1, dtype=work, device=self.x.device)
 
     @property
     def io(self) -> torch.dtype:
@@ -148,6 +168,11 @@ class Run:
 Step = Callable[[Run], Tensor]
 
 
+def mean_in_io(c: Run, t: Tensor) -> Tensor:
+    """(M, N) -> (M, 1): the mean over N with every partial sum rounded to the io dtype."""
+    return chain_in(t.t(), c.io)[:, None] / c.N
+
+
 def _store(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return t.to(dtype)
 
@@ -156,11 +181,13 @@ def _store(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 class Kernel:
     """The steps of a kernel; the defaults are the clean one.
 
-    ``reduce_n`` and ``reduce_m`` sum a (K, L) tensor over K. ``store(run, tensor, dtype, name)`` is every store of an
-    output. ``finish`` sees the outputs of forward or backward last and returns them.
+    ``load(tensor, name)`` reads x and dy. ``reduce_n`` and ``reduce_m`` sum a (K, L) tensor over K. ``store(run,
+    tensor, dtype, name)`` is every store of an output. ``finish`` sees the outputs of forward or backward last and
+    returns them.
     """
 
     work: torch.dtype = torch.float32
+    load: Callable[[Tensor, str], Tensor] = lambda t, name: t
     reduce_n: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
     reduce_m: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
     over_n: Callable[[Tensor, int], Tensor] = lambda s, n: s / n
@@ -225,7 +252,7 @@ class Kernel:
     ) -> Any:
         """The backward of an op, as ``Implementation.backward``."""
         c = Run(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, saved=saved, dy_io=dy)
-        c.dy = dy.reshape(-1, c.N).to(self.work)
+        c.dy = self.load(dy, "dy").reshape(-1, c.N).to(self.work)
         c.m = saved["mean"].reshape(-1, 1).to(self.work) if c.centered else c.zeros
         c.r = saved["rstd"].reshape(-1, 1).to(self.work)
         if c.relu:
@@ -258,33 +285,4 @@ class Kernel:
 
 
 CLEAN = Kernel()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A kernel with one thing wrong.
-
-    ``what`` says it in one line; ``dtypes`` are those in which it is a fault at all (elsewhere the kernel is the clean
-    one); ``outputs`` may break, those of them that the op has. ``when``: what a case needs for it to show, "" where
-    ordinary cases do. ``model`` is what its implementations declare.
-    """
-
-    id: str
-    what: str
-    kernel: Kernel
-    ops: tuple[str, ...] = OPS
-    dtypes: tuple[str, ...] = DTYPES
-    outputs: tuple[str, ...]
-    when: str = ""
-    model: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def implementations(self) -> dict[str, Implementation]:
-        """Op -> the faulty implementation of it, named by the fault's id."""
-        return {op: self.kernel.implementation(self.id, op, model=self.model) for op in self.ops}
-
-
-def outputs_of(fault: Fault, op: str) -> tuple[str, ...]:
-    """The outputs that the fault may break in ``op``."""
-    missing = {"rmsnorm": ("mean", "bitmask"), "layernorm_relu_bitmask": ()}.get(op, ("bitmask",))
-    return tuple(name for name in fault.outputs if name not in missing)
+"""The clean kernel."""

@@ -5,26 +5,21 @@ dx are formed, in how the bits are packed, and in what they declare. Everything 
 and every output is rounded once.
 
 The plain functions ``layernorm``, ``layernorm_zero_centered``, ``layernorm_relu_bitmask`` and ``rmsnorm`` can also be
-named on the command line (``correct.py:rmsnorm --op rmsnorm``); their gradients come from autograd.
+named on the command line (``--impl normcheck.mutants.correct:rmsnorm --op rmsnorm``); their gradients come from
+autograd.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normcheck import Implementation
-
-if (_HERE := str(Path(__file__).resolve().parent)) not in sys.path:
-    sys.path.append(_HERE)
-
-from clean_kernel import OPS, Kernel, Run
+from normcheck.implementation import Implementation
+from normcheck.mutants.kernel import OPS, Kernel, Run
 
 # --- Orders of summation over the first dimension of a (K, L) tensor. Not torch.cumsum: on the CPU it accumulates fp32
 # --- in a wider format, so its last row is not what a chain of fp32 adds gives.
@@ -32,7 +27,7 @@ from clean_kernel import OPS, Kernel, Run
 
 def sequential(t: Tensor) -> Tensor:
     """One chain of K - 1 adds."""
-    total = torch.zeros(t.shape[1:], dtype=t.dtype)
+    total = torch.zeros(t.shape[1:], dtype=t.dtype, device=t.device)
     for row in t.contiguous().unbind(0):
         total += row
     return total
@@ -74,7 +69,7 @@ def strided(lanes: int) -> Callable[[Tensor], Tensor]:
 
 def welford(c: Run) -> Tensor:
     """Welford's update, column by column."""
-    m, m2 = torch.zeros(c.M), torch.zeros(c.M)
+    m, m2 = torch.zeros_like(c.x[:, 0]), torch.zeros_like(c.x[:, 0])
     for k, column in enumerate(c.x.t().contiguous().unbind(0), 1):
         delta = column - m
         m += delta / k
@@ -140,7 +135,7 @@ def _raw_dx(c: Run) -> Tensor:
 
 def _by_product(s: Tensor, n: int) -> Tensor:
     """s times 1/n, itself rounded to the precision of s."""
-    return s * torch.tensor(1 / n, dtype=s.dtype)
+    return s * torch.tensor(1 / n, dtype=s.dtype, device=s.device)
 
 
 def _n_scaled_dx(c: Run) -> Tensor:
@@ -191,7 +186,7 @@ KERNELS: Mapping[str, Kernel] = {
     "chan_blocks": Kernel(
         reduce_n=blocked(128),
         reduce_m=strided(32),
-        mean=chan(lambda x: list(x.split(32, 1))),
+        mean=chan(lambda x: list(torch.split(x, 32, 1))),
         variance=_merged_variance,
         preact=lambda c: c.plus_b(c.xc * (c.r * c.g)),
         dx=_n_scaled_dx,
@@ -273,7 +268,7 @@ def _squares(op: str) -> Callable[..., dict[str, Tensor]]:
 
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> dict[str, Tensor]:
         xf, gain = x.float(), weight.float()
-        mean = torch.zeros(()) if op == "rmsnorm" else xf.mean(-1, keepdim=True)
+        mean = xf.new_zeros(()) if op == "rmsnorm" else xf.mean(-1, keepdim=True)
         xc = xf - mean
         root = torch.sqrt((xc * xc).mean(-1, keepdim=True) + eps)
         z = _plus((gain + 1 if op == "layernorm_zero_centered" else gain) * (xc / root), bias)
@@ -302,14 +297,14 @@ def _functional(op: str) -> Callable[..., Tensor]:
     return forward
 
 
-_PLAIN = {
+_PLAIN: Mapping[str, Callable[..., Tensor]] = {
     "layernorm": layernorm,
     "layernorm_zero_centered": layernorm_zero_centered,
     "layernorm_relu_bitmask": layernorm_relu_bitmask,
     "rmsnorm": rmsnorm,
 }
 
-IMPLEMENTATIONS = (
+CONTROLS: tuple[Implementation, ...] = (
     *(kernel.implementation(make, op, **FIELDS.get(make, {})) for make, kernel in KERNELS.items() for op in OPS),
     *(Implementation(name="autograd_var", op=op, forward=_PLAIN[op], ranks=(2, 3)) for op in OPS),
     *(Implementation(name="autograd_squares", op=op, forward=_squares(op)) for op in OPS),
@@ -319,3 +314,6 @@ IMPLEMENTATIONS = (
         for op in OPS
     ),
 )
+"""Every make of every op."""
+
+IMPLEMENTATIONS = CONTROLS

@@ -1,0 +1,173 @@
+"""How good is the gate? Plant faults and count what it finds; give it correct kernels and count what it accuses."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TextIO
+
+from normcheck import discovery
+from normcheck.environment import environment
+from normcheck.errors import UsageError, one_of
+from normcheck.formats import DTYPES
+from normcheck.gate import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
+from normcheck.processes import spread
+from normcheck.recipes import recipe
+from normcheck.reports import audit as report
+from normcheck.reports import audit_json
+from normcheck.request import Request, Target, device_for, targets_of
+from normcheck.score import Audit, Control, Outcome
+from normcheck.trial import PROMISES, Trial, Tried, died, start, tried
+
+MOST_WORKERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRequest:
+    """The options of ``normcheck audit``, as they were given. ``workers``: None for as many as there are cores."""
+
+    ops: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    mutants: tuple[str, ...] = ()
+    profile: str = "quick"
+    seed: int = 0
+    device: str = "auto"
+    workers: int | None = None
+    recipe: str = ""
+    reports: tuple[str, ...] = ()
+
+
+def audit(request: AuditRequest, argv: tuple[str, ...]) -> int:
+    """Run the audit that ``request`` asks for; returns the exit code. Raises UsageError before anything runs."""
+    begun = time.perf_counter()
+    targets = _targets(request)
+    trials = trials_of(request)
+    stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
+    results, complete = _tried(trials, _workers(request, len(trials)), stream)
+    outcomes = tuple(result for result in results if isinstance(result, Outcome))
+    controls = tuple(result for result in results if isinstance(result, Control))
+    done = Audit(
+        argv=argv,
+        seed=request.seed,
+        profile=request.profile,
+        recipe=request.recipe,
+        seconds=time.perf_counter() - begun,
+        environment=environment(trials[0].device if trials else "cpu"),
+        outcomes=outcomes,
+        controls=controls,
+        exit_code=exit_code(outcomes, controls, recipe=request.recipe, complete=complete),
+        complete=complete,
+    )
+    written = [_write(done, target) for target in targets]
+    report.render(done, report.console_for(stream), details=bool(request.mutants))
+    return done.exit_code if done.exit_code or all(written) else BROKEN
+
+
+def exit_code(outcomes: Sequence[Outcome], controls: Sequence[Control], *, recipe: str, complete: bool) -> int:
+    """What an audit returns: a broken promise or a false alarm decides first. A recipe is measured, not judged."""
+    statuses = {outcome.status for outcome in outcomes}
+    broken = any(outcome.status == "survived" and outcome.promised for outcome in outcomes)
+    if not complete:
+        return INTERRUPTED
+    if not recipe and (broken or any(control.accused for control in controls)):
+        return FOUND
+    if "error" in statuses or any(control.error for control in controls):
+        return BROKEN
+    return PASS if statuses & {"killed", "survived"} else NOTHING
+
+
+def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
+    """Every cell to run: the mutants in their order, then the correct kernels, unless single mutants are asked for."""
+    known = discovery.mutants()
+    _known("op", request.ops, tuple(discovery.ops()))
+    _known("dtype", request.dtypes, DTYPES)
+    _known("profile", (request.profile,), PROMISES)
+    for name in request.mutants:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 4)
+            raise UsageError(f"mutant={name}: expected {one_of(near or known)}")
+    device, ops, dtypes = _scope(request)
+    trial = partial(Trial, profile=request.profile, seed=request.seed, device=device, recipe=request.recipe)
+    mutants = [
+        trial(name=mutant.id, op=op, dtype=dtype)
+        for mutant in known.values()
+        if not request.mutants or mutant.id in request.mutants
+        for op in mutant.ops
+        if op in ops
+        for dtype in mutant.dtypes
+        if dtype in dtypes
+    ]
+    controls = [
+        trial(name=control.name, op=control.op, dtype=dtype, control=True)
+        for control in (() if request.mutants else discovery.controls())
+        for dtype in control.dtypes
+        if control.op in ops and dtype in dtypes
+    ]
+    return (*mutants, *controls)
+
+
+def _scope(request: AuditRequest) -> tuple[str, set[str], set[str]]:
+    """The device, ops and dtypes that are asked for; of a recipe, those that it has."""
+    ops, dtypes = set(request.ops or discovery.ops()), set(request.dtypes or DTYPES)
+    if not request.recipe:
+        return device_for(request.device), ops, dtypes
+    asked = recipe(request.recipe)
+    if request.device == "cuda":
+        raise UsageError("device=cuda: expected auto or cpu, a recipe is run on the CPU")
+    return device_for("cpu"), ops & set(asked.ops), dtypes & set(asked.dtypes)
+
+
+def _known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{option}={name}: expected {one_of(known)}")
+
+
+def _workers(request: AuditRequest, trials: int) -> int:
+    if request.workers is None:
+        return max(1, min(len(os.sched_getaffinity(0)), MOST_WORKERS, trials))
+    if request.workers < 1:
+        raise UsageError(f"workers={request.workers}: expected an integer >= 1")
+    return request.workers
+
+
+def _tried(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[list[Tried], bool]:
+    """Results in the order of the trials, and whether all were reached before somebody interrupted."""
+    results: dict[int, Tried] = {}
+    complete = True
+    begin = partial(start, trials[0].device if trials else "cpu")
+    begin()
+    try:
+        with report.live(report.console_for(stream), len(trials)) as show:
+            for index, result in spread(tried, trials, workers=workers, start=begin, died=died):
+                results[index] = result
+                show(result)
+    except KeyboardInterrupt:
+        complete = False
+    return [results[index] for index in sorted(results)], complete
+
+
+def _targets(request: AuditRequest) -> tuple[Target, ...]:
+    for text in request.reports:
+        if text.partition(":")[0] != "json":
+            raise UsageError(f"report={text}: expected json:PATH, the only format of an audit besides the terminal")
+    return targets_of(Request(reports=request.reports))
+
+
+def _write(done: Audit, target: Target) -> bool:
+    """Write one report; False, and a line on standard error, where that failed."""
+    if target.path == "-":
+        audit_json.write(done, sys.stdout)
+        return True
+    try:
+        with open(target.path, "w", encoding="utf-8") as stream:
+            audit_json.write(done, stream)
+    except OSError as error:
+        print(f"normcheck: report={target.format}:{target.path}: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True

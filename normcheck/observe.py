@@ -1,0 +1,139 @@
+"""One run of an implementation in given surroundings: what it returned, and what it did to memory on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from normcheck import bitmask, call, memory
+from normcheck.case import Case
+from normcheck.implementation import Implementation
+from normcheck.inputs import Inputs
+from normcheck.memory import NAN, Arena, Pattern, Surroundings
+from normcheck.ops.op import GRADIENTS, Op
+from normcheck.outputs import Problem, usable_gradients, usable_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a run returned, as far as it can be judged, by name; ``gradients`` are end to end."""
+
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Everything, in the order of the data's way."""
+        both = {**self.outputs, **self.gradients}
+        return {name: both[name] for name in ("mean", "rstd", "y", "bitmask", *GRADIENTS) if name in both}
+
+
+def observe(
+    implementation: Implementation,
+    op: Op,
+    case: Case,
+    inputs: Inputs,
+    surroundings: Surroundings,
+    bits: Tensor | None,
+) -> tuple[Seen, tuple[Problem, ...]]:
+    """Call forward and backward on copies of ``inputs``; also what was written to that belongs to someone else.
+
+    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op is fed with. Raises what the
+    calls raise.
+    """
+    before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: memory.copy(t, surroundings.inputs))
+    given = before.each(lambda t: memory.copy(t, NAN))
+    arena = Arena(surroundings)
+    seen, problems = _called(implementation, op, case, given, arena, bits, surroundings.inputs)
+    return seen, (*problems, *written(before, given), *strays(arena, seen.named))
+
+
+def observe_in_place(
+    implementation: Implementation, op: Op, case: Case, given: Inputs, bits: Tensor | None
+) -> tuple[Seen, tuple[Problem, ...]]:
+    """Call forward and backward on ``given`` itself."""
+    return _called(implementation, op, case, given, Arena(Surroundings()), bits, NAN)
+
+
+def _called(
+    implementation: Implementation,
+    op: Op,
+    case: Case,
+    given: Inputs,
+    arena: Arena,
+    bits: Tensor | None,
+    around: Pattern,
+) -> tuple[Seen, tuple[Problem, ...]]:
+    if implementation.backward is None:
+        leaves = call.differentiable(given)
+        returned = call.forward(implementation, case, leaves, arena)
+        outputs, _ = usable_outputs(op, case, given, returned)
+        if "y" not in outputs:
+            return Seen(outputs), ()
+        return Seen(outputs, usable_gradients(given, call.autograd(returned, leaves, arena))[0]), ()
+    outputs, _ = usable_outputs(op, case, given, call.forward(implementation, case, given, arena))
+    if "y" not in outputs:
+        return Seen(outputs), ()
+    saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
+    before = {name: memory.copy(t, NAN) for name, t in saved.items()}
+    gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+    problems = tuple(p for name, t in before.items() for p in _written(f"saved {name}", name, t, saved[name]))
+    if problems or not implementation.deterministic:
+        return Seen(outputs, gradients), problems
+    # The first run calls backward twice, with other statistics; so what alternates from call to call shows only here.
+    again = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+    for name in [name for name, t in gradients.items() if name not in again or not memory.same_bits(t, again[name])]:
+        message = f"{name} is not the same when backward is called twice in a row with the same arguments"
+        return Seen(outputs, gradients), (Problem("not_repeatable", name, message),)
+    return Seen(outputs, gradients), ()
+
+
+def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, Tensor]:
+    """``outputs`` with the reference's ``bits``, bool (M, N), in the form in which the kernel returned its own."""
+    own = dict(outputs)
+    if bits is not None and "bitmask" in own:
+        form = own["bitmask"]
+        own["bitmask"] = (bits if form.dtype == bits.dtype else bitmask.pack(bits)).reshape(form.shape)
+    return own
+
+
+def written(before: Inputs, after: Inputs) -> tuple[Problem, ...]:
+    """What was written to the inputs and around them: ``after`` began as a copy of ``before``."""
+    pairs = zip(before.named(), after.named(), strict=True)
+    return tuple(problem for (name, old), (_, new) in pairs for problem in _written(name, name, old, new))
+
+
+def _written(what: str, output: str, before: Tensor, after: Tensor) -> list[Problem]:
+    if memory.moved(before, after):
+        message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
+        return [Problem("input_modified", output, message)]
+    if memory.untouched(before, after):
+        return []
+    found = []
+    changed = int(memory.differing(before, after).sum())
+    if changed:
+        message = f"{what} was modified: {changed} of {before.numel()} elements; inputs belong to the caller"
+        found.append(Problem("input_modified", output, message))
+    count, where = memory.trespass(before, after)
+    if count:
+        message = f"{what}: {_elements(count)} outside it written to, the first {where}"
+        found.append(Problem("out_of_bounds_write", output, message))
+    return found
+
+
+def strays(arena: Arena, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
+    """What was written around the memory that the implementation allocated; ``named``: what it returned of that."""
+    places = {t.data_ptr(): name for name, t in named.items()}
+    found = []
+    for block, count, where in arena.trespasses():
+        name = places.get(block.data_ptr(), "")
+        what = name or f"a buffer of {_elements(len(block))} that it allocated"
+        message = f"{what}: {_elements(count)} outside it written to, the first {where}"
+        found.append(Problem("out_of_bounds_write", name, message))
+    return tuple(found)
+
+
+def _elements(count: int) -> str:
+    return "1 element" if count == 1 else f"{count} elements"

@@ -1,0 +1,223 @@
+"""What no value comparison sees: the same call once more, in other surroundings, after other work, among other rows.
+
+One second run, with everything that is not the implementation's own filled with another pattern, answers several
+questions at once: the same bits mean that it repeats, reads nothing unwritten and nothing out of bounds. Only where
+they differ, runs that change one thing each find out which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from torch import Tensor
+
+from normcheck import memory
+from normcheck.call import Broken
+from normcheck.case import Case
+from normcheck.errors import UnsupportedCase
+from normcheck.implementation import Implementation
+from normcheck.inputs import Inputs
+from normcheck.memory import LARGE, NAN, NEGATIVE, Pattern, Surroundings
+from normcheck.observe import Seen, observe, observe_in_place
+from normcheck.ops.op import Op
+from normcheck.outputs import Problem
+
+_REPEATS = 4
+BY_ROW = ("mean", "rstd", "y", "bitmask", "dx")
+"""What belongs to one row."""
+
+WrongValues = Callable[[Inputs, Seen], list[str]]
+"""Inputs and what a run returned for them -> the outputs whose values are outside their bounds."""
+
+
+class Depth(IntEnum):
+    """How much of this a case is asked: nothing; only the reason of a wrong value; always; and the rows as well."""
+
+    OFF = 0
+    REASON = 1
+    MEMORY = 2
+    ROWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """``repeats``, ``invariant``: output -> whether its bits stayed, again and among other rows; empty: not asked."""
+
+    problems: tuple[Problem, ...] = ()
+    repeats: Mapping[str, bool] = field(default_factory=dict)
+    invariant: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is asked: one case of an implementation, and the first run of it. ``given``: the tensors of that run.
+
+    ``bits``: bool (M, N), the reference's bitmask; ``one_row``: why the case cannot be asked with one row alone.
+    """
+
+    implementation: Implementation
+    op: Op
+    case: Case
+    inputs: Inputs
+    given: Inputs
+    first: Seen
+    bits: Tensor | None
+    wrong_values: WrongValues
+    one_row: bool
+
+    def again(self, surroundings: Surroundings) -> tuple[Seen, tuple[Problem, ...]]:
+        """The same call in other surroundings."""
+        return observe(self.implementation, self.op, self.case, self.inputs, surroundings, self.bits)
+
+
+def probe(subject: Subject, *, rows: bool) -> Probed:
+    """Ask once more; with ``rows`` also with the rows in another order and with one of them alone."""
+    pattern = NEGATIVE if subject.case.seed % 2 else LARGE
+    try:
+        probed = _again(subject, pattern)
+        return _among_other_rows(subject, probed) if rows and not probed.problems else probed
+    except Broken as broken:
+        message = f"{broken.message} (not the first time that this case was run)"
+        return Probed((Problem(broken.kind, broken.output, message, broken.frames),))
+    except UnsupportedCase:
+        return Probed()
+
+
+def _again(subject: Subject, pattern: Pattern) -> Probed:
+    """A second run with ``pattern`` in all memory that is not the implementation's own."""
+    second, problems = subject.again(Surroundings(pattern, pattern, pattern))
+    changed = _changed(subject.first, second)
+    repeats = {name: name not in changed for name in subject.first.named}
+    if not changed or problems:
+        return Probed(problems, repeats)
+    if subject.implementation.deterministic:
+        return Probed((_reason(subject, pattern, changed),), repeats)
+    wrong = subject.wrong_values(subject.inputs, second)
+    message = f"is right at first, and wrong when run again with {pattern.name} in memory that is not its own"
+    return Probed(tuple(Problem("not_repeatable", name, f"{name} {message}") for name in wrong[:1]), repeats)
+
+
+def _reason(subject: Subject, pattern: Pattern, changed: list[str]) -> Problem:
+    """Why the bits of the ``changed`` outputs are not those of the first run: one thing is changed at a time."""
+    unsteady = _unsteady(subject, Surroundings(), _REPEATS)
+    if unsteady is not None:
+        return unsteady
+    for kind, surroundings, what in (
+        ("unwritten", Surroundings(fresh=pattern), "memory that was never written, such as what torch.empty returns"),
+        ("out_of_bounds_read", Surroundings(allocated=pattern), "what lies around memory that it allocated"),
+        ("out_of_bounds_read", Surroundings(inputs=pattern), "what lies around an input, or in the gaps of its rows"),
+    ):
+        found = _differ(subject.first, subject.again(surroundings)[0])
+        if found:
+            name, how_many = found
+            unsteady = _unsteady(subject, surroundings, 1) or _unsteady(subject, Surroundings(), _REPEATS)
+            return unsteady or Problem(kind, name, f"{name} depends on {what}: {how_many}")
+    message = f"{changed[0]} depends on memory that is not the implementation's own"
+    return Problem("out_of_bounds_read", changed[0], message)
+
+
+def _unsteady(subject: Subject, surroundings: Surroundings, repeats: int) -> Problem | None:
+    """Whether runs in the very same surroundings differ: then no difference says anything about memory."""
+    first = subject.first if surroundings == Surroundings() else subject.again(surroundings)[0]
+    for _ in range(repeats):
+        found = _differ(first, subject.again(surroundings)[0])
+        if found:
+            name, how_many = found
+            advice = "if that is meant, declare deterministic=False"
+            return Problem("not_repeatable", name, f"{name} is not the same when run again: {how_many}; {advice}")
+    return None
+
+
+def _differ(one: Seen, other: Seen) -> tuple[str, str] | None:
+    """The first output whose bits differ in two runs, and how many of its elements."""
+    for name in _changed(one, other)[:1]:
+        return name, _count(one.named[name], other.named.get(name))
+    return None
+
+
+def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
+    """The rows rolled by one, in the very memory of the first run, and one row alone."""
+    if subject.case.M < 2:
+        return probed
+    rolled = _rolled(subject.inputs)
+    for (_, place), (_, values) in zip(subject.given.named(), rolled.named(), strict=True):
+        if 0 not in place.stride():
+            place.copy_(values)
+    bits = None if subject.bits is None else subject.bits.roll(1, 0)
+    case, op, implementation = subject.case, subject.op, subject.implementation
+    moved, problems = observe_in_place(implementation, op, case, subject.given, bits)
+    invariant = {
+        name: memory.same_bits(_by_row(t, case.M).roll(1, 0), _by_row(moved.named[name], case.M))
+        for name, t in subject.first.named.items()
+        if name in BY_ROW and name in moved.named
+    }
+    if not all(invariant.values()):
+        wrong = subject.wrong_values(rolled, moved)
+        if wrong:
+            message = f"{wrong[0]} is wrong for new values in memory that was used before: it depends on earlier calls"
+            return replace(probed, problems=(Problem("not_repeatable", wrong[0], message),))
+    if subject.one_row:
+        for name, same in _alone(subject).items():
+            invariant[name] = same and invariant.get(name, True)
+    broken = [name for name, same in invariant.items() if not same]
+    if broken and implementation.batch_invariant:
+        message = f"{broken[0]}: a row has other bits among other rows, and batch_invariant=True is declared"
+        problems = (*problems, Problem("not_repeatable", broken[0], message))
+    return replace(probed, problems=problems, invariant=invariant)
+
+
+def _alone(subject: Subject) -> dict[str, bool]:
+    """Whether a row on its own has the bits that it has among the others."""
+    case = subject.case
+    row = case.seed % case.M
+    alone = replace(case, M=1, layout="rank3" if case.rank == 3 else "contiguous", gap=0)
+
+    def one(rows: Tensor) -> Tensor:
+        shape = (1, 1, case.N) if case.rank == 3 else (1, case.N)
+        return memory.in_bands(rows.reshape(case.M, case.N)[row].reshape(shape), NAN)
+
+    i = subject.inputs
+    inputs = Inputs(one(i.x), i.weight, i.bias, one(i.dy))
+    bits = None if subject.bits is None else subject.bits[row : row + 1]
+    seen, _ = observe(subject.implementation, subject.op, alone, inputs, Surroundings(), bits)
+    return {
+        name: memory.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
+        for name, t in subject.first.named.items()
+        if name in BY_ROW and name in seen.named
+    }
+
+
+def _rolled(inputs: Inputs) -> Inputs:
+    """The inputs with the last row of x and dy first."""
+
+    def roll(t: Tensor) -> Tensor:
+        return t.reshape(-1, t.shape[-1]).roll(1, 0).reshape(t.shape)
+
+    return Inputs(roll(inputs.x), inputs.weight, inputs.bias, roll(inputs.dy))
+
+
+def _by_row(t: Tensor, rows: int) -> Tensor:
+    return t.detach().reshape(rows, -1)
+
+
+def _changed(first: Seen, second: Seen) -> list[str]:
+    """The outputs whose bits differ, in the order of the data's way; one that is missing differs."""
+    one, other = first.named, second.named
+    return [name for name, t in one.items() if name not in other or not memory.same_bits(t, other[name])]
+
+
+def _count(one: Tensor, other: Tensor | None) -> str:
+    if other is None or other.shape != one.shape:
+        return "another shape"
+    wrong = memory.differing(one, other)
+    return f"{int(wrong.sum())} of {wrong.numel()} elements differ"
+
+
+def not_as_before(first: Seen, last: Seen) -> Iterable[Problem]:
+    """The outputs of a case that was run first and, after all others, last: their bits are the same."""
+    found = _differ(first, last)
+    if found:
+        name, how_many = found
+        yield Problem("not_repeatable", name, f"{name} is not the same after other work: {how_many}")

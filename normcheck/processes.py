@@ -1,0 +1,107 @@
+"""Work spread over processes that may die under it: what a death took along is run again, alone, before it is blamed.
+
+Jobs and results are plain data. Processes are spawned, not forked, so that nothing of this one is in them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TypeVar
+
+from normcheck.errors import NormcheckError
+
+Job = TypeVar("Job")
+Done = TypeVar("Done")
+Start = Callable[[], None]
+
+
+def spread(
+    work: Callable[[Job], Done], jobs: Sequence[Job], *, workers: int, start: Start, died: Callable[[Job], Done]
+) -> Iterator[tuple[int, Done]]:
+    """(index, work(job)) for every job, in the order in which they finish.
+
+    ``start`` runs first in every new process; it and ``work`` are functions that a module defines by name. A job whose
+    process dies twice, the second time while it was the only one in it, has the result ``died(job)``. With one worker
+    everything runs in this process, and a death is the death of all.
+    """
+    if workers == 1:
+        yield from ((index, work(job)) for index, job in enumerate(jobs))
+        return
+    waiting = deque(enumerate(jobs))
+    while waiting:
+        flying: dict[Future[Done], tuple[int, Job]] = {}
+        with _pool(workers, start) as pool:
+            yield from _until_a_death(pool, workers, work, waiting, flying)
+        for index, job in flying.values():
+            yield index, _alone(work, job, start, died)
+
+
+def _until_a_death(
+    pool: ProcessPoolExecutor,
+    workers: int,
+    work: Callable[[Job], Done],
+    waiting: deque[tuple[int, Job]],
+    flying: dict[Future[Done], tuple[int, Job]],
+) -> Iterator[tuple[int, Done]]:
+    """Results until no job is left or a process has died; ``flying`` then holds the jobs that may have done it.
+
+    No more jobs are handed out than there are processes, so that those are few.
+    """
+    dead = False
+    while (waiting or flying) and not dead:
+        try:
+            while waiting and len(flying) < workers:
+                flying[pool.submit(work, waiting[0][1])] = waiting[0]
+                waiting.popleft()
+        except BrokenProcessPool:
+            return
+        for future in wait(flying, return_when=FIRST_COMPLETED).done:
+            if isinstance(future.exception(), BrokenProcessPool):
+                dead = True
+                continue
+            result = future.result()
+            yield flying.pop(future)[0], result
+
+
+def _alone(work: Callable[[Job], Done], job: Job, start: Start, died: Callable[[Job], Done]) -> Done:
+    with _pool(1, start) as pool:
+        try:
+            pool.submit(_nothing).result()
+        except BrokenProcessPool:
+            raise NormcheckError("a worker process ended before it was given anything to do; try --workers 1") from None
+        try:
+            return pool.submit(work, job).result()
+        except BrokenProcessPool:
+            return died(job)
+
+
+def _nothing() -> None:
+    """Done once a process has started."""
+
+
+@contextmanager
+def _pool(workers: int, start: Start) -> Iterator[ProcessPoolExecutor]:
+    """A pool that does not wait for jobs nobody wants any more: an exception or Ctrl-C ends its processes."""
+    others = multiprocessing.active_children()
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_started, initargs=(start,))
+    try:
+        yield pool
+    except BaseException:
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _started(start: Start) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the first one decides
+    start()

@@ -1,0 +1,107 @@
+"""NaN and infinity: which elements must not be finite, and that no others are.
+
+The contract of an op is what its fp64 formula says, element by element: a NaN in a row of x makes that row's y and dx
+NaN and every element of dw, but no other row's; an infinity in rmsnorm leaves the rest of its row alone. Values need no
+bound here, and NaN may stand for infinity. Where the definition of a clamped op leaves something open (a NaN clamped to
+a limit, its bit, a cotangent masked by a product or by a choice), everything that it allows is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from normcheck import reference
+from normcheck.case import Case
+from normcheck.compare import Comparison, Element
+from normcheck.inputs import NOT_FINITE, Inputs
+from normcheck.judge import Checked, judged_rows
+from normcheck.ops.op import Op
+
+SPECIAL = "special values"
+"""The name of this check."""
+
+Outputs = Mapping[str, Tensor]
+
+
+def is_special(case: Case) -> bool:
+    """Whether something in x or dy is not finite."""
+    return case.M > 0 and (case.rows in NOT_FINITE or case.dy in NOT_FINITE)
+
+
+def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs) -> tuple[Checked, ...]:
+    """Where ``returned`` (outputs and end-to-end gradients) is finite, against where fp64 is, for a special case."""
+    allowed = list(_allowed(op, case, inputs))
+    sober = ~_overflowing(op, case, inputs)
+    checks = []
+    for name, expected in allowed[0].items():
+        if name in returned:
+            actual = returned[name].detach().reshape(expected.shape)
+            finite = torch.stack([torch.isfinite(one[name]) for one in allowed])
+            got = torch.isfinite(actual)
+            in_reach = expected.abs() < torch.finfo(actual.dtype).max / 2
+            if name != "db":
+                in_reach = in_reach & (sober if expected.dim() == 2 else sober.all())
+            wrong = torch.where(got, ~finite.any(0), finite.all(0) & in_reach)
+            checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
+    return tuple(checks)
+
+
+def _overflowing(op: Op, case: Case, inputs: Inputs) -> Tensor:
+    """Bool (M, 1): rows of finite numbers whose sums a correct fp32 kernel may still overflow in."""
+    x = inputs.x.reshape(case.M, case.N).double()
+    judged = judged_rows(reference.normalise(op, x, case.eps), case)
+    finite = torch.isfinite(x).all(1, keepdim=True)
+    return torch.zeros_like(finite) if judged is None else finite & ~judged
+
+
+def _allowed(op: Op, case: Case, inputs: Inputs) -> Iterator[Outputs]:
+    """What fp64 gives, once for each reading of the op; of a clamped op there are several."""
+    x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
+    g = reference.scale(op, inputs.weight).g
+    bias = None if inputs.bias is None else inputs.bias.double()
+    rows = reference.normalise(op, x, case.eps)
+    forward = reference.forward(op, rows, g, bias, case.option_values)
+    statistics = {"mean": rows.mean, "rstd": rows.rstd}
+    found = {name: statistics[name] for name in op.statistics}
+    if not op.clamped:
+        yield _with_gradients(op, rows, g, dy, {**found, "y": forward.y})
+        return
+    lower = case.option_values["lower_clip"]
+    bits = reference.bits(forward.z, case.option_values)
+    unknown = torch.isnan(forward.z)
+    for passed in (bits, bits | unknown):
+        for y in (forward.y, torch.where(unknown, lower, forward.y)):
+            for masked in (dy * passed, torch.where(passed, dy, 0.0)):
+                whole = _with_gradients(op, rows, g, masked, {**found, "y": y})
+                yield whole
+                yield {**whole, "dw": torch.where(passed, dy * rows.xh, 0.0).sum(0)}
+
+
+def _with_gradients(
+    op: Op, rows: reference.Rows, g: Tensor, dy: Tensor, outputs: Mapping[str, Tensor | None]
+) -> dict[str, Tensor]:
+    backward = reference.backward(op, rows, g, dy)
+    there = {name: t for name, t in outputs.items() if t is not None}
+    return {**there, "dx": backward.dx, "dw": backward.dw, "db": backward.db}
+
+
+def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor) -> Comparison:
+    """A wrong element has no distance: the ratio is 0 or infinite."""
+    if not bool(wrong.any()):
+        return Comparison(0.0, actual.numel(), 0)
+    at = int(wrong.flatten().int().argmax())
+    index = (at,) if actual.dim() == 1 else divmod(at, actual.shape[1])
+    got, right = float(actual.flatten()[at]), float(expected.flatten()[at])
+    return Comparison(
+        ratio=math.inf,
+        numel=actual.numel(),
+        uncheckable=0,
+        max_abs=0.0,
+        non_finite=not math.isfinite(got),
+        wrong=wrong,
+        worst=Element(index, got, right, math.nan, 0.0, ()),
+    )

@@ -1,0 +1,208 @@
+"""One cell of an audit: a planted fault, or a correct kernel, put before the gate as any other implementation is."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from normcheck import discovery
+from normcheck.alarm import TimeIsUp, alarm
+from normcheck.implementation import Implementation
+from normcheck.mutants.kernel import CLEAN
+from normcheck.mutants.mutant import Mutant
+from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.recipe_judge import CAUGHT, Judgement, examined, judged
+from normcheck.recipe_judge import NOT_EXERCISED as NOT_RUN
+from normcheck.recipes import recipe
+from normcheck.request import device_for
+from normcheck.result import Finding, Verdict
+from normcheck.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
+from normcheck.sweep import run_cell
+
+PROMISES = ("quick", "ci", "deep")
+"""Profiles, the cheapest first: what one of them promises to kill, those after it promise too."""
+
+CONTROL_CASES = 60
+TIMEOUT = 120.0  # seconds a case, as verify has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What to run, as plain data that can be sent to another process.
+
+    ``name``: a mutant's id, or with ``control`` the name of a correct kernel. ``recipe``: judge by this fixed
+    tolerance instead of the gate, where it is not empty.
+    """
+
+    name: str
+    op: str
+    dtype: str
+    profile: str
+    seed: int
+    device: str
+    control: bool = False
+    recipe: str = ""
+
+
+Tried = Outcome | Control
+
+
+def start(device: str) -> None:
+    """Make this process ready for trials, as ``verify`` makes its own."""
+    torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
+    device_for(device)
+
+
+def tried(trial: Trial) -> Tried:
+    """Run one trial. Whatever normcheck itself raises is its result, so that the other cells go on."""
+    try:
+        return _control(trial) if trial.control else _outcome(trial)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        return _failed(trial, f"normcheck itself failed: {type(error).__name__}: {error} ({where})")
+
+
+def died(trial: Trial) -> Tried:
+    """The result of a trial whose process ended under it."""
+    message = "its process ended while nothing else ran in it"
+    if trial.control:
+        return replace(_accusable(trial), accused=True, kind="crash", message=message)
+    return replace(blank(trial), status=KILLED, kind="crash", reason=message)
+
+
+def blank(trial: Trial) -> Outcome:
+    """What is known of a mutant's cell before it is run."""
+    mutant = discovery.mutants()[trial.name]
+    return Outcome(
+        id=mutant.id,
+        op=trial.op,
+        dtype=trial.dtype,
+        status=NOT_EXERCISED,
+        reason=why_not(mutant, trial.device),
+        what=mutant.what,
+        source=mutant.source,
+        promised=PROMISES.index(mutant.promised) <= PROMISES.index(trial.profile),
+    )
+
+
+def why_not(mutant: Mutant, device: str) -> str:
+    """Why a mutant cannot be run here, or an empty string."""
+    if mutant.not_exercised:
+        return mutant.not_exercised
+    return "shows on a GPU only" if mutant.device == "cuda" and device != "cuda" else ""
+
+
+def _accusable(trial: Trial) -> Control:
+    return Control(name=trial.name, op=trial.op, dtype=trial.dtype, accused=False)
+
+
+def _failed(trial: Trial, reason: str) -> Tried:
+    if trial.control:
+        return replace(_accusable(trial), reason=reason, error=True)
+    return replace(blank(trial), status=ERROR, reason=reason)
+
+
+def _outcome(trial: Trial) -> Outcome:
+    outcome = blank(trial)
+    if outcome.reason:
+        return outcome
+    verdict = _verdict(trial, discovery.mutants()[trial.name].make(trial.op))
+    status = {"fail": KILLED, "pass": SURVIVED, "skip": NOT_EXERCISED}.get(verdict.status, ERROR)
+    failure = verdict.failure
+    return replace(
+        outcome,
+        status=status,
+        kind=failure.kind if failure else "",
+        output=failure.output if failure else "",
+        case=failure.case if failure else "",
+        cases=verdict.cases,
+        seconds=verdict.seconds,
+        reason=verdict.detail if status in (NOT_EXERCISED, ERROR) else _nearest(verdict) if not failure else "",
+    )
+
+
+def _nearest(verdict: Verdict) -> str:
+    """How near to its bound a fault came that passed."""
+    output, worst = max(verdict.worst.items(), key=lambda item: item[1].ratio, default=("", None))
+    if worst is None:
+        return ""
+    ratio = math.floor(worst.ratio * 1000) / 1000  # at most 1, and never rounded to it
+    return f"largest ratio {ratio:g} ({output}), {worst.case}"
+
+
+def _control(trial: Trial) -> Control:
+    (implementation,) = (i for i in discovery.controls() if (i.name, i.op) == (trial.name, trial.op))
+    verdict = _verdict(trial, implementation)
+    failure = verdict.failure
+    return replace(
+        _accusable(trial),
+        accused=verdict.status == "fail",
+        kind=failure.kind if failure else "",
+        output=failure.output if failure else "",
+        case=failure.case if failure else "",
+        message=failure.message if failure else "",
+        cases=verdict.cases,
+        seconds=verdict.seconds,
+        reason=verdict.detail if verdict.status in ("skip", "error") else "",
+        error=verdict.status == "error",
+    )
+
+
+def _verdict(trial: Trial, implementation: Implementation) -> Verdict:
+    if trial.recipe:
+        return _by_recipe(trial, implementation)
+    profile = PROFILES[trial.profile]
+    if trial.control:  # a number of cases, not of seconds: a false alarm is then found again
+        profile = replace(profile, max_examples=CONTROL_CASES, seconds=600.0, large_share=0.0)
+    cell = Cell(discovery.ops()[trial.op], implementation, trial.dtype, trial.name)
+    plan = Plan((cell,), profile, trial.seed, trial.device, TIMEOUT)
+    return run_cell(cell, plan, lambda cases, worst: None)
+
+
+def _by_recipe(trial: Trial, implementation: Implementation) -> Verdict:
+    """What a recipe says, in the words of a verdict: one case, and of what is wrong no more than where."""
+    begun = time.perf_counter()
+    reason = implementation.unavailable(trial.device) if implementation.unavailable else None
+    judgement = Judgement(NOT_RUN, reason=reason) if reason else _judgement(trial, implementation)
+    caught, ran = judgement.status == CAUGHT, judgement.status != NOT_RUN
+    kind = "mismatch" if judgement.output else judgement.reason.partition(":")[0]
+    failure = Finding(kind=kind, output=judgement.output, case="", message=judgement.reason, reproduce="")
+    return Verdict(
+        op=trial.op,
+        implementation=trial.name,
+        dtype=trial.dtype,
+        device=trial.device,
+        status="fail" if caught else "pass" if ran else "skip",
+        detail=judgement.reason,
+        cases=int(ran),
+        seconds=time.perf_counter() - begun,
+        failure=failure if caught else None,
+    )
+
+
+def _judgement(trial: Trial, implementation: Implementation) -> Judgement:
+    asked = recipe(trial.recipe)
+    try:
+        with alarm(TIMEOUT):
+            if trial.control:
+                return examined(asked, implementation, trial.dtype)
+            # Only kernels of Triton say where they cannot run: a mutant of ours is held against ours.
+            clean = _clean(trial.op, triton=implementation.unavailable is not None)
+            return judged(asked, implementation, clean, trial.dtype)
+    except TimeIsUp:
+        return Judgement(CAUGHT, reason="timeout")
+
+
+@cache
+def _clean(op: str, *, triton: bool) -> Implementation:
+    """The kernel that a mutant of ``op`` differs from; one object, whose outputs the judge of recipes keeps."""
+    if triton:
+        return next(own for own in discovery.implementations()["triton"] if own.op == op)
+    return CLEAN.implementation("clean", op)
