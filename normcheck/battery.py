@@ -7,8 +7,9 @@ and of PyTorch's benchmark are among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import cycle
+from types import MappingProxyType
 
 from normcheck.case import EXPANDED, Case
 from normcheck.choices import CLIPS
@@ -34,7 +35,7 @@ LARGE = {
     "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192)),
     "cuda": (
         (4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192), (8192, 2048), (32768, 256), (32768, 1024),
-        (32768, 4096), (4096, 65536), (65537, 64),
+        (32768, 4096), (4096, 65536), (65537, 64), (8192, 8192),
     ),
 }  # fmt: skip
 """Shapes of the sources, and those where long sums, many rows and wide rows live: run where time allows."""
@@ -95,12 +96,16 @@ def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case
         yield case(size, ("normal", "shifted")[i % 2], dy=("normal", "last_row", "shifted", "first_row")[i % 4])
 
 
-def large(op: Op, implementation: Implementation, dtype: str, device: str) -> Iterator[Case]:
-    """The large cases, in order of their size. An implementation with shapes of its own has its large ones there."""
+def large(op: Op, implementation: Implementation, dtype: str, device: str, times: int = 1) -> Iterator[Case]:
+    """The large cases, in order of their size, ``times`` over with other data; on a GPU also rows far apart.
+
+    An implementation with shapes of its own has its large ones there.
+    """
     if implementation.shapes:
         return
     options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op.clamped else ()
-    for i, (m, n) in enumerate(sorted(LARGE[device], key=lambda shape: shape[0] * shape[1])):
+    shapes = sorted(LARGE[device], key=lambda shape: shape[0] * shape[1])
+    for i, (m, n) in enumerate(shapes * times):
         yield Case(
             op=op.name,
             dtype=dtype,
@@ -114,6 +119,12 @@ def large(op: Op, implementation: Implementation, dtype: str, device: str) -> It
             options=options,
             seed=i,
         )
+    if device == "cuda" and implementation.strided and dtype != "fp32":
+        yield Case(op=op.name, dtype=dtype, layout="x_strided", options=options, **_FAR_APART)
+
+
+_FAR_APART: Mapping[str, int] = MappingProxyType({"M": 65537, "N": 64, "gap": 32704})
+"""The last row begins at element 2^31: what counts elements in 32 bits is wrong there."""
 
 
 def _layouts(implementation: Implementation) -> tuple[tuple[str, int], ...]:

@@ -117,17 +117,28 @@ def check(
     except UnsupportedCase as refused:
         return Result(case, model or table().model, refused=str(refused) or "its library gave no reason")
     except call.Broken as broken:
+        first = Problem(broken.kind, broken.output, broken.message, broken.frames)
+        if context_lost(first):  # nothing on the GPU can be looked at any more
+            return Result(case, model or table().model, problems=(first,))
         refusal = _refusal(case, broken)
         problems = written(pristine, given) + strays(arena, {})
         if refusal and not problems:
             return Result(case, model or table().model, refused=refusal)
-        first = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, model or table().model, problems=(*problems, first))
-    result = replace(result, problems=(*result.problems, *written(pristine, given), *strays(arena, result.seen.named)))
+    done = written(pristine, given) + strays(arena, result.seen.named)
+    result = replace(result, problems=(*result.problems, *done))
     if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
         return result
     probed = _probed(this, result, saved, rows=depth >= Depth.ROWS and not result.failed)
-    return replace(result, problems=(*result.problems, *probed.problems), probed=probed)
+    return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
+
+
+def context_lost(problem: Problem) -> bool:
+    """Whether a GPU's context is lost: every later call of this process fails, whatever it does."""
+    return problem.kind == "exception" and any(words in problem.message for words in _STICKY)
+
+
+_STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
 
 
 def _refusal(case: Case, broken: call.Broken) -> str:

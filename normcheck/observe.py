@@ -124,15 +124,18 @@ def _written(what: str, output: str, before: Tensor, after: Tensor) -> list[Prob
 
 
 def strays(arena: Arena, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
-    """What was written around the memory that the implementation allocated; ``named``: what it returned of that."""
+    """What was written around the memory that the implementation allocated; ``named``: what it returned of that.
+
+    Where it is not around something returned, the first such buffer is told, however many calls did the same.
+    """
     places = {t.data_ptr(): name for name, t in named.items()}
-    found = []
+    found: dict[str, Problem] = {}
     for block, count, where in arena.trespasses():
         name = places.get(block.data_ptr(), "")
         what = name or f"a buffer of {_elements(len(block))} that it allocated"
         message = f"{what}: {_elements(count)} outside it written to, the first {where}"
-        found.append(Problem("out_of_bounds_write", name, message))
-    return tuple(found)
+        found.setdefault(name, Problem("out_of_bounds_write", name, message))
+    return tuple(problem for name, problem in found.items() if name or len(found) == 1)
 
 
 def _elements(count: int) -> str:

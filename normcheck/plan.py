@@ -12,7 +12,8 @@ from normcheck.ops.op import Op
 class Profile:
     """How much a cell may cost. ``max_examples`` cases; ``seconds`` of searching, and the same again for shrinking.
 
-    ``large_share``: the share of the seconds that a single large case may be expected to take. ``sanitizer``: whether a
+    ``large_share``: the share of the seconds that a single large case may be expected to take. On a GPU each large case
+    is run ``large_times``, with other data: races show in some runs only. ``sanitizer``: whether a
     cell that passes on a GPU is also run under compute-sanitizer.
     """
 
@@ -20,6 +21,7 @@ class Profile:
     max_examples: int
     seconds: float
     large_share: float = 0.4
+    large_times: int = 1
     sanitizer: bool = False
 
 
@@ -27,8 +29,8 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("quick", 300, 4.0),
-        Profile("ci", 1500, 45.0),
-        Profile("deep", 20000, 900.0, sanitizer=True),
+        Profile("ci", 1500, 45.0, large_times=4),
+        Profile("deep", 20000, 900.0, large_times=25, sanitizer=True),
     )
 }
 

@@ -22,6 +22,7 @@ from normcheck.check import Result
 from normcheck.choices import Choices, cases, choices, within
 from normcheck.explain import signature, worst_ratio
 from normcheck.plan import Cell, Plan
+from normcheck.probes import Depth
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
     """The simplest failing case found within a budget, failing in the same output; at worst the one given."""
     every = choices(cell.op, cell.implementation, cell.dtype)
     wanted, end = signature(failed), time.perf_counter() + plan.profile.seconds
+    depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed
     seen: dict[Case, bool] = {}
 
@@ -84,7 +86,7 @@ def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
         if time.perf_counter() > end:
             raise Stop
         if case not in seen:
-            result = run_case(cell, case, plan)
+            result = run_case(cell, case, plan, depth=depth)
             plain = worst_ratio(result) >= min(_PLAIN, worst_ratio(failed) / 2)
             seen[case] = result.failed and signature(result) == wanted and plain
             if seen[case] and _size(case, every) < _size(best.case, every):
@@ -100,4 +102,7 @@ def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
                 break
     except Stop:
         pass
+    if depth == Depth.OFF and best is not failed:
+        asked = run_case(cell, best.case, plan)  # what the probes say of the reason, left out until here
+        return asked if asked.failed else best
     return best

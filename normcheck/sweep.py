@@ -15,7 +15,7 @@ from normcheck.attempt import run_case, timed_out, why_not
 from normcheck.battery import battery, large
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
-from normcheck.check import Result, undeclared_model
+from normcheck.check import Result, context_lost, undeclared_model
 from normcheck.choices import cases, choices
 from normcheck.explain import finding, place, worst_ratio
 from normcheck.plan import Cell, Plan
@@ -45,12 +45,13 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, start)
-        smallest = shrunk(cell, plan, failed) if failed is not None else None
+        final = failed is not None and any(map(context_lost, failed.problems))
+        smallest = failed if failed is None or final else shrunk(cell, plan, failed)
         failure = None
         if smallest is not None:
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
-            failure = finding(cell, smallest, plan.device, advise=not timed_out(smallest))
+            failure = finding(cell, smallest, plan.device, advise=not (timed_out(smallest) or final))
     seconds = time.perf_counter() - start
     if failure is None and not tally.cases:
         detail = "; ".join(f"{reason} ({count} cases)" for reason, count in tally.refused.items())
@@ -94,7 +95,7 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
 
 def _depth(tally: Tally, case: Case) -> Depth:
     """What a case's probes are asked: they cost a run and memory, so every second case is asked, and no huge one."""
-    if case.M * case.N > _HUGE:
+    if case.M * (case.N + case.gap) > _HUGE:
         return Depth.REASON
     number = tally.cases + tally.refused.total()
     if number % _ROWS_EVERY == 0:
@@ -126,10 +127,12 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     The first that fails may do so by a hair, where another kind of data shows the same fault plainly.
     """
     best, end = failed, time.perf_counter() + plan.profile.seconds / 4
+    if any(map(context_lost, failed.problems)):
+        return failed
     for case in islice(battery(cell.op, cell.implementation, cell.dtype), _TELLING):
         if time.perf_counter() > end or timed_out(best):
             break
-        result = run_case(cell, case, plan, tally.floors)
+        result = run_case(cell, case, plan, tally.floors, Depth.OFF)
         if result.failed and (place(result), -worst_ratio(result)) < (place(best), -worst_ratio(best)):
             best = result
     for checked in best.wrong:
@@ -140,14 +143,15 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
 def _affordable(cell: Cell, plan: Plan, tally: Tally, end: float) -> Iterator[Case]:
     """The large cases that are expected to fit; the others are named in a note."""
     left_out = []
-    for case in large(cell.op, cell.implementation, cell.dtype, plan.device):
+    times = plan.profile.large_times if plan.device == "cuda" else 1
+    for case in large(cell.op, cell.implementation, cell.dtype, plan.device, times):
         expected = tally.per_row * case.M + case.M * case.N * _JUDGING[plan.device]
         if expected > plan.profile.large_share * (end - time.perf_counter()):
             left_out.append(f"{case.M}x{case.N}")
             continue
         yield case
     if left_out:
-        tally.notes[f"not run, too slow for this profile: {', '.join(left_out)}"] = None
+        tally.notes[f"not run, too slow for this profile: {', '.join(dict.fromkeys(left_out))}"] = None
 
 
 _JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}

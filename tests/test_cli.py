@@ -106,7 +106,7 @@ def test_a_plain_function_without_an_import_of_normcheck(run: Callable[..., Done
 WRONG: dict[str, tuple[str, str, str]] = {  # body of forward -> kind, output
     "a value": ("return y_of(x, weight, bias, eps) * 1.01", "mismatch", "y"),
     "nan": ("return y_of(x, weight, bias, eps) * float('nan')", "non_finite", "y"),
-    "unwritten": ("return torch.empty_like(x)", "non_finite", "y"),
+    "unwritten": ("return torch.empty_like(x)", "unwritten", "y"),
     "a shape": ("return y_of(x, weight, bias, eps)[:, :0]", "shape", "y"),
     "a detached shape": ("return x.detach().clone().flatten()", "shape", "y"),
     "a dtype": ("return y_of(x, weight, bias, eps).double()", "dtype", "y"),

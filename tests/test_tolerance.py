@@ -20,7 +20,7 @@ from normcheck import discovery, reference, tolerance
 from normcheck.case import Case
 from normcheck.errors import UsageError
 from normcheck.formats import FORMATS
-from normcheck.inputs import ROW_KINDS, make, torch_dtype
+from normcheck.inputs import ROWS, make, torch_dtype
 from normcheck.ops.op import Op
 from normcheck.table import Model, declared_model
 from normcheck.tolerance import EXACT, half_ulp, rules, store
@@ -248,7 +248,7 @@ def test_declared_is_laid_over_the_base() -> None:
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
-@pytest.mark.parametrize("rows", ROW_KINDS)
+@pytest.mark.parametrize("rows", [*ROWS, "blend"])
 def test_bounds_are_finite_for_eps_above_zero(op: Op, rows: str) -> None:
     for dtype in ("fp16", "fp32"):
         for eps in (1e-12, 1e-5):
@@ -259,7 +259,7 @@ def test_bounds_are_finite_for_eps_above_zero(op: Op, rows: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
-@pytest.mark.parametrize("rows", ROW_KINDS)
+@pytest.mark.parametrize("rows", [*ROWS, "blend"])
 def test_y_from_adversarial_statistics(op: Op, rows: str) -> None:
     """mean off by all of dm, rstd off by all of al, in every combination of signs: y in fp64 stays within E."""
     for dtype in ("fp16", "fp32"):
@@ -285,7 +285,7 @@ def test_y_from_adversarial_statistics(op: Op, rows: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
-@pytest.mark.parametrize("rows", ROW_KINDS)
+@pytest.mark.parametrize("rows", [*ROWS, "blend"])
 def test_sequential_sums_in_fp32_stay_within_the_statistics_bounds(rows: str, order: str) -> None:
     """The longest chain there is, on constant rows too, where the roundings do not average out."""
     case = Case(op="layernorm", dtype="fp32", M=20, N=257, rows=rows)

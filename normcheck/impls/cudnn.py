@@ -62,7 +62,7 @@ def _forward(
     op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
 ) -> dict[str, Tensor]:
     """x (M, N), weight, bias (N,) -> y as x; rstd and, of a LayerNorm, mean: fp32 (M,); bitmask uint8 (M, N/8)."""
-    _require_packed(x=x)
+    _require_plain(x=x)
     key = _key_of(op, x, weight, bias, clips=_clips(options))
     inputs = {"x": x, **_small_inputs(weight, bias), **_scalars(eps=eps, one=1.0, **options)}
     return _run(key, inputs, x.device)
@@ -75,7 +75,7 @@ def _backward(
 
     eps and the limits are not needed again: they are in the saved rstd and bitmask.
     """
-    _require_packed(x=x, dy=dy)
+    _require_plain(x=x, dy=dy)
     key = _key_of(op, x, weight, bias, backward=True)
     inputs = {"x": x, "dy": dy, **_small_inputs(weight, bias), **_scalars(one=1.0)}
     inputs |= {name: _packed(saved[name]) for name in ("mean", "rstd", "bitmask") if name in saved}
@@ -102,12 +102,17 @@ def _plan(key: GraphKey) -> graphs.Plan | str:
     return plan.reason if isinstance(plan, graphs.Refusal) else plan
 
 
-def _require_packed(**rows: Tensor) -> None:
-    """Raise UnsupportedCase for rows with gaps between them. The stride of a single row means nothing."""
+def _require_plain(**rows: Tensor) -> None:
+    """Raise UnsupportedCase for rows with gaps between them, and for an odd address.
+
+    The stride of a single row means nothing.
+    """
     for name, tensor in rows.items():
         if not tensor.is_contiguous():
             apart = f"the rows of {name} are {tensor.stride(0)} elements apart"
             raise UnsupportedCase(f"{apart}; the norms of cuDNN take packed rows only")
+        if tensor.is_cuda and tensor.data_ptr() % graphs.ALIGNMENT:
+            raise UnsupportedCase(f"{name} does not begin at a multiple of {graphs.ALIGNMENT} bytes, which plans rely on")
 
 
 def _supports(case: Case) -> str | None:

@@ -1,0 +1,204 @@
+"""Guard bands, gaps and fresh memory: what was written there is found, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck import memory
+from normcheck.memory import LARGE, NAN, NEGATIVE, Arena, Surroundings
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PATTERNS = (NAN, LARGE, NEGATIVE)
+
+
+def strided(dtype: torch.dtype = torch.float16) -> Tensor:
+    """3 rows of 5 elements with 2 behind each."""
+    return memory.placed((3, 5), (7, 1), dtype, "cpu").copy_(torch.arange(15).view(3, 5))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.name)
+def test_patterns_say_what_they_are(pattern: memory.Pattern) -> None:
+    for dtype in (*DTYPES, torch.float64):
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        value = float(torch.tensor(pattern.bits[dtype], dtype=integers).view(dtype))
+        if pattern is NAN:
+            assert value != value
+        else:
+            assert abs(value) > 1e4
+            assert abs(value) <= torch.finfo(dtype).max
+            assert (value < 0) == (pattern is NEGATIVE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_computation_makes_the_nan(dtype: torch.dtype) -> None:
+    integers = torch.int16 if dtype.itemsize == 2 else torch.int32
+    zero, infinity = torch.zeros((), dtype=dtype), torch.full((), float("inf"), dtype=dtype)
+    for made in (zero / zero, infinity - infinity, infinity * 0, -(zero / zero), torch.tensor(float("nan")).to(dtype)):
+        assert int(made.view(integers)) != NAN.bits[dtype]
+
+
+def test_bands_keep_the_alignment() -> None:
+    for dtype in DTYPES:
+        for n in (1, 7, 1000, 4097):
+            assert memory.placed((2, n), (n, 1), dtype, "cpu").storage_offset() * dtype.itemsize % 512 == 0
+    assert memory.placed((2, 7), (7, 1), torch.float16, "cpu", shift=1).storage_offset() % 256 == 1
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.name)
+def test_a_copy_has_the_values_and_the_pattern(pattern: memory.Pattern) -> None:
+    original = strided()
+    copied = memory.copy(original, pattern)
+    assert torch.equal(copied, original)
+    assert copied.stride() == original.stride()
+    assert copied.data_ptr() != original.data_ptr()
+    gap = copied.as_strided((3, 2), (7, 1), copied.storage_offset() + 5).view(torch.int16)
+    assert (gap == pattern.bits[torch.float16]).all()
+
+
+WRITES: tuple[tuple[int, str], ...] = (
+    (5, "1 behind the end of row 0"),
+    (6, "2 behind the end of row 0"),
+    (12, "1 behind the end of row 1"),
+    (19, "1 behind its last element"),
+    (22, "4 behind its last element"),
+    (-1, "1 before its first element"),
+    (-200, "200 before its first element"),
+)
+
+
+@pytest.mark.parametrize(("at", "words"), WRITES)
+def test_a_write_outside_is_found_and_placed(at: int, words: str) -> None:
+    before = strided()
+    after = memory.copy(before, NAN)
+    assert memory.untouched(before, after)
+    assert memory.trespass(before, after) == (0, "")
+    after.as_strided((1,), (1,), after.storage_offset() + at).fill_(0)
+    assert not memory.untouched(before, after)
+    assert torch.equal(before, after)
+    assert memory.trespass(before, after) == (1, words)
+
+
+def test_a_nan_written_over_the_nan_is_found() -> None:
+    before = strided()
+    after = memory.copy(before, NAN)
+    after.as_strided((1,), (1,), after.storage_offset() + 5).fill_(float("nan"))
+    assert memory.trespass(before, after) == (1, "1 behind the end of row 0")
+
+
+def test_a_write_inside_is_no_trespass() -> None:
+    before = strided()
+    after = memory.copy(before, NAN)
+    after[1, 4] = 99
+    assert not memory.untouched(before, after)
+    assert memory.trespass(before, after) == (0, "")
+    assert int(memory.differing(before, after).sum()) == 1
+
+
+@pytest.mark.parametrize("change", [lambda t: t.resize_(2, 2), lambda t: t.t_(), lambda t: t.set_(torch.ones(2))])
+def test_another_geometry_is_noticed(change: Callable[[Tensor], Tensor]) -> None:
+    before = strided(torch.float32)
+    after = memory.copy(before, NAN)
+    assert not memory.moved(before, after)
+    change(after)
+    assert memory.moved(before, after)
+
+
+def test_any_nan_is_as_good_as_another() -> None:
+    a = torch.tensor([0x7E00, 0x3C00], dtype=torch.int16).view(torch.float16)
+    b = torch.tensor([0x7E01, 0x3C00], dtype=torch.int16).view(torch.float16)
+    assert memory.same_bits(a, b)
+    assert not memory.same_bits(a, torch.ones(2, dtype=torch.float16))
+    assert not memory.same_bits(torch.zeros(1), -torch.zeros(1))
+    assert not memory.same_bits(torch.zeros(2), torch.zeros(1, 2))
+
+
+FRESH: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: torch.empty(3, 5),
+    lambda t: torch.empty_like(t),
+    lambda t: torch.empty_strided((3, 5), (1, 3)),
+    lambda t: torch.empty_permuted((3, 5), (1, 0)),
+    lambda t: t.new_empty(3, 5),
+    lambda t: t.new_empty_strided((3, 5), (6, 1)),
+    lambda t: torch.empty((3, 5), dtype=torch.bfloat16),
+    lambda t: torch.empty((3, 5), dtype=torch.uint8),
+)
+FILLED: tuple[tuple[Callable[[Tensor], Tensor], float], ...] = (
+    (lambda t: torch.zeros(3, 5), 0.0),
+    (lambda t: torch.ones_like(t), 1.0),
+    (lambda t: torch.full((3, 5), 2.5), 2.5),
+    (lambda t: t.new_zeros(3, 5), 0.0),
+    (lambda t: t.new_full((3, 5), 4.0), 4.0),
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.name)
+@pytest.mark.parametrize("make", FRESH)
+def test_fresh_memory_is_poisoned(make: Callable[[Tensor], Tensor], pattern: memory.Pattern) -> None:
+    like = torch.zeros(3, 5)
+    plain = make(like)
+    with Arena(Surroundings(fresh=pattern)) as arena:
+        out = make(like)
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.element_size()]
+    assert (out.view(integers) == pattern.bits[out.dtype]).all()
+    assert (out.shape, out.stride(), out.dtype) == (plain.shape, plain.stride(), plain.dtype)
+    assert not out._is_view()
+    assert arena.trespasses() == []
+
+
+@pytest.mark.parametrize(("make", "value"), FILLED)
+def test_what_torch_promises_stays(make: Callable[[Tensor], Tensor], value: float) -> None:
+    with Arena(Surroundings(LARGE, LARGE, LARGE)) as arena:
+        out = make(torch.zeros(3, 5))
+    assert (out == value).all()
+    assert arena.trespasses() == []
+
+
+@pytest.mark.parametrize(("at", "words"), [(15, "1 behind its last"), (20, "6 behind its last"), (-3, "3 before its first element")])
+@pytest.mark.parametrize("make", [FRESH[0], FILLED[0][0]])
+def test_an_overrun_of_what_was_allocated_is_found(make: Callable[[Tensor], Tensor], at: int, words: str) -> None:
+    with Arena(Surroundings()) as arena:
+        out = make(torch.zeros(3, 5))
+        other = make(torch.zeros(3, 5))
+    other.fill_(7)
+    out.as_strided((1,), (1,), out.storage_offset() + at).fill_(0)
+    ((block, count, where),) = arena.trespasses()
+    assert (block.data_ptr(), count, where) == (out.data_ptr(), 1, words)
+
+
+def test_what_the_arena_leaves_alone() -> None:
+    with Arena(Surroundings()):
+        for tensor in (
+            torch.empty(0),
+            torch.zeros(2, requires_grad=True),
+            torch.empty(2, device="meta"),
+            torch.zeros(2, dtype=torch.complex64),
+            torch.zeros(2, 2).to_sparse(),
+        ):
+            assert tensor.layout != torch.strided or tensor.untyped_storage().nbytes() <= 32
+        into = torch.ones(2)
+        assert torch.zeros(2, out=into) is into
+
+
+def test_gradients_flow_through_what_was_allocated() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    with Arena(Surroundings()):
+        y = torch.empty(3, 5)
+        y.copy_(x * 2)
+        (dx,) = torch.autograd.grad(y, x, torch.ones(3, 5))
+    assert (dx == 2).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch sees none here")
+def test_on_a_gpu() -> None:
+    with Arena(Surroundings(fresh=LARGE)) as arena:
+        out = torch.empty(3, 5, device="cuda")
+    assert (out > 1e29).all()
+    assert out.data_ptr() % 512 == 0
+    assert arena.trespasses() == []
+    out.as_strided((1,), (1,), out.storage_offset() + 15).fill_(0)
+    assert len(arena.trespasses()) == 1
