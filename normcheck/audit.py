@@ -22,7 +22,7 @@ from normcheck.reports import audit as report
 from normcheck.reports import audit_json
 from normcheck.request import Request, Target, device_for, targets_of
 from normcheck.score import Audit, Control, Outcome
-from normcheck.trial import PROMISES, Trial, Tried, died, start, tried
+from normcheck.trial import PROMISES, Trial, Tried, apart, died, start, tried
 
 MOST_WORKERS = 8
 
@@ -97,6 +97,7 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
         trial(name=mutant.id, op=op, dtype=dtype)
         for mutant in known.values()
         if not request.mutants or mutant.id in request.mutants
+        if not request.recipe or mutant.language == "torch"  # the same faults again, and far too slow interpreted
         for op in mutant.ops
         if op in ops
         for dtype in mutant.dtypes
@@ -144,7 +145,7 @@ def _tried(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[list[
     begin()
     try:
         with report.live(report.console_for(stream), len(trials)) as show:
-            for index, result in spread(tried, trials, workers=workers, start=begin, died=died):
+            for index, result in spread(tried, trials, workers=workers, start=begin, died=died, apart=apart):
                 results[index] = result
                 show(result)
     except KeyboardInterrupt:

@@ -198,8 +198,6 @@ def _checked(this: _Call) -> tuple[Result, Reference | None]:
 
 
 def _probed(this: _Call, result: Result, saved: Reference, *, rows: bool) -> Probed:
-    shapes = this.implementation.shapes
-    one_row = (shapes is None or (1, this.case.N) in shapes) and this.implementation.supports is None
     return probe(
         Subject(
             this.implementation,
@@ -210,7 +208,6 @@ def _probed(this: _Call, result: Result, saved: Reference, *, rows: bool) -> Pro
             result.seen,
             saved.bits,
             lambda inputs, seen: _wrong_values(this, inputs, seen),
-            one_row,
         ),
         rows=rows,
     )

@@ -129,7 +129,7 @@ def trespass(before: Tensor, after: Tensor) -> tuple[int, str]:
     places = (wrong & ~inside).nonzero().flatten()
     if not len(places):
         return 0, ""
-    return len(places), _in_words(int(places[0]) - before.storage_offset(), tuple(before.shape), before.stride())
+    return len(places), _in_words(int(places[0]) - int(before.storage_offset()), tuple(before.shape), before.stride())
 
 
 def _in_words(at: int, shape: tuple[int, ...], stride: Sequence[int]) -> str:
@@ -215,7 +215,7 @@ def _allocated(
     if fresh is not None and fresh is not around:
         buffer[band : band + extent].fill_(fresh.bits[like.dtype])
     tensor = torch.empty(0, dtype=like.dtype, device=like.device)
-    tensor.set_(buffer.untyped_storage(), band, shape, stride)  # type: ignore[no-untyped-call]
+    tensor.set_(buffer.untyped_storage(), band, shape, stride)
     return tensor, (buffer, band, band + extent)
 
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from normcheck import memory
-from normcheck.call import Broken
+from normcheck.call import Broken, supports
 from normcheck.case import Case
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
@@ -54,7 +54,7 @@ class Probed:
 class Subject:
     """What is asked: one case of an implementation, and the first run of it. ``given``: the tensors of that run.
 
-    ``bits``: bool (M, N), the reference's bitmask; ``one_row``: why the case cannot be asked with one row alone.
+    ``bits``: bool (M, N), the reference's bitmask.
     """
 
     implementation: Implementation
@@ -65,7 +65,6 @@ class Subject:
     first: Seen
     bits: Tensor | None
     wrong_values: WrongValues
-    one_row: bool
 
     def again(self, surroundings: Surroundings) -> tuple[Seen, tuple[Problem, ...]]:
         """The same call in other surroundings."""
@@ -158,9 +157,8 @@ def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
         if wrong:
             message = f"{wrong[0]} is wrong for new values in memory that was used before: it depends on earlier calls"
             return replace(probed, problems=(Problem("not_repeatable", wrong[0], message),))
-    if subject.one_row:
-        for name, same in _alone(subject).items():
-            invariant[name] = same and invariant.get(name, True)
+    for name, same in _alone(subject).items():
+        invariant[name] = same and invariant.get(name, True)
     broken = [name for name, same in invariant.items() if not same]
     if broken and implementation.batch_invariant:
         message = f"{broken[0]}: a row has other bits among other rows, and batch_invariant=True is declared"
@@ -169,10 +167,12 @@ def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
 
 
 def _alone(subject: Subject) -> dict[str, bool]:
-    """Whether a row on its own has the bits that it has among the others."""
-    case = subject.case
+    """Whether a row on its own has the bits that it has among the others; empty where it cannot be asked."""
+    case, shapes = subject.case, subject.implementation.shapes
     row = case.seed % case.M
     alone = replace(case, M=1, layout="rank3" if case.rank == 3 else "contiguous", gap=0)
+    if (shapes is not None and (1, case.N) not in shapes) or supports(subject.implementation, alone) is not None:
+        return {}
 
     def one(rows: Tensor) -> Tensor:
         shape = (1, 1, case.N) if case.rank == 3 else (1, case.N)

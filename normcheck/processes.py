@@ -22,23 +22,33 @@ Start = Callable[[], None]
 
 
 def spread(
-    work: Callable[[Job], Done], jobs: Sequence[Job], *, workers: int, start: Start, died: Callable[[Job], Done]
+    work: Callable[[Job], Done],
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    start: Start,
+    died: Callable[[Job], Done],
+    apart: Callable[[Job], bool],
 ) -> Iterator[tuple[int, Done]]:
     """(index, work(job)) for every job, in the order in which they finish.
 
     ``start`` runs first in every new process; it and ``work`` are functions that a module defines by name. A job whose
-    process dies twice, the second time while it was the only one in it, has the result ``died(job)``. With one worker
-    everything runs in this process, and a death is the death of all.
+    process dies twice, the second time while it was the only one in it, has the result ``died(job)``. A job that is to
+    run ``apart`` has a process of its own from the beginning. With one worker everything runs in this process, and a
+    death is the death of all.
     """
     if workers == 1:
         yield from ((index, work(job)) for index, job in enumerate(jobs))
         return
-    waiting = deque(enumerate(jobs))
+    waiting = deque((index, job) for index, job in enumerate(jobs) if not apart(job))
     while waiting:
         flying: dict[Future[Done], tuple[int, Job]] = {}
         with _pool(workers, start) as pool:
             yield from _until_a_death(pool, workers, work, waiting, flying)
         for index, job in flying.values():
+            yield index, _alone(work, job, start, died)
+    for index, job in enumerate(jobs):
+        if apart(job):
             yield index, _alone(work, job, start, died)
 
 

@@ -84,18 +84,27 @@ class Audit:
 
     @property
     def killed(self) -> tuple[str, ...]:
-        """Ids of the mutants that were run and killed in every cell that was run."""
-        return tuple(id for id, cells in self.mutants.items() if status_of(cells) == KILLED)
+        """Ids of the mutants that were run and killed: in every cell that was run, by a recipe in any."""
+        return self._with(KILLED)
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Ids of the mutants that survived in a cell or more."""
-        return tuple(id for id, cells in self.mutants.items() if status_of(cells) == SURVIVED)
+        """Ids of the mutants that survived in a cell or more, of a recipe in all that were run."""
+        return self._with(SURVIVED)
 
     @property
     def not_exercised(self) -> tuple[str, ...]:
         """Ids of the mutants of which no cell was run."""
-        return tuple(id for id, cells in self.mutants.items() if status_of(cells) == NOT_EXERCISED)
+        return self._with(NOT_EXERCISED)
+
+    def _with(self, status: str) -> tuple[str, ...]:
+        return tuple(id for id, cells in self.mutants.items() if self.status_of(cells) == status)
+
+    def status_of(self, cells: tuple[Outcome, ...]) -> str:
+        """The status of a mutant from those of its cells: the worst of those that were run, of a recipe the best."""
+        statuses = {cell.status for cell in cells}
+        order = (KILLED, SURVIVED, ERROR) if self.recipe else (SURVIVED, ERROR, KILLED)
+        return next((status for status in order if status in statuses), NOT_EXERCISED)
 
     @property
     def exercised(self) -> tuple[Outcome, ...]:
@@ -124,9 +133,3 @@ class Audit:
     def median_seconds(self) -> float:
         """Of the cells of mutants that were run; 0 where none was."""
         return statistics.median(outcome.seconds for outcome in self.exercised) if self.exercised else 0.0
-
-
-def status_of(cells: tuple[Outcome, ...]) -> str:
-    """The status of a mutant from those of its cells: the worst of those that were run."""
-    statuses = {cell.status for cell in cells}
-    return next((status for status in (SURVIVED, ERROR, KILLED) if status in statuses), NOT_EXERCISED)

@@ -77,6 +77,11 @@ def died(trial: Trial) -> Tried:
     return replace(blank(trial), status=KILLED, kind="crash", reason=message)
 
 
+def apart(trial: Trial) -> bool:
+    """Whether a trial needs a process of its own: a fault that only a GPU shows may take its context along."""
+    return trial.device == "cuda" and not trial.control and bool(discovery.mutants()[trial.name].device)
+
+
 def blank(trial: Trial) -> Outcome:
     """What is known of a mutant's cell before it is run."""
     mutant = discovery.mutants()[trial.name]
@@ -193,16 +198,12 @@ def _judgement(trial: Trial, implementation: Implementation) -> Judgement:
         with alarm(TIMEOUT):
             if trial.control:
                 return examined(asked, implementation, trial.dtype)
-            # Only kernels of Triton say where they cannot run: a mutant of ours is held against ours.
-            clean = _clean(trial.op, triton=implementation.unavailable is not None)
-            return judged(asked, implementation, clean, trial.dtype)
+            return judged(asked, implementation, _clean(trial.op), trial.dtype)
     except TimeIsUp:
         return Judgement(CAUGHT, reason="timeout")
 
 
 @cache
-def _clean(op: str, *, triton: bool) -> Implementation:
+def _clean(op: str) -> Implementation:
     """The kernel that a mutant of ``op`` differs from; one object, whose outputs the judge of recipes keeps."""
-    if triton:
-        return next(own for own in discovery.implementations()["triton"] if own.op == op)
     return CLEAN.implementation("clean", op)

@@ -157,7 +157,9 @@ def test_what_torch_promises_stays(make: Callable[[Tensor], Tensor], value: floa
     assert arena.trespasses() == []
 
 
-@pytest.mark.parametrize(("at", "words"), [(15, "1 behind its last"), (20, "6 behind its last"), (-3, "3 before its first element")])
+@pytest.mark.parametrize(
+    ("at", "words"), [(15, "1 behind its last"), (20, "6 behind its last"), (-3, "3 before its first element")]
+)
 @pytest.mark.parametrize("make", [FRESH[0], FILLED[0][0]])
 def test_an_overrun_of_what_was_allocated_is_found(make: Callable[[Tensor], Tensor], at: int, words: str) -> None:
     with Arena(Surroundings()) as arena:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from normcheck.plan import PROFILES
+from normcheck.recipes import RECIPES
+from normcheck.result import KINDS
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
@@ -60,10 +62,11 @@ def with_the_readmes_typo() -> str:
     return replaced("my_layernorm.py", found[1], found[2])
 
 
-def test_two_commands_are_marked_for_ci() -> None:
+def test_three_commands_are_marked_for_ci() -> None:
     marked = [block for mark, block in BLOCKS if mark]
-    assert README.count("<!-- ci -->") == len(marked) == 2
-    install, tests = marked
+    assert README.count("<!-- ci -->") == len(marked) == 3
+    install, tests, audit = marked
+    assert audit == ".venv/bin/normcheck audit\n"
     assert "-c tests/constraints.txt -e '.[test]'" in install
     assert "normcheck verify --op rmsnorm --dtype fp16" in install
     assert tests == ".venv/bin/python -m pytest\n"
@@ -141,13 +144,14 @@ def test_eps_outside_the_root_is_found(name: str, command: str, old: str, new: s
 def test_every_option_that_the_readme_names_exists(tmp_path: Path) -> None:
     helps = {
         name: run("-m", "normcheck", name, "--help", cwd=tmp_path).stdout
-        for name in ("verify", "repro", "list", "tolerances")
+        for name in ("verify", "audit", "repro", "list", "tolerances")
     }
     spans = re.findall(r"`(--[^`]+)`", README)
     assert spans
     for option in {word for span in spans for word in re.findall(r"--[a-z-]+", span)}:
-        assert re.search(rf"{option}\b", helps["verify"]), f"{option} is not in normcheck verify --help"
-    for line in re.findall(r"normcheck ((?:verify|repro|list|tolerances)\b[^`\n]*)", README):
+        both = helps["verify"] + helps["audit"]
+        assert re.search(rf"{option}\b", both), f"{option} is in no help of normcheck verify or audit"
+    for line in re.findall(r"normcheck ((?:verify|audit|repro|list|tolerances)\b[^`\n]*)", README):
         command = line.split()[0]
         for option in re.findall(r"--[a-z-]+", line):
             assert re.search(rf"{option}\b", helps[command]), f"{option} is not in normcheck {command} --help"
@@ -166,3 +170,13 @@ def test_the_budgets_of_the_profiles_are_as_written() -> None:
     assert f"`quick` ({quick.max_examples} cases or {quick.seconds:g} s per cell" in text
     assert f"`ci` ({ci.max_examples} or {ci.seconds:g} s)" in text
     assert f"`deep` ({deep.max_examples} or {deep.seconds:g} s)" in text
+
+
+def test_every_recipe_that_the_readme_names_exists() -> None:
+    named = re.search(r"tolerance, one of (.*?), or\s+yours", README, re.DOTALL)
+    assert named
+    assert re.findall(r"`([a-z-]+)`", named[1]) == list(RECIPES)
+
+
+def test_every_kind_of_finding_is_explained() -> None:
+    assert {kind for kind in KINDS if f"`{kind}`" in README} == set(KINDS)

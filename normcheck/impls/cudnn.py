@@ -112,7 +112,9 @@ def _require_plain(**rows: Tensor) -> None:
             apart = f"the rows of {name} are {tensor.stride(0)} elements apart"
             raise UnsupportedCase(f"{apart}; the norms of cuDNN take packed rows only")
         if tensor.is_cuda and tensor.data_ptr() % graphs.ALIGNMENT:
-            raise UnsupportedCase(f"{name} does not begin at a multiple of {graphs.ALIGNMENT} bytes, which plans rely on")
+            raise UnsupportedCase(
+                f"{name} does not begin at a multiple of {graphs.ALIGNMENT} bytes, which plans rely on"
+            )
 
 
 def _supports(case: Case) -> str | None:

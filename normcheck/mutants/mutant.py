@@ -31,8 +31,9 @@ class Mutant:
     implementation of an op, named by the id. ``dtypes``: those in which it is a fault at all; elsewhere the kernel is
     the clean one. ``outputs`` may break (those of them that the op has; "" stands for the whole call), as one of
     ``kinds``. ``when``: what a case needs for it to show, "" where ordinary cases do. ``promised``: the least profile
-    that promises to kill it. ``device``: "cuda" where it shows on a GPU only. ``not_exercised``: why it cannot be run
-    at all, such as an op that this project does not have.
+    that promises to kill it. ``device``: "cuda" where it shows on a GPU only. ``language``: "triton" where it is a
+    fault of our Triton kernels, not of the clean torch kernel. ``not_exercised``: why it cannot be run at all, such as
+    an op that this project does not have.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Mutant:
     when: str = ""
     promised: str = "quick"
     device: str = ""
+    language: str = "torch"
     not_exercised: str = ""
 
 

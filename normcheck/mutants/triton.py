@@ -16,7 +16,7 @@ from normcheck.case import Case
 from normcheck.implementation import Implementation
 from normcheck.impls.triton import implementation, own_kernels
 from normcheck.mutants._patched import Lines, Patched
-from normcheck.mutants.mutant import VALUES, Mutant
+from normcheck.mutants.mutant import VALUES, Mutant, implementations
 
 _BEHIND = (*VALUES, "out_of_bounds_read")
 _OVER = (*VALUES, "out_of_bounds_write")
@@ -45,7 +45,7 @@ _GROUPS_OF_4 = Lines(
 
 def _mutant(id: str, *, forward: tuple[Lines, ...] = (), backward: tuple[Lines, ...] = (), **fields: Any) -> Mutant:
     """A mutant of our kernels, of layernorm in fp16 where the fields do not say otherwise."""
-    fields = {"ops": _LAYERNORM, "dtypes": ("fp16",), **fields}
+    fields = {"ops": _LAYERNORM, "dtypes": ("fp16",), "language": "triton", **fields}
     return Mutant(id=id, make=Patched(name=id, forward=forward, backward=backward), **fields)
 
 
@@ -355,6 +355,7 @@ MUTANTS = (
         when="many rows wait for a lock",
         promised="deep",
         device="cuda",
+        language="triton",
     ),
     # Strides and sizes.
     _mutant(
@@ -383,7 +384,7 @@ MUTANTS = (
         outputs=_ALL,
         kinds=(*_UNWRITTEN, "exception", "crash", "out_of_bounds_read", "out_of_bounds_write"),
         when="M * N or M * the row stride of x is 2^31 or more",
-        promised="deep",
+        promised="ci",
         device="cuda",
     ),
     _mutant(
@@ -403,5 +404,6 @@ MUTANTS = (
     ),
 )
 
+IMPLEMENTATIONS = implementations(MUTANTS)
 CONTROLS = (_locked("locked.triton", "layernorm", barrier=True),)
 """Correct kernels, whatever they look like: the one of X01 with its barrier. Its sums are fp32 for every dtype."""

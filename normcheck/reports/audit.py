@@ -13,7 +13,7 @@ from rich.live import Live
 
 from normcheck.reports import _text
 from normcheck.reports._text import STATUS_STYLES, console_for, counted, put, put_lines, short, text_of
-from normcheck.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Audit, Control, Outcome, status_of
+from normcheck.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Audit, Control, Outcome
 
 __all__ = ["console_for", "live", "render"]
 
@@ -27,15 +27,18 @@ NAMED = 5
 
 
 def render(audit: Audit, console: Console, *, details: bool = False) -> None:
-    """Print the report of ``audit``; ``details`` shows of every mutant what it is and a case that kills it."""
-    run = {id: cells for id, cells in audit.mutants.items() if status_of(cells) != NOT_EXERCISED}
+    """Print the report of ``audit``; ``details`` shows of every mutant what it is and where it comes from."""
+    run = {id: cells for id, cells in audit.mutants.items() if audit.status_of(cells) != NOT_EXERCISED}
     columns = _columns_of(run, console.width)
     if run:
         _put_header(console, columns)
     for id, cells in run.items():
-        _put_mutant(console, id, cells, columns)
-        if details or (status_of(cells) != KILLED and not audit.recipe):
+        status = audit.status_of(cells)
+        _put_mutant(console, id, status, cells, columns)
+        if details or (status != KILLED and not audit.recipe):
             _put_details(console, cells)
+        if not audit.recipe:
+            _put_case(console, cells)
     _put_controls(console, audit)
     _put_not_exercised(console, audit)
     put(console, "")
@@ -85,8 +88,7 @@ def _put_header(console: Console, columns: _Columns) -> None:
     put(console, (f"{'':<{INDENT}}{names}{'  what' if columns.what else ''}", "dim"), wrap=False)
 
 
-def _put_mutant(console: Console, id: str, cells: tuple[Outcome, ...], columns: _Columns) -> None:
-    status = status_of(cells)
+def _put_mutant(console: Console, id: str, status: str, cells: tuple[Outcome, ...], columns: _Columns) -> None:
     cases, slowest = max(cell.cases for cell in cells), max(cell.seconds for cell in cells)
     start = (
         f"{short(id, 32):<{columns.id}} {_share(cells):>{columns.cells}} {_found(cells):<{columns.finding}}"
@@ -97,7 +99,7 @@ def _put_mutant(console: Console, id: str, cells: tuple[Outcome, ...], columns: 
 
 
 def _put_details(console: Console, cells: tuple[Outcome, ...]) -> None:
-    """What a mutant is, the cells that it survived, and one case that kills it."""
+    """What a mutant is, and the cells that it survived."""
     put(console, "what:   ", cells[0].what, indent=INDENT, hang=len("what:   "))
     put(console, "source: ", cells[0].source, indent=INDENT, hang=len("source: "))
     for cell in cells:
@@ -107,9 +109,14 @@ def _put_details(console: Console, cells: tuple[Outcome, ...]) -> None:
             put(console, (words.rstrip("; "), "red"), indent=INDENT, hang=2)
         elif cell.status == ERROR:
             put_lines(console, f"{_cell(cell)}: {cell.reason}", indent=INDENT, style="magenta")
+
+
+def _put_case(console: Console, cells: tuple[Outcome, ...]) -> None:
+    """One case that kills it, shrunk, on a line however long: it is there to be pasted."""
     killed = next((cell for cell in cells if cell.status == KILLED), None)
     if killed is not None:
-        put(console, f"killed by {_kind_words(killed)}: ", killed.case or killed.reason, indent=INDENT, wrap=False)
+        words = f"{_kind_words(killed)}: {killed.case or killed.reason}"
+        put(console, (words, "dim"), indent=INDENT, wrap=False)
 
 
 def _cell(cell: Outcome | Control) -> str:
