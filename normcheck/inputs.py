@@ -208,6 +208,9 @@ SPECIAL_ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
 NOT_FINITE = ("nan", "inf")
 """Kinds of rows and of dy with one element that is not finite."""
 
+_NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
+"""The bits of the NaN that is an input."""
+
 _SLAB_ELEMENTS = 1 << 22
 _X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
 _KEPT = 1 << 15  # positions that are kept, instead of being counted anew for every small case
@@ -295,6 +298,11 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         only = dy[_ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[_ONLY_ROW[case.dy]] = only
+    if case.rows == "nan" or case.dy == "nan":  # devices round a NaN to other bits
+        for t in (x, dy):
+            integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
+            if case.layout not in EXPANDED or t is x:
+                integers.masked_fill_(torch.isnan(t), _NAN[io])
     weight, bias = _weights(case, op, parameters)
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)

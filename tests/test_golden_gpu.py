@@ -39,3 +39,23 @@ def test_what_cudnn_refused_is_said() -> None:
         assert cell["not_returned"] == ["dx", "dw", "db"]
         assert any("NOT_SUPPORTED" in note for note in cell["notes"])
     assert "dx" in cells["cudnn", "fp32"]["worst"]
+
+
+@pytest.mark.parametrize("name", ["audit_triton", "audit_lock"])
+def test_the_triton_mutants_were_killed_on_a_gpu(name: str) -> None:
+    audit = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert (audit["schema"], audit["exit_code"], audit["survivors"]) == ("normcheck-audit/1", 0, [])
+    assert audit["environment"]["device"].startswith("NVIDIA ")
+    for entry in audit["mutants"]:
+        mutant = discovery.mutants()[entry["id"]]
+        if entry["status"] == "killed":
+            assert entry["kind"] in mutant.kinds
+            assert entry["output"] in mutant.outputs
+        else:
+            assert mutant.not_exercised
+
+
+def test_every_triton_mutant_was_run_on_a_gpu() -> None:
+    runs = [json.loads((FOLDER / f"{n}.json").read_text(encoding="utf-8")) for n in ("audit_triton", "audit_lock")]
+    ran = {entry["id"] for run in runs for entry in run["mutants"]}
+    assert ran == {id for id, mutant in discovery.mutants().items() if mutant.language == "triton"}

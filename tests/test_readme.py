@@ -173,7 +173,7 @@ def test_the_budgets_of_the_profiles_are_as_written() -> None:
 
 
 def test_every_recipe_that_the_readme_names_exists() -> None:
-    named = re.search(r"tolerance, one of (.*?), or\s+yours", README, re.DOTALL)
+    named = re.search(r"tolerance, one of\s+(.*?), or\s+yours", README, re.DOTALL)
     assert named
     assert re.findall(r"`([a-z-]+)`", named[1]) == list(RECIPES)
 
