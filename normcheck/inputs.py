@@ -180,11 +180,12 @@ ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
 
 
 def _in_one_row(value: Callable[[Field], Tensor]) -> Callable[[Field], Tensor]:
-    """Normal rows, but for the middle one, which is ``value``."""
+    """Normal rows, but for one, which is ``value``: the first, the last or any other."""
 
     def rows(f: Field) -> Tensor:
-        out, middle = f.n.clone(), f.n.shape[0] // 2
-        row = slice(middle, middle + 1)
+        out, height = f.n.clone(), f.n.shape[0]
+        at = int(f.ur[0] * 4 * height) % height if height else 0
+        row = slice(at, at + 1)
         out[row] = value(Field(f.n[row], f.u[row], f.ur[row], f.dtype))
         return out
 
@@ -199,17 +200,18 @@ SPECIAL_ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
     {
         "signed_zero": lambda f: torch.copysign(torch.zeros_like(f.n), f.n),
         "largest": _in_one_row(_largest),
-        "nan": _in_one_row(lambda f: torch.where(_at_random_column(f), math.nan, f.n)),
+        "nan": _in_one_row(lambda f: torch.where(_at_random_column(f) | (f.ur < 0.25), math.nan, f.n)),
         "inf": _in_one_row(lambda f: torch.where(_at_random_column(f), torch.copysign(f.u + math.inf, f.n), f.n)),
     }
 )
-"""Special values, which the blend does not have. ``largest``: the format's largest finite number, of either sign."""
+"""Special values, which the blend does not have. ``largest``: the format's largest finite number, of either sign;
+``nan``: one of them in a row, or nothing else."""
 
 NOT_FINITE = ("nan", "inf")
 """Kinds of rows and of dy with one element that is not finite."""
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
-"""The bits of the NaN that is an input."""
+"""The bits of the NaN that is an input; with an odd seed it has a sign."""
 
 _SLAB_ELEMENTS = 1 << 22
 _X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
@@ -231,10 +233,11 @@ ROW_KINDS = (*ROWS, "blend", *SPECIAL_ROWS)
 
 
 def _with_one(n: Tensor, value: float) -> Tensor:
-    """``n`` with ``value`` in the middle."""
+    """``n`` with ``value``, of either sign, in one place."""
     out = n.clone()
     if n.numel():
-        out[n.shape[0] // 2, n.shape[1] // 2] = value
+        at = int(float(n[0, 0].abs()) * 1e6) % n.numel()
+        out.view(-1)[at] = math.copysign(value, float(n[0, 0]))
     return out
 
 
@@ -302,7 +305,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         for t in (x, dy):
             integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
             if case.layout not in EXPANDED or t is x:
-                integers.masked_fill_(torch.isnan(t), _NAN[io])
+                integers.masked_fill_(torch.isnan(t), _NAN[io] - (case.seed % 2 << (8 * t.element_size() - 1)))
     weight, bias = _weights(case, op, parameters)
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)

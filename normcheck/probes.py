@@ -87,6 +87,10 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
 def _again(subject: Subject, pattern: Pattern) -> Probed:
     """A second run with ``pattern`` in all memory that is not the implementation's own."""
     second, problems = subject.again(Surroundings(pattern, pattern, pattern))
+    shared = _shared(subject.first, second)
+    if shared:
+        message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
+        return Probed((Problem("not_repeatable", shared, message),))
     changed = _changed(subject.first, second)
     repeats = {name: name not in changed for name in subject.first.named}
     if not changed or problems:
@@ -115,6 +119,13 @@ def _reason(subject: Subject, pattern: Pattern, changed: list[str]) -> Problem:
             return unsteady or Problem(kind, name, f"{name} depends on {what}: {how_many}")
     message = f"{changed[0]} depends on memory that is not the implementation's own"
     return Problem("out_of_bounds_read", changed[0], message)
+
+
+def _shared(first: Seen, second: Seen) -> str:
+    """The first output that a later call returned in the very memory of an earlier one, which is still in use."""
+    one, other = first.named, second.named
+    places = {name: t.untyped_storage().data_ptr() for name, t in one.items() if t.numel()}
+    return next((n for n, at in places.items() if n in other and other[n].untyped_storage().data_ptr() == at), "")
 
 
 def _unsteady(subject: Subject, surroundings: Surroundings, repeats: int) -> Problem | None:
@@ -157,6 +168,9 @@ def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
         if wrong:
             message = f"{wrong[0]} is wrong for new values in memory that was used before: it depends on earlier calls"
             return replace(probed, problems=(Problem("not_repeatable", wrong[0], message),))
+    stale = _with_other_weights(subject)
+    if stale is not None:
+        return replace(probed, problems=(stale,))
     for name, same in _alone(subject).items():
         invariant[name] = same and invariant.get(name, True)
     broken = [name for name, same in invariant.items() if not same]
@@ -164,6 +178,22 @@ def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
         message = f"{broken[0]}: a row has other bits among other rows, and batch_invariant=True is declared"
         problems = (*problems, Problem("not_repeatable", broken[0], message))
     return replace(probed, problems=problems, invariant=invariant)
+
+
+def _with_other_weights(subject: Subject) -> Problem | None:
+    """The weights changed in place: what was made of the old ones, and kept, is wrong now."""
+    if subject.op.clamped or subject.case.weights != "normal":
+        return None  # the bits that backward is fed with would be others, too; and ties would be lost
+    new = subject.inputs.each(lambda t: t)
+    new = replace(new, weight=new.weight.roll(1), bias=None if new.bias is None else new.bias.roll(1))
+    for (_, place), (_, values) in zip(subject.given.named(), new.named(), strict=True):
+        if 0 not in place.stride():
+            place.copy_(values)
+    seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
+    for name in subject.wrong_values(new, seen)[:1]:
+        message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
+        return Problem("not_repeatable", name, message)
+    return None
 
 
 def _alone(subject: Subject) -> dict[str, bool]:

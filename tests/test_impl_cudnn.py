@@ -120,7 +120,7 @@ def test_rows_with_gaps_are_refused_before_a_plan_is_built(monkeypatch: pytest.M
 
 
 def test_the_stride_of_a_single_row_means_nothing() -> None:
-    adapter._require_packed(x=wide_rows(1))
+    adapter._require_plain(x=wide_rows(1))
 
 
 @pytest.mark.parametrize("op", BY_OP)

@@ -207,12 +207,20 @@ def test_probe_columns_tie_with_the_limits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", NOT_FINITE)
 def test_one_element_is_not_finite(kind: str, dtype: str) -> None:
-    tensors = made(case_of(dtype=dtype, rows=kind))
-    assert (~tensors.x.isfinite()).nonzero()[:, 0].tolist() == [11]
-    assert tensors.dy.isfinite().all()
-    tensors = made(case_of(dtype=dtype, dy=kind))
-    assert (~tensors.dy.isfinite()).nonzero().tolist() == [[11, 18]]
-    assert tensors.x.isfinite().all()
+    rows, elements = set(), set()
+    for seed in range(60):
+        tensors = made(case_of(dtype=dtype, rows=kind, seed=seed))
+        where = (~tensors.x.isfinite()).nonzero()
+        assert len(set(where[:, 0].tolist())) == 1
+        assert len(where) in (1, 37)
+        rows |= set(where[:, 0].tolist())
+        assert tensors.dy.isfinite().all()
+        tensors = made(case_of(dtype=dtype, dy=kind, seed=seed))
+        ((row, column),) = (~tensors.dy.isfinite()).nonzero().tolist()
+        elements.add((row, column))
+        assert tensors.x.isfinite().all()
+    assert {0, 22} <= rows
+    assert len(elements) > 50
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -221,8 +229,9 @@ def test_signed_zeros_and_the_largest_numbers(dtype: str) -> None:
     assert not zeros.any()
     assert 0 < int(zeros.signbit().sum()) < zeros.numel()
     largest = made(case_of(dtype=dtype, rows="largest")).x
-    assert (largest[11].abs() == torch.finfo(largest.dtype).max).all()
-    assert (largest[10].abs() < 4).all()
+    most = largest.abs() == torch.finfo(largest.dtype).max
+    assert most.all(1).sum() == 1
+    assert most.any(1).sum() == 1
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
