@@ -184,7 +184,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None]:
     checked += gradients.checked
     seen = Seen(outputs, gradients.end_to_end)
     if is_special(case):
-        checked += judge_special(op, case, this.pristine, seen.named)
+        checked += judge_special(op, case, this.pristine, seen.named, this.model)
     result = Result(
         case,
         this.model,

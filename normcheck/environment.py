@@ -43,9 +43,10 @@ def environment(device: str) -> dict[str, str]:
 
 
 def memory(device: str) -> int:
-    """Bytes of memory of the machine, or of its GPU."""
+    """Bytes of memory of the machine, or what is left of its GPU's for this process."""
     if device == "cuda":
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        free, _ = torch.cuda.mem_get_info()
+        return int(free + torch.cuda.memory_reserved())
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -250,14 +250,15 @@ _DY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "correlated": lambda n, x: x + 0.25 * n + 0.5,
         "last_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
         "first_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "small": lambda n, x: n * 2.0**-12,
         "nan": lambda n, x: _with_one(n, math.nan),
         "inf": lambda n, x: _with_one(n, math.inf),
     }
 )
 _ONLY_ROW = {"last_row": -1, "first_row": 0}
 DY_KINDS = tuple(_DY)
-"""Kinds of cotangents, simplest first, all of unit scale. ``correlated``: with the normal field behind x.
-``nan``, ``inf``: one element of it."""
+"""Kinds of cotangents, simplest first, of unit scale, but for ``small``.
+``correlated``: with the normal field behind x. ``nan``, ``inf``: one element of it."""
 
 WEIGHT_KINDS = ("normal", "small", "probe")
 """``small``: N(0, 1/300), where 1 + weight is not representable. ``probe``: exact 0, -1, 2^-8, 2^-9 and 8x columns;

@@ -37,16 +37,17 @@ def observe(
     inputs: Inputs,
     surroundings: Surroundings,
     bits: Tensor | None,
+    between: Inputs | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
     """Call forward and backward on copies of ``inputs``; also what was written to that belongs to someone else.
 
-    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op is fed with. Raises what the
-    calls raise.
+    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op is fed with; ``between``: other
+    inputs, which forward is called with before backward is. Raises what the calls raise.
     """
     before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: memory.copy(t, surroundings.inputs))
     given = before.each(lambda t: memory.copy(t, NAN))
     arena = Arena(surroundings)
-    seen, problems = _called(implementation, op, case, given, arena, bits, surroundings.inputs)
+    seen, problems = _called(implementation, op, case, given, arena, bits, surroundings.inputs, between)
     return seen, (*problems, *written(before, given), *strays(arena, seen.named))
 
 
@@ -65,6 +66,7 @@ def _called(
     arena: Arena,
     bits: Tensor | None,
     around: Pattern,
+    between: Inputs | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
     if implementation.backward is None:
         leaves = call.differentiable(given)
@@ -72,10 +74,14 @@ def _called(
         outputs, _ = usable_outputs(op, case, given, returned)
         if "y" not in outputs:
             return Seen(outputs), ()
+        if between is not None:
+            call.forward(implementation, case, call.differentiable(between), arena)
         return Seen(outputs, usable_gradients(given, call.autograd(returned, leaves, arena))[0]), ()
     outputs, _ = usable_outputs(op, case, given, call.forward(implementation, case, given, arena))
     if "y" not in outputs:
         return Seen(outputs), ()
+    if between is not None:
+        call.forward(implementation, case, between, arena)
     saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
     before = {name: memory.copy(t, NAN) for name, t in saved.items()}
     gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]

@@ -78,6 +78,8 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
         probed = _again(subject, pattern)
         return _among_other_rows(subject, probed) if rows and not probed.problems else probed
     except Broken as broken:
+        if "OutOfMemoryError" in broken.message:
+            return Probed()  # it ran once: a second run beside the first needs memory that is not there
         message = f"{broken.message} (not the first time that this case was run)"
         return Probed((Problem(broken.kind, broken.output, message, broken.frames),))
     except UnsupportedCase:
@@ -152,6 +154,9 @@ def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
     if subject.case.M < 2:
         return probed
     rolled = _rolled(subject.inputs)
+    latest = _of_the_latest_forward(subject, rolled)
+    if latest is not None:
+        return replace(probed, problems=(latest,))
     for (_, place), (_, values) in zip(subject.given.named(), rolled.named(), strict=True):
         if 0 not in place.stride():
             place.copy_(values)
@@ -178,6 +183,21 @@ def _among_other_rows(subject: Subject, probed: Probed) -> Probed:
         message = f"{broken[0]}: a row has other bits among other rows, and batch_invariant=True is declared"
         problems = (*problems, Problem("not_repeatable", broken[0], message))
     return replace(probed, problems=problems, invariant=invariant)
+
+
+def _of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
+    """Two forwards, then the backward of the first, as a network with two such layers does it."""
+    i, case = subject.implementation, subject.case
+    if not i.deterministic:
+        return None
+    between = other.each(lambda t: memory.in_bands(t, NAN))
+    seen, _ = observe(i, subject.op, case, subject.inputs, Surroundings(), subject.bits, between)
+    found = _differ(subject.first, seen)
+    if found is None:
+        return None
+    name, how_many = found
+    message = f"{name} is not the same when forward is called for other inputs before backward: {how_many}"
+    return Problem("not_repeatable", name, message)
 
 
 def _with_other_weights(subject: Subject) -> Problem | None:

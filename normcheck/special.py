@@ -2,8 +2,10 @@
 
 The contract of an op is what its fp64 formula says, element by element: a NaN in a row of x makes that row's y and dx
 NaN and every element of dw, but no other row's; an infinity in rmsnorm leaves the rest of its row alone. Values need no
-bound here, and NaN may stand for infinity. Where the definition of a clamped op leaves something open (a NaN clamped to
-a limit, its bit, a cotangent masked by a product or by a choice), everything that it allows is right.
+bound here, and NaN may stand for infinity. A saved rstd may be finite where fp64 has none, as after max(variance, 0): y
+shows what the row was. With ``special="row"`` an element that is not finite may spoil all of its row. Where the
+definition of a clamped op leaves something open (a NaN clamped to a limit, its bit, a cotangent masked by a product or
+by a choice), everything that it allows is right.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from normcheck.compare import Comparison, Element
 from normcheck.inputs import NOT_FINITE, Inputs
 from normcheck.judge import Checked, judged_rows
 from normcheck.ops.op import Op
+from normcheck.table import Model
 
 SPECIAL = "special values"
 """The name of this check."""
@@ -32,9 +35,11 @@ def is_special(case: Case) -> bool:
     return case.M > 0 and (case.rows in NOT_FINITE or case.dy in NOT_FINITE)
 
 
-def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs) -> tuple[Checked, ...]:
+def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs, model: Model) -> tuple[Checked, ...]:
     """Where ``returned`` (outputs and end-to-end gradients) is finite, against where fp64 is, for a special case."""
     allowed = list(_allowed(op, case, inputs))
+    if model.special == "row":
+        allowed += [_with_spoilt_rows(one, ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1)) for one in allowed]
     sober = ~_overflowing(op, case, inputs)
     checks = []
     for name, expected in allowed[0].items():
@@ -45,9 +50,16 @@ def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs) -> tupl
             in_reach = expected.abs() < torch.finfo(actual.dtype).max / 2
             if name != "db":
                 in_reach = in_reach & (sober if expected.dim() == 2 else sober.all())
-            wrong = torch.where(got, ~finite.any(0), finite.all(0) & in_reach)
+            wrong = torch.where(got, ~finite.any(0) & (name != "rstd"), finite.all(0) & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
     return tuple(checks)
+
+
+def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor) -> dict[str, Tensor]:
+    """``outputs`` with NaN in the rows that are ``spoilt``, bool (M,), and in dw, which sums over them; db does not."""
+    one = torch.where(spoilt, math.nan, 0.0)
+    added = {"dw": one.sum(), "db": torch.zeros_like(one).sum()}
+    return {name: t + added.get(name, one[:, None] if t.dim() == 2 else one) for name, t in outputs.items()}
 
 
 def _overflowing(op: Op, case: Case, inputs: Inputs) -> Tensor:

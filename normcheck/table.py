@@ -28,6 +28,7 @@ class Model:
     ftz: bool = True
     y_given_stats: bool = True
     bitmask_compare: str = "either"
+    special: str = "exact"
     reason: str = ""
 
 
@@ -37,6 +38,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "y_form": ("centered", "folded"),
     "bwd_form": ("centered", "raw"),
     "bitmask_compare": ("either", "fp32", "rounded"),
+    "special": ("exact", "row"),
 }
 
 

@@ -11,15 +11,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 
 from normcheck import battery, choices, discovery
+from normcheck import sweep as sweeping
 from normcheck.call import adapt
 from normcheck.check import check
 from normcheck.implementation import Implementation
 from normcheck.inputs import make
 from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.probes import Depth
 from normcheck.sweep import run_cell
 
 CASES = 3000
@@ -68,20 +71,31 @@ def sweep(implementation: Implementation, cases: int) -> None:
     profile = replace(PROFILES["quick"], max_examples=cases, seconds=600.0, large_share=0.0)
     plan = Plan((cell,), profile, 0, "cpu", 60.0)
     run_cell(cell, replace(plan, profile=replace(profile, max_examples=50)), lambda *_: None)
+    without = seconds_without_probes(cell, plan)
     wall, cpu = time.perf_counter(), time.process_time()
     verdict = run_cell(cell, plan, lambda *_: None)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    again = seconds_without_probes(cell, plan)
     rates = f"{verdict.cases / wall:.0f} a second of wall time, {verdict.cases / cpu:.0f} a second of one core"
     print(f"{op.name}, {implementation.name}: {verdict.status}, {verdict.cases} cases, {rates}")
+    print(f"  the probes cost {cpu / without - 1:.0%} to {cpu / again - 1:.0%} of what looking at values alone does")
     case = next(battery.battery(op, implementation, "fp16"))
     case = replace(case, M=16, N=129)
     floors = dict.fromkeys(("y", "mean", "rstd", "dx", "dw", "db"), 1.0)
-    whole = seconds_of(lambda: check(implementation, op, case, "cpu", floors=floors), 500)
+    whole = seconds_of(lambda: check(implementation, op, case, "cpu", floors=floors, depth=Depth.OFF), 500)
     inputs = seconds_of(lambda: make(case, op, "cpu"), 500)
-    drawn = cpu / verdict.cases - whole
+    drawn = again / verdict.cases - whole
     print(
         f"  16x129: check {whole * 1e3:.2f} ms, of which inputs {inputs * 1e3:.2f}; drawing about {drawn * 1e3:.2f} ms"
     )
+
+
+def seconds_without_probes(cell: Cell, plan: Plan) -> float:
+    """Processor seconds of the same sweep if it looked at values only."""
+    start = time.process_time()
+    with patch.object(sweeping, "_depth", lambda tally, case: Depth.OFF):
+        run_cell(cell, plan, lambda *_: None)
+    return time.process_time() - start
 
 
 def command(*arguments: str) -> None:

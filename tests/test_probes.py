@@ -92,6 +92,14 @@ def test_memory_that_swallows_a_nan() -> None:
     assert kinds(result_of(implementation, replace(CASE, seed=3))) == [("unwritten", "y")]  # a negative one does
 
 
+def test_what_only_the_latest_forward_knows() -> None:
+    implementation = discovery.mutants()["P15"].make("layernorm")
+    assert not result_of(implementation, depth=Depth.MEMORY).failed
+    result = result_of(implementation)
+    assert kinds(result) == [("not_repeatable", "dx")]
+    assert "for other inputs before backward" in result.problems[0].message
+
+
 def test_a_read_behind_the_rows() -> None:
     def peek(c: Run, out: dict[str, Tensor], is_backward: bool) -> None:
         if not is_backward and c.x_io.stride(0) > c.N:

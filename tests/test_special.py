@@ -99,3 +99,19 @@ def test_the_largest_numbers_disturb_no_other_row(dtype: str) -> None:
     assert not result_of(CLEAN.implementation("mine", "layernorm"), rows="largest", dtype=dtype).failed
     leak = of_y(lambda t: t + 1e-30 * t.abs().sum())
     assert "y" in wrong(result_of(leak, rows="nan", dtype=dtype))
+
+
+def test_a_saved_rstd_may_be_finite_where_y_is_not() -> None:
+    """As after max(variance, 0), which gives 0 for NaN on a GPU."""
+    kernel = Kernel(rstd_out=lambda c: c.r.nan_to_num(316.0).float())
+    assert not result_of(kernel.implementation("clamped", "layernorm"), rows="nan").failed
+
+
+def test_an_infinity_that_spoils_its_row_must_be_declared() -> None:
+    """torch's rms_norm does so on a GPU."""
+    its_row = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(1, keepdim=True), torch.nan, CLEAN.rstd(c)))
+    all_rows = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(), torch.nan, CLEAN.rstd(c)))
+    assert result_of(its_row.implementation("undeclared", "rmsnorm"), rows="inf").failed
+    for kernel, fails in ((its_row, False), (all_rows, True)):
+        declared = kernel.implementation("declared", "rmsnorm", model={"special": "row"})
+        assert result_of(declared, rows="inf").failed == fails

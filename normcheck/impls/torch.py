@@ -13,6 +13,7 @@ from normcheck.implementation import Implementation
 if TYPE_CHECKING:
     from torch import Tensor
 
+_SPOILS_ROW = "on a GPU torch sums squares around a running mean, and Inf - Inf is NaN"
 _DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
 
 
@@ -76,5 +77,15 @@ IMPLEMENTATIONS = (
         model={"bitmask_compare": "fp32"},
         source=f"{_DOCS}layer_norm.html",
     ),
-    Implementation(name="torch", op="rmsnorm", forward=rmsnorm, ranks=(2, 3), source=f"{_DOCS}rms_norm.html"),
+    Implementation(
+        name="torch",
+        op="rmsnorm",
+        forward=rmsnorm,
+        ranks=(2, 3),
+        model={
+            "special": "row",
+            "reason": _SPOILS_ROW,
+        },
+        source=f"{_DOCS}rms_norm.html",
+    ),
 )

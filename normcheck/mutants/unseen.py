@@ -86,6 +86,20 @@ def _nothing_for_no_rows(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Te
     return torch.empty_like(t) if name in ("dw", "db") and not c.M else t
 
 
+def _latest_rstd() -> Kernel:
+    latest: list[Tensor] = []
+
+    def rstd_out(c: Run) -> Tensor:
+        latest[:] = [c.r]
+        return CLEAN.rstd_out(c)
+
+    def xhat_b(c: Run) -> Tensor:
+        c.r = latest[0]
+        return CLEAN.xhat_b(c)
+
+    return Kernel(rstd_out=rstd_out, xhat_b=xhat_b)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     mutant(
         id="P01",
@@ -201,6 +215,23 @@ MUTANTS: tuple[Mutant, ...] = (
         outputs=("dw", "db"),
         kinds=UNWRITTEN,
         when="M = 0",
+    ),
+    mutant(
+        id="P15",
+        what="backward takes rstd from the latest forward, not from what was saved for it",
+        source="invented",
+        kernel=_latest_rstd,
+        outputs=("dx", "dw"),
+        kinds=("not_repeatable", *VALUES),
+        when="another forward comes before backward",
+    ),
+    mutant(
+        id="P16",
+        what="a dy below 2^-9 everywhere is taken for 0",
+        source="invented",
+        kernel=Kernel(wdy=lambda c: CLEAN.wdy(c) * (c.dy.abs() > 2.0**-9).any()),
+        outputs=("dx",),
+        when="a dy that is small throughout",
     ),
 )
 
