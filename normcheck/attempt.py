@@ -57,9 +57,9 @@ def _unclaimed(cell: Cell, case: Case) -> str:
 
 def _too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit: a case line may ask for anything."""
-    needed = (
-        16 * case.M * (case.N + case.gap) * (4 if case.dtype == "fp32" else 2)
-    )  # inputs and copies of them, outputs, gradients, and all of it once more
+    strided = {"contiguous": 0, "strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
+    elements = case.M * (16 * case.N + 6 * strided * case.gap)  # inputs and copies, outputs, gradients, all of it twice
+    needed = elements * (4 if case.dtype == "fp32" else 2)
     there = memory(device)
     return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB" if needed > there else ""
 
