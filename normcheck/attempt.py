@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 from normcheck import call
 from normcheck.alarm import TimeIsUp, alarm
 from normcheck.case import EXPANDED, Case
 from normcheck.check import Result, check
 from normcheck.environment import memory
+from normcheck.errors import Broken
+from normcheck.inputs import ROWS, SLAB_ELEMENTS
+from normcheck.judge import BLOCK_ELEMENTS
 from normcheck.outputs import Problem
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
@@ -20,7 +24,7 @@ def why_not(cell: Cell, device: str) -> str:
     implementation = cell.implementation
     if cell.dtype not in implementation.dtypes:
         return f"declares only {', '.join(implementation.dtypes)}"
-    return (implementation.unavailable(device) or "") if implementation.unavailable else ""
+    return call.unavailable(implementation, device)
 
 
 def run_case(
@@ -30,8 +34,11 @@ def run_case(
     unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
     if unclaimed:
         return Result(case, table().model, refused=unclaimed)
+    link = call.link_of(cell.implementation)
+    if link is not None:
+        link.limit(plan.timeout)
     try:
-        with alarm(plan.timeout):
+        with alarm(plan.timeout) if link is None else nullcontext():
             reason = call.supports(cell.implementation, case)
             if reason is not None:
                 return Result(case, table().model, refused=reason or "supports(case) gave no reason")
@@ -39,9 +46,13 @@ def run_case(
     except TimeIsUp:
         message = f"no result after timeout={plan.timeout:g} s"
         return Result(case, table().model, problems=(Problem("timeout", "", message),))
-    except call.Broken as broken:
+    except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))
+
+
+_MAKING, _JUDGING = 64, 600
+"""Bytes of temporaries in fp64 for an element that is made, and for one that is judged: measured, for one long row."""
 
 
 def _unclaimed(cell: Cell, case: Case) -> str:
@@ -58,10 +69,18 @@ def _unclaimed(cell: Cell, case: Case) -> str:
 def _too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit: a case line may ask for anything."""
     strided = {"contiguous": 0, "strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
-    elements = case.M * (16 * case.N + 6 * strided * case.gap)  # inputs and copies, outputs, gradients, all of it twice
+    rows = max(case.M, 1)  # without rows there are still weights, bands as long as a row, and a gap
+    elements = rows * (16 * case.N + 6 * strided * case.gap)  # inputs and copies, outputs, gradients, all of it twice
     needed = elements * (4 if case.dtype == "fp32" else 2)
+    needed += _MAKING * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
+    needed += _JUDGING * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
     there = memory(device)
     return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB" if needed > there else ""
+
+
+def died(result: Result) -> bool:
+    """Whether the implementation's process had to be started anew."""
+    return any(p.kind in ("timeout", "crash") for p in result.problems)
 
 
 def timed_out(result: Result) -> bool:

@@ -132,8 +132,8 @@ def _known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
 def _workers(request: AuditRequest, trials: int) -> int:
     if request.workers is None:
         return max(1, min(len(os.sched_getaffinity(0)), MOST_WORKERS, trials))
-    if request.workers < 1:
-        raise UsageError(f"workers={request.workers}: expected an integer >= 1")
+    if not 1 <= request.workers <= 256:
+        raise UsageError(f"workers={request.workers}: expected an integer from 1 to 256")
     return request.workers
 
 

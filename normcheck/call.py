@@ -1,4 +1,4 @@
-"""Calling an implementation, and nothing else: the only place where code under test runs.
+"""Calling an implementation, and nothing else: here, or in the process where its code is.
 
 It knows no reference and no bound. Whatever goes wrong inside comes out as ``Broken``.
 """
@@ -17,31 +17,55 @@ import torch
 from torch import Tensor
 
 from normcheck import memory
+from normcheck.alarm import TimeIsUp
 from normcheck.case import Case
-from normcheck.errors import UnsupportedCase
+from normcheck.errors import Broken, UnsupportedCase, UsageError, one_line, shown, told
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
+from normcheck.memory import Arena, Surroundings
 from normcheck.ops.op import GRADIENTS
+from normcheck.remote import Entry, Link, RemoteRun
+
+LONGEST_REASON = 500
+"""Characters of a reason why something cannot run."""
 
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
-class Broken(Exception):
-    """An implementation did not return something that can be judged: ``kind`` is a finding's kind."""
+Surrounded = AbstractContextManager[object] | RemoteRun
+"""What is active while code under test runs: an arena in this process, or a run of the process where the code is."""
 
-    def __init__(self, kind: str, output: str, message: str, frames: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.kind, self.output, self.message, self.frames = kind, output, message, frames
+
+def surrounded(implementation: Implementation, surroundings: Surroundings) -> Arena | RemoteRun:
+    """What the calls of one run are made in."""
+    link = link_of(implementation)
+    return Arena(surroundings) if link is None else link.run(surroundings)
+
+
+def link_of(implementation: Implementation) -> Link | None:
+    """The way to the process where the implementation's code is; None where it is in this one."""
+    entry = implementation.forward
+    return entry.link if isinstance(entry, Entry) else None
+
+
+def begin(implementation: Implementation, case: Case, inputs: Inputs, arena: Surrounded) -> None:
+    """Let another process begin with the forward that will then be called with the same arguments."""
+    if isinstance(arena, RemoteRun):
+        arena.begin(case, inputs, graph=implementation.backward is None)
 
 
 def forward(
-    implementation: Implementation, case: Case, inputs: Inputs, arena: AbstractContextManager[object]
+    implementation: Implementation, case: Case, inputs: Inputs, arena: Surrounded, *, deferred: bool = False
 ) -> dict[str, Tensor]:
     """Call forward; the tensors that it returned, by name. ``y`` is always there. ``arena`` is active meanwhile.
 
+    ``deferred``: gradients by autograd are asked for only after other calls.
+
     Raises Broken if it raises or returns anything but y or a dict with y, UnsupportedCase if its library refuses.
     """
-    with _guarded("forward"), arena:
+    if isinstance(arena, RemoteRun):
+        return arena.forward(case, inputs, graph=implementation.backward is None, deferred=deferred)
+    with guarded("forward"), arena:
         returned = implementation.forward(
             inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
         )
@@ -54,11 +78,13 @@ def backward(
     case: Case,
     inputs: Inputs,
     saved: Mapping[str, Tensor],
-    arena: AbstractContextManager[object],
+    arena: Surrounded,
 ) -> dict[str, Tensor]:
     """Call the implementation's own backward with ``saved``; the gradients that it returned, by name."""
+    if isinstance(arena, RemoteRun):
+        return arena.backward(case, inputs, saved)
     assert implementation.backward is not None
-    with _guarded("backward"), arena:
+    with guarded("backward"), arena:
         returned = implementation.backward(
             inputs.dy,
             inputs.x,
@@ -76,16 +102,41 @@ def supports(implementation: Implementation, case: Case) -> str | None:
     """What the implementation's own supports() says of a case: None, or why it cannot run."""
     if implementation.supports is None:
         return None
-    with _guarded("supports(case)"):
-        reason = implementation.supports(case)
-    return None if reason is None else str(reason)
+    try:
+        with guarded("supports(case)"):
+            reason = implementation.supports(case)
+            return None if reason is None else one_line(str(reason), LONGEST_REASON)
+    except UnsupportedCase as refused:
+        return refusal(refused)
+
+
+def refusal(refused: UnsupportedCase) -> str:
+    """The reason that an implementation's library gave, as one line that is not too long."""
+    return one_line(told(refused).partition(": ")[2], LONGEST_REASON) or "its library gave no reason"
+
+
+def unavailable(implementation: Implementation, device: str) -> str:
+    """Why nothing of this implementation can run on ``device``, or "". Raises UsageError where that cannot be told."""
+    if implementation.unavailable is None:
+        return ""
+    who = f"unavailable(device) of {shown(implementation.name)}"
+    try:
+        with guarded(who):
+            reason = implementation.unavailable(device)
+    except (Broken, UnsupportedCase) as error:
+        raise UsageError(str(error)) from error
+    if reason is None:
+        return ""
+    if not isinstance(reason, str):
+        raise UsageError(f"{who} returned {shown(reason)}: expected None or why it cannot run")
+    return one_line(reason, LONGEST_REASON)
 
 
 def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
     """What the implementation declares about its arithmetic, for a case where it depends on it."""
     if not callable(implementation.model):
         return implementation.model
-    with _guarded("model(case)"):
+    with guarded("model(case)"):
         return dict(implementation.model(case))
 
 
@@ -97,13 +148,15 @@ def differentiable(inputs: Inputs) -> Inputs:
     return Inputs(x, weight, bias, inputs.dy)
 
 
-def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: AbstractContextManager[object]) -> dict[str, Tensor]:
+def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Surrounded) -> dict[str, Tensor]:
     """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd."""
+    if isinstance(arena, RemoteRun):
+        return arena.gradients(outputs, inputs)
     y = outputs["y"]
     if not y.requires_grad:
         return {}
     leaves = [t for t in (inputs.x, inputs.weight, inputs.bias) if t is not None]
-    with _guarded("backward, by torch autograd through y,"), arena:
+    with guarded("backward, by torch autograd through y,"), arena:
         gradients = torch.autograd.grad(y, leaves, inputs.dy, allow_unused=True)
         _synchronise(inputs.x)
     return {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
@@ -151,23 +204,22 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @contextmanager
-def _guarded(what: str) -> Iterator[None]:
+def guarded(what: str) -> Iterator[None]:
     """Run code under test: its warnings are its own business, it prints to standard error, what it raises is Broken."""
     try:
         with warnings.catch_warnings(), redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")
             yield
-    except UnsupportedCase:
+    except (UnsupportedCase, Broken, KeyboardInterrupt, TimeIsUp):
         raise
-    except (Exception, SystemExit) as error:
-        message = f"{what} raised {type(error).__name__}: {error}"
-        raise Broken("exception", "", message, _frames(error)) from error
+    except BaseException as error:  # pytest's skip is no Exception either
+        raise Broken("exception", "", f"{what} raised {told(error)}", _frames(error)) from error
 
 
 def _frames(error: BaseException) -> tuple[str, ...]:
     """The innermost frames of a traceback, without normcheck's own around the call."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, memory.__file__)]
-    return tuple(f"{f.filename}:{f.lineno} in {f.name}: {f.line}" for f in frames[-_FRAMES:])
+    return tuple(f"{f.filename}:{f.lineno} in {f.name}: {(f.line or '')[:400]}" for f in frames[-_FRAMES:])
 
 
 def _named(returned: object, what: str, required: str) -> dict[str, Tensor]:
@@ -177,11 +229,14 @@ def _named(returned: object, what: str, required: str) -> dict[str, Tensor]:
         expected = "a tensor or a dict with 'y'" if required == "y" else "a dict with 'dx', 'dw' and, with a bias, 'db'"
         raise Broken("missing", required, f"{what} returned {type(returned).__name__}: expected {expected}")
     tensors: dict[str, Tensor] = {}
-    for name, value in returned.items():
+    with guarded(f"reading what {what} returned"):
+        items = [(one_line(str(name), 60), value) for name, value in returned.items()]
+    for name, value in items:
         if isinstance(value, Tensor):
-            tensors[str(name)] = value
+            tensors[name] = value
         elif value is not None:
-            raise Broken("missing", str(name), f"{what} returned {name}={type(value).__name__}: expected a tensor")
+            of = one_line(type(value).__name__, 60)
+            raise Broken("missing", name, f"{what} returned {name}={of}: expected a tensor")
     if required == "y" and "y" not in tensors:
         raise Broken("missing", "y", f"{what} returned {sorted(tensors)}: expected 'y' among them")
     return tensors

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normcheck import call, memory
 from normcheck.case import Case
-from normcheck.errors import UnsupportedCase
+from normcheck.errors import Broken, UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
 from normcheck.judge import (
@@ -32,6 +32,7 @@ from normcheck.observe import Seen, strays, with_bits, written
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients, usable_outputs
 from normcheck.probes import Depth, Probed, Subject, probe
+from normcheck.remote import RemoteRun
 from normcheck.special import is_special, judge_special
 from normcheck.table import Model, declared_model, table
 
@@ -85,7 +86,7 @@ class _Call:
     case: Case
     pristine: Inputs
     given: Inputs
-    arena: Arena
+    arena: Arena | RemoteRun
     model: Model
     judge: Judge
 
@@ -108,17 +109,18 @@ def check(
     """
     pristine = make(case, op, device)
     given = pristine.each(lambda t: memory.copy(t, memory.NAN))
-    arena = Arena(Surroundings())
+    arena = call.surrounded(implementation, Surroundings())
     try:
         model = model or model_of(implementation, case, device)
+        call.begin(implementation, case, given, arena)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY)
         this = _Call(implementation, op, case, pristine, given, arena, model, judge)
         result, saved = _checked(this)
     except UnsupportedCase as refused:
-        return Result(case, model or table().model, refused=str(refused) or "its library gave no reason")
-    except call.Broken as broken:
+        return Result(case, model or table().model, refused=call.refusal(refused))
+    except Broken as broken:
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
-        if context_lost(first):  # nothing on the GPU can be looked at any more
+        if context_lost(first) and call.link_of(implementation) is None:  # nothing on the GPU can be looked at
             return Result(case, model or table().model, problems=(first,))
         refusal = _refusal(case, broken)
         problems = written(pristine, given) + strays(arena, {})
@@ -141,7 +143,7 @@ def context_lost(problem: Problem) -> bool:
 _STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
 
 
-def _refusal(case: Case, broken: call.Broken) -> str:
+def _refusal(case: Case, broken: Broken) -> str:
     """Why an exception counts as a clear refusal of an unusual case; "" where it does not, as a GPU that went wrong."""
     gone_wrong = "CUDA error" in broken.message or "Triton Error" in broken.message
     if not case.unusual or broken.kind != "exception" or gone_wrong:
@@ -260,8 +262,8 @@ def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Referenc
     try:
         end_to_end = _backward(this, own)
         stage = _backward(this, _with_statistics(own, saved)) if staged else {}
-    except UnsupportedCase as refusal:
-        note = f"gradients not checked: {refusal}"
+    except UnsupportedCase as refused:
+        note = f"gradients not checked: {call.refusal(refused)}"
         return _Gradients(not_returned=_gradient_names(given), notes=(note,))
     usable, problems = usable_gradients(given, end_to_end)
     checked: tuple[Checked, ...] = ()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from normcheck.errors import NormcheckError, UsageError
+from normcheck.errors import NormcheckError, UsageError, one_line
 
 app = typer.Typer(
     name="normcheck",
@@ -27,6 +27,11 @@ Impl = Annotated[
 Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
+
+Isolation = Annotated[
+    bool,
+    typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one: debugger."),
+]
 
 
 @app.command()
@@ -48,7 +53,8 @@ def verify(
         list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
     ] = None,
     timeout: Timeout = 120.0,
-    workers: Annotated[int, typer.Option("--workers", help="Cells at a time; only 1 for now.")] = 1,
+    workers: Annotated[int, typer.Option("--workers", help="Cells that are checked side by side.")] = 1,
+    isolation: Isolation = True,
 ) -> None:
     """Check implementations; the main job and the gate.
 
@@ -71,6 +77,7 @@ def verify(
         reports=tuple(report or ()),
         timeout=timeout,
         workers=workers,
+        isolation=isolation,
     )
     raise typer.Exit(run(request, tuple(sys.argv[1:])))
 
@@ -122,11 +129,12 @@ def repro(
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
     device: Device = "auto",
     timeout: Timeout = 120.0,
+    isolation: Isolation = True,
 ) -> None:
     """Run one case again and show every check of it."""
     from normcheck.run import repro_case
 
-    raise typer.Exit(repro_case(implementation, case, device, timeout))
+    raise typer.Exit(repro_case(implementation, case, device, timeout, isolation=isolation))
 
 
 @app.command(name="list")
@@ -183,5 +191,4 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    line = " ".join(message.split())
-    print(f"normcheck: {line}", file=sys.stderr)
+    print(f"normcheck: {one_line(message)}", file=sys.stderr)

@@ -7,14 +7,15 @@ import importlib.util
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normcheck.errors import UsageError, one_of
+from normcheck.case import MAX_ELEMENTS
+from normcheck.errors import UsageError, one_line, one_of, shown, told
 from normcheck.formats import DTYPES
 from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
@@ -104,9 +105,9 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
     named = tuple(i for i in declared if i.name == name)
     if named:
         return named
-    target = getattr(module, name, None)
+    target = _attribute(module, name, spec)
     if isinstance(target, Implementation):
-        return (_validated(target, spec),)
+        return (validated(target, spec),)
     if not callable(target):
         raise UsageError(f"impl={spec}: {location} has no implementation or function named {name!r}")
     if not op_names:
@@ -127,38 +128,59 @@ def _wrapped(function: Any, op: str, name: str, source: str) -> Implementation:
 
 
 def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
-    declared = getattr(module, "IMPLEMENTATIONS", ())
-    if not isinstance(declared, Iterable):
-        raise UsageError(f"impl={spec}: IMPLEMENTATIONS={type(declared).__name__}: expected a tuple of Implementation")
-    return tuple(_validated(item, spec) for item in declared)
+    declared = _attribute(module, "IMPLEMENTATIONS", spec) or ()
+    if not isinstance(declared, tuple | list):
+        of = one_line(type(declared).__name__, 120)
+        raise UsageError(f"impl={spec}: IMPLEMENTATIONS={of}: expected a tuple of Implementation")
+    return tuple(validated(item, spec) for item in declared)
 
 
-def _validated(item: object, spec: str) -> Implementation:
+def _attribute(module: ModuleType, name: str, spec: str) -> Any:
+    """What ``module`` has under this name, or None; a module may have a __getattr__ of its own."""
+    try:
+        return getattr(module, name, None)
+    except Exception as error:
+        raise UsageError(f"impl={spec}: reading {name} of it raised {_one_line(error)}") from error
+
+
+def validated(item: object, spec: str) -> Implementation:
+    """``item``, if it is an implementation whose fields are what they should be. Raises UsageError."""
     if not isinstance(item, Implementation):
-        raise UsageError(f"impl={spec}: IMPLEMENTATIONS has {type(item).__name__}: expected Implementation(...)")
-    where = f"of {item.name!r} in impl={spec}"
+        raise UsageError(
+            f"impl={spec}: IMPLEMENTATIONS has {one_line(type(item).__name__, 120)}: expected Implementation(...)"
+        )
+    where = f"of {shown(item.name)} in impl={spec}"
     if not isinstance(item.name, str) or not item.name:
         raise UsageError(f"name {where}: expected text")
-    if item.op not in list(ops()):
-        raise UsageError(f"op={item.op!r} {where}: expected {one_of(ops())}")
+    if not isinstance(item.op, str) or item.op not in ops():
+        raise UsageError(f"op={shown(item.op)} {where}: expected {one_of(ops())}")
     if not callable(item.forward) or not (item.backward is None or callable(item.backward)):
         raise UsageError(f"forward, backward {where}: expected functions")
+    if not all(hook is None or callable(hook) for hook in (item.supports, item.unavailable)):
+        raise UsageError(f"supports, unavailable {where}: expected functions")
     if not isinstance(item.dtypes, tuple) or not item.dtypes:
-        raise UsageError(f"dtypes={item.dtypes!r} {where}: expected a tuple with {one_of(DTYPES)}")
+        raise UsageError(f"dtypes={shown(item.dtypes)} {where}: expected a tuple with {one_of(DTYPES)}")
     for dtype in item.dtypes:
-        if dtype not in DTYPES:
-            raise UsageError(f"dtypes={dtype!r} {where}: expected {one_of(DTYPES)}")
-    if item.ranks not in ((2,), (2, 3)):
-        raise UsageError(f"ranks={item.ranks!r} {where}: expected (2,) or (2, 3)")
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
+    if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
+        raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
     if not callable(item.model) and not isinstance(item.model, Mapping):
-        raise UsageError(f"model={item.model!r} {where}: expected a dict, or a function of the case")
-    if not all(_is_shape(shape) for shape in item.shapes or ()):
-        raise UsageError(f"shapes={item.shapes!r} {where}: expected (M, N) pairs of integers >= 1")
+        raise UsageError(f"model={shown(item.model)} {where}: expected a dict, or a function of the case")
+    shapes: object = () if item.shapes is None else item.shapes
+    if not isinstance(shapes, tuple | list) or not all(map(_is_shape, shapes)):
+        expected = f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements"
+        raise UsageError(f"shapes={shown(shapes)} {where}: expected {expected}")
+    for name in ("strided", "deterministic", "batch_invariant"):
+        if not isinstance(getattr(item, name), bool):
+            raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
     return item
 
 
 def _is_shape(shape: object) -> bool:
-    return isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(n, int) and n >= 1 for n in shape)
+    if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(n, int) and n >= 1 for n in shape):
+        return False
+    return bool(shape[0] * shape[1] <= MAX_ELEMENTS)
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -182,7 +204,9 @@ def _load_file(path: Path) -> ModuleType:
     try:
         with redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and what pytest skips a module with
         del sys.modules[name]
         raise UsageError(f"impl={path}: importing it raised {_one_line(error)}") from error
     return module
@@ -194,12 +218,13 @@ def _load_module(name: str) -> ModuleType:
     try:
         with redirect_stdout(sys.stderr):
             return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and what pytest skips a module with
         raise UsageError(f"impl={name}: importing it raised {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}{where}"
+    return f"{one_line(told(error), 400)}{where}"

@@ -213,7 +213,7 @@ NOT_FINITE = ("nan", "inf")
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of the NaN that is an input; with an odd seed it has a sign."""
 
-_SLAB_ELEMENTS = 1 << 22
+SLAB_ELEMENTS = 1 << 22
 _X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
 _KEPT = 1 << 15  # positions that are kept, instead of being counted anew for every small case
 
@@ -289,7 +289,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     """
     io = torch_dtype(case.dtype)
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    height = max(1, _SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
+    height = max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)

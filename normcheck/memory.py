@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ NAN = _pattern("NaN", 0x7E5A, 0x7FDA, 0x7FDA5A5A, 0x7FFA5A5A5A5A5A5A, 0xFF, 1)
 LARGE = _pattern("a large number", 0x7753, 0x7149, 0x7149F2CA, 0x46293E5939A08CEA, 0x5A, 0)
 """3e4 in fp16, 1e30 elsewhere: what a comparison or an fmax would not swallow, as it does a NaN."""
 NEGATIVE = _pattern("a large negative number", 0xF753, 0xF149, 0xF149F2CA, 0xC6293E5939A08CEA, 0x25, 0)
+
+
+PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE)}
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,15 @@ def _in_words(at: int, shape: tuple[int, ...], stride: Sequence[int]) -> str:
     return f"{column - shape[-1] + 1} behind the end of row {row}"
 
 
+class Stray(NamedTuple):
+    """Writes around a block of ``elements``, ``name``d where it became an output: how many, and where the first is."""
+
+    name: str
+    elements: int
+    written: int
+    where: str
+
+
 class Arena(TorchFunctionMode):
     """While active, what torch's factory functions return lies between guard bands; what is fresh is poisoned.
 
@@ -167,8 +179,9 @@ class Arena(TorchFunctionMode):
         self._blocks.append((*block, out.dtype))
         return tensor if fresh else tensor.copy_(out)
 
-    def trespasses(self) -> list[tuple[Tensor, int, str]]:
-        """For each block whose bands have changed: its elements as integers, how many changed, the first in words."""
+    def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
+        """What was written around the blocks that were handed out; ``named``: what became of them, by name."""
+        places = {t.data_ptr(): name for name, t in named.items()}
         found = []
         for buffer, first, end, dtype in self._blocks:
             band = _band_of(self._around.bits[dtype], buffer.dtype, buffer.device, max(first, len(buffer) - end))
@@ -177,7 +190,8 @@ class Arena(TorchFunctionMode):
             wrong = torch.cat([buffer[:first], buffer[end:]]) != self._around.bits[dtype]
             at = int(wrong.nonzero()[0])
             words = f"{first - at} before its first element" if at < first else f"{at - first + 1} behind its last"
-            found.append((buffer[first:end], int(wrong.sum()), words))
+            name = places.get(buffer[first:end].data_ptr(), "")
+            found.append(Stray(name, end - first, int(wrong.sum()), words))
         return found
 
 

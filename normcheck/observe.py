@@ -14,6 +14,7 @@ from normcheck.inputs import Inputs
 from normcheck.memory import NAN, Arena, Pattern, Surroundings
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients, usable_outputs
+from normcheck.remote import RemoteRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def observe(
     """
     before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: memory.copy(t, surroundings.inputs))
     given = before.each(lambda t: memory.copy(t, NAN))
-    arena = Arena(surroundings)
+    arena = call.surrounded(implementation, surroundings)
     seen, problems = _called(implementation, op, case, given, arena, bits, surroundings.inputs, between)
     return seen, (*problems, *written(before, given), *strays(arena, seen.named))
 
@@ -55,7 +56,8 @@ def observe_in_place(
     implementation: Implementation, op: Op, case: Case, given: Inputs, bits: Tensor | None
 ) -> tuple[Seen, tuple[Problem, ...]]:
     """Call forward and backward on ``given`` itself."""
-    return _called(implementation, op, case, given, Arena(Surroundings()), bits, NAN)
+    arena = call.surrounded(implementation, Surroundings())
+    return _called(implementation, op, case, given, arena, bits, NAN)
 
 
 def _called(
@@ -63,14 +65,14 @@ def _called(
     op: Op,
     case: Case,
     given: Inputs,
-    arena: Arena,
+    arena: Arena | RemoteRun,
     bits: Tensor | None,
     around: Pattern,
     between: Inputs | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
     if implementation.backward is None:
         leaves = call.differentiable(given)
-        returned = call.forward(implementation, case, leaves, arena)
+        returned = call.forward(implementation, case, leaves, arena, deferred=between is not None)
         outputs, _ = usable_outputs(op, case, given, returned)
         if "y" not in outputs:
             return Seen(outputs), ()
@@ -129,16 +131,14 @@ def _written(what: str, output: str, before: Tensor, after: Tensor) -> list[Prob
     return found
 
 
-def strays(arena: Arena, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
+def strays(arena: Arena | RemoteRun, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
     """What was written around the memory that the implementation allocated; ``named``: what it returned of that.
 
     Where it is not around something returned, the first such buffer is told, however many calls did the same.
     """
-    places = {t.data_ptr(): name for name, t in named.items()}
     found: dict[str, Problem] = {}
-    for block, count, where in arena.trespasses():
-        name = places.get(block.data_ptr(), "")
-        what = name or f"a buffer of {_elements(len(block))} that it allocated"
+    for name, elements, count, where in arena.strays(named):
+        what = name or f"a buffer of {_elements(elements)} that it allocated"
         message = f"{what}: {_elements(count)} outside it written to, the first {where}"
         found.setdefault(name, Problem("out_of_bounds_write", name, message))
     return tuple(problem for name, problem in found.items() if name or len(found) == 1)

@@ -14,9 +14,9 @@ from enum import IntEnum
 from torch import Tensor
 
 from normcheck import memory
-from normcheck.call import Broken, supports
+from normcheck.call import supports
 from normcheck.case import Case
-from normcheck.errors import UnsupportedCase
+from normcheck.errors import Broken, UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
 from normcheck.memory import LARGE, NAN, NEGATIVE, Pattern, Surroundings

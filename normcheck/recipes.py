@@ -204,6 +204,8 @@ def recipe(text: str) -> Recipe:
     """
     if text in RECIPES:
         return RECIPES[text]
+    if len(text) > 100 or not text.isprintable():  # it is the recipe's name, which reports print
+        raise UsageError(f"recipe={text}: expected at most 100 printable characters")
     pairs = [part.partition("=") for part in text.split(",")]
     names = [name.strip() for name, _, _ in pairs]
     if not set(names) <= {"atol", "rtol"}:

@@ -10,7 +10,10 @@ from normcheck import discovery
 from normcheck.environment import device_of
 from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES
+from normcheck.implementation import Implementation
 from normcheck.plan import PROFILES, Cell, Plan, Profile
+
+MOST_WORKERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Request:
     reports: tuple[str, ...] = ()
     timeout: float = 120.0
     workers: int = 1
+    isolation: bool = True
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,14 @@ def plan_of(request: Request) -> Plan:
     """The cells and budgets that ``request`` asks for. Raises UsageError for whatever is wrong with it."""
     _check_names("op", request.ops, tuple(discovery.ops()))
     _check_names("dtype", request.dtypes, DTYPES)
-    if request.workers != 1:
-        raise UsageError(f"workers={request.workers}: expected 1; cells run one after another in this version")
+    if not 1 <= request.workers <= MOST_WORKERS:
+        raise UsageError(f"workers={request.workers}: expected an integer from 1 to {MOST_WORKERS}")
+    if request.workers > 1 and not request.isolation:
+        raise UsageError(f"workers={request.workers}: expected 1 with --no-isolation, where all is one process")
     check_timeout(request.timeout)
     device = device_for(request.device)
     profile = _profile(request)
-    cells = _cells(request)
+    cells = _cells(request, device)
     names = {cell.implementation.name for cell in cells}
     for name in request.require:
         if name not in names:
@@ -82,6 +88,17 @@ def targets_of(request: Request) -> tuple[Target, ...]:
     if sum(target.path == "-" for target in targets) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")
     return tuple(targets)
+
+
+def selected(
+    spec: str, ops: tuple[str, ...], device: str, timeout: float, *, isolation: bool
+) -> tuple[Implementation, ...]:
+    """What ``spec`` names; with ``isolation`` its code is imported by another process, and called there."""
+    if not isolation:
+        return discovery.select(spec, ops)
+    from normcheck.isolation import select_apart
+
+    return select_apart(spec, ops, device, timeout)
 
 
 def _writable(path: Path) -> bool:
@@ -119,14 +136,14 @@ def _profile(request: Request) -> Profile:
     return profile
 
 
-def _cells(request: Request) -> tuple[Cell, ...]:
+def _cells(request: Request, device: str) -> tuple[Cell, ...]:
     op_names = tuple(dict.fromkeys(request.ops))
     dtypes = tuple(dict.fromkeys(request.dtypes)) or DTYPES
     specs = tuple(dict.fromkeys(request.impls)) or tuple(discovery.implementations())
     cells = [
         Cell(discovery.ops()[implementation.op], implementation, dtype, spec)
         for spec in specs
-        for implementation in discovery.select(spec, op_names)
+        for implementation in selected(spec, op_names, device, request.timeout, isolation=request.isolation)
         for dtype in dtypes
     ]
     order = list(discovery.ops())

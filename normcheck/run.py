@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -12,7 +20,7 @@ import torch
 
 from normcheck import discovery
 from normcheck.attempt import run_case, why_not
-from normcheck.call import poisoned_memory
+from normcheck.call import link_of, poisoned_memory
 from normcheck.case import parse
 from normcheck.environment import environment
 from normcheck.errors import UsageError
@@ -20,10 +28,11 @@ from normcheck.explain import finding
 from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, decide
 from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.processes import spread
 from normcheck.reports import terminal
-from normcheck.request import Request, Target, check_timeout, device_for, plan_of, targets_of
+from normcheck.request import Request, Target, check_timeout, device_for, plan_of, selected, targets_of
 from normcheck.result import Run, Verdict
-from normcheck.sweep import run_cell
+from normcheck.sweep import Progress, run_cell
 
 
 def run(request: Request, argv: tuple[str, ...]) -> int:
@@ -33,7 +42,7 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     plan = plan_of(request)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    verdicts, complete = _sweep(plan, screen_stream)
+    verdicts, complete = _sweep(plan, screen_stream, request.workers)
     status, code, messages = decide(verdicts, request.require, complete=complete)
     result = Run(
         argv=argv,
@@ -52,43 +61,104 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
-def _sweep(plan: Plan, stream: TextIO) -> tuple[tuple[Verdict, ...], bool]:
-    """Every cell's verdict, and whether all were reached before somebody interrupted."""
-    verdicts: list[Verdict] = []
+def _sweep(plan: Plan, stream: TextIO, workers: int) -> tuple[tuple[Verdict, ...], bool]:
+    """Every cell's verdict, in the order of the cells, and whether all were reached before somebody interrupted."""
+    verdicts: dict[int, Verdict] = {}
     names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
     try:
-        with terminal.live(terminal.console_for(stream), len(plan.cells), cells=names) as screen:
-            for index, cell in enumerate(plan.cells):
+        with _stoppable(), terminal.live(terminal.console_for(stream), len(plan.cells), cells=names) as screen:
 
-                def progress(cases: int, worst: float, index: int = index) -> None:
-                    screen.update(index, len(plan.cells), *names[index], cases, worst)
+            def progress(index: int, cases: int, worst: float) -> None:
+                screen.update(index, len(plan.cells), *names[index], cases, worst)
 
-                progress(0, 0.0)
-                verdict = _judged(cell, plan, progress)
-                verdicts.append(verdict)
+            for index, verdict in _verdicts(plan, workers, progress):
+                verdicts[index] = verdict
                 screen.verdict(verdict)
     except KeyboardInterrupt:
-        return tuple(verdicts), False
-    return tuple(verdicts), True
+        return tuple(verdicts[index] for index in sorted(verdicts)), False
+    return tuple(verdicts[index] for index in sorted(verdicts)), True
 
 
-def _judged(cell: Cell, plan: Plan, progress: object) -> Verdict:
+def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], None]) -> Iterator[tuple[int, Verdict]]:
+    """(index, verdict) of every cell: one after another here, or side by side in judges of their own."""
+    if workers == 1:
+        for index, cell in enumerate(plan.cells):
+            progress(index, 0, 0.0)
+            yield index, _judged(cell, plan, partial(progress, index))
+        return
+    jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
+    start = partial(_judge_started, plan.device)
+    yield from spread(_judged_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
+
+
+def _judge_started(device: str) -> None:
+    """Make a judge of this new process; on a GPU machine each has one GPU."""
+    torch.set_num_threads(1)
+    if device == "cuda":
+        (number,) = multiprocessing.current_process()._identity[-1:]
+        os.environ["CUDA_VISIBLE_DEVICES"] = str((number - 1) % max(torch.cuda.device_count(), 1))
+    device_for(device)
+
+
+def _judged_job(job: tuple[Cell, Plan]) -> Verdict:
+    return _judged(*job, lambda cases, worst: None)
+
+
+def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
+    cell, plan = job
+    return _error(cell, plan, "the process that judged it ended")
+
+
+def _judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     """run_cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
     try:
-        return run_cell(cell, plan, progress)  # type: ignore[arg-type]
+        with _its_process(cell):
+            return run_cell(cell, plan, progress)
     except UsageError:
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        return Verdict(
-            op=cell.op.name,
-            implementation=cell.implementation.name,
-            dtype=cell.dtype,
-            device=plan.device,
-            status="error",
-            detail=f"normcheck itself failed: {type(error).__name__}: {error} ({where})",
-        )
+        return _error(cell, plan, f"normcheck itself failed: {type(error).__name__}: {error} ({where})")
+
+
+def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
+    return Verdict(
+        op=cell.op.name,
+        implementation=cell.implementation.name,
+        dtype=cell.dtype,
+        device=plan.device,
+        status="error",
+        detail=detail,
+    )
+
+
+@contextmanager
+def _its_process(cell: Cell) -> Iterator[None]:
+    """Each cell has a process of its own: what it did to it is gone with it."""
+    link = link_of(cell.implementation)
+    try:
+        yield
+    finally:
+        if link is not None:
+            link.close()
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM is taken as Ctrl-C is: reports are written for what was done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write(result: Run, target: Target) -> bool:
@@ -106,7 +176,7 @@ def _write(result: Run, target: Target) -> bool:
     return True
 
 
-def repro_case(spec: str, line: str, device: str, timeout: float) -> int:
+def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
     """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
     ops = discovery.ops()
     options = {name: op.options for name, op in ops.items()}
@@ -117,17 +187,17 @@ def repro_case(spec: str, line: str, device: str, timeout: float) -> int:
     where = device_for(device)
     console = terminal.console_for(sys.stdout)
     code = NOTHING
-    for implementation in discovery.select(spec, (case.op,)):
+    for implementation in selected(spec, (case.op,), where, timeout, isolation=isolation):
         cell = Cell(ops[case.op], implementation, case.dtype, spec)
         plan = Plan((cell,), PROFILES["quick"], 0, where, timeout)
         reason = why_not(cell, where)
         if reason:
-            console.print(f"skip {case.op} {implementation.name} {case.dtype}: {reason}", markup=False)
+            terminal.render_skip(console, (case.op, implementation.name, case.dtype), reason)
             continue
-        with poisoned_memory():
+        with _its_process(cell), poisoned_memory():
             result = run_case(cell, case, plan)
             if result.refused:
-                console.print(f"skip {case.op} {implementation.name} {case.dtype}: {result.refused}", markup=False)
+                terminal.render_skip(console, (case.op, implementation.name, case.dtype), result.refused)
                 continue
             found = [finding(cell, result, where)] if result.failed else []
         compared = ((c.output, c.check, c.comparison) for c in result.checked)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-from normcheck.attempt import run_case
+from normcheck.attempt import died, run_case, timed_out
 from normcheck.case import Case
 from normcheck.check import Result
 from normcheck.choices import Choices, cases, choices, within
@@ -27,6 +27,7 @@ from normcheck.probes import Depth
 T = TypeVar("T")
 
 _TRIES = 400
+_RESTARTS, _TIMEOUTS = 40, 3  # how often a search may start a dead process anew
 _PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
 
 
@@ -79,14 +80,16 @@ def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
     wanted, end = signature(failed), time.perf_counter() + plan.profile.seconds
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed
+    restarts = 0
     seen: dict[Case, bool] = {}
 
     def fails(case: Case) -> bool:
-        nonlocal best
-        if time.perf_counter() > end:
+        nonlocal best, restarts
+        if time.perf_counter() > end or restarts >= (_TIMEOUTS if timed_out(failed) else _RESTARTS):
             raise Stop
         if case not in seen:
             result = run_case(cell, case, plan, depth=depth)
+            restarts += died(result)
             plain = worst_ratio(result) >= min(_PLAIN, worst_ratio(failed) / 2)
             seen[case] = result.failed and signature(result) == wanted and plain
             if seen[case] and _size(case, every) < _size(best.case, every):

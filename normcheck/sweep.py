@@ -11,9 +11,9 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 
 from normcheck import sanitizer
-from normcheck.attempt import run_case, timed_out, why_not
+from normcheck.attempt import died, run_case, timed_out, why_not
 from normcheck.battery import battery, large
-from normcheck.call import poisoned_memory
+from normcheck.call import link_of, poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result, context_lost, undeclared_model
 from normcheck.choices import cases, choices
@@ -45,13 +45,14 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, start)
-        final = failed is not None and any(map(context_lost, failed.problems))
+        final = failed is not None and _context_lost(cell, failed)
         smallest = failed if failed is None or final else shrunk(cell, plan, failed)
         failure = None
         if smallest is not None:
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
-            failure = finding(cell, smallest, plan.device, advise=not (timed_out(smallest) or final))
+            failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
+            failure = _told_if_history(cell, plan, smallest, failure)
     seconds = time.perf_counter() - start
     if failure is None and not tally.cases:
         detail = "; ".join(f"{reason} ({count} cases)" for reason, count in tally.refused.items())
@@ -127,7 +128,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     The first that fails may do so by a hair, where another kind of data shows the same fault plainly.
     """
     best, end = failed, time.perf_counter() + plan.profile.seconds / 4
-    if any(map(context_lost, failed.problems)):
+    if _context_lost(cell, failed) or died(failed):
         return failed
     for case in islice(battery(cell.op, cell.implementation, cell.dtype), _TELLING):
         if time.perf_counter() > end or timed_out(best):
@@ -138,6 +139,25 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     for checked in best.wrong:
         tally.note(best.case, checked)
     return best
+
+
+def _told_if_history(cell: Cell, plan: Plan, failed: Result, failure: Finding) -> Finding:
+    """``failure``, with a word where the case alone passes in a new process: it misleads who runs it again."""
+    link = link_of(cell.implementation)
+    if link is None or timed_out(failed):
+        return failure
+    link.close()
+    if run_case(cell, failed.case, plan).failed:
+        return failure
+    return replace(failure, advice=f"{_HISTORY} {failure.advice}".strip())
+
+
+_HISTORY = "Alone in a new process this case passes: it fails after other calls, whose effect must have remained."
+
+
+def _context_lost(cell: Cell, failed: Result) -> bool:
+    """Whether nothing runs any more on this process's GPU; a worker's context is lost with the worker."""
+    return link_of(cell.implementation) is None and any(map(context_lost, failed.problems))
 
 
 def _affordable(cell: Cell, plan: Plan, tally: Tally, end: float) -> Iterator[Case]:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from normcheck.errors import UsageError, one_of
+from normcheck.errors import UsageError, one_of, shown
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,18 @@ def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
     """``base`` with what ``who`` declares. Raises UsageError for a key or a value that the table does not know."""
     known = {f.name: f.type for f in fields(Model)}
     for key, value in declared.items():
-        if key not in known:
-            raise UsageError(f"model={key!r} of {who}: expected {one_of(known)}")
-        if key in _CHOICES and value not in _CHOICES[key]:
-            raise UsageError(f"model.{key}={value!r} of {who}: expected {one_of(_CHOICES[key])}")
+        text = isinstance(value, str)
+        if not isinstance(key, str) or key not in known:
+            raise UsageError(f"model={shown(key)} of {who}: expected {one_of(known)}")
+        if key in _CHOICES and not (text and value in _CHOICES[key]):
+            raise UsageError(f"model.{key}={shown(value)} of {who}: expected {one_of(_CHOICES[key])}")
         if key in ("ftz", "y_given_stats") and not isinstance(value, bool):
-            raise UsageError(f"model.{key}={value!r} of {who}: expected true or false")
-        if key == "reason" and not isinstance(value, str):
-            raise UsageError(f"model.reason={value!r} of {who}: expected text, printed with what is declared")
+            raise UsageError(f"model.{key}={shown(value)} of {who}: expected true or false")
+        if key == "reason" and not text:
+            raise UsageError(f"model.reason={shown(value)} of {who}: expected text, printed with what is declared")
         whole = isinstance(value, int) and not isinstance(value, bool)
-        if key == "chain" and value != "any" and not (whole and value >= 1):
-            raise UsageError(f"model.chain={value!r} of {who}: expected 'any' or an integer >= 1")
+        if key == "chain" and not ((text and value == "any") or (whole and 1 <= value <= 2**34)):
+            raise UsageError(f"model.chain={shown(value)} of {who}: expected 'any' or an integer from 1 to 2^34")
         if key == "rsqrt_ulp" and not (whole and 0 <= value <= 1024):
-            raise UsageError(f"model.rsqrt_ulp={value!r} of {who}: expected an integer from 0 to 1024")
+            raise UsageError(f"model.rsqrt_ulp={shown(value)} of {who}: expected an integer from 0 to 1024")
     return replace(base, **declared)

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from normcheck.case import Case
 from normcheck.check import Result
+from normcheck.errors import one_line
 from normcheck.judge import Checked
 from normcheck.result import Steadiness, Vacuity, Worst
 from normcheck.special import is_special
 from normcheck.table import Model
+
+_MOST = 20  # different reasons, and notes, that a report has
 
 
 @dataclass
@@ -41,12 +44,13 @@ class Tally:
     def add(self, result: Result, seconds: float) -> None:
         """Count a case; ``seconds`` is what it took."""
         if result.refused:
-            self.refused[result.refused] += 1
+            known = result.refused in self.refused or len(self.refused) < _MOST
+            self.refused[result.refused if known else "other reasons"] += 1
             return
         self.cases += 1
         self.first = self.first or result
         self.missing.update(result.not_returned)
-        self.notes.update(dict.fromkeys(result.notes))
+        self.notes.update(dict.fromkeys(result.notes[: max(0, _MOST - len(self.notes))]))
         if result.case.M >= 8:
             self.per_row = min(self.per_row, seconds / result.case.M)
         for checked in result.checked:
@@ -64,7 +68,7 @@ class Tally:
         if result.model != self.base:
             for key, value in vars(result.model).items():
                 if value != getattr(self.base, key):
-                    self.declared[key] = str(value)
+                    self.declared[key] = one_line(str(value), 500)
 
     def note(self, case: Case, checked: Checked) -> None:
         """Keep the worst of each output."""

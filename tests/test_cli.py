@@ -185,12 +185,13 @@ def test_a_kernel_that_does_not_return(run: Callable[..., Done], written: Callab
 
 
 def test_a_kernel_may_print(run: Callable[..., Done], written: Callable[..., str]) -> None:
-    """Standard output is the report's."""
+    """Standard output is the report's; what is printed is seen where the kernel runs in the same process."""
     body = "def f(x, weight, bias, eps): print('hello'); return y_of(x, weight, bias, eps)"
     path = written(RIGHT, "print('loading')", body)
-    done = run("verify", "--impl", f"{path}:f", "--op", "rmsnorm", *FEW, "--report", "json:-")
-    assert json.loads(done.out)["exit_code"] == done.code == 0
-    assert "hello" in done.err
+    for isolation in ("--isolation", "--no-isolation"):
+        done = run("verify", "--impl", f"{path}:f", "--op", "rmsnorm", *FEW, "--report", "json:-", isolation)
+        assert json.loads(done.out)["exit_code"] == done.code == 0
+        assert ("hello" in done.err) == (isolation == "--no-isolation")
 
 
 # nothing checked is not a pass
@@ -264,7 +265,8 @@ MISTAKES = {
     "verify --report json:- --report terminal:-": "at most one report on standard output",
     "verify --impl torch --require cudnn": "require=cudnn: expected one of torch",
     "verify --require apex": "require=apex: expected one of",
-    "verify --workers 2": "workers=2: expected 1",
+    "verify --workers 0": "workers=0: expected an integer from 1",
+    "verify --workers 2 --no-isolation": "workers=2: expected 1 with --no-isolation",
     "verify --timeout 0": "timeout=0: expected seconds > 0",
     "verify --timeout -1": "timeout=-1: expected seconds > 0",
     "verify --timeout nan": "timeout=nan: expected seconds > 0",
@@ -388,7 +390,8 @@ def test_a_report_that_cannot_be_written(run: Callable[..., Done], monkeypatch: 
 def test_interrupted(run: Callable[..., Done], written: Callable[..., str]) -> None:
     """Ctrl-C: the reports of what was done, then 130."""
     interrupting = "def forward(x, weight, bias, *, eps): raise KeyboardInterrupt"
-    done, document = report(run, "--impl", "torch", "--impl", written(interrupting, DECLARED), "--op", "rmsnorm")
+    path = written(interrupting, DECLARED)
+    done, document = report(run, "--no-isolation", "--impl", "torch", "--impl", path, "--op", "rmsnorm")
     assert (done.code, document["exit_code"], document["complete"]) == (130, 130, False)
     assert [v["implementation"] for v in document["verdicts"]] == ["torch"]
 

@@ -95,7 +95,7 @@ def test_slabs_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: str) -> Non
     cases = [case_of(rows=rows, M=3 * len(ROWS) + 5, N=5, dy=dy) for dy in FINITE_DY]
     whole = [digests(case) for case in cases]
     for elements in (1, 5 * len(ROWS) * 2):
-        monkeypatch.setattr(inputs, "_SLAB_ELEMENTS", elements)
+        monkeypatch.setattr(inputs, "SLAB_ELEMENTS", elements)
         assert [digests(case) for case in cases] == whole
 
 

@@ -146,7 +146,7 @@ def test_fresh_memory_is_poisoned(make: Callable[[Tensor], Tensor], pattern: mem
     assert (out.view(integers) == pattern.bits[out.dtype]).all()
     assert (out.shape, out.stride(), out.dtype) == (plain.shape, plain.stride(), plain.dtype)
     assert not out._is_view()
-    assert arena.trespasses() == []
+    assert arena.strays({}) == []
 
 
 @pytest.mark.parametrize(("make", "value"), FILLED)
@@ -154,7 +154,7 @@ def test_what_torch_promises_stays(make: Callable[[Tensor], Tensor], value: floa
     with Arena(Surroundings(LARGE, LARGE, LARGE)) as arena:
         out = make(torch.zeros(3, 5))
     assert (out == value).all()
-    assert arena.trespasses() == []
+    assert arena.strays({}) == []
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_an_overrun_of_what_was_allocated_is_found(make: Callable[[Tensor], Tens
         other = make(torch.zeros(3, 5))
     other.fill_(7)
     out.as_strided((1,), (1,), out.storage_offset() + at).fill_(0)
-    ((block, count, where),) = arena.trespasses()
-    assert (block.data_ptr(), count, where) == (out.data_ptr(), 1, words)
+    ((name, elements, count, where),) = arena.strays({"out": out, "other": other})
+    assert (name, elements, count, where) == ("out", out.numel(), 1, words)
 
 
 def test_what_the_arena_leaves_alone() -> None:
@@ -201,6 +201,6 @@ def test_on_a_gpu() -> None:
         out = torch.empty(3, 5, device="cuda")
     assert (out > 1e29).all()
     assert out.data_ptr() % 512 == 0
-    assert arena.trespasses() == []
+    assert arena.strays({}) == []
     out.as_strided((1,), (1,), out.storage_offset() + 15).fill_(0)
-    assert len(arena.trespasses()) == 1
+    assert len(arena.strays({})) == 1

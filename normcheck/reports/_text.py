@@ -71,6 +71,8 @@ def put_lines(console: Console, message: str, *, indent: int = 0, label: str = "
 
 
 def _emit(console: Console, indent: int, text: Text) -> None:
+    if text.plain.lstrip().startswith("::"):  # at the beginning of a line a CI log takes it for a command
+        text, indent = Text("\\") + text, max(indent - 1, 0)
     console.print(Text(" " * indent) + text, soft_wrap=True)
 
 

@@ -34,7 +34,7 @@ from normcheck.reports._text import (
 from normcheck.reports.report import Report
 from normcheck.result import Finding, Run, Verdict
 
-__all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "write"]
+__all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 
 Row = tuple[str, str, float, float, float, int]
 """One check of a case: output, check, ratio, max_abs, max_ulp, elements that could not be judged."""
@@ -117,6 +117,11 @@ def _put_environment(console: Console, run: Run) -> None:
     """What a pasted report must say of where it comes from."""
     facts = [f"{short(name, 40)} {short(str(value), 60)}" for name, value in run.environment.items() if value]
     put(console, (f"{short(run.profile)} profile, seed {run.seed}; {', '.join(facts)}".rstrip("; "), "dim"), hang=2)
+
+
+def render_skip(console: Console, cell: Sequence[str], reason: str) -> None:
+    """Print the one line of a case that is not run."""
+    put(console, f"skip {' '.join(short(word) for word in cell)}: {short(reason, 500)}", wrap=False)
 
 
 def render_case(

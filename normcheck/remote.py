@@ -1,0 +1,270 @@
+"""An implementation whose code is in another process, seen from this one: what it declares, and calls that go there.
+
+Inputs are laid into shared memory, with all that lies around them, and are copied back after each call, so that what
+was written to them shows here. Outputs are copied out of it, so that nothing that runs later can change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from normcheck.case import Case
+from normcheck.errors import Broken, UnsupportedCase
+from normcheck.inputs import Inputs
+from normcheck.memory import Stray, Surroundings
+from normcheck.shared import Space, buffer_of, taken
+from normcheck.wire import Message
+
+
+class Link(Protocol):
+    """The way to a process, which is started when it is needed."""
+
+    deaths: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process is there."""
+        ...
+
+    def post(self, message: Message) -> None:
+        """Send a request; its answer is collected before the next one is sent."""
+        ...
+
+    def collect(self) -> Message:
+        """What the process answers. Raises Broken where it dies, takes too long or talks nonsense."""
+        ...
+
+    def limit(self, seconds: float) -> None:
+        """Begin a case, which may take this long."""
+        ...
+
+    def close(self) -> None:
+        """End the process; the next request starts another."""
+        ...
+
+    def space(self, first: int) -> Space:
+        """Shared memory from byte ``first`` on."""
+        ...
+
+    def run(self, surroundings: Surroundings) -> RemoteRun:
+        """A new run."""
+        ...
+
+
+class Returned(dict[str, Tensor]):
+    """Outputs of a forward. ``graph``: how the other process calls the graph behind y, None where there is none;
+    ``gradients``: what came of it, where that was asked for at once."""
+
+    graph: int | None = None
+    gradients: dict[str, Tensor] | Broken | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Stands where an implementation's function would: the function itself is in another process."""
+
+    link: Link
+
+    def __call__(self, *arguments: object, **options: object) -> Any:
+        """Never called: ``call`` goes through the link."""
+        raise TypeError("this function is in another process")
+
+
+@dataclass(frozen=True)
+class _Posted:
+    """A request on its way: the memory behind what was sent, and which tensors are copied back from where."""
+
+    space: Space
+    back: list[tuple[Tensor, Message]]
+
+
+class RemoteRun:
+    """The calls of one run in given surroundings, as ``memory.Arena`` is for code in this process.
+
+    Each request is two switches between processes. So forward answers with the gradients as well, where they come from
+    autograd and will be asked for, and every answer says what was written around allocated memory by then.
+    """
+
+    def __init__(self, link: Link, number: int, surroundings: Surroundings) -> None:
+        self._link, self._number = link, number
+        self._floor = 0  # below it lies what a graph still needs
+        self._strays: list[Stray] = []
+        self._begun: _Posted | None = None
+        self._surroundings = [p.name for p in (surroundings.inputs, surroundings.fresh, surroundings.allocated)]
+
+    def begin(self, case: Case, inputs: Inputs, *, graph: bool, deferred: bool = False) -> None:
+        """Send what ``forward`` will then collect, for the same arguments: this process need not wait meanwhile."""
+        tensors = {"x": inputs.x, "weight": inputs.weight, "bias": inputs.bias}
+        if graph and not deferred:
+            tensors["dy"] = inputs.dy
+        self._begun = self._posted("forward", case, tensors, {}, graph=graph)
+        if graph:
+            self._floor = self._begun.space.next
+
+    def forward(self, case: Case, inputs: Inputs, *, graph: bool, deferred: bool) -> Returned:
+        """See ``call.forward``; ``graph``: gradients by autograd may be asked for, ``deferred``: after other calls."""
+        if self._begun is None:
+            self.begin(case, inputs, graph=graph, deferred=deferred)
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        answer, space = self._collected(begun)
+        returned = _tensors(space, answer, "forward")
+        number = answer.get("graph")
+        returned.graph = number if isinstance(number, int) else None
+        told = answer.get("gradients")
+        if isinstance(told, dict):
+            returned.gradients = broken_of(told["broken"]) if "broken" in told else _tensors(space, told, "gradients")
+        return returned
+
+    def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Returned:
+        """See ``call.backward``."""
+        tensors = {"dy": inputs.dy, "x": inputs.x, "weight": inputs.weight, "bias": inputs.bias}
+        answer, space = self._collected(self._posted("backward", case, tensors, saved))
+        return _tensors(space, answer, "backward")
+
+    def gradients(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
+        """See ``call.autograd``."""
+        if not isinstance(outputs, Returned) or outputs.graph is None:
+            return {}
+        if isinstance(outputs.gradients, Broken):
+            raise outputs.gradients
+        if outputs.gradients is not None:
+            return outputs.gradients
+        posted = self._posted("gradients", None, {"dy": inputs.dy}, {}, graph=outputs.graph)
+        answer, space = self._collected(posted)
+        return _tensors(space, answer, "gradients")
+
+    def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
+        """See ``memory.Arena.strays``; the other process knows what it returned."""
+        return self._strays
+
+    def _posted(
+        self,
+        what: str,
+        case: Case | None,
+        tensors: Mapping[str, Tensor | None],
+        saved: Mapping[str, Tensor],
+        **more: object,
+    ) -> _Posted:
+        given = {name: t for name, t in tensors.items() if t is not None}
+        space = self._link.space(self._floor)
+        places = {name: space.lay(t) for name, t in given.items()}
+        kept = {name: space.lay(t) for name, t in saved.items()}
+        if next(iter(given.values())).is_cuda:
+            torch.cuda.synchronize()
+        message: Message = {
+            "do": what,
+            "run": self._number,
+            "surroundings": self._surroundings,
+            "given": places,
+            "saved": kept,
+            "out": space.next,
+            **more,
+        }
+        if case is not None:
+            message |= {"op": case.op, "dtype": case.dtype, "eps": case.eps, "options": dict(case.option_values)}
+        self._link.post(message)
+        back = [(t, places[name]) for name, t in given.items()] + [(t, kept[name]) for name, t in saved.items()]
+        return _Posted(space, back)
+
+    def _collected(self, posted: _Posted) -> tuple[Message, Space]:
+        space = posted.space
+        try:
+            answer = self._link.collect()
+        finally:
+            for tensor, place in posted.back:
+                buffer_of(tensor).copy_(space.memory.part(place["at"], place["bytes"]))
+        told = answer.get("strays", [])
+        self._strays = [_stray(item) for item in told] if isinstance(told, list) else []
+        _complain(answer)
+        return answer, space
+
+
+def _tensors(space: Space, answer: Message, what: str) -> Returned:
+    """Copies of what was returned."""
+    try:
+        return Returned({str(item["name"]): _received(space, item) for item in answer["returned"]})
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+        raise _nonsense(what, answer) from None
+
+
+def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
+    """A copy of what was returned. Raises Broken where it could not be shared, ValueError for what is no place."""
+    name, reason = str(item["name"]), item.get("unusable")
+    if reason is not None:
+        raise Broken("shape", name, str(reason))
+    here = space.memory.part(0, 1).device.type
+    if item["device"] != here:
+        raise Broken(
+            "missing", name, f"{name}.device={str(item['device'])[:20]}: expected {here}, where the inputs are"
+        )
+    tensor = taken(space.memory, item)
+    if not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != item["bytes"]:
+        raise ValueError("expected packed elements")  # no more of them than there are bytes
+    return tensor.clone()
+
+
+def _complain(answer: Message) -> None:
+    """Raise what the other process says."""
+    refused, broken = answer.get("refused"), answer.get("broken")
+    if refused is not None:
+        raise UnsupportedCase(str(refused))
+    if broken is not None:
+        raise broken_of(broken)
+
+
+def broken_of(told: object) -> Broken:
+    """What another process tells of something broken, as the exception that it is here."""
+    if not isinstance(told, dict) or told.get("kind") not in _KINDS:
+        return _nonsense("a call", {})
+    frames = told.get("frames")
+    lines = tuple(str(line)[:1000] for line in frames[:20]) if isinstance(frames, list) else ()
+    return Broken(str(told["kind"]), str(told.get("output", ""))[:100], str(told.get("message", ""))[:100_000], lines)
+
+
+_KINDS = ("exception", "missing", "shape", "not_repeatable", "input_modified")
+
+
+def _nonsense(what: str, answer: Message) -> Broken:
+    return Broken("crash", "", f"its process gave no sensible answer to {what}: {str(answer)[:200]}")
+
+
+def _stray(item: object) -> Stray:
+    try:
+        name, elements, bad, where = map(str, item if isinstance(item, list) else ())
+        return Stray(name[:100], int(elements), int(bad), where[:200])
+    except ValueError:
+        raise _nonsense("strays", {"stray": str(item)[:100]}) from None
+
+
+@dataclass(frozen=True)
+class Question:
+    """``supports`` or ``model`` of an implementation in another process: a function of the case."""
+
+    link: Link
+    what: str
+
+    def __call__(self, case: Case) -> Any:
+        """The other process's answer."""
+        self.link.post({"do": self.what, "case": str(case)})
+        answer = self.link.collect()
+        _complain(answer)
+        if "value" not in answer:
+            raise _nonsense(self.what, answer)
+        return answer["value"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """``unavailable`` of an implementation in another process, which has said why."""
+
+    text: str
+
+    def __call__(self, device: str) -> str:
+        """Why it cannot run; it was asked about the device that is used."""
+        return self.text

@@ -1,0 +1,162 @@
+"""Memory that two processes see: one lays tensors into it, the other takes them out of it, in place.
+
+On a CPU it is a file without a name that both map, as large as the machine's memory; pages exist once they are
+touched. On a GPU it is one buffer of this process, which the other one opens by CUDA's own handles.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from normcheck.errors import UnsupportedCase
+
+_ALIGNED = 512
+_KEEP = 1 << 26  # bytes that stay in memory between cases; what is beyond goes back to the system
+
+
+class Memory(Protocol):
+    """Bytes that two processes share."""
+
+    size: int
+
+    def part(self, at: int, count: int) -> Tensor:
+        """``count`` bytes from ``at``: uint8, (count,), a storage of its own. Raises ValueError outside."""
+        ...
+
+
+class HostMemory:
+    """Shared memory of the CPU. ``fd``: the file behind it, which the other process maps as well."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = os.memfd_create("normcheck")
+            os.ftruncate(fd, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        self.fd = fd
+        self._map = mmap.mmap(fd, 0)
+        self.size = len(self._map)
+
+    def part(self, at: int, count: int) -> Tensor:
+        """See ``Memory``."""
+        if not (at >= 0 and count >= 0 and at + count <= self.size):
+            raise ValueError(f"{count} bytes from {at} are not within {self.size}")
+        if not count:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=at)
+
+    def give_back(self, used: int) -> None:
+        """Free the pages of the first ``used`` bytes, as far as they are more than is worth keeping."""
+        beyond = (min(used, self.size) - _KEEP) // mmap.PAGESIZE * mmap.PAGESIZE
+        if beyond > 0 and hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE, _KEEP, beyond)
+
+
+class DeviceMemory:
+    """Shared memory of a GPU: ``buffer`` is uint8; ``handle`` opens it in another process."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer, self.size = buffer, buffer.numel()
+
+    @classmethod
+    def opened(cls, handle: str) -> DeviceMemory:
+        """The memory of the process that made ``handle``, which is this one's parent."""
+        rebuild, arguments = pickle.loads(bytes.fromhex(handle))  # from the parent, never from a worker
+        return cls(rebuild(*arguments))
+
+    @property
+    def handle(self) -> str:
+        """What ``opened`` takes."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        shared = reduce_tensor(self.buffer)  # type: ignore[no-untyped-call]
+        return pickle.dumps(shared).hex()
+
+    def part(self, at: int, count: int) -> Tensor:
+        """See ``Memory``."""
+        if not (at >= 0 and count >= 0 and at + count <= self.size):
+            raise ValueError(f"{count} bytes from {at} are not within {self.size}")
+        if not count:
+            return torch.empty(0, dtype=torch.uint8, device=self.buffer.device)
+        return torch.as_tensor(_Bytes(self.buffer.data_ptr() + at, count), device=self.buffer.device)
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Device memory in the form that every array library takes: a tensor of it has a storage of just its bytes."""
+
+    pointer: int
+    count: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.count,), "typestr": "|u1", "data": (self.pointer, False), "version": 3}
+
+
+class Space:
+    """Where the next tensor goes: places one behind the other, from the start again with each call."""
+
+    def __init__(self, memory: Memory, first: int = 0) -> None:
+        self.memory, self.next = memory, first
+
+    def lay(self, tensor: Tensor) -> dict[str, Any]:
+        """Copy the whole buffer behind ``tensor``, what lies around it included; returns where it is, as plain data."""
+        count = tensor.untyped_storage().nbytes()
+        at = self._reserved(count)
+        part = self.memory.part(at, count)
+        part.copy_(buffer_of(tensor))
+        return {
+            "at": at,
+            "bytes": count,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "offset": tensor.storage_offset(),
+        }
+
+    def lay_dense(self, tensor: Tensor) -> dict[str, Any]:
+        """Copy the elements of ``tensor`` alone, packed."""
+        return self.lay(tensor.detach().contiguous().view(-1).clone().view(tensor.shape))
+
+    def _reserved(self, count: int) -> int:
+        at = math.ceil(self.next / _ALIGNED) * _ALIGNED
+        self.next = at + count
+        if self.next > self.memory.size:
+            raise UnsupportedCase(f"needs more than the {self.memory.size / 2**30:.1f} GiB of shared memory")
+        return at
+
+
+def buffer_of(tensor: Tensor) -> Tensor:
+    """The whole storage behind ``tensor`` as bytes: uint8, one dimension."""
+    count = tensor.untyped_storage().nbytes()
+    plain = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return plain.set_(tensor.untyped_storage(), 0, (count,), (1,))
+
+
+def taken(memory: Memory, place: Mapping[str, Any]) -> Tensor:
+    """The tensor that lies at ``place``, in place. Raises ValueError, KeyError or TypeError for what is no place."""
+    dtype = dtype_of(place["dtype"])
+    shape, stride, at, count, offset = place["shape"], place["stride"], place["at"], place["bytes"], place["offset"]
+    if not all(type(v) is int and 0 <= v < 2**62 for v in (*shape, *stride, at, count, offset)):
+        raise ValueError(f"{str(place)[:200]}: expected integers >= 0")
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if math.prod(shape) else 0
+    if (offset + extent) * dtype.itemsize > count or count % dtype.itemsize:
+        raise ValueError(f"shape={shape} with stride={stride} does not lie within {count} bytes")
+    return memory.part(at, count).view(dtype).as_strided(shape, stride, offset)
+
+
+@cache
+def dtype_of(name: object) -> torch.dtype:
+    """A torch dtype by its name. Raises ValueError for anything else."""
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype={name!r}: expected the name of a torch dtype")
+    return dtype

@@ -1,0 +1,66 @@
+"""Messages between a worker and its parent: JSON behind its length, on a socket. What comes in is only ever data."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+_HEADER = struct.Struct("!I")
+LONGEST = 1 << 24
+"""Bytes of the longest message that is believed."""
+
+Message = dict[str, Any]
+
+
+def packed(message: Mapping[str, Any]) -> bytes:
+    """A message as bytes."""
+    body = json.dumps(message).encode()
+    return _HEADER.pack(len(body)) + body
+
+
+class Garbled(Exception):
+    """What came in is no message."""
+
+
+class Inbox:
+    """Bytes as they come -> messages."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, received: bytes) -> None:
+        """Bytes that have come in."""
+        self._bytes += received
+
+    def next(self) -> Message | None:
+        """The next message, or None as long as it is not whole. Raises Garbled."""
+        if len(self._bytes) < _HEADER.size:
+            return None
+        (length,) = _HEADER.unpack_from(self._bytes)
+        if length > LONGEST:
+            raise Garbled
+        end = _HEADER.size + length
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[_HEADER.size : end])
+        del self._bytes[:end]
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError):
+            raise Garbled from None
+        if not isinstance(message, dict):
+            raise Garbled
+        return message
+
+
+def received(connection: socket.socket, inbox: Inbox) -> Message | None:
+    """Wait for the next message; None once the other side is gone."""
+    while (message := inbox.next()) is None:
+        chunk = connection.recv(1 << 16)
+        if not chunk:
+            return None
+        inbox.add(chunk)
+    return message
