@@ -98,16 +98,13 @@ def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case
 
 
 def large(op: Op, implementation: Implementation, dtype: str, device: str, times: int = 1) -> Iterator[Case]:
-    """The large cases, in order of their size, ``times`` over with other data; on a GPU first rows far apart.
+    """The large cases, in order of their size, ``times`` over with other data.
 
     An implementation with shapes of its own has its large ones there.
     """
     if implementation.shapes:
         return
     options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op.clamped else ()
-    if device == "cuda" and implementation.strided and dtype != "fp32":
-        # the last row begins at element 2^31: what counts elements in 32 bits is wrong there
-        yield Case(op=op.name, dtype=dtype, M=65537, N=64, layout="x_strided", gap=32704, options=options)
     shapes = sorted(LARGE[device], key=lambda shape: shape[0] * shape[1])
     for i, (m, n) in enumerate(shapes * times):
         yield Case(
@@ -123,6 +120,13 @@ def large(op: Op, implementation: Implementation, dtype: str, device: str, times
             options=options,
             seed=i,
         )
+
+
+def far_apart(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case]:
+    """Rows so far apart that the last begins at element 2^31, for a GPU: what counts elements in 32 bits is wrong."""
+    if not implementation.shapes and implementation.strided and dtype != "fp32":
+        options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op.clamped else ()
+        yield Case(op=op.name, dtype=dtype, M=65537, N=64, layout="x_strided", gap=32704, options=options)
 
 
 def _layouts(implementation: Implementation) -> tuple[tuple[str, int], ...]:

@@ -29,6 +29,7 @@ from normcheck.remote import Entry, Link, RemoteRun
 LONGEST_REASON = 500
 """Characters of a reason why something cannot run."""
 
+_SNAPSHOT = 1 << 26  # bytes up to which a result is looked at twice
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
@@ -69,8 +70,7 @@ def forward(
         returned = implementation.forward(
             inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
         )
-        _synchronise(inputs.x)
-    return _named(returned, "forward", "y")
+        return _settled(lambda: _named(returned, "forward", "y"), inputs.x)
 
 
 def backward(
@@ -94,8 +94,7 @@ def backward(
             eps=case.eps,
             **dict(case.option_values),
         )
-        _synchronise(inputs.x)
-    return _named(returned, "backward", "dx")
+        return _settled(lambda: _named(returned, "backward", "dx"), inputs.x)
 
 
 def supports(implementation: Implementation, case: Case) -> str | None:
@@ -239,6 +238,25 @@ def _named(returned: object, what: str, required: str) -> dict[str, Tensor]:
             raise Broken("missing", name, f"{what} returned {name}={of}: expected a tensor")
     if required == "y" and "y" not in tensors:
         raise Broken("missing", "y", f"{what} returned {sorted(tensors)}: expected 'y' among them")
+    return tensors
+
+
+def _settled(named: Callable[[], dict[str, Tensor]], tensor: Tensor) -> dict[str, Tensor]:
+    """The ``named`` tensors once the device has done everything, also on streams of which nobody knows.
+
+    Who uses a result waits for the current stream only. So what changes after that was returned too early.
+    """
+    if not tensor.is_cuda:
+        return named()
+    torch.cuda.current_stream(tensor.device).synchronize()
+    tensors = named()
+    small = {n: t.detach() for n, t in tensors.items() if t.is_cuda and t.numel() * t.element_size() <= _SNAPSHOT}
+    early = {n: t.clone() for n, t in small.items() if t.layout == torch.strided}
+    _synchronise(tensor)
+    for name, before in early.items():
+        if not memory.same_bits(before, small[name]):
+            message = f"{name} was still being written, by another stream, when it was returned"
+            raise Broken("not_repeatable", name, message)
     return tensors
 
 

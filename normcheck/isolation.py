@@ -57,6 +57,7 @@ class Worker:
         theirs.close()
         os.close(written)
         self._inbox, self._tail = Inbox(), b""
+        self._number = 0  # of the latest request; an answer has the same
         self.alive = True
         self._poll = select.poll()
         for source in (self._socket.fileno(), self._output, self._process.sentinel):
@@ -70,8 +71,9 @@ class Worker:
 
     def send(self, message: Message) -> None:
         """Begin a request. Whether it arrived shows when the answer is waited for."""
+        self._number += 1
         with suppress(ConnectionError):
-            self._socket.sendall(packed(message))
+            self._socket.sendall(packed({**message, "number": self._number}))
 
     def receive(self, seconds: float, what: str) -> Message:
         """The answer to the request that was sent; see ``ask``."""
@@ -82,6 +84,8 @@ class Worker:
                 if left <= 0:
                     raise Broken("timeout", "", f"{what} gave no result in time")
                 self._listen(left, what)
+            if answer.get("number") != self._number:
+                raise Garbled
         except (Garbled, ConnectionError):
             raise self._died(what) from None
         except BaseException:

@@ -12,7 +12,7 @@ import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import torch
@@ -72,7 +72,7 @@ class DeviceMemory:
         rebuild, arguments = pickle.loads(bytes.fromhex(handle))  # from the parent, never from a worker
         return cls(rebuild(*arguments))
 
-    @property
+    @cached_property
     def handle(self) -> str:
         """What ``opened`` takes."""
         from torch.multiprocessing.reductions import reduce_tensor

@@ -27,6 +27,7 @@ from normcheck.probes import Depth
 T = TypeVar("T")
 
 _TRIES = 400
+_SECONDS = 45.0  # that a search may take, whatever the sweep may
 _RESTARTS, _TIMEOUTS = 40, 3  # how often a search may start a dead process anew
 _PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
 
@@ -77,7 +78,7 @@ def _rank(values: Sequence[object], own: object) -> int:
 def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
     """The simplest failing case found within a budget, failing in the same output; at worst the one given."""
     every = choices(cell.op, cell.implementation, cell.dtype)
-    wanted, end = signature(failed), time.perf_counter() + plan.profile.seconds
+    wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, _SECONDS)
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed
     restarts = 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normcheck import sanitizer
 from normcheck.attempt import died, run_case, timed_out, why_not
-from normcheck.battery import battery, large
+from normcheck.battery import battery, far_apart, large
 from normcheck.call import link_of, poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result, context_lost, undeclared_model
@@ -33,6 +33,7 @@ _BATCH = 4  # cases that Hypothesis draws at a time: half of what an example cos
 _MEMORY_EVERY = 2
 _ROWS_EVERY = 8
 _HUGE = 1 << 28
+_LOOKING = 10.0  # seconds of that, at most
 _TELLING = 30  # cases of the battery that are looked at again after a failure: every kind of rows once
 
 
@@ -78,7 +79,13 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
         return False
 
     try:
-        for case in battery(cell.op, cell.implementation, cell.dtype):
+        every = battery(cell.op, cell.implementation, cell.dtype)
+        for case in islice(every, _TELLING):
+            fails(case)
+        if plan.device == "cuda":
+            for case in far_apart(cell.op, cell.implementation, cell.dtype):
+                fails(case)
+        for case in every:
             fails(case)
         for case in _affordable(cell, plan, tally, end):
             fails(case)
@@ -127,7 +134,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
 
     The first that fails may do so by a hair, where another kind of data shows the same fault plainly.
     """
-    best, end = failed, time.perf_counter() + plan.profile.seconds / 4
+    best, end = failed, time.perf_counter() + min(plan.profile.seconds / 4, _LOOKING)
     if _context_lost(cell, failed) or died(failed):
         return failed
     for case in islice(battery(cell.op, cell.implementation, cell.dtype), _TELLING):

@@ -65,13 +65,18 @@ def serve(control: socket.socket) -> None:
     state, inbox = _State(HostMemory(memory)), Inbox()
     _close_all_but(control.fileno())
     while (message := received(control, inbox)) is not None:
-        control.sendall(packed(_answer(state, message)))
+        control.sendall(packed({**_answer(state, message), "number": message.get("number")}))
 
 
 def _close_all_but(kept: int) -> None:
-    """Close what came with the fork: by some of it the server would be kept alive, or be spoken to."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    """Close what came with the fork: by some of it the server would be kept alive, or be spoken to.
+
+    Each number stays taken, by nothing: whoever owned it may close it once more, and must not then close another's.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (kept, nothing):
+            os.dup2(nothing, number)
     vars(forkserver._forkserver)["_forkserver_alive_fd"] = None
     vars(resource_tracker._resource_tracker)["_fd"] = None
 

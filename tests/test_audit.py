@@ -225,7 +225,7 @@ def test_an_interrupted_audit_reports_what_was_done(
         (("--op", "batchnorm"), "op=batchnorm: expected one of layernorm"),
         (("--dtype", "fp8"), "dtype=fp8: expected one of fp16"),
         (("--profile", "slow"), "profile=slow: expected one of quick, ci, deep"),
-        (("--workers", "0"), "workers=0: expected an integer >= 1"),
+        (("--workers", "0"), "workers=0: expected an integer from 1"),
         (("--report", "terminal:-"), "report=terminal:-: expected json:PATH"),
         (("--report", "json:no/such/folder.json"), "report=json:no/such/folder.json: expected a path"),
         (("--recipe", "guess"), "recipe=guess: expected "),
