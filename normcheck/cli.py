@@ -61,6 +61,10 @@ def verify(
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line; 3 normcheck itself
     failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
+    if isolation:
+        from normcheck.server import warm
+
+        warm()
     from normcheck.request import Request
     from normcheck.run import run
 
@@ -132,6 +136,10 @@ def repro(
     isolation: Isolation = True,
 ) -> None:
     """Run one case again and show every check of it."""
+    if isolation:
+        from normcheck.server import warm
+
+        warm()
     from normcheck.run import repro_case
 
     raise typer.Exit(repro_case(implementation, case, device, timeout, isolation=isolation))

@@ -120,11 +120,13 @@ def _wrapped(function: Any, op: str, name: str, source: str) -> Implementation:
     from normcheck.call import adapt  # imports torch
 
     forward, takes_bias = adapt(function)
+    return Implementation(
+        name=name, op=op, forward=forward, supports=None if takes_bias else _takes_no_bias, source=source
+    )
 
-    def supports(case: Any) -> str | None:
-        return "takes no bias" if case.bias and not takes_bias else None
 
-    return Implementation(name=name, op=op, forward=forward, supports=supports, source=source)
+def _takes_no_bias(case: Any) -> str | None:
+    return "takes no bias" if case.bias else None
 
 
 def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:

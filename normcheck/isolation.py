@@ -6,7 +6,6 @@ A worker is forked from a server that has torch imported and has never run code 
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import re
 import select
@@ -27,6 +26,7 @@ from normcheck.errors import Broken, UsageError
 from normcheck.implementation import Implementation
 from normcheck.memory import Surroundings
 from normcheck.remote import Entry, Question, Reason, RemoteRun, broken_of
+from normcheck.server import context
 from normcheck.shared import DeviceMemory, HostMemory, Memory, Space
 from normcheck.wire import Garbled, Inbox, Message, packed
 
@@ -46,12 +46,10 @@ class Worker:
     def __init__(self) -> None:
         from normcheck.worker import serve
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", "normcheck.worker"])
         self.memory = HostMemory()
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
-        self._process = context.Process(target=serve, args=(theirs,), name="normcheck worker")
+        self._process = context().Process(target=serve, args=(theirs,), name="normcheck worker")
         self._process.start()
         socket.send_fds(self._socket, [b"x"], [self.memory.fd, written])
         theirs.close()

@@ -17,7 +17,7 @@ from normcheck.case import Case
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.inputs import Inputs
 from normcheck.memory import Stray, Surroundings
-from normcheck.shared import Space, buffer_of, taken
+from normcheck.shared import Laid, Space, taken
 from normcheck.wire import Message
 
 
@@ -80,7 +80,7 @@ class _Posted:
     """A request on its way: the memory behind what was sent, and which tensors are copied back from where."""
 
     space: Space
-    back: list[tuple[Tensor, Message]]
+    back: list[Laid]
 
 
 class RemoteRun:
@@ -93,7 +93,7 @@ class RemoteRun:
     def __init__(self, link: Link, number: int, surroundings: Surroundings) -> None:
         self._link, self._number = link, number
         self._floor = 0  # below it lies what a graph still needs
-        self._strays: list[Stray] = []
+        self._strays: list[Stray] | None = None
         self._begun: _Posted | None = None
         self._surroundings = [p.name for p in (surroundings.inputs, surroundings.fresh, surroundings.allocated)]
 
@@ -141,7 +141,14 @@ class RemoteRun:
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """See ``memory.Arena.strays``; the other process knows what it returned."""
-        return self._strays
+        if self._strays is None and self._link.alive:
+            self._link.post({"do": "strays", "run": self._number})
+            self._told(self._link.collect())
+        return self._strays or []
+
+    def _told(self, answer: Message) -> None:
+        told = answer.get("strays")
+        self._strays = [_stray(item) for item in told] if isinstance(told, list) else None
 
     def _posted(
         self,
@@ -153,8 +160,13 @@ class RemoteRun:
     ) -> _Posted:
         given = {name: t for name, t in tensors.items() if t is not None}
         space = self._link.space(self._floor)
-        places = {name: space.lay(t) for name, t in given.items()}
-        kept = {name: space.lay(t) for name, t in saved.items()}
+        places: dict[str, Message] = {}
+        kept: dict[str, Message] = {}
+        back: list[Laid] = []
+        for tensors_of, laid in ((given, places), (saved, kept)):
+            for name, tensor in tensors_of.items():
+                laid[name], copy = space.lay(tensor)
+                back.append(copy)
         if next(iter(given.values())).is_cuda:
             torch.cuda.synchronize()
         message: Message = {
@@ -169,7 +181,6 @@ class RemoteRun:
         if case is not None:
             message |= {"op": case.op, "dtype": case.dtype, "eps": case.eps, "options": dict(case.option_values)}
         self._link.post(message)
-        back = [(t, places[name]) for name, t in given.items()] + [(t, kept[name]) for name, t in saved.items()]
         return _Posted(space, back)
 
     def _collected(self, posted: _Posted) -> tuple[Message, Space]:
@@ -177,10 +188,9 @@ class RemoteRun:
         try:
             answer = self._link.collect()
         finally:
-            for tensor, place in posted.back:
-                buffer_of(tensor).copy_(space.memory.part(place["at"], place["bytes"]))
-        told = answer.get("strays", [])
-        self._strays = [_stray(item) for item in told] if isinstance(told, list) else []
+            for laid in posted.back:
+                laid.bring_back()
+        self._told(answer)
         _complain(answer)
         return answer, space
 
@@ -198,7 +208,7 @@ def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
     name, reason = str(item["name"]), item.get("unusable")
     if reason is not None:
         raise Broken("shape", name, str(reason))
-    here = space.memory.part(0, 1).device.type
+    here = space.memory.device
     if item["device"] != here:
         raise Broken(
             "missing", name, f"{name}.device={str(item['device'])[:20]}: expected {here}, where the inputs are"

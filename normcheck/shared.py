@@ -25,9 +25,10 @@ _KEEP = 1 << 26  # bytes that stay in memory between cases; what is beyond goes 
 
 
 class Memory(Protocol):
-    """Bytes that two processes share."""
+    """Bytes that two processes share, on a ``device`` ("cpu" or "cuda")."""
 
     size: int
+    device: str
 
     def part(self, at: int, count: int) -> Tensor:
         """``count`` bytes from ``at``: uint8, (count,), a storage of its own. Raises ValueError outside."""
@@ -36,6 +37,8 @@ class Memory(Protocol):
 
 class HostMemory:
     """Shared memory of the CPU. ``fd``: the file behind it, which the other process maps as well."""
+
+    device = "cpu"
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -62,6 +65,8 @@ class HostMemory:
 
 class DeviceMemory:
     """Shared memory of a GPU: ``buffer`` is uint8; ``handle`` opens it in another process."""
+
+    device = "cuda"
 
     def __init__(self, buffer: Tensor) -> None:
         self.buffer, self.size = buffer, buffer.numel()
@@ -101,30 +106,48 @@ class _Bytes:
         return {"shape": (self.count,), "typestr": "|u1", "data": (self.pointer, False), "version": 3}
 
 
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A tensor's own bytes and their copy in shared memory."""
+
+    own: Tensor
+    copy: Tensor
+
+    def bring_back(self) -> None:
+        """Whatever was done to the copy is done to the tensor."""
+        self.own.copy_(self.copy)
+
+
 class Space:
     """Where the next tensor goes: places one behind the other, from the start again with each call."""
 
     def __init__(self, memory: Memory, first: int = 0) -> None:
         self.memory, self.next = memory, first
 
-    def lay(self, tensor: Tensor) -> dict[str, Any]:
-        """Copy the whole buffer behind ``tensor``, what lies around it included; returns where it is, as plain data."""
-        count = tensor.untyped_storage().nbytes()
+    def lay(self, tensor: Tensor) -> tuple[dict[str, Any], Laid]:
+        """Copy the whole buffer behind ``tensor``, what lies around it included; where it is, as plain data."""
+        whole = buffer_of(tensor)
+        count = len(whole)
         at = self._reserved(count)
         part = self.memory.part(at, count)
-        part.copy_(buffer_of(tensor))
-        return {
+        part.copy_(whole)
+        place = {
             "at": at,
             "bytes": count,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "dtype": _name(tensor.dtype),
             "shape": list(tensor.shape),
             "stride": list(tensor.stride()),
             "offset": tensor.storage_offset(),
         }
+        return place, Laid(whole, part)
 
     def lay_dense(self, tensor: Tensor) -> dict[str, Any]:
         """Copy the elements of ``tensor`` alone, packed."""
-        return self.lay(tensor.detach().contiguous().view(-1).clone().view(tensor.shape))
+        count = tensor.numel() * tensor.element_size()
+        at = self._reserved(count)
+        packed = self.memory.part(at, count).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        about = {"shape": list(packed.shape), "stride": list(packed.stride()), "offset": 0}
+        return {"at": at, "bytes": count, "dtype": _name(tensor.dtype), **about}
 
     def _reserved(self, count: int) -> int:
         at = math.ceil(self.next / _ALIGNED) * _ALIGNED
@@ -151,6 +174,11 @@ def taken(memory: Memory, place: Mapping[str, Any]) -> Tensor:
     if (offset + extent) * dtype.itemsize > count or count % dtype.itemsize:
         raise ValueError(f"shape={shape} with stride={stride} does not lie within {count} bytes")
     return memory.part(at, count).view(dtype).as_strided(shape, stride, offset)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @cache

@@ -186,7 +186,7 @@ def _forward(state: _State, message: Message) -> Message:
         answer["graph"] = state.calls
         if "dy" in given:
             answer["gradients"] = _at_once(state, space, message, given)
-    return {**answer, "strays": _strays(state, arena)}
+    return {**answer, "strays": _strays(state, arena)} if message["graph"] else answer  # backward will tell
 
 
 def _at_once(state: _State, space: Space, message: Message, given: Mapping[str, Tensor]) -> Message:
@@ -229,6 +229,10 @@ def _by_autograd(
     with call.poisoned_memory():
         gradients = call.autograd(returned, leaves, _arena(state, message))
     return _returned(state, space, message, given, gradients)
+
+
+def _strays_of(state: _State, message: Message) -> Message:
+    return {"strays": [stray for n, arena in state.arenas if n == message["run"] for stray in _strays(state, arena)]}
 
 
 def _strays(state: _State, arena: Arena) -> list[list[Any]]:
@@ -281,7 +285,7 @@ def _laid(space: Space, name: str, tensor: Tensor) -> Message:
     if tensor.layout != torch.strided:
         return {"name": name, "unusable": f"{name}.layout={tensor.layout}: expected a dense tensor"}
     about = {"name": name, "device": tensor.device.type}
-    if tensor.device.type != space.memory.part(0, 1).device.type:
+    if tensor.device.type != space.memory.device:
         return about
     placed = space.lay_dense(tensor)
     if tensor.is_cuda:
@@ -312,4 +316,5 @@ _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {
     "forward": _forward,
     "backward": _backward,
     "gradients": _gradients,
+    "strays": _strays_of,
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -104,6 +106,16 @@ def command(*arguments: str) -> None:
     print(f"normcheck {' '.join(arguments)}: exit {done.returncode}, {time.perf_counter() - start:.2f} s")
 
 
+def isolation(op: str, dtype: str) -> None:
+    """What processes of their own cost 16 correct kernels: the same 150 cases each, large ones included, both ways."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sixteen.py"
+        path.write_text("from normcheck.mutants.correct import IMPLEMENTATIONS\n", encoding="utf-8")
+        arguments = ("verify", "--impl", str(path), "--op", op, "--dtype", dtype, "--max-examples", "150")
+        for how in ("--isolation", "--no-isolation"):
+            command(*arguments, how)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     choices.ELEMENTS = (4096,)
@@ -112,6 +124,7 @@ def main() -> None:
     choices.SIZES_N = tuple(n for n in choices.SIZES_N if n <= 4096)
     for implementation in KERNELS:
         sweep(implementation, CASES)
+    isolation("rmsnorm", "fp16")
     command("--help")
     command("verify", "--op", "rmsnorm", "--dtype", "fp16")
 

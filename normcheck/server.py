@@ -1,0 +1,20 @@
+"""The server that workers are forked from: it imports torch once, beside the process that started it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+
+
+def context() -> ForkServerContext:
+    """Starts processes from a server that has imported what a worker needs, and has never run code under test."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["__main__", "normcheck.worker"])
+    return made
+
+
+def warm() -> None:
+    """Start the server now, so that it imports torch while this process does."""
+    context()
+    forkserver.ensure_running()
