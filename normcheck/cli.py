@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,8 +30,12 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
 
 Isolation = Annotated[
-    bool,
-    typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one: debugger."),
+    bool | None,
+    typer.Option(
+        "--isolation/--no-isolation",
+        help="Run kernels in processes of their own, or in this one. Default: on a CPU of their own.",
+        show_default=False,
+    ),
 ]
 
 
@@ -54,17 +59,14 @@ def verify(
     ] = None,
     timeout: Timeout = 120.0,
     workers: Annotated[int, typer.Option("--workers", help="Cells that are checked side by side.")] = 1,
-    isolation: Isolation = True,
+    isolation: Isolation = None,
 ) -> None:
     """Check implementations; the main job and the gate.
 
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line; 3 normcheck itself
     failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
-    if isolation:
-        from normcheck.server import warm
-
-        warm()
+    _warm(device, isolation)
     from normcheck.request import Request
     from normcheck.run import run
 
@@ -133,13 +135,10 @@ def repro(
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
     device: Device = "auto",
     timeout: Timeout = 120.0,
-    isolation: Isolation = True,
+    isolation: Isolation = None,
 ) -> None:
     """Run one case again and show every check of it."""
-    if isolation:
-        from normcheck.server import warm
-
-        warm()
+    _warm(device, isolation)
     from normcheck.run import repro_case
 
     raise typer.Exit(repro_case(implementation, case, device, timeout, isolation=isolation))
@@ -167,6 +166,15 @@ def _version(value: bool) -> None:
 
         typer.echo(f"normcheck {__version__}")
         raise typer.Exit()
+
+
+def _warm(device: str, isolation: bool | None) -> None:
+    """Let the server of worker processes import torch while this process does, where it will be needed."""
+    on_cpu = device != "cuda" and not Path("/dev/nvidiactl").exists()
+    if on_cpu if isolation is None else isolation:
+        from normcheck.server import warm
+
+        warm()
 
 
 @app.callback()

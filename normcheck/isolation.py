@@ -1,22 +1,13 @@
-"""Worker processes from the parent's side: started when needed, watched while they work, killed with their kin.
+"""Implementations in processes of their own: what they declare, and the way to them, which is opened when it is needed.
 
 A worker is forked from a server that has torch imported and has never run code under test.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import re
-import select
-import signal
-import socket
 import time
-import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,165 +17,13 @@ from normcheck.errors import Broken, UsageError
 from normcheck.implementation import Implementation
 from normcheck.memory import Surroundings
 from normcheck.remote import Entry, Question, Reason, RemoteRun, broken_of
-from normcheck.server import context
-from normcheck.shared import DeviceMemory, HostMemory, Memory, Space
-from normcheck.wire import Garbled, Inbox, Message, packed
+from normcheck.shared import DeviceMemory, Memory, Space
+from normcheck.watched import Worker
+from normcheck.wire import Message
 
-_TAIL = 4000  # characters of a dead worker's output that are told
 _FIRST = 3  # times the limit: what the first call of each kind may take, which compiles
 _START = 60.0  # seconds in which a worker comes up
-_OWN_LINE = re.compile(r"^Extension modules: |/normcheck/(?:worker|call|memory)\.py\"|/multiprocessing/")
-"""Lines of a traceback at a crash that are about how the kernel was called."""
 _STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
-
-_alive: weakref.WeakSet[Worker] = weakref.WeakSet()
-
-
-class Worker:
-    """One process. ``ask`` it; once it has died it stays dead."""
-
-    def __init__(self) -> None:
-        from normcheck.worker import serve
-
-        self.memory = HostMemory()
-        self._socket, theirs = socket.socketpair()
-        self._output, written = os.pipe()
-        self._process = context().Process(target=serve, args=(theirs,), name="normcheck worker")
-        self._process.start()
-        socket.send_fds(self._socket, [b"x"], [self.memory.fd, written])
-        theirs.close()
-        os.close(written)
-        self._inbox, self._tail = Inbox(), b""
-        self._number = 0  # of the latest request; an answer has the same
-        self.alive = True
-        self._poll = select.poll()
-        for source in (self._socket.fileno(), self._output, self._process.sentinel):
-            self._poll.register(source, select.POLLIN)
-        _alive.add(self)
-
-    def ask(self, message: Message, seconds: float, what: str) -> Message:
-        """The answer to a request. Raises Broken where there is none within ``seconds``; then the process is gone."""
-        self.send(message)
-        return self.receive(seconds, what)
-
-    def send(self, message: Message) -> None:
-        """Begin a request. Whether it arrived shows when the answer is waited for."""
-        self._number += 1
-        with suppress(ConnectionError):
-            self._socket.sendall(packed({**message, "number": self._number}))
-
-    def receive(self, seconds: float, what: str) -> Message:
-        """The answer to the request that was sent; see ``ask``."""
-        end = time.monotonic() + seconds
-        try:
-            while (answer := self._inbox.next()) is None:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise Broken("timeout", "", f"{what} gave no result in time")
-                self._listen(left, what)
-            if answer.get("number") != self._number:
-                raise Garbled
-        except (Garbled, ConnectionError):
-            raise self._died(what) from None
-        except BaseException:
-            self.kill()  # whatever it answers later would be taken for the answer to something else
-            raise
-        return answer
-
-    def _listen(self, seconds: float, what: str) -> None:
-        """Wait for bytes of an answer, of what the process prints, or for its end."""
-        ready = {source for source, _ in self._poll.poll(seconds * 1000 + 1)}
-        if self._output in ready:
-            self._hear()
-        if self._socket.fileno() in ready:
-            chunk = self._socket.recv(1 << 16)
-            if not chunk:
-                raise self._died(what)
-            self._inbox.add(chunk)
-        elif self._process.sentinel in ready:
-            raise self._died(what)
-
-    def _hear(self) -> None:
-        chunk = os.read(self._output, 1 << 16)
-        if not chunk:
-            self._poll.unregister(self._output)
-        self._tail = (self._tail + chunk)[-_TAIL:]
-
-    def _died(self, what: str) -> Broken:
-        """How the process ended, which it does here if it has not yet; and the last that it printed."""
-        self._process.join(0.2)
-        code = self._process.exitcode
-        self._drain()
-        self.kill()
-        if code is None:
-            how = "its process broke off the connection"
-        elif code < 0:
-            how = f"its process was ended by {signal.Signals(-code).name}"
-        else:
-            how = f"its process ended with exit code {code}"
-        text = self._tail.decode("utf-8", "replace").strip()
-        lines = tuple(line for line in text.splitlines() if not _OWN_LINE.search(line))[-20:]
-        return Broken("crash", "", f"{how} during {what}" + (f"; it printed last: {lines[-1]}" if lines else ""), lines)
-
-    def _drain(self) -> None:
-        for _ in range(1000):
-            ready = {source for source, _ in self._poll.poll(0)}
-            if self._output not in ready:
-                return
-            self._hear()
-
-    def kill(self) -> None:
-        """End the process and whatever it started."""
-        if not self.alive:
-            return
-        self.alive = False
-        pid = self._process.pid
-        if pid is not None:
-            _kill_descendants(pid)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.join(5)
-        self._socket.close()
-        os.close(self._output)
-        os.close(self.memory.fd)
-        _alive.discard(self)
-
-
-def _kill_descendants(root: int) -> None:
-    """Kill what a process started, in whatever session that is now; the process itself is stopped and stays."""
-    with suppress(ProcessLookupError):
-        os.kill(root, signal.SIGSTOP)
-    for _ in range(20):  # new ones may come while the old ones are looked for
-        parents = _parents()
-        kin, before = {root}, 0
-        while len(kin) != before:
-            before = len(kin)
-            kin |= {pid for pid, parent in parents.items() if parent in kin}
-        if kin == {root}:
-            return
-        for pid in kin - {root}:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _parents() -> dict[int, int]:
-    """Process -> its parent, of all that are alive, as far as the system tells."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                found[int(entry.parent.name)] = int(parent)
-    return found
-
-
-@atexit.register
-def _kill_all() -> None:
-    """Before multiprocessing waits for its children, some of which may never end."""
-    for worker in list(_alive):
-        worker.kill()
 
 
 class ProcessLink:

@@ -176,7 +176,7 @@ def _write(result: Run, target: Target) -> bool:
     return True
 
 
-def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
+def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool | None = None) -> int:
     """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
     ops = discovery.ops()
     options = {name: op.options for name, op in ops.items()}

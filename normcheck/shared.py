@@ -41,11 +41,7 @@ class HostMemory:
     device = "cpu"
 
     def __init__(self, fd: int | None = None) -> None:
-        if fd is None:
-            fd = os.memfd_create("normcheck")
-            os.ftruncate(fd, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        self.fd = fd
-        self._map = mmap.mmap(fd, 0)
+        self.fd, self._map = _new_file() if fd is None else (fd, mmap.mmap(fd, 0))
         self.size = len(self._map)
 
     def part(self, at: int, count: int) -> Tensor:
@@ -61,6 +57,20 @@ class HostMemory:
         beyond = (min(used, self.size) - _KEEP) // mmap.PAGESIZE * mmap.PAGESIZE
         if beyond > 0 and hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE, _KEEP, beyond)
+
+
+def _new_file() -> tuple[int, mmap.mmap]:
+    """A file without a name and its mapping: as large as the machine's memory, or as this process may map."""
+    fd, size = os.memfd_create("normcheck"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    while True:
+        try:
+            os.ftruncate(fd, size)
+            return fd, mmap.mmap(fd, 0)
+        except OSError:
+            size //= 2 * mmap.PAGESIZE
+            size *= mmap.PAGESIZE
+            if size < _KEEP:
+                raise
 
 
 class DeviceMemory:

@@ -6,17 +6,10 @@ keeps the end of them. It has a session of its own, so that it can be killed wit
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import os
-import resource
-import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import torch
@@ -29,12 +22,12 @@ from normcheck.implementation import Implementation
 from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS, Inputs
 from normcheck.memory import PATTERNS, Arena, Surroundings
 from normcheck.request import device_for
+from normcheck.seclusion import close_all_but, settle
 from normcheck.shared import DeviceMemory, HostMemory, Memory, Space, taken
 from normcheck.wire import Inbox, Message, packed, received
 
 _KEPT = 3  # runs and graphs that may still be asked about
 _LARGEST_KEPT = 1 << 28  # bytes of a result that is kept to see whether the next one lies in the same memory
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass
@@ -61,44 +54,12 @@ class _State:
 def serve(control: socket.socket) -> None:
     """Answer requests until the parent is gone. Two files come first: shared memory, and where output goes."""
     _, (memory, output), _, _ = socket.recv_fds(control, 1, 2)
-    _settle(output)
+    settle(output)
+    torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     state, inbox = _State(HostMemory(memory)), Inbox()
-    _close_all_but(control.fileno())
+    close_all_but(control.fileno())
     while (message := received(control, inbox)) is not None:
         control.sendall(packed({**_answer(state, message), "number": message.get("number")}))
-
-
-def _close_all_but(kept: int) -> None:
-    """Close what came with the fork: by some of it the server would be kept alive, or be spoken to.
-
-    Each number stays taken, by nothing: whoever owned it may close it once more, and must not then close another's.
-    """
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in (kept, nothing):
-            os.dup2(nothing, number)
-    vars(forkserver._forkserver)["_forkserver_alive_fd"] = None
-    vars(resource_tracker._resource_tracker)["_fd"] = None
-
-
-def _settle(output: int) -> None:
-    """Make this process one that ends with its parent, prints to ``output`` and leaves no core behind."""
-    os.setsid()
-    _end_with_parent()
-    os.register_at_fork(after_in_child=_end_with_parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    faulthandler.enable(all_threads=False)
-    torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
-
-
-def _end_with_parent() -> None:
-    """Ask the system to kill this process when the one that started it ends, and to let it keep its descendants."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _answer(state: _State, message: Message) -> Message:

@@ -1,0 +1,45 @@
+"""What a new process does to itself before it runs code under test: it ends with its parent, and nobody hears it."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import sys
+from multiprocessing import forkserver, resource_tracker
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def close_all_but(kept: int) -> None:
+    """Close what came with the fork: by some of it the server would be kept alive, or be spoken to.
+
+    Each number stays taken, by nothing: whoever owned it may close it once more, and must not then close another's.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (kept, nothing):
+            os.dup2(nothing, number)
+    vars(forkserver._forkserver)["_forkserver_alive_fd"] = None
+    vars(resource_tracker._resource_tracker)["_fd"] = None
+
+
+def settle(output: int) -> None:
+    """Make this process one that ends with its parent, prints to ``output`` and leaves no core behind."""
+    os.setsid()
+    _end_with_parent()
+    os.register_at_fork(after_in_child=_end_with_parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    faulthandler.enable(all_threads=False)
+
+
+def _end_with_parent() -> None:
+    """Ask the system to kill this process when the one that started it ends, and to let it keep its descendants."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
