@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -157,12 +159,17 @@ def _load(spec: str, ops: tuple[str, ...], device: str, memory: str = "") -> Mes
 
 
 def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -> tuple[Implementation, ...]:
-    """As ``discovery.select``, but what ``spec`` names is imported by a worker. Raises UsageError."""
+    """As ``discovery.select``, but what ``spec`` names is imported by a worker. Raises UsageError.
+
+    Of a file that ends or hangs its process on the way nothing is known but the ops asked for: it is what each says.
+    """
     worker = Worker()
     try:
         answer = worker.ask(_load(spec, ops, device), _START + seconds, "its import")
     except Broken as broken:
-        raise UsageError(f"impl={spec}: importing it failed: {broken.message}") from None
+        ended = Ended(broken.kind, broken.message, broken.frames)
+        unknown = ops or tuple(discovery.ops())[:1]
+        return tuple(Implementation(name=Path(spec).name, op=op, forward=ended, source=spec) for op in unknown)
     finally:
         worker.kill()
     if "usage" in answer:
@@ -173,6 +180,19 @@ def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -
     if not isinstance(found, list):
         raise UsageError(f"impl={spec}: importing it failed: its process gave no sensible answer")
     return tuple(_implementation(spec, told, device) for told in found)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Stands where the functions of a file would, whose import ended its process: every call says so."""
+
+    kind: str
+    message: str
+    frames: tuple[str, ...]
+
+    def __call__(self, *arguments: object, **options: object) -> Any:
+        """Raise what the import came to."""
+        raise Broken(self.kind, "", self.message, self.frames)
 
 
 def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implementation:

@@ -386,3 +386,16 @@ def test_a_full_disk() -> None:
     assert "report=json:/dev/full" in done.err
     assert "Traceback (most recent" not in done.err
     assert done.out.rstrip().splitlines()[-1].startswith("PASS")
+
+
+@pytest.mark.parametrize(("line", "says"), [("os.abort()", "SIGABRT"), ("os._exit(0)", "exit code 0")])
+def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "deadly.py"
+    path.write_text(f"import os\n{line}\n", encoding="utf-8")
+    done = verify(["innocent"], "--impl", str(path), "--op", "rmsnorm")
+    assert done.code == 1
+    verdicts = done.verdicts
+    assert same_as_undisturbed(verdicts)
+    failure = verdicts["deadly.py"]["failure"]
+    assert (failure["kind"], case_of(failure["case"]).op) == ("crash", "rmsnorm")
+    assert says in failure["message"] and "its import" in failure["message"]
