@@ -49,10 +49,18 @@ def link_of(implementation: Implementation) -> Link | None:
     return entry.link if isinstance(entry, Entry) else None
 
 
-def begin(implementation: Implementation, case: Case, inputs: Inputs, arena: Surrounded) -> None:
+def begin(
+    implementation: Implementation, case: Case, inputs: Inputs, arena: Surrounded, *, deferred: bool = False
+) -> None:
     """Let another process begin with the forward that will then be called with the same arguments."""
     if isinstance(arena, RemoteRun):
-        arena.begin(case, inputs, graph=implementation.backward is None)
+        arena.begin(case, inputs, graph=implementation.backward is None, deferred=deferred)
+
+
+def begin_backward(case: Case, inputs: Inputs, saved: Mapping[str, Tensor], arena: Surrounded) -> None:
+    """Let another process begin with the backward that will then be called with the same arguments."""
+    if isinstance(arena, RemoteRun):
+        arena.begin_backward(case, inputs, saved)
 
 
 def forward(

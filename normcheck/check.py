@@ -28,10 +28,10 @@ from normcheck.judge import (
     judge_of,
 )
 from normcheck.memory import Arena, Surroundings
-from normcheck.observe import Seen, strays, with_bits, written
+from normcheck.observe import Begun, Seen, begin, strays, with_bits, written
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients, usable_outputs
-from normcheck.probes import Depth, Probed, Subject, probe
+from normcheck.probes import Depth, Probed, Subject, other_surroundings, probe
 from normcheck.remote import RemoteRun
 from normcheck.special import is_special, judge_special
 from normcheck.table import Model, declared_model, table
@@ -75,11 +75,15 @@ class _Gradients:
     not_returned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     end_to_end: Mapping[str, Tensor] = field(default_factory=dict)
+    second: Begun | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A case on an implementation: ``pristine`` inputs, the copies of them that were ``given``, and the arena."""
+    """A case on an implementation: ``pristine`` inputs, the copies of them that were ``given``, and the arena.
+
+    Another process works while this one judges: what it will be asked next is begun before, the second run, too.
+    """
 
     implementation: Implementation
     op: Op
@@ -89,6 +93,15 @@ class _Call:
     arena: Arena | RemoteRun
     model: Model
     judge: Judge
+    depth: Depth
+
+    def second(self) -> Begun:
+        """The second run, begun."""
+        return begin(self.implementation, self.case, self.pristine, other_surroundings(self.case))
+
+    def second_ahead(self) -> Begun | None:
+        """The same, where it is known that it will be wanted."""
+        return self.second() if self.depth >= Depth.MEMORY else None
 
 
 def check(
@@ -114,8 +127,8 @@ def check(
         model = model or model_of(implementation, case, device)
         call.begin(implementation, case, given, arena)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY)
-        this = _Call(implementation, op, case, pristine, given, arena, model, judge)
-        result, saved = _checked(this)
+        this = _Call(implementation, op, case, pristine, given, arena, model, judge, depth)
+        result, saved, second = _checked(this)
     except UnsupportedCase as refused:
         return Result(case, model or table().model, refused=call.refusal(refused))
     except Broken as broken:
@@ -131,7 +144,7 @@ def check(
     result = replace(result, problems=(*result.problems, *done))
     if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
         return result
-    probed = _probed(this, result, saved, rows=depth >= Depth.ROWS and not result.failed)
+    probed = _probed(this, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
     return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
 
 
@@ -166,8 +179,8 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     return declared_model(base, declared, implementation.name) if declared else base
 
 
-def _checked(this: _Call) -> tuple[Result, Reference | None]:
-    """Everything judged; and what the reference would save, None where there is no y to judge."""
+def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
+    """Everything judged; what the reference would save, None where there is no y to judge; and the second run."""
     implementation, op, case = this.implementation, this.op, this.case
     inputs = call.differentiable(this.given) if implementation.backward is None else this.given
     returned = call.forward(implementation, case, inputs, this.arena)
@@ -176,13 +189,18 @@ def _checked(this: _Call) -> tuple[Result, Reference | None]:
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
-        return Result(case, this.model, (), problems, missing, notes=notes), None
-    own_gradients = call.autograd(returned, inputs, this.arena) if implementation.backward is None else {}
-    checked, saved = judge_forward(this.judge, outputs)
+        return Result(case, this.model, (), problems, missing, notes=notes), None, None
     if implementation.backward is None:
+        own_gradients = call.autograd(returned, inputs, this.arena)
+        second = this.second_ahead()
+        checked, saved = judge_forward(this.judge, outputs)
         gradients = _autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
     else:
+        if not op.clamped:  # there the reference's bits are wanted first
+            call.begin_backward(case, this.given, outputs, this.arena)
+        checked, saved = judge_forward(this.judge, outputs)
         gradients = _backward_checks(this, outputs, saved)
+        second = gradients.second
     checked += gradients.checked
     seen = Seen(outputs, gradients.end_to_end)
     if is_special(case):
@@ -196,10 +214,10 @@ def _checked(this: _Call) -> tuple[Result, Reference | None]:
         notes=notes + gradients.notes,
         seen=seen,
     )
-    return result, saved
+    return result, saved, second
 
 
-def _probed(this: _Call, result: Result, saved: Reference, *, rows: bool) -> Probed:
+def _probed(this: _Call, result: Result, saved: Reference, second: Begun | None, *, rows: bool) -> Probed:
     return probe(
         Subject(
             this.implementation,
@@ -210,6 +228,7 @@ def _probed(this: _Call, result: Result, saved: Reference, *, rows: bool) -> Pro
             result.seen,
             saved.bits,
             lambda inputs, seen: _wrong_values(this, inputs, seen),
+            second or this.second(),
         ),
         rows=rows,
     )
@@ -259,22 +278,25 @@ def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Referenc
     judge, given = this.judge, this.given
     own = with_bits(outputs, saved.bits)
     staged = all(name in outputs for name in judge.op.statistics)
+    own_bits = "bitmask" in judge.op.outputs and "bitmask" not in outputs
     try:
         end_to_end = _backward(this, own)
-        stage = _backward(this, _with_statistics(own, saved)) if staged else {}
+        usable, problems = usable_gradients(given, end_to_end)
+        fed = _with_statistics(own, saved) if staged else {}
+        if staged:
+            call.begin_backward(judge.case, given, fed, this.arena)
+        checked = judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
+        stage = usable_gradients(given, _backward(this, fed))[0] if staged else {}
+        second = this.second_ahead()
+        if staged:
+            checked = judge_gradients(judge, stage, saved, given=True, own_bits=own_bits) + checked
     except UnsupportedCase as refused:
         note = f"gradients not checked: {call.refusal(refused)}"
         return _Gradients(not_returned=_gradient_names(given), notes=(note,))
-    usable, problems = usable_gradients(given, end_to_end)
-    checked: tuple[Checked, ...] = ()
-    own_bits = "bitmask" in judge.op.outputs and "bitmask" not in outputs
-    if staged:
-        checked = judge_gradients(judge, usable_gradients(given, stage)[0], saved, given=True, own_bits=own_bits)
-    checked += judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
-    found = _Gradients(checked, problems, end_to_end=usable)
+    found = _Gradients(checked, problems, end_to_end=usable, second=second)
     if all(c.comparison.ratio <= 1 for c in checked):
         return found
-    return _reconsidered(this, own, saved, usable_gradients(given, stage)[0], found)
+    return _reconsidered(this, own, saved, stage, found)
 
 
 def _backward(this: _Call, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:

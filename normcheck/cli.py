@@ -30,12 +30,7 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
 
 Isolation = Annotated[
-    bool | None,
-    typer.Option(
-        "--isolation/--no-isolation",
-        help="Run kernels in processes of their own, or in this one. Default: on a CPU of their own.",
-        show_default=False,
-    ),
+    bool, typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one.")
 ]
 
 
@@ -59,7 +54,7 @@ def verify(
     ] = None,
     timeout: Timeout = 120.0,
     workers: Annotated[int, typer.Option("--workers", help="Cells that are checked side by side.")] = 1,
-    isolation: Isolation = None,
+    isolation: Isolation = True,
 ) -> None:
     """Check implementations; the main job and the gate.
 
@@ -135,7 +130,7 @@ def repro(
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
     device: Device = "auto",
     timeout: Timeout = 120.0,
-    isolation: Isolation = None,
+    isolation: Isolation = True,
 ) -> None:
     """Run one case again and show every check of it."""
     _warm(device, isolation)
@@ -168,13 +163,12 @@ def _version(value: bool) -> None:
         raise typer.Exit()
 
 
-def _warm(device: str, isolation: bool | None) -> None:
+def _warm(device: str, isolation: bool) -> None:
     """Let the server of worker processes import torch while this process does, where it will be needed."""
-    on_cpu = device != "cuda" and not Path("/dev/nvidiactl").exists()
-    if on_cpu if isolation is None else isolation:
+    if isolation:
         from normcheck.server import warm
 
-        warm()
+        warm(interpreted=device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists()))
 
 
 @app.callback()

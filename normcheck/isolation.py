@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,8 @@ class ProcessLink:
 
     def _reset(self) -> None:
         self._worker: Worker | None = None
-        self._runs = self._used = 0
+        self._started: Worker | None = None  # the next one, on its way
+        self._runs = self._used = self._posts = 0
         self._limit = self._left = _START
         self._asked: set[str] = set()
         self._overran = False
@@ -74,14 +76,21 @@ class ProcessLink:
         worker = self._running()
         return Space(self._memory(worker), first)
 
-    def post(self, message: Message) -> None:
+    @property
+    def awaited(self) -> int:
+        """See ``remote.Link``."""
+        return self._posts if self._posted else 0
+
+    def post(self, message: Message) -> int:
         """See ``remote.Link``."""
         worker = self._running()
         if self._posted:
             self.collect()  # nobody asks for it any more
         self._posted = str(message["do"])
+        self._posts += 1
         self._used = max(self._used, message.get("out", 0))
         worker.send(message)
+        return self._posts
 
     def collect(self) -> Message:
         """See ``remote.Link``."""
@@ -112,16 +121,36 @@ class ProcessLink:
             self._worker.kill()
         self._worker, self._posted = None, ""
 
+    def end(self) -> None:
+        """End the process, and the next one as well."""
+        self.close()
+        if self._started is not None:
+            self._started.kill()
+        self._started = None
+
+    def begin(self) -> None:
+        """Start the next process, without waiting for it: it is there when it is needed."""
+        if self._started is None:
+            self._started = Worker()
+            self._started.send(_load(self.spec, (self.op,), self.device, self._opened()))
+
+    def ready(self) -> None:
+        """Wait until the process is there. Where it does not come up, the first call says so."""
+        with suppress(Broken):
+            self._running()
+
     def _running(self) -> Worker:
         if self._worker is None or not self._worker.alive:
             self._worker = self._asked_afresh()
         return self._worker
 
     def _asked_afresh(self) -> Worker:
-        worker = Worker()
+        self.begin()
+        assert self._started is not None
+        worker, self._started = self._started, None
         self._asked, self._posted = set(), ""
         answers = [
-            worker.ask(_load(self.spec, (self.op,), self.device, self._opened()), _START + self._limit, "its import"),
+            worker.receive(_START + self._limit, "its import"),
             worker.ask({"do": "choose", "name": self.name, "op": self.op}, _START, "its import"),
         ]
         for answer in answers:

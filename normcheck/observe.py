@@ -31,24 +31,42 @@ class Seen:
         return {name: both[name] for name in ("mean", "rstd", "y", "bitmask", *GRADIENTS) if name in both}
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run whose forward another process has begun with: its inputs as they were, and as they are ``given``."""
+
+    surroundings: Surroundings
+    before: Inputs
+    given: Inputs
+    arena: Arena | RemoteRun
+
+
+def begin(
+    implementation: Implementation, case: Case, inputs: Inputs, surroundings: Surroundings, *, deferred: bool = False
+) -> Begun:
+    """Begin a run on copies of ``inputs``; ``deferred`` as for ``call.forward``."""
+    before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: memory.copy(t, surroundings.inputs))
+    given = before.each(lambda t: memory.copy(t, NAN))
+    arena = call.surrounded(implementation, surroundings)
+    call.begin(implementation, case, given, arena, deferred=deferred)
+    return Begun(surroundings, before, given, arena)
+
+
 def observe(
     implementation: Implementation,
     op: Op,
     case: Case,
-    inputs: Inputs,
-    surroundings: Surroundings,
+    begun: Begun,
     bits: Tensor | None,
     between: Inputs | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
-    """Call forward and backward on copies of ``inputs``; also what was written to that belongs to someone else.
+    """Call forward and backward; also what was written to that belongs to someone else.
 
     ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op is fed with; ``between``: other
     inputs, which forward is called with before backward is. Raises what the calls raise.
     """
-    before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: memory.copy(t, surroundings.inputs))
-    given = before.each(lambda t: memory.copy(t, NAN))
-    arena = call.surrounded(implementation, surroundings)
-    seen, problems = _called(implementation, op, case, given, arena, bits, surroundings.inputs, between)
+    before, given, arena = begun.before, begun.given, begun.arena
+    seen, problems = _called(implementation, op, case, given, arena, bits, begun.surroundings.inputs, between)
     return seen, (*problems, *written(before, given), *strays(arena, seen.named))
 
 

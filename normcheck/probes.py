@@ -20,7 +20,7 @@ from normcheck.errors import Broken, UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
 from normcheck.memory import LARGE, NAN, NEGATIVE, Pattern, Surroundings
-from normcheck.observe import Seen, observe, observe_in_place
+from normcheck.observe import Begun, Seen, begin, observe, observe_in_place
 from normcheck.ops.op import Op
 from normcheck.outputs import Problem
 
@@ -54,7 +54,7 @@ class Probed:
 class Subject:
     """What is asked: one case of an implementation, and the first run of it. ``given``: the tensors of that run.
 
-    ``bits``: bool (M, N), the reference's bitmask.
+    ``bits``: bool (M, N), the reference's bitmask; ``begun``: the second run, in ``other_surroundings``.
     """
 
     implementation: Implementation
@@ -65,17 +65,24 @@ class Subject:
     first: Seen
     bits: Tensor | None
     wrong_values: WrongValues
+    begun: Begun
 
     def again(self, surroundings: Surroundings) -> tuple[Seen, tuple[Problem, ...]]:
         """The same call in other surroundings."""
-        return observe(self.implementation, self.op, self.case, self.inputs, surroundings, self.bits)
+        begun = begin(self.implementation, self.case, self.inputs, surroundings)
+        return observe(self.implementation, self.op, self.case, begun, self.bits)
+
+
+def other_surroundings(case: Case) -> Surroundings:
+    """Those of the second run: another pattern in all memory that is not the implementation's own."""
+    pattern = NEGATIVE if case.seed % 2 else LARGE
+    return Surroundings(pattern, pattern, pattern)
 
 
 def probe(subject: Subject, *, rows: bool) -> Probed:
     """Ask once more; with ``rows`` also with the rows in another order and with one of them alone."""
-    pattern = NEGATIVE if subject.case.seed % 2 else LARGE
     try:
-        probed = _again(subject, pattern)
+        probed = _again(subject)
         return _among_other_rows(subject, probed) if rows and not probed.problems else probed
     except Broken as broken:
         if "OutOfMemoryError" in broken.message:
@@ -86,9 +93,10 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
         return Probed()
 
 
-def _again(subject: Subject, pattern: Pattern) -> Probed:
-    """A second run with ``pattern`` in all memory that is not the implementation's own."""
-    second, problems = subject.again(Surroundings(pattern, pattern, pattern))
+def _again(subject: Subject) -> Probed:
+    """A second run with another pattern in all memory that is not the implementation's own."""
+    pattern = subject.begun.surroundings.fresh
+    second, problems = observe(subject.implementation, subject.op, subject.case, subject.begun, subject.bits)
     shared = _shared(subject.first, second)
     if shared:
         message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
@@ -191,7 +199,8 @@ def _of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
     if not i.deterministic:
         return None
     between = other.each(lambda t: memory.in_bands(t, NAN))
-    seen, _ = observe(i, subject.op, case, subject.inputs, Surroundings(), subject.bits, between)
+    begun = begin(i, case, subject.inputs, Surroundings(), deferred=True)
+    seen, _ = observe(i, subject.op, case, begun, subject.bits, between)
     found = _differ(subject.first, seen)
     if found is None:
         return None
@@ -231,7 +240,8 @@ def _alone(subject: Subject) -> dict[str, bool]:
     i = subject.inputs
     inputs = Inputs(one(i.x), i.weight, i.bias, one(i.dy))
     bits = None if subject.bits is None else subject.bits[row : row + 1]
-    seen, _ = observe(subject.implementation, subject.op, alone, inputs, Surroundings(), bits)
+    begun = begin(subject.implementation, alone, inputs, Surroundings())
+    seen, _ = observe(subject.implementation, subject.op, alone, begun, bits)
     return {
         name: memory.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
         for name, t in subject.first.named.items()

@@ -31,8 +31,13 @@ class Link(Protocol):
         """Whether a process is there."""
         ...
 
-    def post(self, message: Message) -> None:
-        """Send a request; its answer is collected before the next one is sent."""
+    def post(self, message: Message) -> int:
+        """Send a request, which gets a number. One that is still unanswered is then given up."""
+        ...
+
+    @property
+    def awaited(self) -> int:
+        """The number of the request whose answer has not been collected, 0 where there is none."""
         ...
 
     def collect(self) -> Message:
@@ -43,8 +48,20 @@ class Link(Protocol):
         """Begin a case, which may take this long."""
         ...
 
+    def begin(self) -> None:
+        """Start the next process, without waiting for it."""
+        ...
+
+    def ready(self) -> None:
+        """Wait until the process is there."""
+        ...
+
     def close(self) -> None:
         """End the process; the next request starts another."""
+        ...
+
+    def end(self) -> None:
+        """End the process, and the next one as well."""
         ...
 
     def space(self, first: int) -> Space:
@@ -77,8 +94,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Posted:
-    """A request on its way: the memory behind what was sent, and which tensors are copied back from where."""
+    """A request on its way: its number, the memory behind what was sent, and what is copied back from where."""
 
+    what: str
+    number: int
     space: Space
     back: list[Laid]
 
@@ -106,13 +125,16 @@ class RemoteRun:
         if graph:
             self._floor = self._begun.space.next
 
+    def begin_backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> None:
+        """As ``begin``, for ``backward``."""
+        tensors = {"dy": inputs.dy, "x": inputs.x, "weight": inputs.weight, "bias": inputs.bias}
+        self._begun = self._posted("backward", case, tensors, saved)
+
     def forward(self, case: Case, inputs: Inputs, *, graph: bool, deferred: bool) -> Returned:
         """See ``call.forward``; ``graph``: gradients by autograd may be asked for, ``deferred``: after other calls."""
-        if self._begun is None:
+        if not self._has_begun("forward"):
             self.begin(case, inputs, graph=graph, deferred=deferred)
-        assert self._begun is not None
-        begun, self._begun = self._begun, None
-        answer, space = self._collected(begun)
+        answer, space = self._collected()
         returned = _tensors(space, answer, "forward")
         number = answer.get("graph")
         returned.graph = number if isinstance(number, int) else None
@@ -123,8 +145,9 @@ class RemoteRun:
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Returned:
         """See ``call.backward``."""
-        tensors = {"dy": inputs.dy, "x": inputs.x, "weight": inputs.weight, "bias": inputs.bias}
-        answer, space = self._collected(self._posted("backward", case, tensors, saved))
+        if not self._has_begun("backward"):
+            self.begin_backward(case, inputs, saved)
+        answer, space = self._collected()
         return _tensors(space, answer, "backward")
 
     def gradients(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
@@ -135,8 +158,8 @@ class RemoteRun:
             raise outputs.gradients
         if outputs.gradients is not None:
             return outputs.gradients
-        posted = self._posted("gradients", None, {"dy": inputs.dy}, {}, graph=outputs.graph)
-        answer, space = self._collected(posted)
+        self._begun = self._posted("gradients", None, {"dy": inputs.dy}, {}, graph=outputs.graph)
+        answer, space = self._collected()
         return _tensors(space, answer, "gradients")
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
@@ -180,10 +203,16 @@ class RemoteRun:
         }
         if case is not None:
             message |= {"op": case.op, "dtype": case.dtype, "eps": case.eps, "options": dict(case.option_values)}
-        self._link.post(message)
-        return _Posted(space, back)
+        return _Posted(what, self._link.post(message), space, back)
 
-    def _collected(self, posted: _Posted) -> tuple[Message, Space]:
+    def _has_begun(self, what: str) -> bool:
+        """Whether ``what`` is what was begun last, and has not been given up for another request since."""
+        return self._begun is not None and (self._begun.what, self._begun.number) == (what, self._link.awaited)
+
+    def _collected(self) -> tuple[Message, Space]:
+        """The answer to what was begun."""
+        assert self._begun is not None
+        posted, self._begun = self._begun, None
         space = posted.space
         try:
             answer = self._link.collect()

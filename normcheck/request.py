@@ -32,7 +32,7 @@ class Request:
     reports: tuple[str, ...] = ()
     timeout: float = 120.0
     workers: int = 1
-    isolation: bool | None = None
+    isolation: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def plan_of(request: Request) -> Plan:
     _check_names("dtype", request.dtypes, DTYPES)
     if not 1 <= request.workers <= MOST_WORKERS:
         raise UsageError(f"workers={request.workers}: expected an integer from 1 to {MOST_WORKERS}")
-    if request.workers > 1 and request.isolation is False:
+    if request.workers > 1 and not request.isolation:
         raise UsageError(f"workers={request.workers}: expected 1 with --no-isolation, where all is one process")
     check_timeout(request.timeout)
     device = device_for(request.device)
@@ -91,13 +91,10 @@ def targets_of(request: Request) -> tuple[Target, ...]:
 
 
 def selected(
-    spec: str, ops: tuple[str, ...], device: str, timeout: float, *, isolation: bool | None
+    spec: str, ops: tuple[str, ...], device: str, timeout: float, *, isolation: bool
 ) -> tuple[Implementation, ...]:
-    """What ``spec`` names; with ``isolation`` its code is imported by another process, and called there.
-
-    None: on a CPU. On a GPU that has not been proven, and has to be asked for.
-    """
-    if not (device == "cpu" if isolation is None else isolation):
+    """What ``spec`` names; with ``isolation`` its code is imported by another process, and called there."""
+    if not isolation:
         return discovery.select(spec, ops)
     from normcheck.isolation import select_apart
 
@@ -142,12 +139,11 @@ def _profile(request: Request) -> Profile:
 def _cells(request: Request, device: str) -> tuple[Cell, ...]:
     op_names = tuple(dict.fromkeys(request.ops))
     dtypes = tuple(dict.fromkeys(request.dtypes)) or DTYPES
-    isolation = True if request.workers > 1 else request.isolation
     specs = tuple(dict.fromkeys(request.impls)) or tuple(discovery.implementations())
     cells = [
         Cell(discovery.ops()[implementation.op], implementation, dtype, spec)
         for spec in specs
-        for implementation in selected(spec, op_names, device, request.timeout, isolation=isolation)
+        for implementation in selected(spec, op_names, device, request.timeout, isolation=request.isolation)
         for dtype in dtypes
     ]
     order = list(discovery.ops())

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,13 +82,28 @@ def _sweep(plan: Plan, stream: TextIO, workers: int) -> tuple[tuple[Verdict, ...
 def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], None]) -> Iterator[tuple[int, Verdict]]:
     """(index, verdict) of every cell: one after another here, or side by side in judges of their own."""
     if workers == 1:
-        for index, cell in enumerate(plan.cells):
-            progress(index, 0, 0.0)
-            yield index, _judged(cell, plan, partial(progress, index))
+        with ExitStack() as left:
+            for index, cell in enumerate(plan.cells):
+                progress(index, 0, 0.0)
+                _begin_processes(plan, index, left)
+                yield index, _judged(cell, plan, partial(progress, index))
         return
     jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
     start = partial(_judge_started, plan.device)
     yield from spread(_judged_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
+
+
+def _begin_processes(plan: Plan, index: int, left: ExitStack) -> None:
+    """Wait for the process of a cell, and start that of the next one, which comes up while this one is judged."""
+    for number, cell in enumerate(plan.cells[index : index + 2]):
+        link = link_of(cell.implementation)
+        if link is None or why_not(cell, plan.device):
+            continue
+        if number == 0:
+            link.ready()
+        else:
+            link.begin()
+            left.callback(link.end)
 
 
 def _judge_started(device: str) -> None:
@@ -176,7 +191,7 @@ def _write(result: Run, target: Target) -> bool:
     return True
 
 
-def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool | None = None) -> int:
+def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
     """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
     ops = discovery.ops()
     options = {name: op.options for name, op in ops.items()}

@@ -6,6 +6,8 @@ touched. On a GPU it is one buffer of this process, which the other one opens by
 
 from __future__ import annotations
 
+import atexit
+import inspect
 import math
 import mmap
 import os
@@ -92,7 +94,8 @@ class DeviceMemory:
         """What ``opened`` takes."""
         from torch.multiprocessing.reductions import reduce_tensor
 
-        shared = reduce_tensor(self.buffer)  # type: ignore[no-untyped-call]
+        rebuild, arguments = shared = reduce_tensor(self.buffer)  # type: ignore[no-untyped-call]
+        atexit.register(_release, inspect.signature(rebuild).bind(*arguments).arguments)
         return pickle.dumps(shared).hex()
 
     def part(self, at: int, count: int) -> Tensor:
@@ -102,6 +105,12 @@ class DeviceMemory:
         if not count:
             return torch.empty(0, dtype=torch.uint8, device=self.buffer.device)
         return torch.as_tensor(_Bytes(self.buffer.data_ptr() + at, count), device=self.buffer.device)
+
+
+def _release(shared: Mapping[str, Any]) -> None:
+    """Take back the one reference that torch counts for all receivers: workers are killed, and never give it back."""
+    counter = shared["ref_counter_handle"], shared["ref_counter_offset"]
+    torch.UntypedStorage._release_ipc_counter(*counter, device=shared["storage_device"])  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

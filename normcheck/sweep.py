@@ -42,6 +42,9 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     reason = why_not(cell, plan.device)
     if reason:
         return _verdict(cell, plan, "skip", detail=reason)
+    link = link_of(cell.implementation)
+    if link is not None:
+        link.ready()
     start = time.perf_counter()
     tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
