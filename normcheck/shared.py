@@ -95,8 +95,17 @@ class DeviceMemory:
         from torch.multiprocessing.reductions import reduce_tensor
 
         rebuild, arguments = shared = reduce_tensor(self.buffer)  # type: ignore[no-untyped-call]
-        atexit.register(_release, inspect.signature(rebuild).bind(*arguments).arguments)
+        atexit.register(self._release, inspect.signature(rebuild).bind(*arguments).arguments)
         return pickle.dumps(shared).hex()
+
+    def _release(self, shared: Mapping[str, Any]) -> None:
+        """Free the buffer, and first the one reference to it that torch counts for all receivers.
+
+        Workers are killed, and never give it back; torch would complain on standard error.
+        """
+        counter = shared["ref_counter_handle"], shared["ref_counter_offset"]
+        torch.UntypedStorage._release_ipc_counter(*counter, device="cuda")  # type: ignore[no-untyped-call]
+        self.buffer.untyped_storage().resize_(0)
 
     def part(self, at: int, count: int) -> Tensor:
         """See ``Memory``."""
@@ -105,12 +114,6 @@ class DeviceMemory:
         if not count:
             return torch.empty(0, dtype=torch.uint8, device=self.buffer.device)
         return torch.as_tensor(_Bytes(self.buffer.data_ptr() + at, count), device=self.buffer.device)
-
-
-def _release(shared: Mapping[str, Any]) -> None:
-    """Take back the one reference that torch counts for all receivers: workers are killed, and never give it back."""
-    counter = shared["ref_counter_handle"], shared["ref_counter_offset"]
-    torch.UntypedStorage._release_ipc_counter(*counter, device=shared["storage_device"])  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

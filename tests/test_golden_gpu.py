@@ -55,6 +55,35 @@ def test_the_triton_mutants_were_killed_on_a_gpu(name: str) -> None:
             assert mutant.not_exercised
 
 
+KILLERS = {
+    "illegal_access": ("exception", "illegal memory access"),
+    "misaligned_address": ("exception", "misaligned address"),
+    "device_assert": ("exception", "device-side assert"),
+    "endless_kernel": ("timeout", "no result after timeout=6 s"),
+    "out_of_memory": ("exception", "OutOfMemoryError"),
+    "surfaces_later": ("exception", "illegal memory access"),
+    "wrong_device": ("missing", "y.device=cpu"),
+    "returns_early": ("not_repeatable", "still being written, by another stream"),
+}
+
+
+def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
+    """``normcheck verify --impl tests/gpu_killers.py --dtype fp32 --timeout 6 --max-examples 20 --workers 3``."""
+    run = json.loads((FOLDER / "gpu_killers.json").read_text(encoding="utf-8"))
+    assert run["exit_code"] == 1
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    cells = {v["implementation"]: v for v in run["verdicts"]}
+    assert set(cells) == {*KILLERS, "rmsnorm"}
+    assert (cells["rmsnorm"]["status"], cells["rmsnorm"]["cases"]) == ("pass", 20)
+    for name, (kind, message) in KILLERS.items():
+        failure = cells[name]["failure"]
+        assert (failure["kind"], failure["case"].split()[2]) == (kind, "M=1")
+        assert message in failure["message"]
+    # It is harmless in rows of up to 16: found in the second case, and not shrunk below 17.
+    assert cells["illegal_access"]["cases"] == 2
+    assert " N=17 " in cells["illegal_access"]["failure"]["case"]
+
+
 def test_every_triton_mutant_was_run_on_a_gpu() -> None:
     runs = [json.loads((FOLDER / f"{n}.json").read_text(encoding="utf-8")) for n in ("audit_triton", "audit_lock")]
     ran = {entry["id"] for run in runs for entry in run["mutants"]}
