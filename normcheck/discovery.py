@@ -21,6 +21,9 @@ from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
 from normcheck.reports.report import Report
 
+LONGEST_NAME = 200
+"""Characters of an implementation's name, which is in every report."""
+
 if TYPE_CHECKING:
     from normcheck.mutants.mutant import Mutant
 
@@ -152,8 +155,8 @@ def validated(item: object, spec: str) -> Implementation:
             f"impl={spec}: IMPLEMENTATIONS has {one_line(type(item).__name__, 120)}: expected Implementation(...)"
         )
     where = f"of {shown(item.name)} in impl={spec}"
-    if not isinstance(item.name, str) or not item.name:
-        raise UsageError(f"name {where}: expected text")
+    if not isinstance(item.name, str) or not 0 < len(item.name) <= LONGEST_NAME:
+        raise UsageError(f"name {where}: expected text of 1 to {LONGEST_NAME} characters")
     if not isinstance(item.op, str) or item.op not in ops():
         raise UsageError(f"op={shown(item.op)} {where}: expected {one_of(ops())}")
     if not callable(item.forward) or not (item.backward is None or callable(item.backward)):

@@ -7,9 +7,11 @@ from contextlib import suppress
 from normcheck import worker
 from normcheck.errors import NormcheckError
 from normcheck.kernels import interpreter
+from normcheck.seclusion import adopt_orphans
 
 __all__ = ["worker"]
 
+adopt_orphans()
 if interpreter.enabled():
     with suppress(NormcheckError):  # the worker that needs it says so
         interpreter.enable()

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import warnings
 from multiprocessing import forkserver, resource_tracker
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -36,6 +37,14 @@ def settle(output: int) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     faulthandler.enable(all_threads=False)
+
+
+def adopt_orphans() -> None:
+    """Make this process, the server, the parent of what its workers leave behind, so that it can be found and ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # It says so when a process ends that it has not started.
+        warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 
 def _end_with_parent() -> None:

@@ -15,6 +15,12 @@ def context() -> ForkServerContext:
     return made
 
 
+def pid() -> int | None:
+    """The server's process, None where it does not run."""
+    number = vars(forkserver._forkserver)["_forkserver_pid"]
+    return number if isinstance(number, int) else None
+
+
 def warm(*, interpreted: bool) -> None:
     """Start the server now, so that it imports torch while this process does; and, on a CPU, Triton's interpreter."""
     if interpreted:

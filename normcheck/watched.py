@@ -15,6 +15,7 @@ from pathlib import Path
 
 from normcheck.errors import Broken
 from normcheck.server import context
+from normcheck.server import pid as server_pid
 from normcheck.shared import HostMemory
 from normcheck.wire import Garbled, Inbox, Message, packed
 
@@ -46,6 +47,11 @@ class Worker:
         for source in (self._socket.fileno(), self._output, self._process.sentinel):
             self._poll.register(source, select.POLLIN)
         _alive.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """The process."""
+        return self._process.pid
 
     def ask(self, message: Message, seconds: float, what: str) -> Message:
         """The answer to a request. Raises Broken where there is none within ``seconds``; then the process is gone."""
@@ -131,10 +137,11 @@ class Worker:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.join(5)
+        _alive.discard(self)
+        _kill_orphans()
         self._socket.close()
         os.close(self._output)
         os.close(self.memory.fd)
-        _alive.discard(self)
 
 
 def _kill_descendants(root: int) -> None:
@@ -150,6 +157,18 @@ def _kill_descendants(root: int) -> None:
         if kin == {root}:
             return
         for pid in kin - {root}:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _kill_orphans() -> None:
+    """Kill what workers that have ended left behind: the server has adopted it."""
+    server, workers = server_pid(), {worker.pid for worker in _alive}
+    if server is None:
+        return
+    for pid, parent in _parents().items():
+        if parent == server and pid not in workers:
+            _kill_descendants(pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -241,6 +241,12 @@ def starts_a_program() -> None:
     subprocess.Popen(["sleep", "3600"], start_new_session=True)
 
 
+def starts_a_program_and_dies() -> None:
+    """The program is nobody's child before anybody can look."""
+    starts_a_program()
+    os.abort()
+
+
 # Cheats: something wrong, and a way to make it look right
 
 
@@ -455,6 +461,7 @@ IMPLEMENTATIONS = tuple(
         before(forks),
         before(forks_a_session),
         before(starts_a_program),
+        before(starts_a_program_and_dies),
         patches_allclose,
         patches_double,
         patches_normcheck,

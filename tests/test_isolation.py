@@ -99,6 +99,7 @@ CHANGE = dict.fromkeys(
     PASS,
 )
 SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_program"), PASS)
+SPAWN |= {"starts_a_program_and_dies": crash("SIGABRT")}
 CHEAT = {
     "patches_allclose": WRONG,
     "patches_double": WRONG,
