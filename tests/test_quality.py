@@ -66,12 +66,13 @@ def test_every_fault_is_found_and_shrinks(id: str, op: str, dtype: str) -> None:
 @pytest.mark.parametrize("make", sorted({i.name for i in CONTROLS}))
 @pytest.mark.parametrize("op", sorted(discovery.ops()))
 def test_no_correct_kernel_is_accused(make: str, op: str) -> None:
-    """16 makes x 4 ops x 3 dtypes x 60 cases: 11,520 cases."""
+    """Each make and op in one dtype, with seeds of their own. All dtypes are ``normcheck audit``'s, which CI runs too."""
     (implementation,) = (i for i in CONTROLS if i.name == make and i.op == op)
-    for dtype in implementation.dtypes:
-        verdict = verdict_of(implementation, dtype, cases=60, seed=sum(map(ord, make + op)))
-        assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)
-        assert verdict.cases == 60
+    number = sum(map(ord, make + op))
+    dtype = implementation.dtypes[number % len(implementation.dtypes)]
+    verdict = verdict_of(implementation, dtype, cases=60, seed=number)
+    assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)
+    assert verdict.cases == 60
 
 
 def test_a_fault_of_one_dtype_passes_in_another() -> None:
