@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
+from typing import TypeVar
 
 from normcheck import call
 from normcheck.alarm import TimeIsUp, alarm
@@ -18,6 +20,8 @@ from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
 from normcheck.table import table
 
+T = TypeVar("T")
+
 
 def why_not(cell: Cell, device: str) -> str:
     """Why nothing of this cell can run on ``device``, or an empty string."""
@@ -31,6 +35,12 @@ def run_case(
     cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None, depth: Depth = Depth.ROWS
 ) -> Result:
     """One case, under the plan's timeout; what supports() says first. ``depth``: what the probes are asked."""
+    work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth)
+    return attempted(cell, case, plan, work)
+
+
+def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | Result:
+    """``work``, which calls the implementation, where the case may run; a result that says why it did not end."""
     unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
     if unclaimed:
         return Result(case, table().model, refused=unclaimed)
@@ -42,7 +52,7 @@ def run_case(
             reason = call.supports(cell.implementation, case)
             if reason is not None:
                 return Result(case, table().model, refused=reason or "supports(case) gave no reason")
-            return check(cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth)
+            return work()
     except TimeIsUp:
         message = f"no result after timeout={plan.timeout:g} s"
         return Result(case, table().model, problems=(Problem("timeout", "", message),))

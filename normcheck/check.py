@@ -67,7 +67,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gradients:
+class Gradients:
     """The backward half of a result; ``end_to_end``: the gradients themselves."""
 
     checked: tuple[Checked, ...] = ()
@@ -194,7 +194,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
         own_gradients = call.autograd(returned, inputs, this.arena)
         second = this.second_ahead()
         checked, saved = judge_forward(this.judge, outputs)
-        gradients = _autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
+        gradients = autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
     else:
         if not op.clamped:  # there the reference's bits are wanted first
             call.begin_backward(case, this.given, outputs, this.arena)
@@ -243,9 +243,9 @@ def _wrong_values(this: _Call, inputs: Inputs, seen: Seen) -> list[str]:
     return [c.output for c in checked if not c.comparison.ratio <= 1]
 
 
-def _autograd_checks(
+def autograd_checks(
     judge: Judge, inputs: Inputs, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor], saved: Reference
-) -> _Gradients:
+) -> Gradients:
     """Gradients through y are end to end, and pass where the kernel's own bits are set, which cannot be replaced.
 
     A bit in doubt is taken from the bitmask that the kernel returned, if autograd agrees with it; otherwise, and at an
@@ -253,24 +253,25 @@ def _autograd_checks(
     """
     if not gradients:
         note = "no backward, and y does not carry autograd's graph: gradients not checked"
-        return _Gradients(not_returned=_gradient_names(inputs), notes=(note,))
+        return Gradients(not_returned=gradient_names(inputs), notes=(note,))
     usable, problems = usable_gradients(inputs, gradients)
     if saved.doubt is None or saved.bits is None or saved.ties is None or "bitmask" not in outputs:
         checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
-        return _Gradients(checked, problems, end_to_end=usable)
+        return Gradients(checked, problems, end_to_end=usable)
     returned = bits_of(outputs["bitmask"], judge.case)
     settled = replace(saved, bits=torch.where(saved.doubt, returned, saved.bits), doubt=saved.ties)
     checked = judge_gradients(judge, usable, settled, given=False, own_bits=True)
     if any(not c.comparison.ratio <= 1 for c in checked):
         checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
-    return _Gradients(checked, problems, end_to_end=usable)
+    return Gradients(checked, problems, end_to_end=usable)
 
 
-def _gradient_names(inputs: Inputs) -> tuple[str, ...]:
+def gradient_names(inputs: Inputs) -> tuple[str, ...]:
+    """The gradients that a backward owes: db only where there is a bias."""
     return GRADIENTS if inputs.bias is not None else GRADIENTS[:2]
 
 
-def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Reference) -> _Gradients:
+def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Reference) -> Gradients:
     """The implementation's own backward: fed with the reference's statistics (where it saves any), then with its own.
 
     The bitmask is the reference's both times, so that one bit in doubt does not spoil a gradient.
@@ -282,7 +283,7 @@ def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Referenc
     try:
         end_to_end = _backward(this, own)
         usable, problems = usable_gradients(given, end_to_end)
-        fed = _with_statistics(own, saved) if staged else {}
+        fed = with_statistics(own, saved) if staged else {}
         if staged:
             call.begin_backward(judge.case, given, fed, this.arena)
         checked = judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
@@ -292,8 +293,8 @@ def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Referenc
             checked = judge_gradients(judge, stage, saved, given=True, own_bits=own_bits) + checked
     except UnsupportedCase as refused:
         note = f"gradients not checked: {call.refusal(refused)}"
-        return _Gradients(not_returned=_gradient_names(given), notes=(note,))
-    found = _Gradients(checked, problems, end_to_end=usable, second=second)
+        return Gradients(not_returned=gradient_names(given), notes=(note,))
+    found = Gradients(checked, problems, end_to_end=usable, second=second)
     if all(c.comparison.ratio <= 1 for c in checked):
         return found
     return _reconsidered(this, own, saved, stage, found)
@@ -304,8 +305,8 @@ def _backward(this: _Call, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reconsidered(
-    this: _Call, own: Mapping[str, Tensor], saved: Reference, stage: Mapping[str, Tensor], found: _Gradients
-) -> _Gradients:
+    this: _Call, own: Mapping[str, Tensor], saved: Reference, stage: Mapping[str, Tensor], found: Gradients
+) -> Gradients:
     """A backward that does not read what it was given cannot be judged by it: then only end to end counts.
 
     Whether it reads is found by giving it something else: the same bits out mean that it does not.
@@ -333,7 +334,7 @@ def _same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return all(name in a and memory.same_bits(a[name].detach(), b[name].detach()) for name in b)
 
 
-def _with_statistics(own: Mapping[str, Tensor], saved: Reference) -> dict[str, Tensor]:
+def with_statistics(own: Mapping[str, Tensor], saved: Reference) -> dict[str, Tensor]:
     """``own`` with the reference's statistics, in the shapes in which the kernel returned its own."""
     fed = dict(own)
     for name, values in (("mean", saved.mean), ("rstd", saved.rstd)):

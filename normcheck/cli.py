@@ -155,6 +155,73 @@ def tolerances() -> None:
     typer.echo(files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8"), nl=False)
 
 
+golden = typer.Typer(
+    help="Recorded outputs, judged again on any machine, without the library that made them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(golden, name="golden")
+
+
+@golden.command(name="record")
+def golden_record(
+    out: Annotated[str, typer.Option("--out", help="New folder for the record; its parent has to exist.")],
+    op: Op = None,
+    impl: Impl = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    timeout: Timeout = 120.0,
+    isolation: Isolation = True,
+) -> None:
+    """Run a fixed list of small cases on what is here and keep the outputs.
+
+    Exit code: 0 recorded, and all of it holds; 1 recorded, and some of it does not hold; 2 wrong command line, or
+    --out exists; 3 normcheck itself failed; 5 nothing ran and nothing was written.
+    """
+    _warm(device, isolation)
+    from normcheck.golden.commands import record
+    from normcheck.request import Request
+
+    request = Request(
+        ops=tuple(op or ()),
+        impls=tuple(impl or ()),
+        dtypes=tuple(dtype or ()),
+        device=device,
+        timeout=timeout,
+        isolation=isolation,
+    )
+    raise typer.Exit(record(request, out, tuple(sys.argv[1:])))
+
+
+@golden.command(name="verify")
+def golden_verify(
+    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders that golden record wrote.")],
+) -> None:
+    """Judge recorded outputs again, with the bounds of today.
+
+    Exit code: 0 all of them hold; 1 some do not; 2 a folder is no record, or was changed; 3 normcheck itself failed; 5
+    nothing was checked.
+    """
+    from normcheck.golden.commands import verify
+
+    raise typer.Exit(verify(folders, tuple(sys.argv[1:])))
+
+
+@golden.command(name="diff")
+def golden_diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A folder that golden record wrote.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another, of the same implementations.")],
+) -> None:
+    """What moved between two records, by output, in ulps.
+
+    Exit code: 0 the same bits; 1 something moved, or is in one of them only; 2 a folder is no record, or was changed;
+    3 normcheck itself failed; 5 they have no case in common.
+    """
+    from normcheck.golden.commands import diff
+
+    raise typer.Exit(diff(a, b))
+
+
 def _version(value: bool) -> None:
     if value:
         from normcheck import __version__

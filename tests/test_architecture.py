@@ -31,6 +31,9 @@ FORBIDDEN = {
     "impls/*.py": (*JUDGES, "normcheck.reports"),
     "kernels/*.py": (*JUDGES, "normcheck.reports", "normcheck.impls"),
     "mutants/*.py": (*JUDGES, "normcheck.reports"),
+    "golden/*.py": ("pickle", "normcheck.impls", "normcheck.kernels", "normcheck.mutants", "torch.load"),
+    "golden/outcome.py": ("torch", *JUDGES),
+    "golden/judging.py": (*LIBRARIES, "normcheck.call", "normcheck.attempt"),
     "reference.py": LIBRARIES,
     "tolerance.py": LIBRARIES,
     "bitmask.py": LIBRARIES,
@@ -72,7 +75,13 @@ def test_imports_point_one_way(pattern: str) -> None:
 
 
 def test_reports_read_results_only() -> None:
-    allowed = ("normcheck.result", "normcheck.score", "normcheck.reports", "normcheck.errors")
+    allowed = (
+        "normcheck.result",
+        "normcheck.score",
+        "normcheck.golden.outcome",
+        "normcheck.reports",
+        "normcheck.errors",
+    )
     for name, tree in TREES.items():
         if name.startswith("reports/"):
             own = {i for i in imported(tree) if below(i, "normcheck") or below(i, "torch")}

@@ -9,7 +9,10 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_every_golden_file_has_its_checksum() -> None:
-    """``cd golden && sha256sum gpu/* reports/* inputs.json > SHA256SUMS`` after a file was recorded anew."""
+    """After a file was recorded anew, in golden/:
+
+    find . -type f ! -name SHA256SUMS | sed 's#^./##' | sort | xargs sha256sum > SHA256SUMS
+    """
     lines = (GOLDEN / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     promised = {name: digest for digest, name in (line.split() for line in lines)}
     files = {str(p.relative_to(GOLDEN)): p for p in GOLDEN.rglob("*") if p.is_file() and p.name != "SHA256SUMS"}

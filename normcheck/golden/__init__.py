@@ -1,0 +1,1 @@
+"""Golden records: what an implementation returned on a machine that had it, kept, and judged again on any other."""

@@ -1,0 +1,150 @@
+"""Two records of the same thing: what moved between versions or devices, by output, in ulps."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from normcheck import discovery
+from normcheck.bitmask import unpack
+from normcheck.errors import UsageError
+from normcheck.golden.outcome import CellChange, Difference, Moved
+from normcheck.golden.recorded import BITMASK, FED, GIVEN, Record, Recorded
+from normcheck.golden.store import read
+from normcheck.memory import differing
+
+CellName = tuple[str, str, str]
+_ORDER = ("mean", "rstd", "y", BITMASK, "dx", "dw", "db", GIVEN + "dx", GIVEN + "dw", GIVEN + "db")
+_BITS = {torch.float16: (torch.int16, 15), torch.bfloat16: (torch.int16, 15), torch.float32: (torch.int32, 31)}
+
+
+def difference(a: str, b: str) -> Difference:
+    """What moved from the record in folder ``a`` to that in ``b``. Raises UsageError where one cannot be read."""
+    return difference_of((read(Path(a)), read(Path(b))), (a, b))
+
+
+def difference_of(records: tuple[Record, Record], folders: tuple[str, str]) -> Difference:
+    """What moved from the first record to the second."""
+    before, after = ({entry.key: entry for entry in record.entries} for record in records)
+    pairs: dict[CellName, list[tuple[Recorded, Recorded]]] = {}
+    for key, entry in before.items():
+        if key in after:
+            pairs.setdefault(_cell(entry), []).append((entry, after[key]))
+    order = list(discovery.ops())
+    cells = [_change(name, both) for name, both in pairs.items()]
+    return Difference(
+        folders=folders,
+        facts=_facts(*records),
+        cells=tuple(sorted(cells, key=lambda cell: order.index(cell.op))),
+        only=(_only(before, after), _only(after, before)),
+    )
+
+
+def _cell(entry: Recorded) -> CellName:
+    return entry.case.op, entry.implementation, entry.case.dtype
+
+
+def _only(own: Mapping[tuple[str, str], Recorded], other: Mapping[tuple[str, str], Recorded]) -> dict[CellName, int]:
+    return dict(Counter(_cell(entry) for key, entry in own.items() if key not in other))
+
+
+def _facts(before: Record, after: Record) -> dict[str, tuple[str, str]]:
+    names = dict.fromkeys((*before.environment, *after.environment))
+    pairs = {name: (before.environment.get(name, ""), after.environment.get(name, "")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+@dataclass
+class _Sum:
+    """One output of a cell, summed up case by case."""
+
+    elements: int = 0
+    total: int = 0
+    cases: int = 0
+    ulps: float = -1.0
+    case: str = ""
+
+
+def _change(name: CellName, pairs: list[tuple[Recorded, Recorded]]) -> CellChange:
+    sums: dict[str, _Sum] = {}
+    notes: dict[str, None] = {}
+    for before, after in pairs:
+        if before.inputs != after.inputs:
+            raise UsageError(f"case={str(before.case)!r}: the two records have other inputs; expected the same bits")
+        notes.update(dict.fromkeys(_notes(before, after)))
+        for output in _ORDER:
+            if output in before.tensors and output in after.tensors:
+                one = sums.setdefault(output, _Sum())
+                elements, total, ulps = _moved(output, before.tensors[output], after.tensors[output], before.case.N)
+                one.elements, one.total, one.cases = (
+                    one.elements + elements,
+                    one.total + total,
+                    one.cases + bool(elements),
+                )
+                if elements and ulps > one.ulps:
+                    one.ulps, one.case = ulps, str(before.case)
+    op, implementation, dtype = name
+    return CellChange(
+        op=op,
+        implementation=implementation,
+        dtype=dtype,
+        cases=len(pairs),
+        same=sum(one.total - one.elements for one in sums.values()),
+        moved=tuple(
+            Moved(
+                output=output,
+                elements=one.elements,
+                total=one.total,
+                cases=one.cases,
+                ulps=None if output == BITMASK else one.ulps,
+                case=one.case,
+            )
+            for output in _ORDER
+            if output in sums and (one := sums[output]).elements
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _notes(before: Recorded, after: Recorded) -> Iterator[str]:
+    """What is not a matter of values: a refusal, a problem, an output, a declaration that only one of them has."""
+    for name in ("refused", "gradients_refused"):
+        was, now = getattr(before, name), getattr(after, name)
+        if bool(was) != bool(now):
+            yield f"{name.replace('_', ' ')} only in the {'first' if was else 'second'}: {was or now}"
+    outputs = [{n for n in entry.tensors if not n.startswith((GIVEN, FED))} for entry in (before, after)]
+    if not (before.refused or after.refused):
+        for name in sorted(outputs[0] ^ outputs[1]):
+            yield f"{name} only in the {'first' if name in outputs[0] else 'second'}"
+    for name in ("declared", "reads", "backward", "problems"):
+        if getattr(before, name) != getattr(after, name) and not (before.refused or after.refused):
+            yield f"{name} is not the same"
+
+
+def _moved(output: str, before: Tensor, after: Tensor, n: int) -> tuple[int, int, float]:
+    """(elements that are not the same, elements, the largest distance in ulps); of a bitmask every bit is one."""
+    if output == BITMASK:
+        bits = [t if t.dtype == torch.bool else unpack(t, n) for t in (before, after)]
+        return int((bits[0] != bits[1]).sum()), bits[0].numel(), 1.0
+    changed = differing(before, after)
+    count = int(changed.sum())
+    if not count:
+        return 0, before.numel(), 0.0
+    distance = (_ordered(before) - _ordered(after)).abs()
+    ulps = float(distance[changed].max())
+    nan = torch.isnan(before) | torch.isnan(after)
+    return count, before.numel(), math.inf if bool((changed & nan).any()) else ulps
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """int64 in which neighbouring numbers of the dtype differ by 1; both zeros are 0."""
+    integer, shift = _BITS[values.dtype]
+    bits = values.contiguous().view(integer).long()
+    size = bits & ((1 << shift) - 1)
+    return torch.where(bits < 0, -size, size)

@@ -1,0 +1,162 @@
+"""Recording: the fixed cases on what is here, called as ``verify`` calls it, with all kept that judging needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from normcheck import call, memory
+from normcheck.attempt import attempted, why_not
+from normcheck.case import Case
+from normcheck.check import Result, model_of, with_statistics
+from normcheck.environment import environment
+from normcheck.errors import Broken, UnsupportedCase
+from normcheck.golden.cases import cases
+from normcheck.golden.recorded import (
+    AUTOGRAD,
+    BITMASK,
+    FED,
+    GIVEN,
+    OWN,
+    STATISTICS,
+    Record,
+    Recorded,
+    Skipped,
+    digests,
+    geometries,
+)
+from normcheck.inputs import Inputs, make
+from normcheck.judge import judge_forward, judge_of
+from normcheck.memory import Surroundings
+from normcheck.observe import with_bits
+from normcheck.outputs import Problem, usable_gradients, usable_outputs
+from normcheck.plan import Cell, Plan
+
+Progress = Callable[[int, Cell], None]
+"""Called before a cell with its number."""
+
+
+def recorded_plan(plan: Plan, progress: Progress) -> Record:
+    """Run the fixed cases of every cell of ``plan``. Never raises for what an implementation does."""
+    entries: list[Recorded] = []
+    skipped: list[Skipped] = []
+    for number, cell in enumerate(plan.cells):
+        progress(number, cell)
+        reason = why_not(cell, plan.device)
+        if reason:
+            name = cell.implementation.name
+            skipped.append(Skipped(op=cell.op.name, implementation=name, dtype=cell.dtype, reason=reason))
+        else:
+            entries += _cell(cell, plan)
+    return Record(
+        device=plan.device, environment=environment(plan.device), entries=tuple(entries), skipped=tuple(skipped)
+    )
+
+
+def _cell(cell: Cell, plan: Plan) -> Iterator[Recorded]:
+    link = call.link_of(cell.implementation)
+    try:
+        with call.poisoned_memory():
+            for case in cases(cell.op, cell.implementation, cell.dtype):
+                yield recorded_case(cell, case, plan)
+    finally:
+        if link is not None:
+            link.close()
+
+
+def recorded_case(cell: Cell, case: Case, plan: Plan) -> Recorded:
+    """One case, under the plan's timeout. What broke is in its problems, why it did not run in ``refused``."""
+    found = attempted(cell, case, plan, partial(_observed, cell, case, plan.device))
+    if isinstance(found, Result):
+        pristine = make(case, cell.op, "cpu")
+        return replace(_empty(cell, case, pristine), refused=found.refused, problems=found.problems)
+    return found
+
+
+def _empty(cell: Cell, case: Case, inputs: Inputs) -> Recorded:
+    backward = AUTOGRAD if cell.implementation.backward is None else OWN
+    return Recorded(implementation=cell.implementation.name, case=case, backward=backward, inputs=digests(inputs))
+
+
+def _observed(cell: Cell, case: Case, device: str) -> Recorded:
+    """Forward, and every way in which its backward is judged. Raises Broken where there is nothing to judge."""
+    implementation = cell.implementation
+    pristine = make(case, cell.op, device)
+    given = pristine.each(lambda t: memory.copy(t, memory.NAN))
+    empty = replace(_empty(cell, case, pristine), declared=dict(call.model(implementation, case)))
+    inputs = call.differentiable(given) if implementation.backward is None else given
+    arena = call.surrounded(implementation, Surroundings())
+    try:
+        returned = call.forward(implementation, case, inputs, arena)
+    except UnsupportedCase as refused:
+        return replace(empty, refused=call.refusal(refused))
+    outputs, problems = usable_outputs(cell.op, case, pristine, returned)
+    found = replace(empty, tensors=_kept(cell, case, outputs), problems=problems)
+    if "y" not in outputs:
+        return found
+    if implementation.backward is not None:
+        return _with_backward(found, cell, pristine, given, outputs, arena)
+    try:
+        usable, problems = usable_gradients(given, call.autograd(returned, inputs, arena))
+    except Broken as broken:
+        return replace(found, problems=(*found.problems, _problem(broken)))
+    tensors = {**found.tensors, **_kept(cell, case, usable)}
+    if not usable and all(p.kind == "missing" for p in problems):
+        return replace(found, gradients_refused="y does not carry autograd's graph")
+    return replace(found, tensors=tensors, problems=(*found.problems, *problems))
+
+
+def _with_backward(
+    found: Recorded, cell: Cell, pristine: Inputs, given: Inputs, outputs: Mapping[str, Tensor], arena: call.Surrounded
+) -> Recorded:
+    """``found`` with the gradients of its own backward: end to end, and given the reference's statistics.
+
+    The bitmask is the reference's each time. What backward reads is found by giving it something else.
+    """
+    op, case, implementation = cell.op, found.case, cell.implementation
+    judge = judge_of(op, case, pristine, model_of(implementation, case, pristine.x.device.type), {})
+    saved = judge_forward(judge, outputs)[1]
+    own = with_bits(outputs, saved.bits)
+    tensors, reads = dict(found.tensors), []
+
+    def backward(fed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
+        gradients, problems = usable_gradients(given, call.backward(implementation, case, given, fed, arena))
+        return _kept(cell, case, gradients), problems
+
+    try:
+        gradients, problems = backward(own)
+        if all(name in outputs for name in op.statistics):
+            shifted = {name: own[name] * 1.5 + 0.25 for name in op.statistics}
+            if not _same(backward({**own, **shifted})[0], gradients):
+                reads.append(STATISTICS)
+                fed = with_statistics(own, saved)
+                tensors |= {GIVEN + name: t for name, t in backward(fed)[0].items()}
+                tensors |= {FED + name: fed[name].detach().cpu().reshape(-1) for name in op.statistics}
+        if BITMASK in own and not _same(backward({**own, BITMASK: ~own[BITMASK]})[0], gradients):
+            reads.append(BITMASK)
+    except UnsupportedCase as refused:
+        return replace(found, gradients_refused=call.refusal(refused))
+    except Broken as broken:
+        return replace(found, problems=(*found.problems, _problem(broken)))
+    return replace(found, tensors={**tensors, **gradients}, reads=tuple(reads), problems=(*found.problems, *problems))
+
+
+def _kept(cell: Cell, case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU in the geometry in which they are kept: any leading dimensions as one."""
+    allowed = geometries(cell.op, case)
+    kept = {}
+    for name, tensor in tensors.items():
+        shape = next(shape for dtype, shape in allowed[name] if dtype == tensor.dtype)
+        kept[name] = tensor.detach().cpu().reshape(shape).clone()
+    return kept
+
+
+def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return all(name in a and memory.same_bits(a[name], b[name]) for name in b)
+
+
+def _problem(broken: Broken) -> Problem:
+    return Problem(broken.kind, broken.output, broken.message)
