@@ -31,7 +31,7 @@ def run_case(
     cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None, depth: Depth = Depth.ROWS
 ) -> Result:
     """One case, under the plan's timeout; what supports() says first. ``depth``: what the probes are asked."""
-    unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
+    unclaimed = _unclaimed(cell, case) or too_large(case, plan.device)
     if unclaimed:
         return Result(case, table().model, refused=unclaimed)
     link = call.link_of(cell.implementation)
@@ -66,7 +66,7 @@ def _unclaimed(cell: Cell, case: Case) -> str:
     return ""
 
 
-def _too_large(case: Case, device: str) -> str:
+def too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit: a case line may ask for anything."""
     strided = {"contiguous": 0, "strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
     rows = max(case.M, 1)  # without rows there are still weights, bands as long as a row, and a gap

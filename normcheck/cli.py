@@ -130,6 +130,48 @@ def audit(
 
 
 @app.command()
+def bench(
+    op: Op = None,
+    impl: Impl = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: bf16.")
+    ] = None,
+    suite: Annotated[
+        str, typer.Option("--suite", help="triton-tutorial or pytorch-layernorm-backward: their shapes and bytes.")
+    ] = "",
+    sizes: Annotated[list[str] | None, typer.Option("--sizes", help="M,N such as 4096,1024; may repeat.")] = None,
+    device: Device = "auto",
+    report: Annotated[
+        list[str] | None, typer.Option("--report", help="csv:PATH, json:PATH or png:PATH; - is standard output.")
+    ] = None,
+    time_budget: Annotated[
+        float | None, typer.Option("--time-budget", help="Seconds after which nothing new is begun.")
+    ] = None,
+    timeout: Timeout = 120.0,
+) -> None:
+    """GB/s of forward and backward, beside a copy of the same bytes; only of what passes at that very shape.
+
+    Exit code: 0 measured; 1 a finding, which gets no number; 2 wrong command line; 3 normcheck itself failed; 5 nothing
+    was measured; 130 interrupted.
+    """
+    from normcheck.bench import bench as run_bench
+    from normcheck.bench_plan import BenchRequest
+
+    request = BenchRequest(
+        ops=tuple(op or ()),
+        impls=tuple(impl or ()),
+        dtypes=tuple(dtype or ()),
+        suite=suite,
+        sizes=tuple(sizes or ()),
+        device=device,
+        time_budget=time_budget,
+        timeout=timeout,
+        reports=tuple(report or ()),
+    )
+    raise typer.Exit(run_bench(request, tuple(sys.argv[1:])))
+
+
+@app.command()
 def repro(
     implementation: Annotated[str, typer.Argument(help="As for --impl.")],
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],

@@ -38,6 +38,7 @@ FORBIDDEN = {
     "call.py": (*JUDGES, *LIBRARIES),
     "result.py": ("torch", "normcheck"),
     "score.py": ("torch", "normcheck"),
+    "speed.py": ("torch",),
     "case.py": ("torch", *JUDGES),
     "[!_]*.py": ("normcheck.cli",),
     "*/*.py": ("normcheck.cli",),
@@ -72,7 +73,7 @@ def test_imports_point_one_way(pattern: str) -> None:
 
 
 def test_reports_read_results_only() -> None:
-    allowed = ("normcheck.result", "normcheck.score", "normcheck.reports", "normcheck.errors")
+    allowed = ("normcheck.result", "normcheck.score", "normcheck.speed", "normcheck.reports", "normcheck.errors")
     for name, tree in TREES.items():
         if name.startswith("reports/"):
             own = {i for i in imported(tree) if below(i, "normcheck") or below(i, "torch")}
