@@ -36,8 +36,8 @@ _STORE_DX = "tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
 _FULL_TILES = "mask=mask & (rows < M // ROWS * ROWS)[:, None])"
 _PARTS = "torch.empty((groups, N)"
 _GROUPS_OF_4 = Lines(
-    old="t = tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n"
-    "    per_group = group_rows(M, t.rows)",
+    old="t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES)\n"
+    "    per_group = group_rows(M, t.rows, t.groups)",
     new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n    per_group = t.rows",
 )
 """No fault: tiles and groups of 4 rows or fewer, so that a few rows are several groups."""
@@ -297,7 +297,10 @@ MUTANTS = (
         source="BobMcDear/attorch#18",
         backward=(
             _GROUPS_OF_4,
-            Lines(old="_sum_groups(parts[name], out)", new="_sum_groups(parts[name][: M // per_group], out)"),
+            Lines(
+                old="_sum_groups(parts, sums)",
+                new="_sum_groups({name: rows[: M // per_group] for name, rows in parts.items()}, sums)",
+            ),
         ),
         outputs=("dw", "db"),
         when=_GROUPS,
@@ -336,7 +339,8 @@ MUTANTS = (
                 new="before = tl.load(out_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n"
                 "    tl.store(out_ptr + cols, before + tl.sum(total, axis=0), mask=cols < N)",
             ),
-            Lines(old=", ROWS=t.rows, BLOCK=t.block, num_warps=t.warps)", new=", ROWS=t.rows, BLOCK=t.block)"),
+            Lines(old="ROWS=t.rows, BLOCK=t.block, num_warps=t.warps", new="ROWS=t.rows, BLOCK=t.block"),
+            Lines(old="torch.empty_like if M else torch.zeros_like", new="torch.zeros_like"),
         ),
         outputs=("dw", "db"),
         kinds=(*VALUES, "not_repeatable"),
@@ -394,7 +398,7 @@ MUTANTS = (
         forward=(
             Lines(old=_ROWS, new=_ROWS.replace("program_id(0)", "program_id(1)")),
             Lines(old="[(triton.cdiv(M, t.rows),)]", new="[(1, M)]"),
-            Lines(old="ROWS=t.rows", new="ROWS=1"),
+            Lines(old="ROWS=t.rows", new="ROWS=1", times=2),
         ),
         outputs=_ALL,
         kinds=(*_UNWRITTEN, "exception", "crash"),
