@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from normcheck.attempt import why_not
-from normcheck.bench_calls import copy_times, forget_compiled, graphs_stay, times_of
+from normcheck.bench_calls import copy_times, graphs_stay, times_of
 from normcheck.bench_cases import Verified, case_of, verify
 from normcheck.bench_plan import BenchRequest, cells_of, suite_for
 from normcheck.bench_suites import Suite
@@ -104,8 +104,6 @@ def _measured(
                 where = f"{point.op} {point.dtype} M={point.M} N={point.N} {cell.implementation.name}"
                 show(f"[{number}/{len(jobs)}] {where}")
                 speeds += _speeds(run, point, cell)
-                if number == len(jobs) or jobs[number][0] != point:
-                    forget_compiled()
     except KeyboardInterrupt:
         return speeds, False
     finally:

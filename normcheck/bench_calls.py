@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -89,12 +88,3 @@ def graphs_stay() -> Iterator[None]:
         yield
     finally:
         functorch.donated_buffer = before
-
-
-def forget_compiled() -> None:
-    """Let torch.compile, where it was used, compile for the next point alone, as PyTorch's own benchmark has it do.
-
-    Otherwise it would take the shapes that follow for dynamic, or give up compiling after eight of them.
-    """
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()

@@ -44,12 +44,12 @@ def progress(console: Console) -> Callable[[str], None]:
 
 
 def _put_table(console: Console, table: Sequence[Speed]) -> None:
-    """GB/s: a line per size, a column per implementation; as many tables as their columns need."""
+    """GB/s: a line per size, a column per implementation that ran at all; as many tables as their columns need."""
     first = table[0]
     point = first.point
     weight = "" if point.weight_dtype == "same" else f", {point.weight_dtype} weight"
     bias = "" if point.bias else ", no bias"
-    names = list(dict.fromkeys(speed.implementation for speed in table))
+    names = list(dict.fromkeys(speed.implementation for speed in table if speed.status != SKIP))
     widths = {name: max(len(short(name, 24)), 6) + 2 for name in (COPY, *names)}
     words = f"{point.op} {first.direction}, {point.dtype}{weight}{bias}: GB/s"
     for part in _parts(names, widths, console.width - SIZE - widths[COPY]):
