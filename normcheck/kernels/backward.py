@@ -168,11 +168,11 @@ def backward(
     )  # fmt: skip
     if groups > 1:
         for name, out in sums.items():
-            _sum_groups(parts[name], out)
+            sum_groups(parts[name], out)
     return {"dx": dx, **sums}
 
 
-def _sum_groups(parts: Tensor, out: Tensor) -> None:
+def sum_groups(parts: Tensor, out: Tensor) -> None:
     """Sum parts (groups, N) fp32 over the groups into out (N,), in a fixed order."""
     groups, N = parts.shape
     columns = 64 if parts.is_cuda else MAX_BLOCK  # on a GPU narrow blocks: all of it should take part
