@@ -17,8 +17,7 @@ def show(stream: TextIO) -> None:
     stream.write(f"implementations, on {device}\n")
     width = max(map(len, discovery.implementations()))
     for name, found in discovery.implementations().items():
-        for implementation in found:
-            stream.write(f"  {name:<{width}} {implementation.op:<24} {_state(implementation, device)}\n")
+        stream.writelines(f"  {name:<{width}} {i.op:<24} {_state(i, device)}\n" for i in found)
     stream.write("reports\n")
     stream.writelines(f"  {report.name:<24} {report.summary}\n" for report in discovery.reports().values())
 

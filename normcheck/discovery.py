@@ -50,8 +50,7 @@ def implementations() -> dict[str, tuple[Implementation, ...]]:
 
 
 def by_default(device: str, op_names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """What is checked on ``device`` where no implementation is named: name -> its ops, of those asked for (empty: all).
-    """
+    """What is checked on ``device`` where no implementation is named: name -> its ops, of ``op_names`` (empty: all)."""
     chosen = {
         name: tuple(i.op for i in found if device in i.by_default and (not op_names or i.op in op_names))
         for name, found in implementations().items()

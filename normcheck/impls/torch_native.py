@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from normcheck.case import Case
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation, Outputs
+from normcheck.impls._optional import no_bias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,11 +55,6 @@ def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Tensor:
 def _require_one_dtype(x: Tensor, weight: Tensor) -> None:
     if x.is_cuda and x.dtype != weight.dtype:
         raise UnsupportedCase(f"torch's norms on a GPU take no {weight.dtype} weight beside x in {x.dtype}")
-
-
-def no_bias(case: Case) -> str | None:
-    """Why a norm without a bias cannot run a case."""
-    return "takes no bias" if case.bias else None
 
 
 def _model(case: Case) -> Mapping[str, Any]:
