@@ -167,7 +167,7 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
 
 
 def _checked(this: _Call) -> tuple[Result, Reference | None]:
-    """Everything judged; and what the reference would save, None where there is no y to judge."""
+    """Everything judged; and what the reference would save, None where there is nothing to call once more."""
     implementation, op, case = this.implementation, this.op, this.case
     inputs = call.differentiable(this.given) if implementation.backward is None else this.given
     returned = call.forward(implementation, case, inputs, this.arena)
@@ -179,8 +179,12 @@ def _checked(this: _Call) -> tuple[Result, Reference | None]:
         return Result(case, this.model, (), problems, missing, notes=notes), None
     own_gradients = call.autograd(returned, inputs, this.arena) if implementation.backward is None else {}
     checked, saved = judge_forward(this.judge, outputs)
+    unusable = bool(problems) and implementation.backward is not None
     if implementation.backward is None:
         gradients = _autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
+    elif unusable:  # a backward that is fed with what is wrong, or not fed, says nothing about itself
+        names = ", ".join(problem.output for problem in problems)
+        gradients = _Gradients(notes=(f"gradients not checked: {names} cannot be used as forward returned it",))
     else:
         gradients = _backward_checks(this, outputs, saved)
     checked += gradients.checked
@@ -196,7 +200,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None]:
         notes=notes + gradients.notes,
         seen=seen,
     )
-    return result, saved
+    return result, None if unusable else saved
 
 
 def _probed(this: _Call, result: Result, saved: Reference, *, rows: bool) -> Probed:

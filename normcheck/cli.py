@@ -23,7 +23,7 @@ app = typer.Typer(
 Op = Annotated[list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.")]
 Impl = Annotated[
     list[str] | None,
-    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: all known."),
+    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: see list."),
 ]
 Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]

@@ -148,11 +148,11 @@ def _cells(request: Request, device: str) -> tuple[Cell, ...]:
     op_names = tuple(dict.fromkeys(request.ops))
     dtypes = tuple(dict.fromkeys(request.dtypes)) or DTYPES
     isolation = True if request.workers > 1 else request.isolation
-    specs = tuple(dict.fromkeys(request.impls)) or tuple(discovery.implementations())
+    asked = dict.fromkeys(request.impls, op_names) or discovery.by_default(device, op_names)
     cells = [
         Cell(discovery.ops()[implementation.op], implementation, dtype, spec)
-        for spec in specs
-        for implementation in selected(spec, op_names, device, request.timeout, isolation=isolation)
+        for spec, ops in asked.items()
+        for implementation in selected(spec, ops, device, request.timeout, isolation=isolation)
         for dtype in dtypes
     ]
     order = list(discovery.ops())

@@ -203,11 +203,11 @@ def backward(
         dy.stride(0), x.stride(0), M, N, per_group, STAGES=t.stages, AGAIN=t.again and t.block >= N, **shared,
     )  # fmt: skip
     if groups > 1:
-        _sum_groups(parts, sums)
+        sum_groups(parts, sums)
     return {"dx": dx, **sums}
 
 
-def _sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
     """Sum parts (groups, N) fp32 of dw, and of db if there is one, over the groups into sums (N,), in a fixed order."""
     dw = parts["dw"]
     groups, N = dw.shape
