@@ -170,6 +170,13 @@ def test_a_wrong_kernel_gets_its_finding_and_no_number(run: Callable[..., tuple[
     assert out.splitlines()[-1].startswith("FAIL  2 of 4 speeds measured, 2 without a number")
 
 
+def test_findings_alike_are_told_once(run: Callable[..., tuple[int, str, str]], kernels: str) -> None:
+    sizes = ("--sizes", "4,32", "--sizes", "4,40", "--sizes", "4,48")
+    code, out, speeds = measured(run, "--impl", f"{kernels}:wrong", "--op", "layernorm", *sizes)
+    assert code == 1 and {s["status"] for s in speeds} == {"fail"} and all(s["failure"] for s in speeds)
+    assert out.count("y is wrong") == 1 and "The same kind of finding at 4 x 40, 4 x 48." in out
+
+
 @pytest.mark.parametrize(
     ("name", "code", "statuses", "words"),
     [

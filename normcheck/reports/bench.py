@@ -107,15 +107,21 @@ def _shares(table: Sequence[Speed], names: list[str], widths: dict[str, int]) ->
 
 
 def _put_findings(console: Console, bench: Bench) -> None:
-    """Each finding once: both directions of a point have the same."""
-    seen = set()
+    """One finding of each kind: the first, in full, and where else there is one like it."""
+    alike: dict[tuple[str, ...], list[Speed]] = {}
     for speed in bench.with_status(FAIL):
-        key = (speed.implementation, speed.failure)
-        if speed.failure is not None and key not in seen:
-            seen.add(key)
-            cell = f"{short(speed.point.op)} {short(speed.implementation)} {short(speed.point.dtype)}"
-            put_failure(console, cell, speed.failure)
-            put(console, "")
+        if speed.failure is not None:
+            key = (speed.point.op, speed.implementation, speed.point.dtype, speed.failure.kind, speed.failure.output)
+            alike.setdefault(key, []).append(speed)
+    for own in alike.values():
+        first = own[0]
+        assert first.failure is not None
+        cell = f"{short(first.point.op)} {short(first.implementation)} {short(first.point.dtype)}"
+        put_failure(console, cell, first.failure)
+        elsewhere = [s for s in own if _size(s) != _size(first)]
+        if elsewhere:
+            put(console, f"The same kind of finding at {_sizes(elsewhere)}.", hang=2)
+        put(console, "")
 
 
 def _put_reasons(console: Console, title: str, speeds: Iterable[Speed], reason_of: Callable[[Speed], str]) -> None:
