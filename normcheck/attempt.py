@@ -41,7 +41,7 @@ def run_case(
 
 def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | Result:
     """``work``, which calls the implementation, where the case may run; a result that says why it did not end."""
-    unclaimed = _unclaimed(cell, case) or _too_large(case, plan.device)
+    unclaimed = _unclaimed(cell, case) or too_large(case, plan.device)
     if unclaimed:
         return Result(case, table().model, refused=unclaimed)
     link = call.link_of(cell.implementation)
@@ -76,7 +76,7 @@ def _unclaimed(cell: Cell, case: Case) -> str:
     return ""
 
 
-def _too_large(case: Case, device: str) -> str:
+def too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit: a case line may ask for anything."""
     strided = {"contiguous": 0, "strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
     rows = max(case.M, 1)  # without rows there are still weights, bands as long as a row, and a gap

@@ -180,7 +180,7 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
 
 
 def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
-    """Everything judged; what the reference would save, None where there is no y to judge; and the second run."""
+    """Everything judged; what the reference would save, None where there is nothing to call once more; the second run."""
     implementation, op, case = this.implementation, this.op, this.case
     inputs = call.differentiable(this.given) if implementation.backward is None else this.given
     returned = call.forward(implementation, case, inputs, this.arena)
@@ -190,11 +190,17 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
         return Result(case, this.model, (), problems, missing, notes=notes), None, None
+    unusable = bool(problems) and implementation.backward is not None
+    second = None
     if implementation.backward is None:
         own_gradients = call.autograd(returned, inputs, this.arena)
         second = this.second_ahead()
         checked, saved = judge_forward(this.judge, outputs)
         gradients = autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
+    elif unusable:  # a backward that is fed with what is wrong, or not fed, says nothing about itself
+        checked, saved = judge_forward(this.judge, outputs)
+        names = ", ".join(problem.output for problem in problems)
+        gradients = Gradients(notes=(f"gradients not checked: {names} cannot be used as forward returned it",))
     else:
         if not op.clamped:  # there the reference's bits are wanted first
             call.begin_backward(case, this.given, outputs, this.arena)
@@ -214,7 +220,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
         notes=notes + gradients.notes,
         seen=seen,
     )
-    return result, saved, second
+    return result, None if unusable else saved, second
 
 
 def _probed(this: _Call, result: Result, saved: Reference, second: Begun | None, *, rows: bool) -> Probed:

@@ -23,7 +23,7 @@ app = typer.Typer(
 Op = Annotated[list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.")]
 Impl = Annotated[
     list[str] | None,
-    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: all known."),
+    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: see list."),
 ]
 Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
@@ -122,6 +122,48 @@ def audit(
         reports=tuple(report or ()),
     )
     raise typer.Exit(run_audit(request, tuple(sys.argv[1:])))
+
+
+@app.command()
+def bench(
+    op: Op = None,
+    impl: Impl = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: bf16.")
+    ] = None,
+    suite: Annotated[
+        str, typer.Option("--suite", help="triton-tutorial or pytorch-layernorm-backward: their shapes and bytes.")
+    ] = "",
+    sizes: Annotated[list[str] | None, typer.Option("--sizes", help="M,N such as 4096,1024; may repeat.")] = None,
+    device: Device = "auto",
+    report: Annotated[
+        list[str] | None, typer.Option("--report", help="csv:PATH, json:PATH or png:PATH; - is standard output.")
+    ] = None,
+    time_budget: Annotated[
+        float | None, typer.Option("--time-budget", help="Seconds after which nothing new is begun.")
+    ] = None,
+    timeout: Timeout = 120.0,
+) -> None:
+    """GB/s of forward and backward, beside a copy of the same bytes; only of what passes at that very shape.
+
+    Exit code: 0 measured; 1 a finding, which gets no number; 2 wrong command line; 3 normcheck itself failed; 5 nothing
+    was measured; 130 interrupted.
+    """
+    from normcheck.bench import bench as run_bench
+    from normcheck.bench_plan import BenchRequest
+
+    request = BenchRequest(
+        ops=tuple(op or ()),
+        impls=tuple(impl or ()),
+        dtypes=tuple(dtype or ()),
+        suite=suite,
+        sizes=tuple(sizes or ()),
+        device=device,
+        time_budget=time_budget,
+        timeout=timeout,
+        reports=tuple(report or ()),
+    )
+    raise typer.Exit(run_bench(request, tuple(sys.argv[1:])))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from normcheck.case import MAX_ELEMENTS
 from normcheck.errors import UsageError, one_line, one_of, shown, told
 from normcheck.formats import DTYPES
-from normcheck.implementation import Implementation
+from normcheck.implementation import DEVICES, Implementation
 from normcheck.ops.op import Op
 from normcheck.reports.report import Report
 
@@ -50,6 +50,15 @@ def implementations() -> dict[str, tuple[Implementation, ...]]:
         for implementation in getattr(module, "IMPLEMENTATIONS", ()):
             found[implementation.name] = (*found.get(implementation.name, ()), implementation)
     return found
+
+
+def by_default(device: str, op_names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """What is checked on ``device`` where no implementation is named: name -> its ops, of ``op_names`` (empty: all)."""
+    chosen = {
+        name: tuple(i.op for i in found if device in i.by_default and (not op_names or i.op in op_names))
+        for name, found in implementations().items()
+    }
+    return {name: found for name, found in chosen.items() if found}
 
 
 @cache
@@ -170,6 +179,8 @@ def validated(item: object, spec: str) -> Implementation:
             raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
     if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
+    if not isinstance(item.by_default, tuple) or not all(d in DEVICES for d in item.by_default):
+        raise UsageError(f"by_default={shown(item.by_default)} {where}: expected a tuple with {one_of(DEVICES)}, or ()")
     if not callable(item.model) and not isinstance(item.model, Mapping):
         raise UsageError(f"model={shown(item.model)} {where}: expected a dict, or a function of the case")
     shapes: object = () if item.shapes is None else item.shapes

@@ -12,6 +12,9 @@ from normcheck.formats import DTYPES
 if TYPE_CHECKING:
     from torch import Tensor
 
+DEVICES = ("cpu", "cuda")
+"""Where implementations run."""
+
 Outputs = Mapping[str, "Tensor"]
 """Output name -> tensor, as forward and backward return them."""
 
@@ -37,6 +40,9 @@ class Implementation:
     ``deterministic=False``: the same inputs may give other bits, which are then measured and reported, not failed.
     ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; without it that
     is measured and shown.
+
+    ``by_default``: the devices on which a known implementation is checked where ``--impl`` names none; on others, and
+    with () on all, it is checked only when it is asked for.
     """
 
     name: str
@@ -52,4 +58,5 @@ class Implementation:
     shapes: tuple[tuple[int, int], ...] | None = None
     deterministic: bool = True
     batch_invariant: bool = False
+    by_default: tuple[str, ...] = DEVICES
     source: str = ""

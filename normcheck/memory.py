@@ -169,7 +169,9 @@ class Arena(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call ``func``; move what a factory made between bands."""
+        """Call ``func``; move what a factory made between bands. What torch.compile traces is let through as it is."""
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         fresh = _FACTORIES.get(func)
         if fresh is None or not _can_be_moved(out) or (kwargs and kwargs.get("out") is not None):

@@ -77,17 +77,22 @@ def device_for(asked: str) -> str:
 
 def targets_of(request: Request) -> tuple[Target, ...]:
     """Where the reports go; complains before the sweep about what could not be written after it."""
-    targets = []
-    for text in request.reports:
+    return targets(request.reports, tuple(discovery.reports()))
+
+
+def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target, ...]:
+    """``FORMAT:PATH`` of each report, checked. Raises UsageError."""
+    found = []
+    for text in reports:
         name, colon, path = text.partition(":")
-        if name not in discovery.reports() or not colon or not path:
-            raise UsageError(f"report={text}: expected FORMAT:PATH with FORMAT {one_of(discovery.reports())}")
+        if name not in formats or not colon or not path:
+            raise UsageError(f"report={text}: expected FORMAT:PATH with FORMAT {one_of(formats)}")
         if path != "-" and not _writable(Path(path)):
             raise UsageError(f"report={text}: expected a path of a file in a folder that exists and is writable")
-        targets.append(Target(name, path))
-    if sum(target.path == "-" for target in targets) > 1:
+        found.append(Target(name, path))
+    if sum(target.path == "-" for target in found) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")
-    return tuple(targets)
+    return tuple(found)
 
 
 def selected(
@@ -139,11 +144,11 @@ def _profile(request: Request) -> Profile:
 def _cells(request: Request, device: str) -> tuple[Cell, ...]:
     op_names = tuple(dict.fromkeys(request.ops))
     dtypes = tuple(dict.fromkeys(request.dtypes)) or DTYPES
-    specs = tuple(dict.fromkeys(request.impls)) or tuple(discovery.implementations())
+    asked = dict.fromkeys(request.impls, op_names) or discovery.by_default(device, op_names)
     cells = [
         Cell(discovery.ops()[implementation.op], implementation, dtype, spec)
-        for spec in specs
-        for implementation in selected(spec, op_names, device, request.timeout, isolation=request.isolation)
+        for spec, ops in asked.items()
+        for implementation in selected(spec, ops, device, request.timeout, isolation=request.isolation)
         for dtype in dtypes
     ]
     order = list(discovery.ops())

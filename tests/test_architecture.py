@@ -41,6 +41,7 @@ FORBIDDEN = {
     "call.py": (*JUDGES, *LIBRARIES),
     "result.py": ("torch", "normcheck"),
     "score.py": ("torch", "normcheck"),
+    "speed.py": ("torch",),
     "case.py": ("torch", *JUDGES),
     "[!_]*.py": ("normcheck.cli",),
     "*/*.py": ("normcheck.cli",),
@@ -78,6 +79,7 @@ def test_reports_read_results_only() -> None:
     allowed = (
         "normcheck.result",
         "normcheck.score",
+        "normcheck.speed",
         "normcheck.golden.outcome",
         "normcheck.reports",
         "normcheck.errors",

@@ -18,7 +18,7 @@ if DEVICE == "cpu":
 from normcheck.impls.triton import IMPLEMENTATIONS, unavailable
 from normcheck.kernels import backward as backward_kernels
 from normcheck.kernels import forward as forward_kernels
-from normcheck.kernels.tiles import group_rows, tile
+from normcheck.kernels.tiles import Tile, group_rows, tile
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}
 OPS = tuple(BY_OP)
@@ -218,6 +218,39 @@ def test_rows_of_many_blocks_are_rows_of_one(op: str) -> None:
     many = backward_kernels.backward(t["dy"], x, weight, bias, **facts, max_block=32)
     for name in one:
         assert_close(name, many[name], one[name].double())
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_programs_that_loop_over_rows_and_read_again_give_the_same(op: str, bias: bool) -> None:
+    """The ways that a GPU takes for wide rows, on rows that end within a tile, a group and a block."""
+    t = tensors(23, 100, torch.bfloat16)
+    x, weight, b = t["x"], t["weight"], t["bias"] if bias else None
+    facts: dict[str, Any] = {"zero_centered": op == "layernorm_zero_centered"}
+    own: dict[str, Any] = {"centered": op != "rmsnorm", "clips": (-0.5, 1.0) if options_of(op) else None}
+    once = forward_kernels.forward(x, weight, b, eps=EPS, **facts, **own)
+    how = Tile(rows=2, block=128, warps=1, stages=2, groups=3, again=True)
+    looped = forward_kernels.forward(x, weight, b, eps=EPS, **facts, **own, how=how)
+    assert once.keys() == looped.keys()
+    for name in once.keys() - {"bitmask"}:
+        assert_close(name, looped[name], once[name].double())
+    if "bitmask" in once:
+        assert (unpacked(once["bitmask"], 100) != unpacked(looped["bitmask"], 100)).double().mean() < 0.01
+    facts |= {name: once.get(name) for name in ("mean", "rstd", "bitmask")}
+    held = backward_kernels.backward(t["dy"], x, weight, b, **facts)
+    again = backward_kernels.backward(t["dy"], x, weight, b, **facts, how=how)
+    assert held.keys() == again.keys()
+    for name in held:
+        assert_close(name, again[name], held[name].double())
+
+
+def test_a_chosen_tile_is_taken_on_a_gpu_only_and_has_no_more_rows_than_there_are() -> None:
+    best = Tile(rows=4, block=1024, warps=2, stages=3, groups=512)
+    facts: dict[str, Any] = {"elements": 2048, "max_block": 8192, "chosen": {1024: best}}
+    assert tile(100, 1000, on_gpu=True, **facts) == best
+    assert tile(1, 1000, on_gpu=True, **facts).rows == 1
+    assert tile(100, 1000, on_gpu=False, **facts) == tile(100, 1000, on_gpu=False, elements=2048, max_block=8192)
+    assert tile(100, 2000, on_gpu=True, **facts) == tile(100, 2000, on_gpu=True, elements=2048, max_block=8192)
 
 
 def test_tiles_cover_and_groups_are_whole_tiles() -> None:

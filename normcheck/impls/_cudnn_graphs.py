@@ -12,9 +12,9 @@ which are imported when the first plan is built.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from normcheck.errors import UnsupportedCase
@@ -92,32 +92,52 @@ def plan(key: GraphKey) -> Plan | Refusal:
         graph = cudnn.pygraph(
             handle=_handle(key.device), intermediate_data_type=float32, compute_data_type=float32, name=key.op
         )
-        tensors, outputs = forward_graph(graph, key) if key.direction == "forward" else backward_graph(graph, key)
+        tensors = forward_graph(graph, key) if key.direction == "forward" else backward_graph(graph, key)
         try:
             graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
-            if not isinstance(error, cudnn.cudnnGraphNotSupportedError) and _NOT_SUPPORTED not in str(error):
-                raise
-            return Refusal(reason(str(error), cudnn.backend_version()))
-        return Plan(graph, tensors, outputs, graph.get_workspace_size(), key.device)
+            return refusal(error)
+        return Plan(graph, tensors, output_names(key), graph.get_workspace_size(), key.device)
 
 
-def execute(plan: Plan, buffers: Mapping[str, Tensor]) -> None:
+def refusal(error: Exception) -> Refusal:
+    """What the frontend raised when it planned a graph, where that means "not supported"; otherwise it is raised."""
+    cudnn = frontend_module()
+    if not isinstance(error, cudnn.cudnnGraphNotSupportedError) and _NOT_SUPPORTED not in str(error):
+        raise error
+    return Refusal(reason(str(error), cudnn.backend_version()))
+
+
+def execute(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run a plan on torch's current stream, reading and writing ``buffers`` (our names; others are ignored).
 
-    Raises UnsupportedCase for a buffer on the GPU that does not start at a multiple of 16 bytes.
+    Returns the outputs, which are among the buffers. Raises UnsupportedCase for a buffer on the GPU that does not start
+    at a multiple of 16 bytes.
     """
     import torch
 
-    for name in plan.tensors:
-        if buffers[name].is_cuda and buffers[name].data_ptr() % ALIGNMENT:
-            raise UnsupportedCase(f"{name} starts at no multiple of {ALIGNMENT} bytes, which cuDNN relies on")
+    require_aligned(buffers, plan.tensors)
     pack = {tensor: buffers[name].detach() for name, tensor in plan.tensors.items()}
     with torch.cuda.device(plan.device):
-        handle = _handle(plan.device)
-        frontend_module().set_stream(handle, torch.cuda.current_stream().cuda_stream)
         workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8, device=buffers["x"].device)
-        plan.graph.execute(pack, workspace, handle=handle)
+        plan.graph.execute(pack, workspace, handle=handle_on_stream(plan.device))
+    return {name: buffers[name] for name in plan.outputs}
+
+
+def require_aligned(buffers: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """Raise UnsupportedCase for a buffer on the GPU that does not start at a multiple of 16 bytes."""
+    for name in names:
+        if buffers[name].is_cuda and buffers[name].data_ptr() % ALIGNMENT:
+            raise UnsupportedCase(f"{name} starts at no multiple of {ALIGNMENT} bytes, which cuDNN relies on")
+
+
+def handle_on_stream(device: int) -> Any:
+    """The handle of a GPU, set to torch's current stream."""
+    import torch
+
+    handle = _handle(device)
+    frontend_module().set_stream(handle, torch.cuda.current_stream().cuda_stream)
+    return handle
 
 
 def reason(message: str, version: int, most: int = 300) -> str:
@@ -133,78 +153,114 @@ def version_text(version: int) -> str:
     return f"{version // unit}.{version % unit // 100}.{version % 100}"
 
 
-def forward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Add the nodes of a forward to ``graph`` -> our name -> tensor, and which of them are outputs."""
+Leaf = Callable[[str], Any]
+"""Gives what a node takes for one of our inputs, by name."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an input is to cuDNN. ``dtype``: normcheck's name, or bool; a number is given when a plan is executed."""
+
+    size: list[int]
+    stride: list[int]
+    dtype: str
+    number: bool = False
+
+
+def form_of(key: GraphKey, name: str) -> Form:
+    """The form of the input that we call ``name``."""
+    if name in ("weight", "bias"):
+        return Form([1, key.N, 1, 1], [key.N, 1, key.N, key.N], key.weight_dtype)
+    if name in ("mean", "rstd"):
+        return Form([key.M, 1, 1, 1], [1, 1, 1, 1], "fp32")
+    if name in ("x", "dy", "bitmask"):
+        return Form([key.M, key.N, 1, 1], [key.N, 1, key.N, key.N], "bool" if name == "bitmask" else key.dtype)
+    return Form([1, 1, 1, 1], [1, 1, 1, 1], "fp32", number=True)
+
+
+def _tensor(graph: Any, key: GraphKey, name: str) -> Any:
+    """An input as a tensor of the graph."""
+    form = form_of(key, name)
+    return graph.tensor(
+        name=name,
+        dim=form.size,
+        stride=form.stride,
+        data_type=_data_type(form.dtype),
+        is_pass_by_value=form.number,
+    )
+
+
+def output_names(key: GraphKey) -> tuple[str, ...]:
+    """Our names of a graph's outputs."""
+    if key.direction == "backward":
+        return ("dx", "dw", "db") if key.bias else ("dx", "dw")
+    statistics = ("rstd",) if key.op == "rmsnorm" else ("mean", "rstd")
+    return ("y", *statistics, *(("bitmask",) if key.clamped else ()))
+
+
+def forward_graph(graph: Any, key: GraphKey, leaf: Leaf | None = None) -> dict[str, Any]:
+    """Add the nodes of a forward to ``graph`` -> our name -> tensor, outputs included."""
     cudnn = frontend_module()
-    t = {
-        "x": _matrix(graph, key, "x", _data_type(key.dtype)),
-        "weight": _vector(graph, key, "weight"),
-        "eps": _scalar(graph, "eps"),
-    }
+    leaf = leaf or partial(_tensor, graph, key)
+    t = {name: leaf(name) for name in ("x", "weight", "eps")}
     if key.bias:
-        t["bias"] = _vector(graph, key, "bias")
+        t["bias"] = leaf("bias")
     node = {
         "name": "norm",
         "norm_forward_phase": cudnn.norm_forward_phase.TRAINING,
         "input": t["x"],
-        "scale": _scale(graph, key, t),
+        "scale": _scale(graph, key, t, leaf),
         "bias": t.get("bias"),
         "epsilon": t["eps"],
     }
     if key.op == "rmsnorm":
         y, t["rstd"] = graph.rmsnorm(**node)
-        outputs: tuple[str, ...] = ("y", "rstd")
     else:
         y, t["mean"], t["rstd"] = graph.layernorm(**node)
-        outputs = ("y", "mean", "rstd")
         t["mean"].set_output(True).set_data_type(cudnn.data_type.FLOAT)
     t["rstd"].set_output(True).set_data_type(cudnn.data_type.FLOAT)
     if key.clamped:
-        y = _clamp(graph, key, y, t)
-        outputs += ("bitmask",)
+        y = _clamp(graph, key, y, t, leaf)
     t["y"] = _packed_output(y, key, _data_type(key.dtype))
-    return t, outputs
+    return t
 
 
-def backward_graph(graph: Any, key: GraphKey) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Add the nodes of a backward to ``graph`` -> our name -> tensor, and which of them are outputs."""
-    t = {
-        "x": _matrix(graph, key, "x", _data_type(key.dtype)),
-        "dy": _matrix(graph, key, "dy", _data_type(key.dtype)),
-        "weight": _vector(graph, key, "weight"),
-        "rstd": _statistic(graph, key, "rstd"),
-    }
+def backward_graph(graph: Any, key: GraphKey, leaf: Leaf | None = None) -> dict[str, Any]:
+    """Add the nodes of a backward to ``graph`` -> our name -> tensor, outputs included."""
+    leaf = leaf or partial(_tensor, graph, key)
+    t = {name: leaf(name) for name in ("x", "dy", "weight", "rstd")}
     node = {"name": "norm_backward", "input": t["x"], "inv_variance": t["rstd"], "grad": t["dy"]}
     if key.clamped:
-        t["bitmask"] = _matrix(graph, key, "bitmask", frontend_module().data_type.BOOLEAN)
+        t["bitmask"] = leaf("bitmask")
         node["grad"] = graph.mul(name="dy_where_bit", a=t["dy"], b=t["bitmask"])
-    node["scale"] = _scale(graph, key, t)
+    node["scale"] = _scale(graph, key, t, leaf)
     if key.op == "rmsnorm":
         dx, dw, db = graph.rmsnorm_backward(**node, has_dbias=key.bias)
     else:
-        t["mean"] = _statistic(graph, key, "mean")
+        t["mean"] = leaf("mean")
         dx, dw, db = graph.layernorm_backward(**node, mean=t["mean"])
     t["dx"] = _packed_output(dx, key, _data_type(key.dtype))
-    t["dw"] = dw.set_output(True).set_data_type(_data_type(key.weight_dtype))
-    if not key.bias:
-        return t, ("dx", "dw")
-    t["db"] = db.set_output(True).set_data_type(_data_type(key.weight_dtype))
-    return t, ("dx", "dw", "db")
+    for name, tensor in (("dw", dw), ("db", db))[: 1 + key.bias]:
+        form = form_of(key, "weight")
+        t[name] = (
+            tensor.set_output(True).set_data_type(_data_type(form.dtype)).set_dim(form.size).set_stride(form.stride)
+        )
+    return t
 
 
-def _scale(graph: Any, key: GraphKey, t: dict[str, Any]) -> Any:
+def _scale(graph: Any, key: GraphKey, t: dict[str, Any], leaf: Leaf) -> Any:
     """weight, or 1 + weight in fp32 as a node of its own."""
     if key.op != "layernorm_zero_centered":
         return t["weight"]
-    t["one"] = _scalar(graph, "one")
+    t["one"] = leaf("one")
     return graph.add(name="one_plus_weight", a=t["weight"], b=t["one"])
 
 
-def _clamp(graph: Any, key: GraphKey, z: Any, t: dict[str, Any]) -> Any:
+def _clamp(graph: Any, key: GraphKey, z: Any, t: dict[str, Any], leaf: Leaf) -> Any:
     """Clamp z -> y. The bits come from y as it is stored: strictly between the limits, packed by cuDNN."""
     boolean = frontend_module().data_type.BOOLEAN
     lower, upper = key.clips or (None, None)
-    t["lower_clip"], t["upper_clip"] = _scalar(graph, "lower_clip"), _scalar(graph, "upper_clip")
+    t["lower_clip"], t["upper_clip"] = leaf("lower_clip"), leaf("upper_clip")
     y = graph.relu(name="clamp", input=z, lower_clip=lower, upper_clip=upper)
     above = graph.cmp_gt(name="above_lower", input=y, comparison=t["lower_clip"]).set_data_type(boolean)
     below = graph.cmp_lt(name="below_upper", input=y, comparison=t["upper_clip"]).set_data_type(boolean)
@@ -214,38 +270,14 @@ def _clamp(graph: Any, key: GraphKey, z: Any, t: dict[str, Any]) -> Any:
 
 def _packed_output(tensor: Any, key: GraphKey, data_type: Any) -> Any:
     """Make an (M, N) tensor an output, with its size and strides given and not left to be inferred."""
-    size, stride = _rows(key)
-    return tensor.set_output(True).set_data_type(data_type).set_dim(size).set_stride(stride)
-
-
-def _rows(key: GraphKey) -> tuple[list[int], list[int]]:
-    """Size and strides of an (M, N) matrix with packed rows."""
-    return [key.M, key.N, 1, 1], [key.N, 1, key.N, key.N]
-
-
-def _matrix(graph: Any, key: GraphKey, name: str, data_type: Any) -> Any:
-    size, stride = _rows(key)
-    return graph.tensor(name=name, dim=size, stride=stride, data_type=data_type)
-
-
-def _vector(graph: Any, key: GraphKey, name: str) -> Any:
-    N = key.N
-    return graph.tensor(name=name, dim=[1, N, 1, 1], stride=[N, 1, N, N], data_type=_data_type(key.weight_dtype))
-
-
-def _statistic(graph: Any, key: GraphKey, name: str) -> Any:
-    return graph.tensor(name=name, dim=[key.M, 1, 1, 1], stride=[1, 1, 1, 1], data_type=_data_type("fp32"))
-
-
-def _scalar(graph: Any, name: str) -> Any:
-    """A number that is given at execution, from a fp32 tensor (1, 1, 1, 1) on the CPU."""
-    ones = [1, 1, 1, 1]
-    return graph.tensor(name=name, dim=ones, stride=ones, data_type=_data_type("fp32"), is_pass_by_value=True)
+    form = form_of(key, "x")
+    return tensor.set_output(True).set_data_type(data_type).set_dim(form.size).set_stride(form.stride)
 
 
 def _data_type(dtype: str) -> Any:
     data_type = frontend_module().data_type
-    return {"fp16": data_type.HALF, "bf16": data_type.BFLOAT16, "fp32": data_type.FLOAT}[dtype]
+    halves = {"fp16": data_type.HALF, "bf16": data_type.BFLOAT16}
+    return {**halves, "fp32": data_type.FLOAT, "bool": data_type.BOOLEAN}[dtype]
 
 
 @cache

@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from normcheck.case import Case
@@ -59,17 +60,24 @@ _FOLDED_REASON = "at N not a multiple of 16 y comes from x * a + c with a mean t
 
 
 def _forward(
-    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
+    api: ModuleType, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
 ) -> dict[str, Tensor]:
     """x (M, N), weight, bias (N,) -> y as x; rstd and, of a LayerNorm, mean: fp32 (M,); bitmask uint8 (M, N/8)."""
     _require_plain(x=x)
     key = _key_of(op, x, weight, bias, clips=_clips(options))
     inputs = {"x": x, **_small_inputs(weight, bias), **_scalars(eps=eps, one=1.0, **options)}
-    return _run(key, inputs, x.device)
+    return _run(api, key, inputs, x.device)
 
 
 def _backward(
-    op: str, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, saved: Outputs, **_: float
+    api: ModuleType,
+    op: str,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    saved: Outputs,
+    **_: float,
 ) -> dict[str, Tensor]:
     """dy, x (M, N), ``saved`` as forward returned it -> dx as x; dw and, with a bias, db: (N,) as weight.
 
@@ -79,26 +87,26 @@ def _backward(
     key = _key_of(op, x, weight, bias, backward=True)
     inputs = {"x": x, "dy": dy, **_small_inputs(weight, bias), **_scalars(one=1.0)}
     inputs |= {name: _packed(saved[name]) for name in ("mean", "rstd", "bitmask") if name in saved}
-    return _run(key, inputs, x.device)
+    return _run(api, key, inputs, x.device)
 
 
-def _run(key: GraphKey, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def _run(api: ModuleType, key: GraphKey, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Execute the plan of ``key`` -> its outputs. Raises UnsupportedCase with cuDNN's reason for a refused graph."""
-    plan = _plan(key)
+    plan = _plan(api, key)
     if isinstance(plan, str):
         raise UnsupportedCase(plan)
     outputs = {name: _empty(name, key, device) for name in plan.outputs}
-    graphs.execute(plan, {**inputs, **outputs})
-    return outputs
+    returned: dict[str, Tensor] = api.execute(plan, {**inputs, **outputs})
+    return returned
 
 
-def _plan(key: GraphKey) -> graphs.Plan | str:
+def _plan(api: ModuleType, key: GraphKey) -> Any:
     """The plan of ``key``, or why there is none: cuDNN's reason, or what its graphs have no form for."""
     if key.M == 0:
         return "M=0: cuDNN has no tensors without elements"
     if not key.bias and key.op != "rmsnorm":
         return "bias=none: the LayerNorm of cuDNN takes no missing bias"
-    plan = graphs.plan(key)
+    plan = api.plan(key)
     return plan.reason if isinstance(plan, graphs.Refusal) else plan
 
 
@@ -117,13 +125,13 @@ def _require_plain(**rows: Tensor) -> None:
             )
 
 
-def _supports(case: Case) -> str | None:
+def _supports(api: ModuleType, case: Case) -> str | None:
     """Why cuDNN cannot run the forward of this case, or None. Builds the plan, for torch's current GPU."""
-    plan = _plan(_key_of_case(case))
+    plan = _plan(api, _key_of_case(case))
     return plan if isinstance(plan, str) else None
 
 
-def _unavailable(op: str, device: str) -> str | None:
+def _unavailable(op: str, oldest: int, device: str) -> str | None:
     """Why nothing can run on ``device`` (cpu or cuda), or None."""
     if device != "cuda":
         return "cuDNN needs an NVIDIA GPU"
@@ -137,11 +145,6 @@ def _unavailable(op: str, device: str) -> str | None:
         version = graphs.frontend_module().backend_version()
     except (ImportError, OSError, RuntimeError) as error:  # a broken install; RuntimeError: no libcudnn was found
         return f"nvidia-cudnn-frontend is installed but does not work: {' '.join(str(error).split())}"
-    return _too_old(op, version)
-
-
-def _too_old(op: str, version: int) -> str | None:
-    oldest = _OLDEST.get(op, 0)
     if version >= oldest:
         return None
     return f"cuDNN {graphs.version_text(version)} is installed; {op} needs {graphs.version_text(oldest)} or newer"
@@ -230,18 +233,27 @@ def _empty(name: str, key: GraphKey, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=graphs.torch_dtype(dtype), device=device)
 
 
-IMPLEMENTATIONS = tuple(
-    Implementation(
-        name="cudnn",
-        op=op,
-        forward=partial(_forward, op),
-        backward=partial(_backward, op),
-        supports=_supports,
-        unavailable=partial(_unavailable, op),
-        strided=False,
-        model=_model,
-        shapes=_BITMASK_SHAPES if op == "layernorm_relu_bitmask" else _SHAPES,
-        source="https://github.com/NVIDIA/cudnn-frontend/tree/main/samples/python",
+def implementations(name: str, api: ModuleType, *, oldest: int = 0, **fields: Any) -> tuple[Implementation, ...]:
+    """All four ops. ``api`` has ``plan(key)`` and ``execute(plan, buffers)``, as _cudnn_graphs; others are fields.
+
+    ``oldest``: the first backend version, as cuDNN counts them, that ``api`` works with.
+    """
+    return tuple(
+        Implementation(
+            name=name,
+            op=op,
+            forward=partial(_forward, api, op),
+            backward=partial(_backward, api, op),
+            supports=partial(_supports, api),
+            unavailable=partial(_unavailable, op, max(oldest, _OLDEST.get(op, 0))),
+            strided=False,
+            model=_model,
+            shapes=_BITMASK_SHAPES if op == "layernorm_relu_bitmask" else _SHAPES,
+            source="https://github.com/NVIDIA/cudnn-frontend/tree/main/samples/python",
+            **fields,
+        )
+        for op in _OPS
     )
-    for op in _OPS
-)
+
+
+IMPLEMENTATIONS = implementations("cudnn", graphs)

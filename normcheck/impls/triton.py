@@ -54,7 +54,7 @@ def forward(
 
     ``options``: lower_clip and upper_clip, of the op that clamps.
     """
-    _interpret_on_cpu(x)
+    interpret_on_cpu(x)
     clips = (options["lower_clip"], options["upper_clip"]) if options else None
     outputs: dict[str, Tensor] = kernels("forward").forward(
         x.flatten(0, -2), weight, bias, eps=eps, centered=centered, zero_centered=zero_centered, clips=clips
@@ -75,7 +75,7 @@ def backward(
     **options: float,
 ) -> dict[str, Tensor]:
     """Gradients in the shapes of x, weight and bias. eps and the clip limits are in the saved rstd and bitmask."""
-    _interpret_on_cpu(x)
+    interpret_on_cpu(x)
     gradients: dict[str, Tensor] = kernels("backward").backward(
         dy.flatten(0, -2),
         x.flatten(0, -2),
@@ -89,7 +89,7 @@ def backward(
     return {**gradients, "dx": gradients["dx"].view(x.shape)}
 
 
-def _interpret_on_cpu(x: Tensor) -> None:
+def interpret_on_cpu(x: Tensor) -> None:
     """Remedy the interpreter before the kernels are defined."""
     if not x.is_cuda:
         from normcheck.kernels import interpreter

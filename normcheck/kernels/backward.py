@@ -7,11 +7,13 @@
     dw   = sum over rows of dy * xhat,  db = sum over rows of dy
 
 Everything is fp32 until the store. dw and db are summed per group of rows into a (groups, N) buffer, then over the
-groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns are read
-once; for wider ones a first kernel leaves c1 and c2.
+groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns, on a GPU of
+twice as many, are read once from memory; for wider ones a first kernel leaves c1 and c2.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -19,19 +21,28 @@ import triton.language as tl
 from torch import Tensor
 
 from normcheck.kernels.forward import load_scale, load_tile
-from normcheck.kernels.tiles import group_rows, tile
+from normcheck.kernels.tiles import Tile, group_rows, tile
 
 MAX_BLOCK = 8192
-"""x, dy, w and the sums of dw and db of a block stay in registers: more would spill."""
+"""x, dy, w and the sums of dw and db of a block stay in registers. On a GPU also those of a block of twice as many
+columns, of which a few spill: less than reading x and dy from memory once more."""
 
 ELEMENTS = 4096
 """Per program on a GPU."""
 
+SUM_COLUMNS = 32
+"""Per program of the sum over groups on a GPU: few, so that all of it takes part."""
+
+TILES: dict[int, Tile] = {
+    2 * MAX_BLOCK: Tile(rows=1, block=2 * MAX_BLOCK, warps=32, stages=2, groups=128),
+}
+"""Block -> the tile on a GPU in place of the rule of ``tile``."""
+
 
 @triton.jit
-def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask):
+def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask, EVICT: tl.constexpr = ""):
     """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero."""
-    dy = load_tile(dy_ptr, rows, cols, stride, mask)
+    dy = load_tile(dy_ptr, rows, cols, stride, mask, EVICT)
     if bits_ptr is not None:
         width = (N + 7) // 8
         byte = tl.load(bits_ptr + rows[:, None] * width + (cols // 8)[None, :], mask=mask, other=0).to(tl.int32)
@@ -75,26 +86,30 @@ def row_sums_kernel(
 def gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
     dy_stride, x_stride, M, N, group_rows,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: BLOCK columns of group_rows rows, ROWS at a time.
 
-    c1_ptr is None where a block holds whole rows, db_ptr where there is no bias.
+    c1_ptr is None where a block holds whole rows, db_ptr where there is no bias. AGAIN: after the row's sums its tiles
+    are read again (with another hint for the cache, or the compiler would make one load of the two).
     """
     group = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
+    if not AGAIN:
+        scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
     n = tl.full((ROWS,), N, tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
     db = tl.zeros((ROWS, BLOCK), tl.float32)
     first = group * group_rows
-    for start in range(first, tl.minimum(first + group_rows, M), ROWS):
+    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
         x = load_tile(x_ptr, rows, cols, x_stride, mask)
         dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
         xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+        if AGAIN:
+            scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
         wdy = dy * scale[None, :]
         c2 = tl.zeros((ROWS,), tl.float32)
         if c1_ptr is None:
@@ -105,6 +120,11 @@ def gradients_kernel(
             c1 = tl.load(c1_ptr + rows, mask=rows < M, other=0.0)
             if mean_ptr is not None:
                 c2 = tl.load(c2_ptr + rows, mask=rows < M, other=0.0)
+        if AGAIN:
+            x = load_tile(x_ptr, rows, cols, x_stride, mask, "evict_first")
+            dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask, "evict_first")
+            xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+            wdy = dy * load_scale(weight_ptr, cols, N, ZERO_CENTERED, "evict_last")[None, :]
         dx = (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None]
         tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
         dw += dy * xhat
@@ -115,14 +135,25 @@ def gradients_kernel(
 
 
 @triton.jit
-def sum_groups_kernel(parts_ptr, out_ptr, groups, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum parts (groups, N) fp32 over the groups, ROWS at a time, into out (N,). One program: BLOCK columns."""
+def sum_groups_kernel(
+    parts_ptr, out_ptr, bias_parts_ptr, bias_out_ptr, groups, N, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum parts (groups, N) fp32 over the groups, ROWS at a time, into out (N,); those of the bias too, if not None.
+
+    One program: BLOCK columns.
+    """
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
+    bias_total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, groups, ROWS):
         rows = start + tl.arange(0, ROWS).to(tl.int64)
-        total += load_tile(parts_ptr, rows, cols, N, (rows < groups)[:, None] & (cols < N)[None, :])
+        mask = (rows < groups)[:, None] & (cols < N)[None, :]
+        total += load_tile(parts_ptr, rows, cols, N, mask)
+        if bias_parts_ptr is not None:
+            bias_total += load_tile(bias_parts_ptr, rows, cols, N, mask)
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < N)
+    if bias_parts_ptr is not None:
+        tl.store(bias_out_ptr + cols, tl.sum(bias_total, axis=0), mask=cols < N)
 
 
 def backward(
@@ -135,21 +166,26 @@ def backward(
     rstd: Tensor,
     bitmask: Tensor | None = None,
     zero_centered: bool = False,
-    max_block: int = MAX_BLOCK,
+    max_block: int | None = None,
+    how: Tile | None = None,
 ) -> dict[str, Tensor]:
     """Gradients from dy and x (M, N), last stride 1, with the saved mean (None: rmsnorm), rstd (M,) and bitmask.
 
     Returns dx (M, N) in x's dtype, dw (N,) in weight's and, with a bias, db (N,) in bias's. M == 0 gives dw = db = 0.
+    ``max_block``: another limit than MAX_BLOCK; ``how``: another tile than that of ``tile``.
     """
     M, N = x.shape
     dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
-    sums = {"dw": torch.zeros_like(weight)}
+    make = torch.empty_like if M else torch.zeros_like
+    sums = {"dw": make(weight)}
     if bias is not None:
-        sums["db"] = torch.zeros_like(bias)
+        sums["db"] = make(bias)
     if not M:
         return {"dx": dx, **sums}
-    t = tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)
-    per_group = group_rows(M, t.rows)
+    if max_block is None:
+        max_block = 2 * MAX_BLOCK if x.is_cuda and N <= 2 * MAX_BLOCK else MAX_BLOCK
+    t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES)
+    per_group = group_rows(M, t.rows, t.groups)
     groups = triton.cdiv(M, per_group)
     parts = sums
     if groups > 1:
@@ -164,17 +200,18 @@ def backward(
         )
     gradients_kernel[(groups, triton.cdiv(N, t.block))](
         dy, x, weight, *saved, c1, c2, dx, parts["dw"], parts.get("db"),
-        dy.stride(0), x.stride(0), M, N, per_group, **shared,
+        dy.stride(0), x.stride(0), M, N, per_group, STAGES=t.stages, AGAIN=t.again and t.block >= N, **shared,
     )  # fmt: skip
     if groups > 1:
-        for name, out in sums.items():
-            _sum_groups(parts[name], out)
+        sum_groups(parts, sums)
     return {"dx": dx, **sums}
 
 
-def _sum_groups(parts: Tensor, out: Tensor) -> None:
-    """Sum parts (groups, N) fp32 over the groups into out (N,), in a fixed order."""
-    groups, N = parts.shape
-    columns = 64 if parts.is_cuda else MAX_BLOCK  # on a GPU narrow blocks: all of it should take part
-    t = tile(groups, N, on_gpu=parts.is_cuda, elements=ELEMENTS, max_block=columns)
-    sum_groups_kernel[(triton.cdiv(N, t.block),)](parts, out, groups, N, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps)
+def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+    """Sum parts (groups, N) fp32 of dw, and of db if there is one, over the groups into sums (N,), in a fixed order."""
+    dw = parts["dw"]
+    groups, N = dw.shape
+    t = tile(groups, N, on_gpu=dw.is_cuda, elements=ELEMENTS, max_block=SUM_COLUMNS if dw.is_cuda else MAX_BLOCK)
+    sum_groups_kernel[(triton.cdiv(N, t.block),)](
+        dw, sums["dw"], parts.get("db"), sums.get("db"), groups, N, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps
+    )

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.kernels.tiles import BYTE, tile
+from normcheck.kernels.tiles import BYTE, Tile, group_rows, tile
 
 MAX_BLOCK = 16384
 ELEMENTS = 2048
@@ -25,16 +25,24 @@ ELEMENTS = 2048
 4096 to 65536."""
 
 
+TILES: dict[int, Tile] = {
+    MAX_BLOCK: Tile(rows=1, block=MAX_BLOCK, warps=32, stages=2, groups=128),
+}
+"""Block -> the tile on a GPU in place of the rule of ``tile``: there one program fills a multiprocessor, and what hides
+the time of its loads is the next row on its way."""
+
+
 @triton.jit
-def load_tile(ptr, rows, cols, stride, mask):
+def load_tile(ptr, rows, cols, stride, mask, EVICT: tl.constexpr = ""):
     """A (ROWS, BLOCK) tile as fp32, 0 where masked; rows are int64, for their product with the stride."""
-    return tl.load(ptr + rows[:, None] * stride + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    at = ptr + rows[:, None] * stride + cols[None, :]
+    return tl.load(at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
 @triton.jit
-def load_scale(weight_ptr, cols, N, ZERO_CENTERED: tl.constexpr):
+def load_scale(weight_ptr, cols, N, ZERO_CENTERED: tl.constexpr, EVICT: tl.constexpr = ""):
     """The factor (BLOCK,) in fp32: w, or 1 + w."""
-    w = tl.load(weight_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
+    w = tl.load(weight_ptr + cols, mask=cols < N, other=0.0, eviction_policy=EVICT).to(tl.float32)
     if ZERO_CENTERED:
         w = 1.0 + w
     return w
@@ -58,10 +66,19 @@ def store_y(
 ):  # fmt: skip
     """y, and the bitmask where there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
     cols = start + tl.arange(0, BLOCK)
-    mask = (rows < M)[:, None] & (cols < N)[None, :]
     z = (x - mean[:, None]) * rstd[:, None] * load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
     if bias_ptr is not None:
         z += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    store_z(z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
+
+
+@triton.jit
+def store_z(
+    z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """y from z, clamped where there is a bitmask, and the bits, of the tile that begins at column ``start``."""
+    cols = start + tl.arange(0, BLOCK)
+    mask = (rows < M)[:, None] & (cols < N)[None, :]
     if bits_ptr is not None:
         store_bits(bits_ptr, (z > lower) & (z < upper) & mask, rows, start, M, N, ROWS, BLOCK)
         z = tl.where(z < lower, lower, tl.where(z > upper, upper, z))  # NaN stays NaN
@@ -113,6 +130,41 @@ def forward_kernel(
         )  # fmt: skip
 
 
+@triton.jit
+def looped_forward_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, x_stride, M, N, eps, lower, upper, group_rows,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same for rows of one block. One program: group_rows rows, ROWS at a time, w and b read once.
+
+    The next rows are on their way (STAGES in all) while these are computed, also where one program fills a
+    multiprocessor.
+    """
+    cols = tl.arange(0, BLOCK)
+    scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    length = tl.full((ROWS,), N, tl.float32)
+    first = tl.program_id(0).to(tl.int64) * group_rows
+    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+        rows = start + tl.arange(0, ROWS)
+        here = rows < M
+        mask = here[:, None] & (cols < N)[None, :]
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        mean = tl.zeros((ROWS,), tl.float32)
+        if mean_ptr is not None:
+            mean = tl.div_rn(tl.sum(x, axis=1), length)
+            tl.store(mean_ptr + rows, mean, mask=here)
+        centred = tl.where(mask, x - mean[:, None], 0.0)
+        variance = tl.div_rn(tl.sum(centred * centred, axis=1), length)
+        rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
+        tl.store(rstd_ptr + rows, rstd, mask=here)
+        z = centred * rstd[:, None] * scale
+        if bias_ptr is not None:
+            z += bias
+        store_z(z, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
+
+
 def forward(
     x: Tensor,
     weight: Tensor,
@@ -123,10 +175,12 @@ def forward(
     zero_centered: bool = False,
     clips: tuple[float, float] | None = None,
     max_block: int = MAX_BLOCK,
+    how: Tile | None = None,
 ) -> dict[str, Tensor]:
     """Normalise the rows of x (M, N), last stride 1, by weight (N,) and bias (N,) or None.
 
     ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``clips``: (lower, upper) of a clamp.
+    ``how``: another tile than that of ``tile``; with more than one stage its programs loop over rows.
     Returns y (M, N) in x's dtype, rstd and, if centered, mean (M,) fp32, and with clips bitmask (M, ceil(N / 8)) uint8.
     """
     M, N = x.shape
@@ -136,11 +190,17 @@ def forward(
     width = -(-N // BYTE)
     bitmask = torch.empty((M, width), dtype=torch.uint8, device=x.device) if clips else None
     if M:
-        t = tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)
-        lower, upper = clips or (0.0, 0.0)
-        forward_kernel[(triton.cdiv(M, t.rows),)](
-            x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, lower, upper,
-            ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
-        )  # fmt: skip
+        t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES)
+        arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
+        if t.stages > 1 and t.block >= N:
+            per_group = group_rows(M, t.rows, t.groups)
+            looped_forward_kernel[(triton.cdiv(M, per_group),)](
+                *arguments, per_group,
+                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, STAGES=t.stages, num_warps=t.warps,
+            )  # fmt: skip
+        else:
+            forward_kernel[(triton.cdiv(M, t.rows),)](
+                *arguments, ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps
+            )
     outputs = {"y": y, "mean": mean, "rstd": rstd, "bitmask": bitmask}
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 BYTE = 8
 """Bits in a byte of the bitmask: no tile is narrower."""
@@ -10,11 +12,18 @@ BYTE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """``rows`` x ``block`` elements, both powers of two, computed by ``warps`` warps."""
+    """``rows`` x ``block`` elements, both powers of two, computed by ``warps`` warps.
+
+    Of a loop over rows: ``stages`` of them are on their way at a time; ``groups`` programs at most share the rows;
+    ``again``: what a row needs after its sums is read again, where registers would not hold it.
+    """
 
     rows: int
     block: int
     warps: int
+    stages: int = 1
+    groups: int = 256
+    again: bool = False
 
 
 def power_of_two(n: int) -> int:
@@ -22,22 +31,29 @@ def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def tile(M: int, N: int, *, on_gpu: bool, elements: int, max_block: int) -> Tile:
+_RULE: Mapping[int, Tile] = MappingProxyType({})
+
+
+def tile(M: int, N: int, *, on_gpu: bool, elements: int, max_block: int, chosen: Mapping[int, Tile] = _RULE) -> Tile:
     """Choose the tile for rows of N elements, of which one program takes at most ``max_block`` columns at once.
 
     On a GPU about ``elements`` of them, 16 to a thread, so that narrow rows share a program. The interpreter takes a
-    millisecond for a program whatever its width: 65536 elements there. 64 rows at most.
+    millisecond for a program whatever its width: 65536 elements there. 64 rows at most. ``chosen``: block -> the tile
+    to take on a GPU, in place of that rule, where a block is a whole row.
     """
     block = min(max(power_of_two(N), BYTE), max_block)
     rows = min(power_of_two(M), max((elements if on_gpu else 65536) // block, 1), 64)
+    if on_gpu and block >= N and block in chosen:
+        best = chosen[block]
+        return replace(best, rows=min(best.rows, power_of_two(M)))
     return Tile(rows=rows, block=block, warps=min(max(rows * block // 512, 1), 16))
 
 
-def group_rows(M: int, rows: int) -> int:
+def group_rows(M: int, rows: int, groups: int = 256) -> int:
     """Choose how many rows, a multiple of ``rows``, share one partial sum of dw and db.
 
-    256 groups or fewer fill a GPU; 8 rows or more keep the partial sums small beside x. The number depends on the
-    shape only: the same bits on every GPU.
+    256 ``groups`` or fewer fill a GPU of 132 multiprocessors, one or two on each; 8 rows or more keep the partial sums
+    small beside x. The number depends on the shape only: the same bits on every GPU.
     """
-    least = max(8, -(-M // 256))
+    least = max(8, -(-M // groups))
     return -(-least // rows) * rows

@@ -1,0 +1,43 @@
+"""FlashInfer's rmsnorm, a forward for inference in half precision. Not run by this project yet.
+
+Written from its documentation, and so in no default set: ``--impl flashinfer`` tries it where it is installed. There is
+no backward, which the report says.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from normcheck.case import Case
+from normcheck.implementation import Implementation
+from normcheck.impls._optional import missing, no_bias, one_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Tensor:
+    """x (M, N), weight (N,) -> y as x, without a graph."""
+    import flashinfer
+
+    y: Tensor = flashinfer.norm.rmsnorm(x.detach(), weight.detach(), eps=eps)
+    return y
+
+
+def _supports(case: Case) -> str | None:
+    return no_bias(case) or one_dtype(case)
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="flashinfer",
+        op="rmsnorm",
+        forward=rmsnorm,
+        supports=_supports,
+        unavailable=partial(missing, "flashinfer.norm", "flashinfer"),
+        dtypes=("fp16", "bf16"),
+        by_default=(),
+        source="https://docs.flashinfer.ai/api/norm.html",
+    ),
+)

@@ -1,0 +1,121 @@
+"""Liger-Kernel's layer_norm and rms_norm: its Triton kernels, called directly with the statistics that they save.
+
+rms_norm runs with casting_mode="gemma" (fp32 throughout) and not in place: in place it writes dx over dy. There is no
+bias in it.
+
+``liger_without_bias`` is the backward as PyTorch's LayerNormBackward benchmark calls it, with fp32 mean and rstd and
+None for the bias, whose gradient is not asked for. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
+it is in no default set.
+
+On a CPU nothing runs: Triton's interpreter has no libdevice, from which Liger takes rsqrt, and hands a kernel a float as
+Python's own, on which Liger calls ``to``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from normcheck.case import Case
+from normcheck.implementation import Implementation, Outputs
+from normcheck.impls._optional import missing, no_bias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SOURCE = "https://github.com/linkedin/Liger-Kernel/tree/main/src/liger_kernel/ops"
+_MAX_N = 65536
+_CAST = "gemma"
+_OFFSET = 0.0
+"""Added to weight."""
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
+    """x (M, N) or (B, S, N), weight and bias (N,) -> y as x; mean, rstd (M,) fp32."""
+    from liger_kernel.ops.layer_norm import layer_norm_forward
+
+    y, _, mean, rstd, *_ = layer_norm_forward(x, weight, bias, eps)
+    return {"y": y, "mean": mean, "rstd": rstd}
+
+
+def layernorm_backward(
+    with_bias: bool, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Outputs, *, eps: float
+) -> Outputs:
+    """dy and x, with what forward returned -> dx as x; dw as weight; db as bias, summed by torch where Liger does not."""
+    from liger_kernel.ops.layer_norm import layer_norm_backward
+
+    rows, statistics = x.flatten(0, -2), (saved["mean"], saved["rstd"])
+    dx, dw, db = layer_norm_backward(dy, rows, weight, bias if with_bias else None, *statistics)
+    if not with_bias:
+        db = dy.flatten(0, -2).float().sum(0).to(bias.dtype)
+    return {"dx": dx, "dw": dw, "db": db}
+
+
+def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Outputs:
+    """x (M, N) or (B, S, N), weight (N,) -> y as x; rstd (M,) fp32."""
+    from liger_kernel.ops.rms_norm import rms_norm_forward
+
+    y, _, rstd, *_ = rms_norm_forward(x, weight, eps, _OFFSET, _CAST, None)
+    return {"y": y, "rstd": rstd}
+
+
+def rmsnorm_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: None, saved: Outputs, *, eps: float) -> Outputs:
+    """dy and x, with what forward returned -> dx as x; dw as weight."""
+    from liger_kernel.ops.rms_norm import _str_to_casting_mode, rms_norm_backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    block, warps = calculate_settings(x.shape[-1])
+    mode = _str_to_casting_mode[_CAST]
+    rows = x.flatten(0, -2)
+    dx, dw = rms_norm_backward(dy, rows, weight, saved["rstd"], _OFFSET, mode, block, warps, False, None)
+    return {"dx": dx, "dw": dw}
+
+
+def _supports(case: Case) -> str | None:
+    return f"takes at most {_MAX_N} columns" if case.N > _MAX_N else None
+
+
+def _supports_rmsnorm(case: Case) -> str | None:
+    return no_bias(case) or _supports(case)
+
+
+def _unavailable(device: str) -> str | None:
+    """Why Liger's kernels cannot run on ``cpu`` or ``cuda``; None where they can."""
+    from normcheck.kernels import interpreter
+
+    if device == "cpu":
+        return "Liger's kernels need a GPU: they call libdevice, which Triton's interpreter has not"
+    if interpreter.enabled():
+        return "TRITON_INTERPRET is set: kernels would be interpreted on the CPU; unset it to use the GPU"
+    return missing("liger_kernel.ops.layer_norm", "liger-kernel", device)
+
+
+def _layernorm(name: str, *, with_bias: bool, by_default: tuple[str, ...]) -> Implementation:
+    return Implementation(
+        name=name,
+        op="layernorm",
+        forward=layernorm,
+        backward=partial(layernorm_backward, with_bias),
+        supports=_supports,
+        unavailable=_unavailable,
+        ranks=(2, 3),
+        by_default=by_default,
+        source=_SOURCE,
+    )
+
+
+IMPLEMENTATIONS = (
+    _layernorm("liger", with_bias=True, by_default=("cuda",)),
+    Implementation(
+        name="liger",
+        op="rmsnorm",
+        forward=rmsnorm,
+        backward=rmsnorm_backward,
+        supports=_supports_rmsnorm,
+        unavailable=_unavailable,
+        ranks=(2, 3),
+        by_default=("cuda",),
+        source=_SOURCE,
+    ),
+    _layernorm("liger_without_bias", with_bias=False, by_default=()),
+)

@@ -1,0 +1,36 @@
+"""quack's rmsnorm (CuTe DSL, Hopper and newer); gradients by autograd. Not run by this project yet.
+
+Written from its sources, and so in no default set: ``--impl quack`` tries it where it is installed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from normcheck.implementation import Implementation
+from normcheck.impls._optional import missing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """x (M, N) or (B, S, N), weight (N,), bias (N,) or None -> y as x."""
+    import quack
+
+    y: Tensor = quack.rmsnorm(x, weight, bias=bias, eps=eps)
+    return y
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="quack",
+        op="rmsnorm",
+        forward=rmsnorm,
+        unavailable=partial(missing, "quack", "quack-kernels"),
+        ranks=(2, 3),
+        by_default=(),
+        source="https://github.com/Dao-AILab/quack/blob/main/quack/rmsnorm.py",
+    ),
+)

@@ -1,0 +1,114 @@
+"""The fp32 form of each op, compiled by torch: forward, and the backward that torch derives from it.
+
+Each op is written out in fp32 (upcast, mean and variance around it, one rounding at the end) and compiled with dynamic
+shapes: eps and the limits are tensors and the rows are packed, so that one compilation serves all values and nearly all
+shapes. What is left to compile anew is each dtype, a missing bias, a single row and a single column, which torch takes
+for sizes that never change. A graph's backward frees the buffers that the forward gave it, so it runs once and refuses
+``retain_graph=True``.
+
+On a CPU the first case costs 5 to 20 seconds of C++, hence it is not in the default set there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from normcheck.implementation import Implementation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_OPS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
+_SHAPES = ((2, 16), (3, 7), (1, 24), (33, 127), (17, 1000), (2, 4097), (64, 768), (3, 8200), (4096, 128), (2, 65536))
+"""(M, N): round ones and ragged ones, and one row by itself."""
+_VARIANTS = 64
+"""Of one op: 3 dtypes, 2 dtypes of weight, with a bias or without, a single row or more, a single column or more."""
+
+
+def _normalized(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: Tensor) -> tuple[Tensor, ...]:
+    """x (M, N), weight and bias (N,), eps () -> y before its store (M, N), mean and rstd (M, 1), all fp32."""
+    import torch
+
+    wide = x.float()
+    if op == "rmsnorm":
+        mean = torch.zeros_like(wide[:, :1])
+        variance = wide.square().mean(-1, keepdim=True)
+    else:
+        variance, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    z = (wide - mean) * rstd * (weight.float() + 1 if op == "layernorm_zero_centered" else weight.float())
+    return (z if bias is None else z + bias.float()), mean, rstd
+
+
+def _norm(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: Tensor, clips: Any) -> dict[str, Tensor]:
+    """What is compiled. ``clips``: the limits, each a tensor (), of the clamped op; otherwise None."""
+    import torch
+
+    z, mean, rstd = _normalized(op, x, weight, bias, eps)
+    outputs = {"mean": mean, "rstd": rstd}
+    if op == "rmsnorm":
+        outputs = {"rstd": rstd}
+    if clips is None:
+        return {"y": z.to(x.dtype), **outputs}
+    lower, upper = clips
+    bitmask = (z > lower) & (z < upper)
+    clamped = torch.minimum(torch.maximum(z.detach(), lower), upper)  # NaN stays NaN
+    return {"y": torch.where(bitmask, z, clamped).to(x.dtype), **outputs, "bitmask": bitmask}
+
+
+@cache
+def _compiled() -> Callable[..., dict[str, Tensor]]:
+    import torch
+
+    return torch.compile(_norm, dynamic=True, fullgraph=True)
+
+
+def forward(
+    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
+) -> dict[str, Tensor]:
+    """x (M, N) with packed rows, weight and bias (N,) -> y as x; rstd, and mean of a LayerNorm, (M, 1) fp32; bitmask."""
+    import torch
+    from torch._dynamo import config
+
+    def number(value: float) -> Tensor:
+        return torch.tensor(value, dtype=torch.float32, device=x.device)
+
+    clips = (number(options["lower_clip"]), number(options["upper_clip"])) if options else None
+    with config.patch(recompile_limit=_VARIANTS * len(_OPS)):
+        return _compiled()(op, x, weight, bias, number(eps), clips)
+
+
+def unavailable(device: str) -> str | None:
+    """Why nothing can be compiled for ``cpu`` or ``cuda``; None where it can."""
+    from importlib.util import find_spec
+
+    compiler = os.environ.get("CXX", "g++")
+    if device == "cpu" and shutil.which(compiler) is None:
+        return f"torch.compile needs a C++ compiler on a CPU: {compiler} is not there; install it or set CXX"
+    if device == "cuda" and find_spec("triton") is None:
+        return "torch.compile needs triton on a GPU, which is not installed"
+    if device == "cuda":
+        from normcheck.impls.triton import unavailable as no_triton
+
+        return no_triton(device)
+    return None
+
+
+IMPLEMENTATIONS = tuple(
+    Implementation(
+        name="torch_compile",
+        op=op,
+        forward=partial(forward, op),
+        unavailable=unavailable,
+        strided=False,
+        shapes=_SHAPES,
+        model={"bitmask_compare": "fp32"} if op == "layernorm_relu_bitmask" else {},
+        by_default=("cuda",),
+        source="https://pytorch.org/docs/stable/generated/torch.compile.html",
+    )
+    for op in _OPS
+)

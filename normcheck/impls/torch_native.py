@@ -1,0 +1,88 @@
+"""torch's own norms called as they are, in the io dtype: no upcast before and no cast behind.
+
+layernorm: ``torch.native_layer_norm`` with its mean and rstd, and the backward that autograd would call, so that it can
+be fed with a reference's statistics. rmsnorm: ``rms_norm``, which returns no rstd; its gradients come from autograd.
+
+Not in the default set on a CPU, where what normcheck finds in half precision is so: mean and rstd are saved in the io
+dtype, and dw and db are several ulps off. In fp32 the CPU's backward works with raw moments, as autograd's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from normcheck.case import Case
+from normcheck.errors import UnsupportedCase
+from normcheck.implementation import Implementation, Outputs
+from normcheck.impls._optional import no_bias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
+_RAW = "torch's backward on a CPU works with raw moments"
+_SPOILS_ROW = "on a GPU torch sums squares around a running mean, and Inf - Inf is NaN"
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
+    """x (M, N) or (B, S, N), weight and bias (N,) -> y as x; mean, rstd with a last dimension of 1, as torch has them."""
+    import torch
+
+    _require_one_dtype(x, weight)
+    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return {"y": y, "mean": mean, "rstd": rstd}
+
+
+def layernorm_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Outputs, *, eps: float) -> Outputs:
+    """dy and x, with what forward returned -> dx as x; dw, db as weight. eps is in rstd already."""
+    import torch
+
+    backward = torch.ops.aten.native_layer_norm_backward
+    shape, statistics = x.shape[-1:], (saved["mean"], saved["rstd"])
+    dx, dw, db = backward(dy, x, shape, *statistics, weight, bias, (True, True, True))
+    return {"dx": dx, "dw": dw, "db": db}
+
+
+def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Tensor:
+    """x (M, N) or (B, S, N), weight (N,) -> y as x."""
+    from torch.nn import functional
+
+    _require_one_dtype(x, weight)
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _require_one_dtype(x: Tensor, weight: Tensor) -> None:
+    if x.is_cuda and x.dtype != weight.dtype:
+        raise UnsupportedCase(f"torch's norms on a GPU take no {weight.dtype} weight beside x in {x.dtype}")
+
+
+def _model(case: Case) -> Mapping[str, Any]:
+    """What is declared about layernorm. No case says where it runs; that kernels are interpreted says: on a CPU."""
+    from normcheck.kernels import interpreter
+
+    return {"bwd_form": "raw", "reason": _RAW} if interpreter.enabled() else {}
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="torch_native",
+        op="layernorm",
+        forward=layernorm,
+        backward=layernorm_backward,
+        ranks=(2, 3),
+        model=_model,
+        by_default=("cuda",),
+        source=f"{_DOCS}layer_norm.html",
+    ),
+    Implementation(
+        name="torch_native",
+        op="rmsnorm",
+        forward=rmsnorm,
+        supports=no_bias,
+        ranks=(2, 3),
+        model={"special": "row", "reason": _SPOILS_ROW},
+        by_default=("cuda",),
+        source=f"{_DOCS}rms_norm.html",
+    ),
+)

@@ -1,0 +1,148 @@
+"""What a bench measures, as plain frozen data: bytes over time, only for what was verified. Reports read this only.
+
+GB/s is 1e9 bytes a second. The bytes are those that the suite counts, not those that a kernel moves: of two kernels the
+faster one has the greater number, and one that reads its input twice cannot hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from normcheck.result import Finding
+
+FORWARD, BACKWARD = "forward", "backward"
+DIRECTIONS = (FORWARD, BACKWARD)
+COPY = "copy"
+"""The name of the ceiling: a copy that reads half of the counted bytes and writes the other half."""
+
+MEASURED, FAIL, SKIP, ERROR = "measured", "fail", "skip", "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One line of a table: an op on x (M, N). ``weight_dtype`` is ``same`` or ``fp32``; ``bias``: whether there is one.
+
+    ``options``: the op's own numbers, as in a case.
+    """
+
+    op: str
+    dtype: str
+    M: int
+    N: int
+    weight_dtype: str = "same"
+    eps: float = 1e-5
+    bias: bool = True
+    options: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def what(self) -> tuple[str, str, str, bool, int]:
+        """What the lines of one table have in common; they differ in N."""
+        return (self.op, self.dtype, self.weight_dtype, self.bias, self.M)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """How a suite counts the bytes of one direction: (M, N) matrices in the io dtype, (N,) vectors in the weights'.
+
+    ``bias_vectors`` are counted only where there is a bias. ``text`` says which tensors those are.
+    """
+
+    text: str
+    matrices: int
+    vectors: int = 0
+    bias_vectors: int = 0
+
+    def bytes(self, point: Point) -> int:
+        """The bytes that are counted at ``point``."""
+        io = 4 if point.dtype == "fp32" else 2
+        weight = io if point.weight_dtype == "same" else 4
+        vectors = self.vectors + self.bias_vectors * point.bias
+        return self.matrices * point.M * point.N * io + vectors * point.N * weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Milliseconds of one call: the median, and the quantiles 0.2 and 0.8."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One direction of one implementation at one point.
+
+    ``status``: measured; fail (a finding, and no number); skip (why it did not run is in ``detail``); error (normcheck
+    failed, ``detail`` says how). ``verified_rows`` of M rows, in ``cases``, passed just before it was timed. ``note``:
+    what else a reader of the number must know.
+    """
+
+    point: Point
+    implementation: str
+    direction: str
+    status: str
+    bytes: int
+    detail: str = ""
+    times: Times | None = None
+    copy_times: Times | None = None
+    verified_rows: int = 0
+    cases: int = 0
+    note: str = ""
+    failure: Finding | None = None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """The counted bytes over the median time, in 1e9 bytes a second; None where nothing was measured."""
+        return None if self.times is None else self.bytes / self.times.median * 1e-6
+
+    @property
+    def copy_gb_per_s(self) -> float | None:
+        """The same bytes over the median time of a copy of them."""
+        return None if self.copy_times is None else self.bytes / self.copy_times.median * 1e-6
+
+    @property
+    def share_of_copy(self) -> float | None:
+        """The copy's median time over this one."""
+        if self.times is None or self.copy_times is None:
+            return None
+        return self.copy_times.median / self.times.median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A whole bench. ``counting``: direction -> which bytes are counted; ``method``: how time was taken.
+
+    ``suite`` is empty, and so is ``source``, for sizes of one's own. ``device``: "cpu" or "cuda".
+    """
+
+    argv: tuple[str, ...]
+    suite: str
+    source: str
+    device: str
+    seconds: float
+    environment: Mapping[str, str]
+    counting: Mapping[str, str]
+    method: str
+    speeds: tuple[Speed, ...]
+    exit_code: int
+    complete: bool = True
+
+    @property
+    def implementations(self) -> tuple[str, ...]:
+        """Names, in the order of the run."""
+        return tuple(dict.fromkeys(speed.implementation for speed in self.speeds))
+
+    @property
+    def tables(self) -> tuple[tuple[Speed, ...], ...]:
+        """The speeds of each table: those that differ in N and implementation only, forward before backward."""
+        tables: dict[tuple[object, ...], list[Speed]] = {}
+        for speed in self.speeds:
+            tables.setdefault((*speed.point.what, DIRECTIONS.index(speed.direction)), []).append(speed)
+        order = list(dict.fromkeys(speed.point.what for speed in self.speeds))
+        return tuple(tuple(tables[key]) for key in sorted(tables, key=lambda key: (order.index(key[:-1]), key[-1])))  # type: ignore[arg-type]
+
+    def with_status(self, status: str) -> tuple[Speed, ...]:
+        """The speeds that have this status."""
+        return tuple(speed for speed in self.speeds if speed.status == status)
