@@ -40,7 +40,7 @@ TILES: dict[int, Tile] = {
 
 
 @triton.jit
-def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask, EVICT: tl.constexpr = ""):
+def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask, EVICT: tl.constexpr = None):
     """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero."""
     dy = load_tile(dy_ptr, rows, cols, stride, mask, EVICT)
     if bits_ptr is not None:

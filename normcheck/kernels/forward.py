@@ -33,14 +33,14 @@ the time of its loads is the next row on its way."""
 
 
 @triton.jit
-def load_tile(ptr, rows, cols, stride, mask, EVICT: tl.constexpr = ""):
+def load_tile(ptr, rows, cols, stride, mask, EVICT: tl.constexpr = None):
     """A (ROWS, BLOCK) tile as fp32, 0 where masked; rows are int64, for their product with the stride."""
     at = ptr + rows[:, None] * stride + cols[None, :]
     return tl.load(at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
 @triton.jit
-def load_scale(weight_ptr, cols, N, ZERO_CENTERED: tl.constexpr, EVICT: tl.constexpr = ""):
+def load_scale(weight_ptr, cols, N, ZERO_CENTERED: tl.constexpr, EVICT: tl.constexpr = None):
     """The factor (BLOCK,) in fp32: w, or 1 + w."""
     w = tl.load(weight_ptr + cols, mask=cols < N, other=0.0, eviction_policy=EVICT).to(tl.float32)
     if ZERO_CENTERED:
