@@ -75,7 +75,7 @@ def test_golden() -> None:
         GOLDEN.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     kept = json.loads(GOLDEN.read_text(encoding="utf-8"))
     changed = [
-        f"{line}: {name}" for line in found for name in TENSORS if found[line][name] != kept.get(line, {}).get(name)
+        f"{line}: {name}" for line in found for name in TENSORS if found[line].get(name) != kept.get(line, {}).get(name)
     ]
     assert changed == []
     assert set(kept) == set(found)
