@@ -44,7 +44,7 @@ def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case
     """The small and middling cases, most telling first."""
     shapes = cycle(implementation.shapes or _SHAPES)
     eps, dy, weights = cycle(_EPS), cycle(_DY), cycle(_WEIGHTS)
-    clips, bias, weight_dtype = cycle(CLIPS), cycle((False, True)), cycle(("same", "same", "fp32"))
+    clips, bias, weight_dtype = cycle(CLIPS), cycle(op.biases), cycle(("same", "same", "fp32"))
     layouts = cycle(_layouts(implementation))
     seed = iter(range(1, 10000))
 
@@ -55,7 +55,7 @@ def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case
             "eps": next(eps),
             "weights": next(weights),
             "weight_dtype": "same" if dtype == "fp32" else next(weight_dtype),
-            "bias": next(bias) if op.bias_optional else True,
+            "bias": next(bias),
             "layout": layout,
             "gap": gap,
             "seed": next(seed),
@@ -116,7 +116,7 @@ def large(op: Op, implementation: Implementation, dtype: str, device: str, times
             dy=("shifted", "correlated")[i % 2],
             weights=_WEIGHTS[i % 3],
             weight_dtype="fp32" if dtype != "fp32" and i % 3 == 2 else "same",
-            bias=not op.bias_optional or i % 2 == 1,
+            bias=op.biases[i % len(op.biases)],
             options=options,
             seed=i,
         )
@@ -126,7 +126,9 @@ def far_apart(op: Op, implementation: Implementation, dtype: str) -> Iterator[Ca
     """Rows so far apart that the last begins at element 2^31, for a GPU: what counts elements in 32 bits is wrong."""
     if not implementation.shapes and implementation.strided and dtype != "fp32":
         options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op.clamped else ()
-        yield Case(op=op.name, dtype=dtype, M=65537, N=64, layout="x_strided", gap=32704, options=options)
+        yield Case(
+            op=op.name, dtype=dtype, M=65537, N=64, layout="x_strided", gap=32704, bias=op.biases[-1], options=options
+        )
 
 
 def _layouts(implementation: Implementation) -> tuple[tuple[str, int], ...]:

@@ -62,7 +62,6 @@ def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 
     if 3 in implementation.ranks:
         layout += [("rank3", 0)] * 3
     weight_dtypes = ("same",) if dtype == "fp32" else ("same", "fp32")
-    biases = (False, True) if op.bias_optional else (True,)
     return Choices(
         op=op.name,
         dtype=dtype,
@@ -72,7 +71,7 @@ def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS,
-        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases),
+        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in op.biases),
         eps=EPS,
         clips=CLIPS if op.clamped else (),
         layout=(*[layout[0]] * 4, *layout),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normcheck import bitmask, reference, tolerance
+from normcheck import bitmask, casting, reference, tolerance
 from normcheck.case import Case
 from normcheck.compare import Comparison, compare, merge
 from normcheck.formats import FORMATS, Format
@@ -83,6 +83,13 @@ class Judge:
         """The op's own numbers by name."""
         return self.case.option_values
 
+    def forward(self, rows: reference.Rows, given: StatisticsBound) -> tuple[reference.Forward, tolerance.YBound]:
+        """y and its bound for a block of rows whose statistics are off by ``given``."""
+        if casting.casts(self.op, self.rules, self.io):
+            return casting.output_y(self.rules, casting.cast(self.rules, rows, given, self.io), self.scale, self.io)
+        forward = reference.forward(self.op, rows, self.scale.g, self.bias, self.options)
+        return forward, tolerance.output_y(self.rules, rows, forward, self.scale, self.bias_abs, given, self.io)
+
     def blocks(self) -> list[slice]:
         """Row ranges of at most BLOCK_ELEMENTS; one empty range where M is 0."""
         height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
@@ -121,13 +128,13 @@ def judge_of(
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, x[first:end].double(), case.eps)
         statistics = tolerance.statistics(rules, rows, case.eps)
-        forward = reference.forward(op, rows, scale.g, bias, case.option_values)
-        y = tolerance.output_y(rules, rows, forward, scale, bias_abs, statistics, io)
+        forward, y = judge.forward(rows, statistics)
         return Truth(rows, forward, statistics, y, judged_rows(rows, case))
 
     weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    return Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block)
+    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block)
+    return judge
 
 
 def judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
@@ -218,14 +225,12 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     """y against the formula fed with the statistics that the kernel saved: a bound without N in it."""
     mean = own["mean"][block].double() if "mean" in own else None
     rows = reference.normalise_with(t.rows, mean, own["rstd"][block].double())
-    forward = reference.forward(judge.op, rows, judge.scale.g, judge.bias, judge.options)
-    given = tolerance.saved_statistics(judge.rules, rows)
-    bound = tolerance.output_y(judge.rules, rows, forward, judge.scale, judge.bias_abs, given, judge.io).y
+    forward, bound = judge.forward(rows, tolerance.saved_statistics(judge.rules, rows))
     ok = t.judged
     if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
         finite = torch.isfinite(rows.xh).all(1, keepdim=True)
         ok = finite if ok is None else finite & ok
-    return _compare(judge, "y", y, forward.y, bound, judge.io, block.start, ok)
+    return _compare(judge, "y", y, forward.y, bound.y, judge.io, block.start, ok)
 
 
 def bits_of(returned: Tensor, case: Case) -> Tensor:
@@ -276,6 +281,9 @@ def judge_gradients(
         if own_bits and saved.doubt is not None:
             free = judge.dy[block].double() * saved.doubt[block]
             doubt = tolerance.doubted(judge.rules, rows, free, judge.scale, statistics, case.M)
+        if casting.casts(op, judge.rules, judge.io):
+            cast = casting.cast(judge.rules, rows, statistics, judge.io)
+            backward, doubt = casting.gradients(judge.rules, rows, cast, backward, dy, statistics, judge.io, case.M)
         bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
         totals = totals.plus(backward, sums, doubt, t)
         if dx is not None:

@@ -197,8 +197,9 @@ def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: 
     options = {name: op.options for name, op in ops.items()}
     case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
     check_timeout(timeout)
-    if not case.bias and not ops[case.op].bias_optional:
-        raise UsageError(f"bias=none in the case line: {case.op} always has a bias")
+    if case.bias not in ops[case.op].biases:
+        wrong = "bias=yes in the case line: {} has none, expected bias=none"
+        raise UsageError((wrong if case.bias else "bias=none in the case line: {} always has a bias").format(case.op))
     where = device_for(device)
     console = terminal.console_for(sys.stdout)
     code = NOTHING

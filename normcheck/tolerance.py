@@ -31,10 +31,11 @@ _EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64: the rest cleare
 
 @dataclass(frozen=True)
 class Rules:
-    """The numbers of one op under one model, ready for the formulas."""
+    """The numbers of one op under one model, ready for the formulas. ``doubt`` names what ``Doubt`` is about."""
 
     model: Model
     centered: bool
+    doubt: str
     u: float
     eta: float
     c_var: float
@@ -63,6 +64,7 @@ def rules(op: Op, model: Model) -> Rules:
     return Rules(
         model=model,
         centered=op.centered,
+        doubt="bits in doubt" if op.clamped else "roundings to the io dtype",
         u=accumulate.u,
         eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),
         c_var=1.0 if model.variance == "any" else 0.0,
@@ -232,7 +234,10 @@ class GradientSums:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What bits in doubt, taken the other way, do to a block's dx (m, N) and to its share of dw and db (N,)."""
+    """What may go either way, taken the other way, does to a block's dx (m, N) and to its share of dw and db (N,).
+
+    Bits in doubt of an op that clamps, or roundings to the io dtype of one that rounds xhat.
+    """
 
     dx: Tensor
     dw: Tensor
@@ -246,11 +251,19 @@ def doubted(rules: Rules, rows: Rows, dy: Tensor, scale: Scale, given: Statistic
     """
     grow = 1 + rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
     dy_abs = dy.abs() * grow
-    wd = dy_abs * scale.abs
-    xa = (rows.xh_abs if given.d is None else rows.xh_abs + given.d) * (1 + given.al)
+    dx = moved_dx(rules, rows, dy_abs * scale.abs, given)
+    return Doubt(dx, (dy_abs * _xhat_at_most(rows, given)).sum(0), dy_abs.sum(0))
+
+
+def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound) -> Tensor:
+    """How far dx (m, N) moves, at most, when each dy * g moves by up to ``wd`` (m, N) >= 0."""
+    xa = _xhat_at_most(rows, given)
     c1, c2 = (xa * wd).mean(1, keepdim=True), wd.mean(1, keepdim=True)
-    dx = (wd + xa * c1 + (c2 if rules.centered else 0.0)) * ((1 + given.al) * rows.rstd)
-    return Doubt(dx, (dy_abs * xa).sum(0), dy_abs.sum(0))
+    return (wd + xa * c1 + (c2 if rules.centered else 0.0)) * ((1 + given.al) * rows.rstd)
+
+
+def _xhat_at_most(rows: Rows, given: StatisticsBound) -> Tensor:
+    return (rows.xh_abs if given.d is None else rows.xh_abs + given.d) * (1 + given.al)
 
 
 def output_dx(
@@ -312,7 +325,7 @@ def output_dx(
         rest = (edx - c1_term - c2_term - ops - eta).clamp_(min=0)
         named = {"store": stored * ones, "mean(xhat dy g)": c1_term, "mean(dy g)": c2_term, "ops": ops}
         if doubt is not None:
-            named["bits in doubt"] = doubt.dx
+            named[rules.doubt] = doubt.dx
             rest = (rest - doubt.dx).clamp_(min=0)
         return {**named, "statistics": rest, "underflow": eta * ones}
 
@@ -356,7 +369,7 @@ def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tenso
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(e)
         bits = ones * 0 if doubt is None else doubt
-        named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
+        named = {"store": stored * ones, "sum over M": summation, rules.doubt: bits}
         return {**named, "statistics": sums.dy_shift}
 
     return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)
@@ -373,7 +386,7 @@ def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tenso
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(e)
         bits = ones * 0 if doubt is None else doubt
-        named = {"store": stored * ones, "sum over M": summation, "bits in doubt": bits}
+        named = {"store": stored * ones, "sum over M": summation, rules.doubt: bits}
         return {**named, "underflow": 2 * m * rules.eta * ones}
 
     return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)

@@ -13,7 +13,19 @@ import normcheck
 
 ROOT = Path(normcheck.__file__).parent
 TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
-_JUDGES = ("reference", "tolerance", "compare", "judge", "check", "sweep", "explain", "bitmask", "gate", "run")
+_JUDGES = (
+    "reference",
+    "tolerance",
+    "casting",
+    "compare",
+    "judge",
+    "check",
+    "sweep",
+    "explain",
+    "bitmask",
+    "gate",
+    "run",
+)
 JUDGES = tuple(f"normcheck.{name}" for name in _JUDGES)
 LIBRARIES = (
     "triton",
@@ -36,6 +48,7 @@ FORBIDDEN = {
     "golden/judging.py": (*LIBRARIES, "normcheck.call", "normcheck.attempt"),
     "reference.py": LIBRARIES,
     "tolerance.py": LIBRARIES,
+    "casting.py": LIBRARIES,
     "bitmask.py": LIBRARIES,
     "compare.py": LIBRARIES,
     "call.py": (*JUDGES, *LIBRARIES),

@@ -22,6 +22,7 @@ from normcheck.kernels.tiles import Tile, group_rows, tile
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}
 OPS = tuple(BY_OP)
+ZERO_CENTERED = ("layernorm_zero_centered", "rmsnorm_gemma")
 SHAPES = [(1, 1), (3, 7), (5, 129), (2, 1000), (17, 33), (150, 20), (2, 20000)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HALF_ULP = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -57,9 +58,9 @@ def run(op: str, t: dict[str, Tensor], *, bias: bool = True) -> dict[str, Tensor
 def expected_of(op: str, t: dict[str, Tensor], saved: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same in fp64 by autograd, the clamp's derivative taken from the saved bits."""
     x, weight, bias = (t[name].double().requires_grad_() for name in ("x", "weight", "bias"))
-    mean = torch.zeros_like(x[:, :1]) if op == "rmsnorm" else x.mean(-1, keepdim=True)
+    mean = torch.zeros_like(x[:, :1]) if op.startswith("rmsnorm") else x.mean(-1, keepdim=True)
     rstd = ((x - mean).square().mean(-1, keepdim=True) + EPS).rsqrt()
-    z = (x - mean) * rstd * (1 + weight if op == "layernorm_zero_centered" else weight) + bias
+    z = (x - mean) * rstd * (1 + weight if op in ZERO_CENTERED else weight) + bias
     dy = t["dy"].double()
     if "bitmask" in saved:
         dy = dy * unpacked(saved["bitmask"], x.shape[1])
@@ -99,7 +100,7 @@ def test_every_output_against_fp64(op: str, dtype: torch.dtype, M: int, N: int) 
     for name in actual.keys() - {"bitmask"}:
         assert_close(name, actual[name], expected[name])
     assert {n: actual[n].dtype for n in ("y", "dx", "dw", "db")} == dict.fromkeys(("y", "dx", "dw", "db"), dtype)
-    assert ("mean" in actual) == (op != "rmsnorm")
+    assert ("mean" in actual) == op.startswith("layernorm")
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -147,12 +148,12 @@ def test_backward_uses_what_was_saved(op: str) -> None:
         other["bitmask"] = torch.full_like(saved["bitmask"], 0b10101010)
     assert implementation.backward is not None
     got = implementation.backward(t["dy"], t["x"], t["weight"], t["bias"], other, eps=EPS, **options_of(op))
-    x, dy, g = t["x"].double(), t["dy"].double(), t["weight"].double() + (op == "layernorm_zero_centered")
+    x, dy, g = t["x"].double(), t["dy"].double(), t["weight"].double() + (op in ZERO_CENTERED)
     mean = saved["mean"].double()[:, None] if "mean" in saved else 0.0
     rstd = other["rstd"].double()[:, None]
     dy = dy * unpacked(other["bitmask"], 24) if "bitmask" in other else dy
     xhat, wdy = (x - mean) * rstd, dy * g
-    c2 = 0.0 if op == "rmsnorm" else wdy.mean(1, keepdim=True)
+    c2 = 0.0 if op.startswith("rmsnorm") else wdy.mean(1, keepdim=True)
     assert_close("dx", got["dx"], (wdy - xhat * (xhat * wdy).mean(1, keepdim=True) - c2) * rstd)
     assert_close("dw", got["dw"], (dy * xhat).sum(0))
     assert_close("db", got["db"], dy.sum(0))
@@ -164,7 +165,7 @@ def test_y_is_made_of_the_saved_statistics(op: str) -> None:
     t["x"] += 3000.0  # statistics that are off in their last bits
     out = run(op, t)
     mean = out["mean"].double()[:, None] if "mean" in out else 0.0
-    g = t["weight"].double() + (op == "layernorm_zero_centered")
+    g = t["weight"].double() + (op in ZERO_CENTERED)
     z = (t["x"].double() - mean) * out["rstd"].double()[:, None] * g + t["bias"].double()
     assert_close("y", out["y"], z.clamp(-0.5, 1.0) if "bitmask" in out else z)
 
@@ -207,8 +208,8 @@ def test_rows_of_many_blocks_are_rows_of_one(op: str) -> None:
     """The narrow blocks of a wide row, tried on a narrow one: three blocks and a tail."""
     t = tensors(5, 100, torch.float32)
     x, weight, bias = t["x"], t["weight"], t["bias"]
-    facts: dict[str, Any] = {"zero_centered": op == "layernorm_zero_centered"}
-    own: dict[str, Any] = {"centered": op != "rmsnorm", "clips": (-0.5, 1.0) if options_of(op) else None}
+    facts: dict[str, Any] = {"zero_centered": op in ZERO_CENTERED}
+    own: dict[str, Any] = {"centered": op.startswith("layernorm"), "clips": (-0.5, 1.0) if options_of(op) else None}
     whole = forward_kernels.forward(x, weight, bias, eps=EPS, **facts, **own)
     parts = forward_kernels.forward(x, weight, bias, eps=EPS, **facts, **own, max_block=32)
     for name in whole:

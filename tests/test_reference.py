@@ -41,11 +41,12 @@ class Problem:
 
 
 def row_of(p: Problem, x: Vector) -> tuple[mpmath.mpf | None, mpmath.mpf, Vector]:
-    """mean, rstd and z of a row, by the definition of the op."""
+    """mean, rstd and z of a row, by the definition of the op; rmsnorm_llama's before its rounding, see test_casting."""
     size = len(x)
-    if p.op == "rmsnorm":
+    if p.op in ("rmsnorm", "rmsnorm_llama", "rmsnorm_gemma"):
+        scale = [1 + w for w in p.weight] if p.op == "rmsnorm_gemma" else p.weight
         rms = mpmath.sqrt(sum(v * v for v in x) / size + p.eps)
-        return None, 1 / rms, [v / rms * w + b for v, w, b in zip(x, p.weight, p.bias, strict=True)]
+        return None, 1 / rms, [v / rms * g + b for v, g, b in zip(x, scale, p.bias, strict=True)]
     if p.op not in ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask"):
         raise AssertionError(f"op={p.op}: write its definition here")
     scale = [1 + w for w in p.weight] if p.op == "layernorm_zero_centered" else p.weight

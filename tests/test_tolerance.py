@@ -139,7 +139,7 @@ def wider(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 END_TO_END = {"rstd", "rstd_lo", "y", "dx", "dw"}
 
 
-@pytest.mark.parametrize("name", list(TOML["count"]))
+@pytest.mark.parametrize("name", sorted(set(TOML["count"]) - {"xhat"}))  # that one is in test_casting.py
 def test_every_count_widens_what_it_is_about(name: str) -> None:
     op = OPS[{"rms": "rmsnorm", "y_zero_centered": "layernorm_zero_centered"}.get(name, "layernorm")]
     count = {**TOML["count"], name: TOML["count"][name] + 50}

@@ -1,4 +1,4 @@
-"""This project's own Triton kernels, for all four ops: on a GPU, and on a CPU through Triton's interpreter.
+"""This project's own Triton kernels, for every op but rmsnorm_llama: on a GPU, and interpreted on a CPU.
 
 torch, triton and the kernels are imported when the first case runs: discovery reads this module on machines without
 them.
@@ -101,11 +101,13 @@ def implementation(
     op: str, *, name: str = "triton", kernels: Kernels = own_kernels, source: str = "normcheck/kernels", **fields: Any
 ) -> Implementation:
     """An op computed by ``kernels``; ``fields`` are Implementation's."""
-    zero_centered = op == "layernorm_zero_centered"
+    zero_centered = op in ("layernorm_zero_centered", "rmsnorm_gemma")
     return Implementation(
         name=name,
         op=op,
-        forward=partial(forward, centered=op != "rmsnorm", zero_centered=zero_centered, kernels=kernels),
+        forward=partial(
+            forward, centered=op not in ("rmsnorm", "rmsnorm_gemma"), zero_centered=zero_centered, kernels=kernels
+        ),
         backward=partial(backward, zero_centered=zero_centered, kernels=kernels),
         unavailable=unavailable,
         ranks=(2, 3),
@@ -115,5 +117,6 @@ def implementation(
 
 
 IMPLEMENTATIONS = tuple(
-    implementation(op) for op in ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
+    implementation(op)
+    for op in ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm", "rmsnorm_gemma")
 )

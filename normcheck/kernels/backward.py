@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Backward Triton kernels of all four ops. On a CPU, ``interpreter.enable()`` comes before the import of this module.
+"""Backward Triton kernels, not of rmsnorm_llama. On a CPU, ``interpreter.enable()`` comes before this is imported.
 
     xhat = (x - mean) * rstd,  wdy = dy * w      (dy zero where the bitmask is; zero-centered: 1 + w)
     c1   = sum(xhat * wdy) / N,  c2 = sum(wdy) / N        (rmsnorm: c2 = 0)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Forward Triton kernel of all four ops. On a CPU, ``interpreter.enable()`` comes before the import of this module.
+"""Forward Triton kernel, not of rmsnorm_llama. On a CPU, ``interpreter.enable()`` comes before this is imported.
 
     mean = sum(x) / N                            (rmsnorm: 0)
     rstd = 1 / sqrt(sum((x - mean)^2) / N + eps)

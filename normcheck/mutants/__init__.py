@@ -1,1 +1,1 @@
-"""Planted faults of the four ops, and correct kernels beside them: what ``normcheck audit`` counts."""
+"""Planted faults of the ops, and correct kernels beside them: what ``normcheck audit`` counts."""

@@ -19,6 +19,8 @@ from normcheck.implementation import Implementation
 
 ZERO_CENTERED = ("layernorm_zero_centered",)
 RELU = ("layernorm_relu_bitmask",)
+LLAMA = ("rmsnorm_llama",)
+GEMMA = ("rmsnorm_gemma",)
 LAYERNORMS = ("layernorm", *ZERO_CENTERED, *RELU)
 OPS = (*LAYERNORMS, "rmsnorm")
 HALF = ("fp16", "bf16")
@@ -86,7 +88,7 @@ def full_tiles(t: Tensor) -> Tensor:
 class Run:
     """What one call of a kernel knows: inputs in the kernel's own precision, and every step's result under its name.
 
-    Shapes: x, xc, xh, dy, wd, z, y, bits (M, N); m, v, r, c1, c2 (M, 1); w, g, b (N,). For rmsnorm m and c2 are 0.
+    Shapes: x, xc, xh, dy, wd, z, y, bits (M, N); m, v, r, c1, c2 (M, 1); w, g, b (N,). Without centring m and c2 are 0.
     """
 
     kernel: Kernel
@@ -132,12 +134,12 @@ class Run:
     @property
     def centered(self) -> bool:
         """Whether the op subtracts a mean."""
-        return self.op != "rmsnorm"
+        return self.op in LAYERNORMS
 
     @property
     def relu(self) -> bool:
         """Whether the op clips and saves bits."""
-        return self.op == "layernorm_relu_bitmask"
+        return self.op in RELU
 
     @property
     def block(self) -> int:
@@ -158,7 +160,11 @@ class Run:
 
     def one_plus(self, w: Tensor) -> Tensor:
         """gamma of the op from w."""
-        return 1 + w if self.op == "layernorm_zero_centered" else w
+        return 1 + w if self.op in (*ZERO_CENTERED, *GEMMA) else w
+
+    def cast(self, xhat: Tensor) -> Tensor:
+        """xhat as the op multiplies it by gamma and by dy."""
+        return rounded(xhat, self.io) if self.op in LLAMA else xhat
 
     def plus_b(self, p: Tensor) -> Tensor:
         """p + bias, where there is one."""
@@ -200,7 +206,7 @@ class Kernel:
     variance: Step = lambda c: c.mean_n(c.xc * c.xc)
     rstd: Step = lambda c: 1 / torch.sqrt(c.v + c.eps)
     gamma: Step = lambda c: c.one_plus(c.w)
-    xhat: Step = lambda c: c.xc * c.r
+    xhat: Step = lambda c: c.cast(c.xc * c.r)
     preact: Step = lambda c: c.plus_b(c.xh * c.g)
     clip: Step = lambda c: c.z.clamp(c.lo, c.hi)
     mask: Step = lambda c: (c.z > c.lo) & (c.z < c.hi)
@@ -217,7 +223,7 @@ class Kernel:
     mean1: Step = lambda c: c.mean_n(c.xh * c.wd)
     mean2: Step = lambda c: c.mean_n(c.wd)
     dx: Step = lambda c: (c.wd - (c.xh * c.c1 + c.c2)) * c.r
-    dw: Step = lambda c: c.sum_m(c.dy * c.xh)
+    dw: Step = lambda c: c.sum_m(c.dy * c.cast(c.xh))
     db: Step = lambda c: c.sum_m(c.dy)
 
     def forward(self, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, **options: float) -> Any:

@@ -10,19 +10,23 @@ class Op:
     """A normalisation of the rows of x (M, N).
 
         v = mean((x - mean)^2) (biased), or mean(x^2) where not ``centered``
-        z = (x - mean) / sqrt(v + eps) * (weight_offset + weight) + bias
+        xhat = (x - mean) / sqrt(v + eps), rounded to the dtype of x where ``rounds_xhat``
+        z = xhat * (weight_offset + weight) + bias
         y = z, or clip(z, lower_clip, upper_clip) where ``clamped``; its bit says lower_clip < z < upper_clip
 
     ``statistics``: what forward saves for backward, each (M,). ``options``: the op's own numbers, passed by name to
-    forward and backward. ``bias_optional``: whether it is also called without a bias. ``formula`` and ``source`` are
-    for readers.
+    forward and backward. ``biases``: whether it is called with a bias, without, or both, simplest first. ``formula``
+    and ``source`` are for readers.
+
+    A rounded xhat passes its gradient through as it is; an op that rounds it has no offset, no clip and no bias.
     """
 
     name: str
     centered: bool
     weight_offset: float = 0.0
     clamped: bool = False
-    bias_optional: bool = False
+    rounds_xhat: bool = False
+    biases: tuple[bool, ...] = (True,)
     formula: str
     source: str
 

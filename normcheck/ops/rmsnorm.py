@@ -7,7 +7,7 @@ from normcheck.ops.op import Op
 OP = Op(
     name="rmsnorm",
     centered=False,
-    bias_optional=True,
+    biases=(False, True),
     formula="y = x * rstd * weight (+ bias),  rstd = 1 / sqrt(mean(x^2) + eps)",
     source="Zhang, Sennrich 2019, arXiv 1910.07467; eps inside the root, nothing subtracted",
 )
