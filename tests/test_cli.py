@@ -554,6 +554,40 @@ def test_list(run: Callable[..., Done]) -> None:
         assert name in done.out
 
 
+def test_list_says_what_has_to_be_asked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normcheck.catalogue.device_for", lambda _: "cpu")
+    lines = {" ".join(line.split()) for line in run("list").out.splitlines()}
+    assert "torch rmsnorm runs" in lines
+    assert "torch_native rmsnorm runs with --impl torch_native: not in the default set on a CPU" in lines
+    assert "triton_tutorial layernorm runs with --impl triton_tutorial: not in the default set" in lines
+
+
+def test_the_default_set_of_a_cpu(run: Callable[..., Done]) -> None:
+    """What a known implementation finds on a CPU turns no run red that did not ask for it."""
+    done, document = report(run, "--op", "rmsnorm", "--no-isolation", "--max-examples", "1")
+    assert done.code == 0
+    assert {v["implementation"] for v in document["verdicts"]} == {"torch", "triton", "cudnn"}
+
+
+def test_the_default_sets() -> None:
+    everything = {name: tuple(i.op for i in found) for name, found in discovery.implementations().items()}
+    on_gpu = discovery.by_default("cuda")
+    assert {"torch_native", "torch_compile", "cudnn_graph", "liger"} <= set(on_gpu) - set(discovery.by_default("cpu"))
+    assert "triton_tutorial" in set(everything) - set(on_gpu)
+    assert on_gpu["torch_native"] == everything["torch_native"] == ("layernorm", "rmsnorm")
+    assert "torch_native" not in discovery.by_default("cuda", ("layernorm_zero_centered",))
+    assert discovery.by_default("cuda", ("rmsnorm",))["liger"] == ("rmsnorm",)
+
+
+@pytest.mark.parametrize("value", ["'cpu'", "('cpu', 'tpu')", "('cpu', 3)", "None"])
+def test_a_wrong_default_set_is_named(run: Callable[..., Done], written: Callable[..., str], value: str) -> None:
+    declared = DECLARED.replace("forward=forward", f"forward=lambda x, w, b, *, eps: x, by_default={value}")
+    done = run("verify", "--impl", written(declared), "--no-isolation", *FEW)
+    complaint(done)
+    assert "by_default=" in done.err
+    assert "expected a tuple with one of cpu, cuda, or ()" in done.err
+
+
 def test_tolerances_is_the_table_itself(run: Callable[..., Done]) -> None:
     table = Path(normcheck.__file__).with_name("tolerances.toml").read_text(encoding="utf-8")
     assert run("tolerances") == Done(0, table, "")

@@ -204,3 +204,17 @@ def test_on_a_gpu() -> None:
     assert arena.strays({}) == []
     out.as_strided((1,), (1,), out.storage_offset() + 15).fill_(0)
     assert len(arena.strays({})) == 1
+
+
+def test_what_torch_compile_traces_is_let_through() -> None:
+    """A compiled kernel is compiled in an arena too; dynamo cannot trace what an arena does."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x).copy_(x) + torch.zeros(3)
+
+    with memory.Arena(memory.Surroundings()):
+        returned = compiled(torch.ones(3))
+        allocated = torch.empty(3)
+    assert returned.tolist() == [1, 1, 1]
+    assert allocated.isnan().all()

@@ -109,11 +109,7 @@ def refusal(error: Exception) -> Refusal:
 
 
 def execute(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Run a plan on torch's current stream, reading and writing ``buffers`` (our names; others are ignored).
-
-    Returns the outputs, which are among the buffers. Raises UnsupportedCase for a buffer on the GPU that does not start
-    at a multiple of 16 bytes.
-    """
+    """Run a plan on torch's current stream with ``buffers`` (our names; others are ignored) -> those of its outputs."""
     import torch
 
     require_aligned(buffers, plan.tensors)
@@ -168,7 +164,7 @@ class Form:
 
 
 def form_of(key: GraphKey, name: str) -> Form:
-    """The form of the input that we call ``name``."""
+    """The form of the input that we call ``name``; what is no tensor of the op is a number."""
     if name in ("weight", "bias"):
         return Form([1, key.N, 1, 1], [key.N, 1, key.N, key.N], key.weight_dtype)
     if name in ("mean", "rstd"):

@@ -7,8 +7,8 @@ bias in it.
 None for the bias, whose gradient is not asked for. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
 it is in no default set.
 
-On a CPU nothing runs: Triton's interpreter has no libdevice, from which Liger takes rsqrt, and hands a kernel a float as
-Python's own, on which Liger calls ``to``.
+On a CPU nothing runs: Triton's interpreter has no libdevice, from which Liger takes rsqrt, and hands a kernel a float
+as Python's own, on which Liger calls ``to``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs
 def layernorm_backward(
     with_bias: bool, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Outputs, *, eps: float
 ) -> Outputs:
-    """dy and x, with what forward returned -> dx as x; dw as weight; db as bias, summed by torch where Liger does not."""
+    """dy and x, with what forward returned -> dx as x; dw as weight; db, which torch sums where Liger does not."""
     from liger_kernel.ops.layer_norm import layer_norm_backward
 
     rows, statistics = x.flatten(0, -2), (saved["mean"], saved["rstd"])

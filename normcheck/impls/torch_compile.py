@@ -70,7 +70,7 @@ def _compiled() -> Callable[..., dict[str, Tensor]]:
 def forward(
     op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
 ) -> dict[str, Tensor]:
-    """x (M, N) with packed rows, weight and bias (N,) -> y as x; rstd, and mean of a LayerNorm, (M, 1) fp32; bitmask."""
+    """x (M, N) with packed rows, weight and bias (N,) -> y as x; rstd and mean (M, 1) fp32; bitmask."""
     import torch
     from torch._dynamo import config
 

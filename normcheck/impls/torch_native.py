@@ -26,7 +26,7 @@ _SPOILS_ROW = "on a GPU torch sums squares around a running mean, and Inf - Inf 
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
-    """x (M, N) or (B, S, N), weight and bias (N,) -> y as x; mean, rstd with a last dimension of 1, as torch has them."""
+    """x (M, N) or (B, S, N), weight and bias (N,) -> y as x; mean, rstd (M, 1) in the dtype that torch saves."""
     import torch
 
     _require_one_dtype(x, weight)

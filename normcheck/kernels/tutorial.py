@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""The algorithm of Triton's LayerNorm tutorial, written anew. On a CPU, ``interpreter.enable()`` comes before its import.
+"""The algorithm of Triton's LayerNorm tutorial, written anew. On a CPU ``interpreter.enable()`` comes before.
 
-Forward: one program a row, which goes over its columns three times. Backward: one program a row, which adds its share of
-dw and db to one of ``groups`` partial sums; a lock in global memory lets one program of a group in at a time. A second
-kernel sums the groups. The partial sums are kept in the dtype of x, as the tutorial keeps them: in half precision every
-row is rounded before it is added, and so is every sum.
+Forward: one program a row, which goes over its columns three times. Backward: one program a row, which adds its share
+of dw and db to one of ``groups`` partial sums; a lock in global memory lets one program of a group in at a time. A
+second kernel sums the groups. The partial sums are kept in the dtype of x, as the tutorial keeps them: in half
+precision every row is rounded before it is added, and so is every sum.
 
 One thread releases the lock, so all threads have to have stored by then: that is what the barrier before it is for. It
 came to the tutorial late. In which order the programs come is free, and so are the last bits of dw and db.
@@ -61,7 +61,7 @@ def locked_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, locks_ptr, dy_stride, x_stride, M, N,
     GROUPS: tl.constexpr, BARRIER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx, and its share of one group's sums of dw and db, in the dtype that those have. One program: ROWS whole rows."""
+    """dx, and its share of one group's sums of dw and db, in their dtype. One program: ROWS whole rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
