@@ -74,7 +74,7 @@ def verify(cell: Cell, point: Point, plan: Plan) -> Verified:
     """
     found = _verified(cell, point, plan)
     needs_bias = found.refused or (found.failure is not None and found.failure.kind == "exception" and not found.lost)
-    if point.bias or cell.op.bias_optional or not needs_bias:
+    if point.bias or False in cell.op.biases or not needs_bias:
         return found
     reason = found.refused or (found.failure.message if found.failure is not None else "")
     again = _verified(cell, replace(point, bias=True), plan)

@@ -72,7 +72,7 @@ _CLIPS = (("lower_clip", 0.0), ("upper_clip", 6.0))
 def suite_of(ops: Sequence[Op], dtypes: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Suite:
     """Sizes of one's own as a suite. An op that may be called without a bias is, as its users mostly do."""
     points = tuple(
-        Point(op=op.name, dtype=dtype, M=m, N=n, bias=not op.bias_optional, options=_CLIPS if op.clamped else ())
+        Point(op=op.name, dtype=dtype, M=m, N=n, bias=op.biases[0], options=_CLIPS if op.clamped else ())
         for op in ops
         for dtype in dtypes
         for m, n in sizes

@@ -180,7 +180,7 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
 
 
 def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
-    """Everything judged; what the reference would save, None where there is nothing to call once more; the second run."""
+    """Everything judged; what the reference would save, None where nothing is called once more; the second run."""
     implementation, op, case = this.implementation, this.op, this.case
     inputs = call.differentiable(this.given) if implementation.backward is None else this.given
     returned = call.forward(implementation, case, inputs, this.arena)

@@ -71,7 +71,7 @@ def cases(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case]:
             seed=seed,
             weights=t.weights,
             weight_dtype="fp32" if t.fp32_weights and dtype != "fp32" else "same",
-            bias=t.bias or not op.bias_optional,
+            bias=t.bias if t.bias in op.biases else op.biases[0],
             gap=0 if packed else t.gap,
             options=(("lower_clip", clips[0]), ("upper_clip", clips[1])) if op.clamped else (),
         )

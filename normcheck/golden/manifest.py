@@ -203,7 +203,7 @@ def _case(line: object, who: str) -> Case:
         raise UsageError(f"{who}={shown(line, 80)}: expected it as it is printed: {str(case)!r}")
     if not case.M or case.M * (case.N + case.gap) > _MOST_ELEMENTS:
         raise UsageError(f"{who}: M={case.M} N={case.N} gap={case.gap}: expected 1 to {_MOST_ELEMENTS} elements")
-    if not case.bias and not discovery.ops()[case.op].bias_optional:
+    if case.bias not in discovery.ops()[case.op].biases:
         raise UsageError(f"{who}: bias=none: {case.op} always has a bias")
     return case
 

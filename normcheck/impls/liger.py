@@ -1,7 +1,7 @@
 """Liger-Kernel's layer_norm and rms_norm: its Triton kernels, called directly with the statistics that they save.
 
-rms_norm runs with casting_mode="gemma" (fp32 throughout) and not in place: in place it writes dx over dy. There is no
-bias in it.
+rms_norm runs not in place, for in place it writes dx over dy. Its casting_mode="gemma" is fp32 throughout: with an
+offset of 0 that is rmsnorm, with 1 rmsnorm_gemma; "llama" is rmsnorm_llama. There is no bias in it.
 
 ``liger_without_bias`` is the backward as PyTorch's LayerNormBackward benchmark calls it, with fp32 mean and rstd and
 None for the bias, whose gradient is not asked for. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 _SOURCE = "https://github.com/linkedin/Liger-Kernel/tree/main/src/liger_kernel/ops"
 _MAX_N = 65536
-_CAST = "gemma"
-_OFFSET = 0.0
-"""Added to weight."""
+_CASTINGS = {"rmsnorm": (0.0, "gemma"), "rmsnorm_gemma": (1.0, "gemma"), "rmsnorm_llama": (0.0, "llama")}
+"""Op -> what is added to the weight, and Liger's casting_mode."""
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
@@ -51,23 +50,25 @@ def layernorm_backward(
     return {"dx": dx, "dw": dw, "db": db}
 
 
-def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Outputs:
+def rmsnorm(op: str, x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Outputs:
     """x (M, N) or (B, S, N), weight (N,) -> y as x; rstd (M,) fp32."""
     from liger_kernel.ops.rms_norm import rms_norm_forward
 
-    y, _, rstd, *_ = rms_norm_forward(x, weight, eps, _OFFSET, _CAST, None)
+    y, _, rstd, *_ = rms_norm_forward(x, weight, eps, *_CASTINGS[op], None)
     return {"y": y, "rstd": rstd}
 
 
-def rmsnorm_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: None, saved: Outputs, *, eps: float) -> Outputs:
+def rmsnorm_backward(
+    op: str, dy: Tensor, x: Tensor, weight: Tensor, bias: None, saved: Outputs, *, eps: float
+) -> Outputs:
     """dy and x, with what forward returned -> dx as x; dw as weight."""
     from liger_kernel.ops.rms_norm import _str_to_casting_mode, rms_norm_backward
     from liger_kernel.ops.utils import calculate_settings
 
     block, warps = calculate_settings(x.shape[-1])
-    mode = _str_to_casting_mode[_CAST]
-    rows = x.flatten(0, -2)
-    dx, dw = rms_norm_backward(dy, rows, weight, saved["rstd"], _OFFSET, mode, block, warps, False, None)
+    offset, mode = _CASTINGS[op]
+    rows, casting = x.flatten(0, -2), _str_to_casting_mode[mode]
+    dx, dw = rms_norm_backward(dy, rows, weight, saved["rstd"], offset, casting, block, warps, False, None)
     return {"dx": dx, "dw": dw}
 
 
@@ -106,16 +107,19 @@ def _layernorm(name: str, *, with_bias: bool, by_default: tuple[str, ...]) -> Im
 
 IMPLEMENTATIONS = (
     _layernorm("liger", with_bias=True, by_default=("cuda",)),
-    Implementation(
-        name="liger",
-        op="rmsnorm",
-        forward=rmsnorm,
-        backward=rmsnorm_backward,
-        supports=_supports_rmsnorm,
-        unavailable=_unavailable,
-        ranks=(2, 3),
-        by_default=("cuda",),
-        source=_SOURCE,
+    *(
+        Implementation(
+            name="liger",
+            op=op,
+            forward=partial(rmsnorm, op),
+            backward=partial(rmsnorm_backward, op),
+            supports=_supports_rmsnorm,
+            unavailable=_unavailable,
+            ranks=(2, 3),
+            by_default=("cuda",),
+            source=_SOURCE,
+        )
+        for op in _CASTINGS
     ),
     _layernorm("liger_without_bias", with_bias=False, by_default=()),
 )

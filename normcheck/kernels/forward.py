@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.kernels.tiles import BYTE, Tile, group_rows, tile
+from normcheck.kernels.tiles import BYTE, Tile, group_rows, tile, tiles
 
 MAX_BLOCK = 16384
 ELEMENTS = 2048
@@ -25,11 +25,18 @@ ELEMENTS = 2048
 4096 to 65536."""
 
 
-TILES: dict[int, Tile] = {
-    MAX_BLOCK: Tile(rows=1, block=MAX_BLOCK, warps=32, stages=2, groups=128),
-}
-"""Block -> the tile on a GPU in place of the rule of ``tile``: there one program fills a multiprocessor, and what hides
-the time of its loads is the next row on its way."""
+TILES = tiles(
+    Tile(rows=8, block=256, warps=4, stages=4, groups=896),
+    Tile(rows=2, block=512, warps=1, stages=4, groups=2048),
+    Tile(rows=1, block=1024, warps=1, stages=4, groups=1024),
+    Tile(rows=1, block=2048, warps=2, stages=4, groups=2048),
+    Tile(rows=1, block=4096, warps=4, stages=3, groups=640),
+    Tile(rows=1, block=8192, warps=8, stages=4, groups=512),
+    Tile(rows=1, block=16384, warps=16, stages=4, groups=128),
+)
+WIDE = Tile(rows=1, block=8192, warps=32)
+"""The best of some 40 each, over the sizes of both suites of ``normcheck bench`` on an H200. Few programs fit on a
+multiprocessor, so what hides the time of their loads is the next row on its way."""
 
 
 @triton.jit
@@ -190,7 +197,7 @@ def forward(
     width = -(-N // BYTE)
     bitmask = torch.empty((M, width), dtype=torch.uint8, device=x.device) if clips else None
     if M:
-        t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES)
+        t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
         arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
         if t.stages > 1 and t.block >= N:
             per_group = group_rows(M, t.rows, t.groups)

@@ -34,13 +34,29 @@ def power_of_two(n: int) -> int:
 _RULE: Mapping[int, Tile] = MappingProxyType({})
 
 
-def tile(M: int, N: int, *, on_gpu: bool, elements: int, max_block: int, chosen: Mapping[int, Tile] = _RULE) -> Tile:
+def tiles(*best: Tile) -> Mapping[int, Tile]:
+    """Block -> its tile."""
+    return MappingProxyType({t.block: t for t in best})
+
+
+def tile(
+    M: int,
+    N: int,
+    *,
+    on_gpu: bool,
+    elements: int,
+    max_block: int,
+    chosen: Mapping[int, Tile] = _RULE,
+    wide: Tile | None = None,
+) -> Tile:
     """Choose the tile for rows of N elements, of which one program takes at most ``max_block`` columns at once.
 
     On a GPU about ``elements`` of them, 16 to a thread, so that narrow rows share a program. The interpreter takes a
     millisecond for a program whatever its width: 65536 elements there. 64 rows at most. ``chosen``: block -> the tile
-    to take on a GPU, in place of that rule, where a block is a whole row.
+    to take on a GPU, in place of that rule, where a block is a whole row; ``wide``: the tile of rows wider than those.
     """
+    if on_gpu and wide is not None and max(chosen) < N:
+        return replace(wide, rows=min(wide.rows, power_of_two(M)))
     block = min(max(power_of_two(N), BYTE), max_block)
     rows = min(power_of_two(M), max((elements if on_gpu else 65536) // block, 1), 64)
     if on_gpu and block >= N and block in chosen:
