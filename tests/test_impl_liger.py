@@ -47,7 +47,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("layer_norm", "rms_norm"):
         module = importlib.import_module(f"liger_kernel.ops.{name}")
         monkeypatch.setattr(module, "rsqrt", lambda x: tl.rsqrt(x))  # as it is within a launch
-    monkeypatch.setattr(liger, "_OFFSET", Eps(0.0))
+    castings = {op: (Eps(offset), mode) for op, (offset, mode) in liger._CASTINGS.items()}
+    monkeypatch.setattr(liger, "_CASTINGS", castings)
 
 
 CASES = [
