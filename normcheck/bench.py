@@ -171,7 +171,7 @@ def _timed(run: _Run, cell: Cell, proof: Verified, blank: Speed) -> Speed:
     except UnsupportedCase as refused:
         return replace(blank, detail=refusal(refused))
     except Broken as error:
-        if "OutOfMemoryError" in error.message:
+        if "out of memory" in error.message:
             return replace(blank, detail=_NO_MEMORY)
         found = _while_timed(cell, proof.point, error)
         if context_lost(Problem("exception", "", error.message)):

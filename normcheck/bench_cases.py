@@ -10,7 +10,7 @@ import torch
 from normcheck.attempt import run_case, too_large
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
-from normcheck.check import Result, context_lost
+from normcheck.check import NO_MEMORY, Result, context_lost
 from normcheck.explain import finding
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
@@ -121,4 +121,5 @@ def _tried(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result | None:
     except torch.OutOfMemoryError:
         gc.collect()
         return None
-    return None if any("OutOfMemoryError" in problem.message for problem in result.problems) else result
+    short = NO_MEMORY in result.refused or any("out of memory" in problem.message for problem in result.problems)
+    return None if short else result

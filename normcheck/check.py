@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normcheck import call, memory
 from normcheck.case import Case
+from normcheck.environment import memory as machine_memory
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
@@ -135,7 +136,7 @@ def check(
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
         if context_lost(first) and call.link_of(implementation) is None:  # nothing on the GPU can be looked at
             return Result(case, model or table().model, problems=(first,))
-        refusal = _refusal(case, broken)
+        refusal = _refusal(case, broken) or _no_memory(broken, device)
         problems = written(pristine, given) + strays(arena, {})
         if refusal and not problems:
             return Result(case, model or table().model, refused=refusal)
@@ -163,6 +164,18 @@ def _refusal(case: Case, broken: Broken) -> str:
         return ""
     what = "M=0" if case.M == 0 else f"layout={case.layout}"
     return f"{what}: {' '.join(broken.message.split())[:200]}"
+
+
+def _no_memory(broken: Broken, device: str) -> str:
+    """Why running out of a GPU's memory says nothing about the kernel: others use it; "" where that is not so."""
+    if device != "cuda" or "out of memory" not in broken.message:
+        return ""
+    free = machine_memory(device)
+    return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < _PLENTY else ""
+
+
+NO_MEMORY = "the GPU's memory is in use"
+_PLENTY = 8 << 30  # bytes: whoever asks for more than is free then, asks for too much
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:

@@ -172,7 +172,7 @@ class ProcessLink:
 def _device_memory() -> DeviceMemory:
     """Enough for the largest case of a sweep, made once."""
     free, _ = torch.cuda.mem_get_info()
-    return DeviceMemory(torch.empty(min(free // 4, 12 << 30), dtype=torch.uint8, device="cuda"))
+    return DeviceMemory(torch.empty(min(free // 8, 8 << 30), dtype=torch.uint8, device="cuda"))
 
 
 def _end_of(answer: Message) -> int:

@@ -85,7 +85,7 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
         probed = _again(subject)
         return _among_other_rows(subject, probed) if rows and not probed.problems else probed
     except Broken as broken:
-        if "OutOfMemoryError" in broken.message:
+        if "out of memory" in broken.message:
             return Probed()  # it ran once: a second run beside the first needs memory that is not there
         message = f"{broken.message} (not the first time that this case was run)"
         return Probed((Problem(broken.kind, broken.output, message, broken.frames),))

@@ -82,6 +82,14 @@ def forward(
         return _compiled()(op, x, weight, bias, number(eps), clips)
 
 
+def _model(op: str) -> dict[str, Any]:
+    """What is known of the compiled arithmetic."""
+    if op == "rmsnorm":
+        return {}
+    limits = {"bitmask_compare": "fp32"} if op == "layernorm_relu_bitmask" else {}
+    return {"y_given_stats": False, "reason": "on a GPU y comes from another sum of x than the mean", **limits}
+
+
 def unavailable(device: str) -> str | None:
     """Why nothing can be compiled for ``cpu`` or ``cuda``; None where it can."""
     from importlib.util import find_spec
@@ -106,7 +114,7 @@ IMPLEMENTATIONS = tuple(
         unavailable=unavailable,
         strided=False,
         shapes=_SHAPES,
-        model={"bitmask_compare": "fp32"} if op == "layernorm_relu_bitmask" else {},
+        model=_model(op),
         by_default=("cuda",),
         source="https://pytorch.org/docs/stable/generated/torch.compile.html",
     )

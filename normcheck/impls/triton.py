@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ Kernels = Callable[[str], Any]
 """Gives the module that has the host function of this name: ``forward`` or ``backward``."""
 
 
+@cache
 def own_kernels(part: str) -> Any:
     """The module of ``normcheck.kernels`` that has ``part``."""
     return import_module(f"normcheck.kernels.{part}")
@@ -57,9 +58,9 @@ def forward(
     interpret_on_cpu(x)
     clips = (options["lower_clip"], options["upper_clip"]) if options else None
     outputs: dict[str, Tensor] = kernels("forward").forward(
-        x.flatten(0, -2), weight, bias, eps=eps, centered=centered, zero_centered=zero_centered, clips=clips
+        _rows(x), weight, bias, eps=eps, centered=centered, zero_centered=zero_centered, clips=clips
     )
-    return {**outputs, "y": outputs["y"].view(x.shape)}
+    return outputs if x.dim() == 2 else {**outputs, "y": outputs["y"].view(x.shape)}
 
 
 def backward(
@@ -77,8 +78,8 @@ def backward(
     """Gradients in the shapes of x, weight and bias. eps and the clip limits are in the saved rstd and bitmask."""
     interpret_on_cpu(x)
     gradients: dict[str, Tensor] = kernels("backward").backward(
-        dy.flatten(0, -2),
-        x.flatten(0, -2),
+        _rows(dy),
+        _rows(x),
         weight,
         bias,
         mean=saved.get("mean"),
@@ -86,7 +87,11 @@ def backward(
         bitmask=saved.get("bitmask"),
         zero_centered=zero_centered,
     )
-    return {**gradients, "dx": gradients["dx"].view(x.shape)}
+    return gradients if x.dim() == 2 else {**gradients, "dx": gradients["dx"].view(x.shape)}
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.flatten(0, -2)
 
 
 def interpret_on_cpu(x: Tensor) -> None:

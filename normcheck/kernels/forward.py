@@ -12,6 +12,8 @@ second pass over x. The first ``BLOCK`` columns stay in registers between the pa
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -172,6 +174,11 @@ def looped_forward_kernel(
         store_z(z, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
 
 
+@cache
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+
+
 def forward(
     x: Tensor,
     weight: Tensor,
@@ -197,7 +204,7 @@ def forward(
     width = -(-N // BYTE)
     bitmask = torch.empty((M, width), dtype=torch.uint8, device=x.device) if clips else None
     if M:
-        t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
         if t.stages > 1 and t.block >= N:
             per_group = group_rows(M, t.rows, t.groups)
