@@ -65,7 +65,7 @@ def cells(verdicts: Sequence[Verdict], width: int = WIDTH) -> str:
 def messages(run: Run, most: int = 20) -> list[str]:
     """What the gate says beside the cells, each on one line."""
     lines = (" ".join(visible(line.strip()) for line in lines_of(message)) for message in run.messages[:most])
-    told = [cut(line, LONGEST_MESSAGE) for line in lines]
+    told = [cut(f"\\{line}" if line.startswith("::") else line, LONGEST_MESSAGE) for line in lines]
     more = len(run.messages) - len(told)
     return [*told, f"and {more:,} more messages"] if more > 0 else told
 

@@ -1,7 +1,8 @@
 """GitHub workflow commands: annotations at the implementation's file and line, and the job summary.
 
 The characters that a command must not have are escaped as the runner undoes it: ``%``, CR and LF everywhere, ``:`` and
-``,`` in properties as well. GitHub shows ten errors of a step, so cells with one place share an annotation.
+``,`` in properties as well. GitHub shows ten errors of a step: the outcome comes first, and cells with one place share
+an annotation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from normcheck.reports.report import Report
 from normcheck.result import Run, Verdict
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-MOST_ANNOTATIONS = 10
+MOST_PLACES = 9
 LONGEST = 16_000
 BLOCKS = 4
 """Cells of one annotation that are told in full; the others are named."""
@@ -29,8 +30,8 @@ Place = tuple[str, int | None]
 
 
 def write(run: Run, stream: TextIO) -> None:
-    """Write an annotation for each place where something is wrong, one with the outcome, and the job's summary."""
-    lines = [*_annotations(run), *_of_the_run(run)]
+    """Write the outcome, an annotation for each place where something is wrong, and the job's summary."""
+    lines = [_outcome(run), *_annotations(run), *_messages(run)]
     path = os.environ.get(SUMMARY)
     if path:
         try:
@@ -43,7 +44,7 @@ def write(run: Run, stream: TextIO) -> None:
 
 def command(name: str, message: str, **properties: str | int | None) -> str:
     """``::error file=a.py,line=3::message``, escaped; properties without a value are left out."""
-    told = ",".join(f"{key}={_escaped(str(value), _PROPERTY)}" for key, value in properties.items() if value)
+    told = ",".join(f"{key}={_escaped(visible(str(value)), _PROPERTY)}" for key, value in properties.items() if value)
     shown = _escaped("\n".join(visible(line) for line in cut(message, LONGEST).split("\n")), _DATA)
     return f"::{name} {told}::{shown}" if told else f"::{name}::{shown}"
 
@@ -62,10 +63,10 @@ def _annotations(run: Run) -> list[str]:
     lines = []
     for level in ("error", "warning"):
         told = [_annotation(level, where, v) for (each, where), v in places.items() if each == level]
-        more = len(told) - MOST_ANNOTATIONS
+        more = len(told) - MOST_PLACES
         if more > 0:
             text = f"{counted(more + 1, 'more place')} where cells fail: see the job summary"
-            told = [*told[: MOST_ANNOTATIONS - 1], command(level, text, title="normcheck")]
+            told = [*told[: MOST_PLACES - 1], command(level, text, title="normcheck")]
         lines += told
     return lines
 
@@ -78,10 +79,12 @@ def _annotation(level: str, where: Place, verdicts: Sequence[Verdict]) -> str:
     return command(level, "\n\n".join(parts), file=where[0], line=where[1], title=short(title, 200))
 
 
-def _of_the_run(run: Run) -> list[str]:
-    level = "notice" if run.status == "pass" and run.complete else "error"
-    told = [command("warning" if level == "notice" else level, line, title="normcheck") for line in messages(run)]
-    return [*told, command("notice", outcome(run), title="normcheck")]
+def _outcome(run: Run) -> str:
+    return command("error" if run.exit_code else "notice", outcome(run), title="normcheck")
+
+
+def _messages(run: Run) -> list[str]:
+    return [command("error" if run.exit_code else "warning", line, title="normcheck") for line in messages(run)]
 
 
 REPORT = Report(name="github", write=write, summary="annotations of a GitHub workflow, and its job summary")

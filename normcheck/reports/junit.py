@@ -71,7 +71,7 @@ def _case(run: Run, verdict: Verdict) -> ET.Element:
 def _told(verdict: Verdict) -> str:
     file, line = place(verdict)
     at = short(f"{file}:{line}" if line else file, 400)
-    return f"{at}\n{block(verdict)}" if at else block(verdict)
+    return f"At {at}\n{block(verdict)}" if at else block(verdict)
 
 
 def _gate(run: Run) -> ET.Element:

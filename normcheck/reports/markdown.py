@@ -13,17 +13,17 @@ from typing import TextIO
 
 from normcheck.reports import _text
 from normcheck.reports._cells import MARKS, worst_of
-from normcheck.reports._plain import WIDTH, block, cell, environment, is_known, messages, place, put_text, said
+from normcheck.reports._plain import WIDTH, block, cell, cells, environment, is_known, messages, place, put_text, said
 from normcheck.reports._summary import rest, word
-from normcheck.reports._text import counted, seconds, short, visible
+from normcheck.reports._text import counted, cut, seconds, short, visible
 from normcheck.reports.report import Report
 from normcheck.result import Run, Verdict
 
-LONGEST = 50_000
-"""Characters of a report, but for its first and its last line: a comment on GitHub has at most 65,536."""
+LONGEST = 45_000
+"""Characters of messages, table and failures: a comment on GitHub has at most 65,536."""
 
-MESSAGES, TABLE = LONGEST // 5, LONGEST // 2
-"""What the messages and the table may have of that."""
+MESSAGES, TABLE, NOTES = 10_000, 20_000, 8_000
+"""What the messages and the table may have of that, and the notes besides."""
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 
@@ -36,13 +36,15 @@ def write(run: Run, stream: TextIO) -> None:
 def text_of(run: Run, width: int = WIDTH) -> str:
     """The whole report; the blocks of its failures in lines of ``width`` characters."""
     failed = [v for v in run.verdicts if v.status in ("fail", "error")]
-    told = _limited((f"- {code(line)}\n" for line in messages(run)), MESSAGES, "message")
-    told += ["\n", *_limited(_table(run), TABLE, "cell")]
+    told = [f"\n- {code(line)}" for line in messages(run)]
+    told = [*_limited(iter(told), MESSAGES, "message"), "\n\n", *_limited(_table(run), TABLE, "cell")]
     room = LONGEST - sum(map(len, told))
     told += _limited((_folded(run, verdict, width) for verdict in failed), room, "failure")
+    if run.verdicts:  # what a reader of a pass must know is in the notes
+        told.append(_details("Cells with their notes", cut(cells(run.verdicts, width), NOTES)))
     facts = ", ".join(f"{name} {value}" for name, value in environment(run).items())
     made = code(short(f"{run.profile} profile, seed {run.seed}; {facts}", 800))
-    return "".join([f"## normcheck: {word(run)}\n\n{code(rest(run))}\n\n", *told, f"\n{made}\n"])
+    return "".join([f"## normcheck: {word(run)}\n\n{code(rest(run))}\n", *told, f"\n{made}\n"])
 
 
 def code(text: str) -> str:
@@ -91,13 +93,17 @@ def _folded(run: Run, verdict: Verdict, width: int) -> str:
     """A failed cell: a line that unfolds to its place and its block."""
     file, line = place(verdict)
     at = f"{file}:{line}" if line else file
-    where = f"At {code(short(at, 400))}\n\n" if file else ""
-    text = block(verdict, width)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     known = "known: " if is_known(run, verdict) else ""
-    summary = html.escape(short(f"{known}{cell(verdict)}: {said(verdict)}", 400))
+    where = f"At {code(short(at, 400))}\n\n" if file else ""
+    return _details(f"{known}{cell(verdict)}: {said(verdict)}", block(verdict, width), where)
+
+
+def _details(title: str, text: str, before: str = "") -> str:
+    """``title``, which unfolds to a block of code with a fence longer than any within it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    summary = html.escape(short(title, 400))
     return (
-        f"\n<details><summary><code>{summary}</code></summary>\n\n{where}{fence}text\n{text}\n{fence}\n\n</details>\n"
+        f"\n<details><summary><code>{summary}</code></summary>\n\n{before}{fence}text\n{text}\n{fence}\n\n</details>\n"
     )
 
 

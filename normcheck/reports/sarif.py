@@ -6,6 +6,7 @@ The format: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TextIO
@@ -15,7 +16,7 @@ from normcheck.reports import _plain
 from normcheck.reports._block import TITLES
 from normcheck.reports._plain import block, cell, is_known, kind, messages, outcome, place, said
 from normcheck.reports._strict import number
-from normcheck.reports._text import short
+from normcheck.reports._text import short, visible
 from normcheck.reports.report import Report
 from normcheck.result import KINDS, Finding, Run, Verdict
 
@@ -128,7 +129,10 @@ def _locations(verdict: Verdict) -> list[Json]:
 
 def _artifact(file: str) -> Json:
     path = PurePath(file)
-    address = quote(path.as_posix().encode("utf-8", "surrogateescape"))
+    try:
+        address = quote(os.fsencode(path.as_posix()))
+    except UnicodeEncodeError:  # a name that no file can have
+        address = quote(visible(path.as_posix()))
     if path.is_absolute():
         return {"uri": f"file://{address if address.startswith('/') else '/' + address}"}
     return {"uri": address, "uriBaseId": f"%{ROOT}%"}
