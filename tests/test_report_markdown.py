@@ -177,6 +177,7 @@ def test_harmful_text(text: str) -> None:
 
 
 def test_foreign_text_is_shown_as_it_is() -> None:
-    page = seen(text_of(run(verdict(implementation="a|b`c\\|d_e_<i>"), skipped(detail="``x``"))))
+    page = seen(text_of(run(verdict(implementation="a|b`c\\|d_e_<i>", op="e|f"), skipped(detail="``x``"))))
+    assert "e|f" in page.text["code"]
     assert "a|b`c\\|d_e_<i>" in page.text["code"]
     assert "``x``" in page.text["code"]
