@@ -34,10 +34,7 @@ NOWHERE = Place("", None)
 
 def of(implementation: Implementation) -> Place:
     """Where the forward of ``implementation`` is defined; line 1 of its source, where only that file is known."""
-    place = getattr(implementation.forward, "place", None)  # a remote.Entry has been told
-    if not isinstance(place, Place):
-        place = defined(implementation.forward)
-    source = implementation.source
+    place, source = defined(implementation.forward), implementation.source
     if place == NOWHERE and isinstance(source, str) and source.endswith(".py"):
         return told([os.path.abspath(source), 1])
     return place
@@ -46,9 +43,14 @@ def of(implementation: Implementation) -> Place:
 def defined(function: object) -> Place:
     """Where a function's ``def`` or its first decorator stands, whatever wraps it."""
     try:
+        place = getattr(function, "place", None)  # a remote.Entry has been told
+        if isinstance(place, Place):
+            return place
         code = _code(function)
         return NOWHERE if code is None else told([os.path.abspath(code.co_filename), code.co_firstlineno])
-    except Exception:  # an attribute of somebody else's object that cannot be read
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an attribute of somebody else's object that cannot be read
         return NOWHERE
 
 

@@ -99,8 +99,11 @@ def test_custom_op() -> None:
 
 
 class Raises:
+    def __init__(self, error: BaseException) -> None:
+        object.__setattr__(self, "error", error)
+
     def __getattribute__(self, name: str) -> Any:
-        raise ValueError(name)
+        raise object.__getattribute__(self, "error")
 
     def __call__(self) -> None:
         pass
@@ -119,7 +122,8 @@ NOWHERE_AT_ALL = {
     "torch's own": torch.rms_norm,
     "a class": int,
     "no function": 5,
-    "raises": Raises(),
+    "raises": Raises(ValueError()),
+    "exits": Raises(SystemExit()),
     "not code": SimpleNamespace(__code__=5, __wrapped__=None),
     "not a name": SimpleNamespace(__wrapped__=SimpleNamespace(__code__=SimpleNamespace(co_filename=HERE))),
     "no file": eval("lambda x: x"),
@@ -129,7 +133,7 @@ NOWHERE_AT_ALL = {
 
 @pytest.mark.parametrize("name", NOWHERE_AT_ALL)
 def test_nothing_is_known(name: str) -> None:
-    assert whereabouts.defined(NOWHERE_AT_ALL[name]) == NOWHERE
+    assert whereabouts.of(Implementation(name="a", op="rmsnorm", forward=NOWHERE_AT_ALL[name])) == NOWHERE
 
 
 def test_a_function_that_wraps_itself() -> None:
