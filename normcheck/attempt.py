@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
+
+import torch
 
 from normcheck import call
 from normcheck.alarm import TimeIsUp, alarm
@@ -56,6 +59,10 @@ def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | 
     except TimeIsUp:
         message = f"no result after timeout={plan.timeout:g} s"
         return Result(case, table().model, problems=(Problem("timeout", "", message),))
+    except torch.OutOfMemoryError:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return Result(case, table().model, refused="judging it needs more of the GPU's memory than is free")
     except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from normcheck import call, memory
 from normcheck.case import Case
-from normcheck.environment import memory as machine_memory
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
@@ -170,7 +169,7 @@ def _no_memory(broken: Broken, device: str) -> str:
     """Why running out of a GPU's memory says nothing about the kernel: others use it; "" where that is not so."""
     if device != "cuda" or "out of memory" not in broken.message:
         return ""
-    free = machine_memory(device)
+    free, _ = torch.cuda.mem_get_info()
     return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < _PLENTY else ""
 
 

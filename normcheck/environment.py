@@ -45,8 +45,8 @@ def environment(device: str) -> dict[str, str]:
 def memory(device: str) -> int:
     """Bytes of memory of the machine, or what is left of its GPU's for this process."""
     if device == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return int(free + torch.cuda.memory_reserved())
+        free, total = torch.cuda.mem_get_info()
+        return int(min(free + torch.cuda.memory_reserved(), total * torch.cuda.get_per_process_memory_fraction()))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from normcheck import discovery
+from normcheck import discovery, whereabouts
+from normcheck.environment import memory as machine_memory
 from normcheck.errors import Broken, UsageError
 from normcheck.implementation import Implementation
 from normcheck.memory import Surroundings
@@ -171,8 +172,8 @@ class ProcessLink:
 @cache
 def _device_memory() -> DeviceMemory:
     """Enough for the largest case of a sweep, made once."""
-    free, _ = torch.cuda.mem_get_info()
-    return DeviceMemory(torch.empty(min(free // 8, 8 << 30), dtype=torch.uint8, device="cuda"))
+    size = min(machine_memory("cuda") // 4, 8 << 30)
+    return DeviceMemory(torch.empty(size, dtype=torch.uint8, device="cuda"))
 
 
 def _end_of(answer: Message) -> int:
@@ -228,7 +229,7 @@ def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implemen
     """An implementation in another process, from what that process tells of it."""
     try:
         link = ProcessLink(spec, str(told["op"]), str(told["name"]), device)
-        entry, declared, reason = Entry(link), told["model"], told["unavailable"]
+        entry, declared, reason = Entry(link, whereabouts.told(told["place"])), told["model"], told["unavailable"]
         described = Implementation(
             name=str(told["name"]),
             op=str(told["op"]),

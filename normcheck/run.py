@@ -18,7 +18,7 @@ from typing import TextIO
 
 import torch
 
-from normcheck import discovery
+from normcheck import discovery, whereabouts
 from normcheck.attempt import run_case, why_not
 from normcheck.call import link_of, poisoned_memory
 from normcheck.case import parse
@@ -89,7 +89,7 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
                 yield index, _judged(cell, plan, partial(progress, index))
         return
     jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
-    start = partial(_judge_started, plan.device)
+    start = partial(_judge_started, plan.device, workers)
     yield from spread(_judged_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
 
 
@@ -106,12 +106,18 @@ def _begin_processes(plan: Plan, index: int, left: ExitStack) -> None:
             left.callback(link.end)
 
 
-def _judge_started(device: str) -> None:
-    """Make a judge of this new process; on a GPU machine each has one GPU."""
+_JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
+
+
+def _judge_started(device: str, workers: int) -> None:
+    """Make a judge of this new process; on a GPU machine each has one GPU, and its share of what is for judges."""
     torch.set_num_threads(1)
     if device == "cuda":
         (number,) = multiprocessing.current_process()._identity[-1:]
-        os.environ["CUDA_VISIBLE_DEVICES"] = str((number - 1) % max(torch.cuda.device_count(), 1))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        gpus = visible.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
+        torch.cuda.set_per_process_memory_fraction(_JUDGES_SHARE / -(-workers // len(gpus)))
     device_for(device)
 
 
@@ -138,6 +144,7 @@ def _judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
 
 
 def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
+    place = whereabouts.of(cell.implementation)
     return Verdict(
         op=cell.op.name,
         implementation=cell.implementation.name,
@@ -145,6 +152,8 @@ def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
         device=plan.device,
         status="error",
         detail=detail,
+        file=whereabouts.relative(place.file),
+        line=place.line,
     )
 
 

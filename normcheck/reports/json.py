@@ -76,6 +76,8 @@ def _verdict(verdict: Verdict) -> Json:
         "vacuity": {output: _vacuity(counts) for output, counts in _ordered(verdict.vacuity)},
         "repeats": {output: _steadiness(counts) for output, counts in _ordered(verdict.repeats)},
         "invariance": {output: _steadiness(counts) for output, counts in _ordered(verdict.invariance)},
+        "file": verdict.file,
+        "line": verdict.line,
     }
 
 
@@ -123,6 +125,7 @@ def _failure(finding: Finding) -> Json:
         "also": list(finding.also),
         "advice": finding.advice,
         "traceback": list(finding.traceback),
+        "line": finding.line,
     }
 
 
