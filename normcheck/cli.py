@@ -28,7 +28,16 @@ Impl = Annotated[
 Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
-
+Require = Annotated[list[str] | None, typer.Option("--require", help="Implementation that must run here; may repeat.")]
+Reports = Annotated[
+    list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
+]
+KnownFailures = Annotated[
+    str | None, typer.Option("--known-failures", help="File of cells that are known to fail: OP IMPL DTYPE  # reason.")
+]
+Config = Annotated[
+    str | None, typer.Option("--config", help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.")
+]
 Isolation = Annotated[
     bool, typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one.")
 ]
@@ -39,47 +48,50 @@ def verify(
     op: Op = None,
     impl: Impl = None,
     dtype: Dtype = None,
-    profile: Annotated[str, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost.")] = "quick",
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost. Default: quick.")
+    ] = None,
     max_examples: Annotated[
         int | None, typer.Option("--max-examples", help="Cases per cell, however long they take.")
     ] = None,
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds per cell.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other cases.")] = 0,
-    device: Device = "auto",
-    require: Annotated[
-        list[str] | None, typer.Option("--require", help="Implementation that must run here; may repeat.")
+    seed: Annotated[
+        str | None, typer.Option("--seed", help="Another seed draws other cases; random draws one. Default: 0.")
     ] = None,
-    report: Annotated[
-        list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: auto.")] = None,
+    require: Require = None,
+    report: Reports = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds that a case may take. Default: 120.")
     ] = None,
-    timeout: Timeout = 120.0,
-    workers: Annotated[int, typer.Option("--workers", help="Cells that are checked side by side.")] = 1,
-    isolation: Isolation = True,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Cells that are checked side by side. Default: 1.")
+    ] = None,
+    isolation: Annotated[
+        bool | None,
+        typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own (default), or in this."),
+    ] = None,
+    known_failures: KnownFailures = None,
+    config: Config = None,
 ) -> None:
     """Check implementations; the main job and the gate.
 
-    Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line; 3 normcheck itself
-    failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
+    What is not given here comes from [tool.normcheck] in the nearest pyproject.toml.
+
+    Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
+    3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
-    _warm(device, isolation)
-    from normcheck.request import Request
+    given = {name: value for name, value in locals().items() if name != "config"}
+    from normcheck.config import settings
+
+    values = settings(given, config)
+    _warm(values.get("device", "auto"), values.get("isolation", True))
+    from normcheck.request import request_of
     from normcheck.run import run
 
-    request = Request(
-        ops=tuple(op or ()),
-        impls=tuple(impl or ()),
-        dtypes=tuple(dtype or ()),
-        profile=profile,
-        max_examples=max_examples,
-        time_budget=time_budget,
-        seed=seed,
-        device=device,
-        require=tuple(require or ()),
-        reports=tuple(report or ()),
-        timeout=timeout,
-        workers=workers,
-        isolation=isolation,
-    )
+    request = request_of(values)
+    if values.get("seed") == "random":
+        typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
     raise typer.Exit(run(request, tuple(sys.argv[1:])))
 
 

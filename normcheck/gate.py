@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from normcheck import known
+from normcheck.known import Known
 from normcheck.result import Verdict
 
 PASS, FOUND, BROKEN, NOTHING, INTERRUPTED = 0, 1, 3, 5, 130  # 2 is a wrong command line: errors.py
 
 
-def decide(
-    verdicts: Sequence[Verdict], required: Sequence[str], *, complete: bool = True
-) -> tuple[str, int, tuple[str, ...]]:
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a run is held against, beside the bounds.
+
+    ``required``: implementations that must have run; ``known``: cells that are known to fail. ``part``: these are not
+    all the cells that the others are about.
+    """
+
+    required: tuple[str, ...] = ()
+    known: tuple[Known, ...] = ()
+    part: bool = False
+
+
+def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) -> tuple[str, int, tuple[str, ...]]:
     """(status, exit code, messages) of a run.
 
-    A finding decides first; then whether normcheck itself failed; then whether everything that was required ran, for
-    each op that was asked of it; a run that checked nothing never passes. An interrupted run says so.
+    A finding that is not known decides first, and so does a known failure that is none any more; then whether normcheck
+    itself failed; then whether everything that was required ran, for each op that was asked of it; a run that checked
+    nothing never passes. An interrupted run says so.
     """
-    statuses = [v.status for v in verdicts]
-    messages = tuple(
-        f"required {name} did not run {op}: {detail}" for name in required for op, detail in _absent(verdicts, name)
+    faults = known.stale(terms.known, verdicts, part=terms.part or not complete)
+    absent = tuple(
+        f"required {name} did not run {op}: {detail}"
+        for name in terms.required
+        for op, detail in _absent(verdicts, name)
     )
-    if "fail" in statuses:
+    if faults or any(v.status == "fail" and not v.known for v in verdicts):
         status, code = "fail", FOUND
-    elif "error" in statuses:
+    elif any(v.status == "error" for v in verdicts):
         status, code = "error", BROKEN
-    elif messages or "pass" not in statuses:
+    elif absent or all(v.status == "skip" for v in verdicts):
         status, code = "nothing", NOTHING
     else:
         status, code = "pass", PASS
+    messages = (*faults, *absent)
     return (status, code, messages) if complete else (status, INTERRUPTED, messages)
 
 

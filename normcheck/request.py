@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from normcheck import discovery
+from normcheck import discovery, known
 from normcheck.environment import device_of
-from normcheck.errors import UsageError, one_of
+from normcheck.errors import UsageError, one_line, one_of
 from normcheck.formats import DTYPES
+from normcheck.gate import Terms
 from normcheck.implementation import Implementation
 from normcheck.plan import PROFILES, Cell, Plan, Profile
 
@@ -18,7 +23,7 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of ``normcheck verify``, as they were given."""
+    """The options of ``normcheck verify``, as they were given; ``part``: of what a configuration file asks for."""
 
     ops: tuple[str, ...] = ()
     impls: tuple[str, ...] = ()
@@ -33,6 +38,29 @@ class Request:
     timeout: float = 120.0
     workers: int = 1
     isolation: bool = True
+    known_failures: str = ""
+    part: bool = False
+
+
+def request_of(values: Mapping[str, Any]) -> Request:
+    """A Request of ``config.settings``; what is not among them is as it is by default."""
+    renamed = {"op": "ops", "impl": "impls", "dtype": "dtypes", "report": "reports"}
+    fields = {renamed.get(key, key): value for key, value in values.items()}
+    for key, value in fields.items():
+        if isinstance(value, list):
+            fields[key] = tuple(value)
+    if "seed" in fields:
+        fields["seed"] = seed_of(fields["seed"])
+    return Request(**fields)
+
+
+def seed_of(text: str) -> int:
+    """``--seed``: an integer, or ``random`` for one that nobody has chosen."""
+    if text == "random":
+        return secrets.randbelow(1 << 31)
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise UsageError(f"seed={one_line(text, 60)}: expected an integer of at most 18 digits, or random")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -60,6 +88,12 @@ def plan_of(request: Request) -> Plan:
         if name not in names:
             raise UsageError(f"require={name}: expected {one_of(sorted(names))}, which are what is checked")
     return Plan(cells, profile, request.seed, device, request.timeout)
+
+
+def terms_of(request: Request) -> Terms:
+    """What the run is held against beside the bounds, read from the files that ``request`` names."""
+    entries = known.read(request.known_failures) if request.known_failures else ()
+    return Terms(required=request.require, known=entries, part=request.part)
 
 
 def device_for(asked: str) -> str:

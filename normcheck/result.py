@@ -126,7 +126,7 @@ class Verdict:
 
     ``status``: pass, fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``skipped``: reason
     -> number of cases that this implementation, or its library, refused. ``model``: what the implementation declares.
-    ``notes``: what a reader of a pass must know.
+    ``notes``: what a reader of a pass must know. ``known``: why a cell that failed was known to, or "".
 
     By output: ``vacuity``, what zeros would have passed; ``repeats``, whether another run of a case gave the same bits;
     ``invariance``, whether a row had the same bits among other rows.
@@ -150,6 +150,7 @@ class Verdict:
     vacuity: Mapping[str, Vacuity] = field(default_factory=dict)
     repeats: Mapping[str, Steadiness] = field(default_factory=dict)
     invariance: Mapping[str, Steadiness] = field(default_factory=dict)
+    known: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,13 @@ from normcheck.case import parse
 from normcheck.environment import environment
 from normcheck.errors import UsageError
 from normcheck.explain import finding
-from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, decide
+from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, decide
 from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.known import marked
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.processes import spread
 from normcheck.reports import terminal
-from normcheck.request import Request, Target, check_timeout, device_for, plan_of, selected, targets_of
+from normcheck.request import Request, Target, check_timeout, device_for, plan_of, selected, targets_of, terms_of
 from normcheck.result import Run, Verdict
 from normcheck.sweep import Progress, run_cell
 
@@ -40,10 +41,11 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     start = time.perf_counter()
     targets = targets_of(request)
     plan = plan_of(request)
+    terms = terms_of(request)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    verdicts, complete = _sweep(plan, screen_stream, request.workers)
-    status, code, messages = decide(verdicts, request.require, complete=complete)
+    verdicts, complete = _sweep(plan, screen_stream, request.workers, terms)
+    status, code, messages = decide(verdicts, terms, complete=complete)
     result = Run(
         argv=argv,
         seed=request.seed,
@@ -61,7 +63,7 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
-def _sweep(plan: Plan, stream: TextIO, workers: int) -> tuple[tuple[Verdict, ...], bool]:
+def _sweep(plan: Plan, stream: TextIO, workers: int, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
     """Every cell's verdict, in the order of the cells, and whether all were reached before somebody interrupted."""
     verdicts: dict[int, Verdict] = {}
     names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
@@ -72,8 +74,8 @@ def _sweep(plan: Plan, stream: TextIO, workers: int) -> tuple[tuple[Verdict, ...
                 screen.update(index, len(plan.cells), *names[index], cases, worst)
 
             for index, verdict in _verdicts(plan, workers, progress):
-                verdicts[index] = verdict
-                screen.verdict(verdict)
+                verdicts[index] = marked(verdict, terms.known)
+                screen.verdict(verdicts[index])
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True

@@ -76,6 +76,7 @@ def _verdict(verdict: Verdict) -> Json:
         "vacuity": {output: _vacuity(counts) for output, counts in _ordered(verdict.vacuity)},
         "repeats": {output: _steadiness(counts) for output, counts in _ordered(verdict.repeats)},
         "invariance": {output: _steadiness(counts) for output, counts in _ordered(verdict.invariance)},
+        "known": verdict.known,
     }
 
 

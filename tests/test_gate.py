@@ -1,0 +1,165 @@
+"""The gate as a project uses it: its pyproject.toml, and ``normcheck verify`` without arguments."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normcheck import cli
+
+RIGHT = "torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)"
+KERNEL = """
+import torch
+from normcheck import Implementation
+
+def right(x, weight, bias, *, eps):
+    y = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+def other(x, weight, bias, *, eps):
+    return {body}
+
+IMPLEMENTATIONS = (
+    Implementation(name="good", op="rmsnorm", forward=right),
+    Implementation(name="other", op="rmsnorm", forward=other),
+)
+"""
+WRONG, FIXED = "right(x, weight, bias, eps=eps) * 1.01", "right(x, weight, bias, eps=eps)"
+CONFIG = """
+[tool.normcheck]
+impl = "kernels/mine.py"
+dtype = "fp16"
+max_examples = 24
+device = "cpu"
+isolation = false
+report = "json:report.json"
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+class Project:
+    """A folder with a pyproject.toml and a kernel, and normcheck in this process."""
+
+    def __init__(self, folder: Path, call: Callable[[list[str]], Done]) -> None:
+        self.folder = folder
+        self.call = call
+        self._number = 0
+        self.configure()
+
+    def configure(self, more: str = "") -> None:
+        (self.folder / "pyproject.toml").write_text(CONFIG + more, encoding="utf-8")
+
+    def kernel(self, body: str) -> None:
+        """A file is imported once in a process: each has a name of its own here, and the same implementations."""
+        self._number += 1
+        (self.folder / "kernels").mkdir(exist_ok=True)
+        name = f"mine_{abs(hash(self.folder))}_{self._number}.py"
+        (self.folder / "kernels" / name).write_text(KERNEL.replace("{body}", body), encoding="utf-8")
+        text = (self.folder / "pyproject.toml").read_text(encoding="utf-8")
+        lines = [f'impl = "kernels/{name}"' if line.startswith("impl =") else line for line in text.splitlines()]
+        (self.folder / "pyproject.toml").write_text("\n".join(lines), encoding="utf-8")
+
+    def __call__(self, *argv: str) -> Done:
+        return self.call(list(argv))
+
+    @property
+    def report(self) -> Any:
+        return json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Project:
+    monkeypatch.chdir(tmp_path)
+
+    def call(argv: list[str]) -> Done:
+        monkeypatch.setattr(sys, "argv", ["normcheck", *argv])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(stopped.value.code, captured.out, captured.err)  # type: ignore[arg-type]
+
+    return Project(tmp_path, call)
+
+
+def last(done: Done) -> str:
+    return done.out.rstrip().splitlines()[-1]
+
+
+def test_red_on_a_planted_fault_known_fixed_and_stale(project: Project) -> None:
+    project.kernel(WRONG)
+    done = project("verify")
+    assert (done.code, project.report["status"]) == (1, "fail")
+    assert "FAIL rmsnorm other fp16: y is wrong" in done.out
+
+    (project.folder / "known.txt").write_text("rmsnorm other fp16  # 1 % too large, issue 7\n", encoding="utf-8")
+    with (project.folder / "pyproject.toml").open("a", encoding="utf-8") as file:
+        file.write('\nknown_failures = "known.txt"\n')
+    done = project("verify")
+    assert (done.code, project.report["status"]) == (0, "pass"), done.out
+    assert "KNOWN rmsnorm other fp16: y is wrong" in done.out
+    assert "1 cell passed, 1 failed as known" in last(done)
+    assert [cell["known"] for cell in project.report["verdicts"]] == ["", "1 % too large, issue 7"]
+    assert project.report["verdicts"][1]["status"] == "fail"
+
+    project.kernel(FIXED)
+    done = project("verify")
+    assert (done.code, project.report["status"]) == (1, "fail")
+    message = "known.txt:1: known failure 'rmsnorm other fp16' passes now: remove the line"
+    assert message in done.out
+    assert project.report["messages"] == [message]
+    assert last(done).startswith(f"FAIL  {message}")
+
+    (project.folder / "known.txt").write_text("rmsnorm gone fp16  # no longer there\n", encoding="utf-8")
+    assert project("verify").code == 1
+    assert "matches no cell of this run" in project.report["messages"][0]
+    assert project("verify", "--dtype", "fp16").code == 0  # a part of the gate
+
+    (project.folder / "known.txt").write_text("", encoding="utf-8")
+    assert project("verify").code == 0
+
+
+def test_a_required_backend_that_does_not_run(project: Project) -> None:
+    project.configure('require = ["cudnn"]\n')
+    project.kernel(FIXED)
+    done = project("verify")
+    assert done.code == 2
+    assert "require=cudnn: expected one of good, other" in done.err
+    text = (project.folder / "pyproject.toml").read_text(encoding="utf-8")
+    (project.folder / "pyproject.toml").write_text(text.replace('impl = "', 'impl = ["cudnn", "') + "\n", "utf-8")
+    text = (project.folder / "pyproject.toml").read_text(encoding="utf-8")
+    (project.folder / "pyproject.toml").write_text(text.replace('.py"', '.py"]') + "\n", "utf-8")
+    done = project("verify")
+    assert done.code == 5
+    assert "required cudnn did not run rmsnorm" in done.out
+
+
+def test_random_seeds_are_said_and_are_in_the_report(project: Project) -> None:
+    project.kernel(FIXED)
+    done = project("verify", "--seed", "random", "--max-examples", "2")
+    seed = project.report["seed"]
+    assert done.err == f"seed {seed}\n"
+    assert f"seed {seed}" in done.out
+    project("verify", "--seed", "random", "--max-examples", "2")
+    assert project.report["seed"] != seed
+    assert project("verify", "--seed", "5", "--max-examples", "2").err == ""
+    assert project.report["seed"] == 5
+
+
+def test_a_mistake_in_the_file_is_one_line(project: Project) -> None:
+    project.configure("max-examples = 3\n")
+    done = project("verify")
+    assert (done.code, done.out) == (2, "")
+    expected = "pyproject.toml: [tool.normcheck] max-examples=3: no such key; did you mean max_examples?\n"
+    assert done.err == f"normcheck: {expected}"
