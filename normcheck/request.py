@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from normcheck import discovery, known
+from normcheck.case import Case, parse
 from normcheck.environment import device_of
 from normcheck.errors import UsageError, one_line, one_of
 from normcheck.formats import DTYPES
 from normcheck.gate import Terms
 from normcheck.implementation import Implementation
+from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.plan import PROFILES, Cell, Plan, Profile
 
 MOST_WORKERS = 64
@@ -73,15 +75,15 @@ class Target:
 
 def plan_of(request: Request) -> Plan:
     """The cells and budgets that ``request`` asks for. Raises UsageError for whatever is wrong with it."""
-    _check_names("op", request.ops, tuple(discovery.ops()))
-    _check_names("dtype", request.dtypes, DTYPES)
+    check_names("op", request.ops, tuple(discovery.ops()))
+    check_names("dtype", request.dtypes, DTYPES)
     if not 1 <= request.workers <= MOST_WORKERS:
         raise UsageError(f"workers={request.workers}: expected an integer from 1 to {MOST_WORKERS}")
     if request.workers > 1 and not request.isolation:
         raise UsageError(f"workers={request.workers}: expected 1 with --no-isolation, where all is one process")
     check_timeout(request.timeout)
     device = device_for(request.device)
-    profile = _profile(request)
+    profile = profile_of(request)
     cells = _cells(request, device)
     names = {cell.implementation.name for cell in cells}
     for name in request.require:
@@ -98,14 +100,20 @@ def terms_of(request: Request) -> Terms:
 
 def device_for(asked: str) -> str:
     """``cpu`` or ``cuda``; on a CPU, Triton kernels that are loaded from now on run under its interpreter."""
-    _check_names("device", (asked,), ("auto", "cpu", "cuda"))
-    device = device_of(asked)
-    if device == "cuda" and device_of("auto") != "cuda":
-        raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
+    device = device_there(asked)
     if device == "cpu":
         from normcheck.kernels.interpreter import enable
 
         enable()
+    return device
+
+
+def device_there(asked: str) -> str:
+    """``cpu`` or ``cuda``, if it is there. Raises UsageError."""
+    check_names("device", (asked,), ("auto", "cpu", "cuda"))
+    device = device_of(asked)
+    if device == "cuda" and device_of("auto") != "cuda":
+        raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
     return device
 
 
@@ -143,20 +151,32 @@ def _writable(path: Path) -> bool:
         return False
 
 
+def parsed(line: str) -> Case:
+    """The case of a line, in the words of the ops and kinds of data that there are. Raises UsageError."""
+    ops = discovery.ops()
+    options = {name: op.options for name, op in ops.items()}
+    case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
+    if not case.bias and not ops[case.op].bias_optional:
+        raise UsageError(f"bias=none in the case line: {case.op} always has a bias")
+    return case
+
+
 def check_timeout(seconds: float) -> None:
     """Refuse a time limit that no timer can keep."""
     if not 0 < seconds <= 1e6:
         raise UsageError(f"timeout={seconds:g}: expected seconds > 0, at most 1e6")
 
 
-def _check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+def check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse a name that is not among the known ones."""
     for name in given:
         if name not in known:
             raise UsageError(f"{option}={name}: expected {one_of(known)}")
 
 
-def _profile(request: Request) -> Profile:
-    _check_names("profile", (request.profile,), tuple(PROFILES))
+def profile_of(request: Request) -> Profile:
+    """The profile that was asked for, with its own budgets or those asked for. Raises UsageError."""
+    check_names("profile", (request.profile,), tuple(PROFILES))
     profile = PROFILES[request.profile]
     if request.max_examples is not None:
         if request.max_examples < 1:

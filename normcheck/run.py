@@ -21,17 +21,25 @@ import torch
 from normcheck import discovery
 from normcheck.attempt import run_case, why_not
 from normcheck.call import link_of, poisoned_memory
-from normcheck.case import parse
 from normcheck.environment import environment
 from normcheck.errors import UsageError
 from normcheck.explain import finding
 from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, decide
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.known import marked
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.processes import spread
 from normcheck.reports import terminal
-from normcheck.request import Request, Target, check_timeout, device_for, plan_of, selected, targets_of, terms_of
+from normcheck.request import (
+    Request,
+    Target,
+    check_timeout,
+    device_for,
+    parsed,
+    plan_of,
+    selected,
+    targets_of,
+    terms_of,
+)
 from normcheck.result import Run, Verdict
 from normcheck.sweep import Progress, run_cell
 
@@ -88,7 +96,7 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
             for index, cell in enumerate(plan.cells):
                 progress(index, 0, 0.0)
                 _begin_processes(plan, index, left)
-                yield index, _judged(cell, plan, partial(progress, index))
+                yield index, judged(cell, plan, partial(progress, index))
         return
     jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
     start = partial(_judge_started, plan.device)
@@ -118,7 +126,7 @@ def _judge_started(device: str) -> None:
 
 
 def _judged_job(job: tuple[Cell, Plan]) -> Verdict:
-    return _judged(*job, lambda cases, worst: None)
+    return judged(*job, lambda cases, worst: None)
 
 
 def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
@@ -126,8 +134,8 @@ def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
     return _error(cell, plan, "the process that judged it ended")
 
 
-def _judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
-    """run_cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
+def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
+    """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
     try:
         with _its_process(cell):
             return run_cell(cell, plan, progress)
@@ -196,11 +204,8 @@ def _write(result: Run, target: Target) -> bool:
 def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
     """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
     ops = discovery.ops()
-    options = {name: op.options for name, op in ops.items()}
-    case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
+    case = parsed(line)
     check_timeout(timeout)
-    if not case.bias and not ops[case.op].bias_optional:
-        raise UsageError(f"bias=none in the case line: {case.op} always has a bias")
     where = device_for(device)
     console = terminal.console_for(sys.stdout)
     code = NOTHING

@@ -61,7 +61,24 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     if failure is None and not tally.cases:
         detail = "; ".join(f"{reason} ({count} cases)" for reason, count in tally.refused.items())
         return _verdict(cell, plan, "skip", detail=detail or "no case was drawn", seconds=seconds)
-    return _summed_up(cell, plan, tally, failure, seconds)
+    return summed_up(cell, plan, tally, failure, seconds)
+
+
+def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
+    """The verdict of one case alone, as it is."""
+    reason = why_not(cell, plan.device)
+    if reason:
+        return _verdict(cell, plan, "skip", detail=reason)
+    start = time.perf_counter()
+    tally = Tally(undeclared_model(cell.implementation, plan.device))
+    with poisoned_memory():
+        result = run_case(cell, case, plan)
+        tally.add(result, time.perf_counter() - start)
+        failure = finding(cell, result, plan.device) if result.failed else None
+    seconds = time.perf_counter() - start
+    if result.refused:
+        return _verdict(cell, plan, "skip", detail=result.refused, seconds=seconds)
+    return summed_up(cell, plan, tally, failure, seconds)
 
 
 def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> Result | None:
@@ -200,7 +217,8 @@ def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: 
     )
 
 
-def _summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, seconds: float) -> Verdict:
+def summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, seconds: float) -> Verdict:
+    """The verdict of a cell that ran: what its cases add up to, and the finding, if there is one."""
     limit = table().max_uncheckable
     uncheckable = {
         name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items() if count
