@@ -20,7 +20,7 @@ from normcheck.call import adapt, poisoned_memory
 from normcheck.environment import environment
 from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.formats import DTYPES
-from normcheck.gate import Terms, decide
+from normcheck.gate import BROKEN, Terms, concluded
 from normcheck.implementation import Implementation
 from normcheck.kernels.interpreter import enable, enabled
 from normcheck.plan import Cell, Plan
@@ -111,18 +111,17 @@ def _run(fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: 
         else:
             verdicts = tuple(judged(cell, plan, lambda cases, worst: None) for cell in cells)
     verdicts = tuple(_told(verdict, spec) for verdict in verdicts)
-    status, code, messages = decide(verdicts, Terms())
-    return Run(
+    run = Run(
         argv=(),
         seed=request.seed,
         profile=request.profile,
         seconds=time.perf_counter() - begun,
         environment=environment(device),
         verdicts=verdicts,
-        status=status,
-        exit_code=code,
-        messages=messages,
+        status="",
+        exit_code=BROKEN,
     )
+    return concluded(run, Terms())
 
 
 def _told(verdict: Verdict, spec: str) -> Verdict:

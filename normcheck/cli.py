@@ -9,6 +9,22 @@ from typing import Annotated
 
 import typer
 
+from normcheck.commands import baseline as baseline_commands
+from normcheck.commands.options import (
+    Baseline,
+    Config,
+    Device,
+    DriftRatio,
+    DriftUlp,
+    Dtype,
+    Impl,
+    Isolation,
+    KnownFailures,
+    Op,
+    Reports,
+    Require,
+    Timeout,
+)
 from normcheck.errors import NormcheckError, UsageError, one_line
 
 app = typer.Typer(
@@ -19,28 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Op = Annotated[list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.")]
-Impl = Annotated[
-    list[str] | None,
-    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: all known."),
-]
-Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
-Require = Annotated[list[str] | None, typer.Option("--require", help="Implementation that must run here; may repeat.")]
-Reports = Annotated[
-    list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
-]
-KnownFailures = Annotated[
-    str | None, typer.Option("--known-failures", help="File of cells that are known to fail: OP IMPL DTYPE  # reason.")
-]
-Config = Annotated[
-    str | None, typer.Option("--config", help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.")
-]
-Isolation = Annotated[
-    bool, typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one.")
-]
+app.add_typer(baseline_commands.app, name="baseline")
 
 
 @app.command()
@@ -72,6 +67,9 @@ def verify(
         typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own (default), or in this."),
     ] = None,
     known_failures: KnownFailures = None,
+    baseline: Baseline = None,
+    drift_ratio: DriftRatio = None,
+    drift_ulp: DriftUlp = None,
     config: Config = None,
 ) -> None:
     """Check implementations; the main job and the gate.

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normcheck import discovery, known
+from normcheck import baseline, discovery, known
+from normcheck.baseline import DRIFT_RATIO, DRIFT_ULP
 from normcheck.case import Case, parse
 from normcheck.environment import device_of
 from normcheck.errors import UsageError, one_line, one_of
@@ -41,6 +42,9 @@ class Request:
     workers: int = 1
     isolation: bool = True
     known_failures: str = ""
+    baseline: str = ""
+    drift_ratio: float = DRIFT_RATIO
+    drift_ulp: float = DRIFT_ULP
     part: bool = False
 
 
@@ -95,7 +99,11 @@ def plan_of(request: Request) -> Plan:
 def terms_of(request: Request) -> Terms:
     """What the run is held against beside the bounds, read from the files that ``request`` names."""
     entries = known.read(request.known_failures) if request.known_failures else ()
-    return Terms(required=request.require, known=entries, part=request.part)
+    stored = None
+    baseline.check_limits(request.drift_ratio, request.drift_ulp)
+    if request.baseline:
+        stored = baseline.read(request.baseline, ratio=request.drift_ratio, ulp=request.drift_ulp)
+    return Terms(required=request.require, known=entries, baseline=stored, part=request.part)
 
 
 def device_for(asked: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from normcheck.call import link_of, poisoned_memory
 from normcheck.environment import environment
 from normcheck.errors import UsageError
 from normcheck.explain import finding
-from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, decide
+from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, concluded
 from normcheck.known import marked
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.processes import spread
@@ -53,7 +53,6 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
     verdicts, complete = _sweep(plan, screen_stream, request.workers, terms)
-    status, code, messages = decide(verdicts, terms, complete=complete)
     result = Run(
         argv=argv,
         seed=request.seed,
@@ -61,13 +60,21 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         seconds=time.perf_counter() - start,
         environment=environment(plan.device),
         verdicts=verdicts,
-        status=status,
-        exit_code=code,
-        messages=messages,
+        status="",
+        exit_code=BROKEN,
         complete=complete,
+        budget={"max_examples": plan.profile.max_examples, "seconds": plan.profile.seconds},
+        required=request.require,
     )
+    result = concluded(result, terms)
+    return told(result, targets, screen_stream)
+
+
+def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False) -> int:
+    """Write the reports of a run, and its end on the screen; returns the exit code. ``cells``: their lines as well."""
+    code = result.exit_code
     written = [_write(result, target) for target in targets]
-    terminal.render(result, terminal.console_for(screen_stream), cells=False)
+    terminal.render(result, terminal.console_for(stream), cells=cells)
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 

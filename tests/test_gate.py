@@ -163,3 +163,44 @@ def test_a_mistake_in_the_file_is_one_line(project: Project) -> None:
     assert (done.code, done.out) == (2, "")
     expected = "pyproject.toml: [tool.normcheck] max-examples=3: no such key; did you mean max_examples?\n"
     assert done.err == f"normcheck: {expected}"
+
+
+def test_red_on_drift(project: Project) -> None:
+    project.kernel(FIXED)
+    assert project("verify").code == 0
+    done = project("baseline", "make", "report.json", "--out", "baseline.json")
+    assert (done.code, done.out) == (0, "baseline.json: 2 cells\n")
+    with (project.folder / "pyproject.toml").open("a", encoding="utf-8") as file:
+        file.write('\nbaseline = "baseline.json"\n')
+    done = project("verify")
+    assert (done.code, project.report["messages"]) == (0, []), done.out
+
+    stored = json.loads((project.folder / "baseline.json").read_text(encoding="utf-8"))
+    worst = next(c for c in stored["cells"] if c["implementation"] == "other")["worst"]
+    worst["dw"] |= {"ratio": worst["dw"]["ratio"] / 2.1, "case": worst["y"]["case"] + " gap=1"}
+    worst["y"] |= {"ratio": worst["y"]["ratio"] / 1.9}
+    (project.folder / "baseline.json").write_text(json.dumps(stored), encoding="utf-8")
+    done = project("verify")
+    assert (done.code, project.report["status"]) == (1, "fail")
+    (message,) = project.report["messages"]
+    assert message.startswith("drift from baseline.json: rmsnorm other fp16 dw: worst ratio 0.")
+    assert last(done).startswith("FAIL  drift from baseline.json")
+    assert project("verify", "--drift-ratio", "3").code == 0
+    assert "seed=0 (now 1)" in project("verify", "--seed", "1", "--drift-ratio", "3").out
+    assert project("verify", "--drift-ratio", "0.5").code == 2
+
+
+def test_baselines_that_cannot_be_made(project: Project) -> None:
+    for argv, expected in (
+        (("missing.json", "--out", "b.json"), "missing.json: expected normcheck-report/1"),
+        (("pyproject.toml", "--out", "b.json"), "pyproject.toml: expected normcheck-report/1, in JSON"),
+        (("missing.json",), "'--out'"),
+    ):
+        done = project("baseline", "make", *argv)
+        assert (done.code, done.out) == (2, "")
+        assert expected in done.err
+    project.kernel(FIXED)
+    project("verify")
+    done = project("baseline", "make", "report.json", "--out", "missing/b.json")
+    assert (done.code, done.out) == (2, "")
+    assert "out=missing/b.json: cannot be written" in done.err
