@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from normcheck.commands import baseline as baseline_commands
+from normcheck.commands.merge import merge
 from normcheck.commands.options import (
     Baseline,
     Config,
@@ -66,6 +67,9 @@ def verify(
         bool | None,
         typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own (default), or in this."),
     ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", help="K/N: of all cases those of job K of N; see normcheck merge.")
+    ] = None,
     known_failures: KnownFailures = None,
     baseline: Baseline = None,
     drift_ratio: DriftRatio = None,
@@ -91,6 +95,9 @@ def verify(
     if values.get("seed") == "random":
         typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
     raise typer.Exit(run(request, tuple(sys.argv[1:])))
+
+
+app.command()(merge)
 
 
 @app.command()

@@ -47,10 +47,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds."""
+    """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
+
+    ``shard``: (K, N) runs of each cell's cases only every N-th, from the K-th on.
+    """
 
     cells: tuple[Cell, ...]
     profile: Profile
     seed: int
     device: str
     timeout: float
+    shard: tuple[int, int] = (1, 1)

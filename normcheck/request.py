@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Request:
     baseline: str = ""
     drift_ratio: float = DRIFT_RATIO
     drift_ulp: float = DRIFT_ULP
+    shard: str = ""
     part: bool = False
 
 
@@ -93,17 +94,34 @@ def plan_of(request: Request) -> Plan:
     for name in request.require:
         if name not in names:
             raise UsageError(f"require={name}: expected {one_of(sorted(names))}, which are what is checked")
-    return Plan(cells, profile, request.seed, device, request.timeout)
+    return Plan(cells, profile, request.seed, device, request.timeout, shard_of(request, profile))
 
 
-def terms_of(request: Request) -> Terms:
-    """What the run is held against beside the bounds, read from the files that ``request`` names."""
+def shard_of(request: Request, profile: Profile) -> tuple[int, int]:
+    """(K, N) of ``--shard K/N``; (1, 1) where there is one job. Raises UsageError."""
+    if not request.shard:
+        return (1, 1)
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", request.shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"shard={one_line(request.shard, 60)}: expected K/N with 1 <= K <= N <= 9999")
+    number, count = int(match[1]), int(match[2])
+    if count > profile.max_examples:
+        raise UsageError(f"shard={request.shard} max_examples={profile.max_examples}: expected a case for each shard")
+    return number, count
+
+
+def terms_of(request: Request, *, required: Sequence[str] = ()) -> Terms:
+    """What the run is held against beside the bounds, read from the files that ``request`` names.
+
+    ``required``: what is required beside what ``request`` says.
+    """
     entries = known.read(request.known_failures) if request.known_failures else ()
     stored = None
     baseline.check_limits(request.drift_ratio, request.drift_ulp)
     if request.baseline:
         stored = baseline.read(request.baseline, ratio=request.drift_ratio, ulp=request.drift_ulp)
-    return Terms(required=request.require, known=entries, baseline=stored, part=request.part)
+    names = tuple(dict.fromkeys((*request.require, *required)))
+    return Terms(required=names, known=entries, baseline=stored, part=request.part, judged=not request.shard)
 
 
 def device_for(asked: str) -> str:

@@ -64,6 +64,7 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         exit_code=BROKEN,
         complete=complete,
         budget={"max_examples": plan.profile.max_examples, "seconds": plan.profile.seconds},
+        shard=request.shard,
         required=request.require,
     )
     result = concluded(result, terms)

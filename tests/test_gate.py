@@ -204,3 +204,47 @@ def test_baselines_that_cannot_be_made(project: Project) -> None:
     done = project("baseline", "make", "report.json", "--out", "missing/b.json")
     assert (done.code, done.out) == (2, "")
     assert "out=missing/b.json: cannot be written" in done.err
+
+
+SAME = ("op", "implementation", "dtype", "device", "status", "not_returned", "uncheckable", "skipped", "model", "notes",
+        "vacuity", "repeats", "invariance", "known", "detail", "failed_at", "failure")  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [FIXED, WRONG, "rare(x, weight, bias, eps)"])
+def test_three_shards_merged_say_what_one_run_says(project: Project, body: str) -> None:
+    """``rare``: wrong from N = 100 on, which is not the first case."""
+    project.kernel(body.replace("rare(x, weight, bias, eps)", f"({WRONG}) if x.shape[-1] >= 100 else ({FIXED})"))
+    one = project("verify")
+    whole = project.report
+    for number in (1, 2, 3):
+        assert project("verify", "--shard", f"{number}/3", "--report", f"json:{number}.json").code in (0, 1)
+    done = project("merge", "2.json", "1.json", "3.json", "--report", "json:report.json")
+    together = project.report
+    assert done.code == one.code == int(body != FIXED)
+    assert (together["status"], together["messages"]) == (whole["status"], whole["messages"])
+    assert (together["complete"], together["shard"]) == (True, "")
+    for a, b in zip(whole["verdicts"], together["verdicts"], strict=True):
+        passed = a["status"] == "pass"
+        assert {key: a[key] for key in SAME if passed or key in SAME[:5]} == {
+            key: b[key] for key in SAME if passed or key in SAME[:5]
+        }
+        for key in ("detail", "failure", "failed_at"):
+            assert a[key] == b[key]
+        if passed:
+            assert a["cases"] == b["cases"] == 24
+            assert {n: w["ratio"] for n, w in a["worst"].items()} == {n: w["ratio"] for n, w in b["worst"].items()}
+
+
+def test_a_shard_alone_does_not_judge_what_is_stale(project: Project) -> None:
+    project.configure('known_failures = "known.txt"\n')
+    (project.folder / "known.txt").write_text("rmsnorm other fp16  # gone\n", encoding="utf-8")
+    project.kernel(FIXED)
+    for number in (1, 2):
+        done = project("verify", "--shard", f"{number}/2", "--report", f"json:{number}.json")
+        assert done.code == 0
+        assert "found by normcheck merge" in done.out
+    done = project("merge", "1.json", "2.json")
+    assert done.code == 1
+    assert "passes now: remove the line" in done.out
+    assert project("merge", "1.json").code == 2
+    assert "shard=2/2 is missing" in project("merge", "1.json").err
