@@ -70,6 +70,9 @@ def verify(
     shard: Annotated[
         str | None, typer.Option("--shard", help="K/N: of all cases those of job K of N; see normcheck merge.")
     ] = None,
+    database: Annotated[
+        str | None, typer.Option("--database", help="Folder of cases that failed: kept there, and run first next time.")
+    ] = None,
     known_failures: KnownFailures = None,
     baseline: Baseline = None,
     drift_ratio: DriftRatio = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normcheck import baseline, discovery, known
+from normcheck import baseline, database, discovery, known
 from normcheck.baseline import DRIFT_RATIO, DRIFT_ULP
 from normcheck.case import Case, parse
 from normcheck.environment import device_of
@@ -46,6 +46,7 @@ class Request:
     drift_ratio: float = DRIFT_RATIO
     drift_ulp: float = DRIFT_ULP
     shard: str = ""
+    database: str = ""
     part: bool = False
 
 
@@ -94,7 +95,9 @@ def plan_of(request: Request) -> Plan:
     for name in request.require:
         if name not in names:
             raise UsageError(f"require={name}: expected {one_of(sorted(names))}, which are what is checked")
-    return Plan(cells, profile, request.seed, device, request.timeout, shard_of(request, profile))
+    shard = shard_of(request, profile)
+    replays = database.replays(request.database, cells, parsed) if request.database else {}
+    return Plan(cells, profile, request.seed, device, request.timeout, shard, replays)
 
 
 def shard_of(request: Request, profile: Profile) -> tuple[int, int]:

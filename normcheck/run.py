@@ -21,6 +21,7 @@ import torch
 from normcheck import discovery
 from normcheck.attempt import run_case, why_not
 from normcheck.call import link_of, poisoned_memory
+from normcheck.database import keep
 from normcheck.environment import environment
 from normcheck.errors import UsageError
 from normcheck.explain import finding
@@ -52,7 +53,7 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     terms = terms_of(request)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    verdicts, complete = _sweep(plan, screen_stream, request.workers, terms)
+    verdicts, complete = _sweep(plan, screen_stream, request, terms)
     result = Run(
         argv=argv,
         seed=request.seed,
@@ -79,7 +80,7 @@ def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool 
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
-def _sweep(plan: Plan, stream: TextIO, workers: int, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
+def _sweep(plan: Plan, stream: TextIO, request: Request, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
     """Every cell's verdict, in the order of the cells, and whether all were reached before somebody interrupted."""
     verdicts: dict[int, Verdict] = {}
     names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
@@ -89,8 +90,11 @@ def _sweep(plan: Plan, stream: TextIO, workers: int, terms: Terms) -> tuple[tupl
             def progress(index: int, cases: int, worst: float) -> None:
                 screen.update(index, len(plan.cells), *names[index], cases, worst)
 
-            for index, verdict in _verdicts(plan, workers, progress):
+            for index, verdict in _verdicts(plan, request.workers, progress):
                 verdicts[index] = marked(verdict, terms.known)
+                trouble = keep(request.database, verdict) if request.database else ""
+                if trouble:
+                    print(f"normcheck: {trouble}", file=sys.stderr)
                 screen.verdict(verdicts[index])
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False

@@ -91,23 +91,27 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
     found: list[Result] = []
     number = -1
 
-    def fails(case: Case, is_large: bool = False) -> bool:
-        nonlocal number
-        number += 1
-        if number >= most or time.perf_counter() > end:
-            raise Stop
-        if number % shards != shard - 1 or (is_large and _too_slow(case, plan, tally, end)):
-            return False
+    def run(case: Case, depth: Depth) -> None:
         began = time.perf_counter()
-        result = run_case(cell, case, plan, tally.floors, _depth(number, case))
+        result = run_case(cell, case, plan, tally.floors, depth)
         tally.add(result, time.perf_counter() - began)
         progress(tally.cases, max(tally.floors.values(), default=0.0))
         if result.failed:
             found.append(result)
             raise Stop
+
+    def fails(case: Case, is_large: bool = False) -> bool:
+        nonlocal number
+        number += 1
+        if number >= most or time.perf_counter() > end:
+            raise Stop
+        if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
+            run(case, _depth(number, case))
         return False
 
     try:
+        for case in _replayed(cell, plan, tally):
+            run(case, Depth.ROWS)
         every = battery(cell.op, cell.implementation, cell.dtype)
         for case in islice(every, _TELLING):
             fails(case)
@@ -130,6 +134,15 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
         if found:
             return found[0]
     return _most_telling(cell, plan, found[0], tally) if found else None
+
+
+def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
+    """The cases by which the cell failed in earlier runs."""
+    replay = plan.replays.get((cell.op.name, cell.implementation.name, cell.dtype))
+    if replay is None or plan.shard[0] != 1:
+        return ()
+    tally.notes.update(dict.fromkeys(replay.notes))
+    return replay.cases
 
 
 def _depth(number: int, case: Case) -> Depth:

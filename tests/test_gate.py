@@ -248,3 +248,26 @@ def test_a_shard_alone_does_not_judge_what_is_stale(project: Project) -> None:
     assert "passes now: remove the line" in done.out
     assert project("merge", "1.json").code == 2
     assert "shard=2/2 is missing" in project("merge", "1.json").err
+
+
+def test_the_last_failure_is_replayed_first(project: Project) -> None:
+    project.configure('database = ".normcheck"\n')
+    rare = f"({WRONG}) if x.shape[-1] >= 100 else ({FIXED})"
+    project.kernel(rare)
+    assert project("verify").code == 1
+    first = project.report["verdicts"][1]
+    assert first["cases"] > 1
+    (file,) = (project.folder / ".normcheck").iterdir()
+    assert first["failure"]["case"] in file.read_text(encoding="utf-8")
+    project.kernel(rare)
+    assert project("verify").code == 1
+    again = project.report["verdicts"][1]
+    assert (again["cases"], again["failed_at"]) == (1, -1)
+    assert again["failure"]["case"] == first["failure"]["case"]
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write("nonsense\n")
+    project.kernel(FIXED)
+    assert project("verify").code == 0
+    fixed = project.report["verdicts"][1]
+    assert fixed["cases"] == 24 + 1
+    assert any("not replayed" in note for note in fixed["notes"])
