@@ -105,7 +105,7 @@ def _run(fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: 
     op_ = discovery.ops()[implementation.op]
     cells = tuple(Cell(op_, implementation, dtype, spec) for dtype in ((case.dtype,) if case else wanted))
     plan = Plan(cells, profile_of(request), request.seed, device, request.timeout)
-    with _left_as_it_was():
+    with _left_as_it_was(device):
         if case is not None:
             verdicts: tuple[Verdict, ...] = (result_of(cells[0], case, plan),)
         else:
@@ -168,11 +168,11 @@ def _spec(fn: Any) -> str:
 
 
 @contextmanager
-def _left_as_it_was() -> Iterator[None]:
+def _left_as_it_was(device: str) -> Iterator[None]:
     """Run normcheck under torch's own defaults, and give the caller back the state that it had."""
     threads, dtype, numbers = torch.get_num_threads(), torch.get_default_dtype(), random.getstate()
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if started else []
+    devices = list(range(torch.cuda.device_count())) if started or device == "cuda" else []
     try:
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad(), poisoned_memory():
             torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes

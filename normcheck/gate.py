@@ -58,7 +58,8 @@ def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) 
 
 
 def concluded(run: Run, terms: Terms) -> Run:
-    """``run`` with the status, the exit code and the messages that it has under ``terms``."""
+    """``run`` with the status, exit code and messages that it has under ``terms``, and with its known cells marked."""
+    run = replace(run, verdicts=tuple(known.marked(verdict, terms.known) for verdict in run.verdicts))
     status, code, messages = decide(run.verdicts, terms, complete=run.complete)
     if terms.baseline and terms.judged:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)

@@ -235,6 +235,28 @@ def test_three_shards_merged_say_what_one_run_says(project: Project, body: str) 
             assert {n: w["ratio"] for n, w in a["worst"].items()} == {n: w["ratio"] for n, w in b["worst"].items()}
 
 
+def test_known_failures_may_be_said_to_merge_alone(project: Project) -> None:
+    (project.folder / "known.txt").write_text("rmsnorm other fp16  # 1 % too large\n", encoding="utf-8")
+    project.kernel(WRONG)
+    for number in (1, 2):
+        assert project("verify", "--shard", f"{number}/2", "--report", f"json:{number}.json").code == 1
+    assert project("merge", "1.json", "2.json").code == 1
+    done = project("merge", "2.json", "1.json", "--known-failures", "known.txt", "--report", "json:report.json")
+    assert done.code == 0
+    assert [cell["known"] for cell in project.report["verdicts"]] == ["", "1 % too large"]
+    assert "KNOWN rmsnorm other fp16" in done.out
+
+
+def test_in_processes_side_by_side(project: Project) -> None:
+    """What is replayed travels to the judges."""
+    project.configure('database = ".normcheck"\nworkers = 2\n')
+    project.kernel(f"({WRONG}) if x.shape[-1] >= 100 else ({FIXED})")
+    assert project("verify", "--isolation").code == 1
+    assert project.report["verdicts"][1]["failed_at"] > 0
+    assert project("verify", "--isolation").code == 1
+    assert [cell["failed_at"] for cell in project.report["verdicts"]] == [None, -1]
+
+
 def test_a_shard_alone_does_not_judge_what_is_stale(project: Project) -> None:
     project.configure('known_failures = "known.txt"\n')
     (project.folder / "known.txt").write_text("rmsnorm other fp16  # gone\n", encoding="utf-8")
