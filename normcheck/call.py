@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck import memory
+from normcheck import memory, whereabouts
 from normcheck.alarm import TimeIsUp
 from normcheck.case import Case
 from normcheck.errors import Broken, UnsupportedCase, UsageError, one_line, shown, told
@@ -74,7 +74,7 @@ def forward(
     """
     if isinstance(arena, RemoteRun):
         return arena.forward(case, inputs, graph=implementation.backward is None, deferred=deferred)
-    with guarded("forward"), arena:
+    with guarded("forward", implementation), arena:
         returned = implementation.forward(
             inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
         )
@@ -92,7 +92,7 @@ def backward(
     if isinstance(arena, RemoteRun):
         return arena.backward(case, inputs, saved)
     assert implementation.backward is not None
-    with guarded("backward"), arena:
+    with guarded("backward", implementation), arena:
         returned = implementation.backward(
             inputs.dy,
             inputs.x,
@@ -110,7 +110,7 @@ def supports(implementation: Implementation, case: Case) -> str | None:
     if implementation.supports is None:
         return None
     try:
-        with guarded("supports(case)"):
+        with guarded("supports(case)", implementation):
             reason = implementation.supports(case)
             return None if reason is None else one_line(str(reason), LONGEST_REASON)
     except UnsupportedCase as refused:
@@ -143,7 +143,7 @@ def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
     """What the implementation declares about its arithmetic, for a case where it depends on it."""
     if not callable(implementation.model):
         return implementation.model
-    with guarded("model(case)"):
+    with guarded("model(case)", implementation):
         return dict(implementation.model(case))
 
 
@@ -191,6 +191,7 @@ def adapt(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
         wanted = {k: v for k, v in options.items() if anything or k in names}
         return function(*tensors, eps=eps, **wanted) if eps_by_name else function(*tensors, eps, **wanted)
 
+    forward.__wrapped__ = function  # type: ignore[attr-defined]  # where it is defined
     return forward, takes_bias
 
 
@@ -211,7 +212,7 @@ def poisoned_memory() -> Iterator[None]:
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
+def guarded(what: str, implementation: Implementation | None = None) -> Iterator[None]:
     """Run code under test: its warnings are its own business, it prints to standard error, what it raises is Broken."""
     try:
         with warnings.catch_warnings(), redirect_stdout(sys.stderr):
@@ -220,13 +221,17 @@ def guarded(what: str) -> Iterator[None]:
     except (UnsupportedCase, Broken, KeyboardInterrupt, TimeIsUp):
         raise
     except BaseException as error:  # pytest's skip is no Exception either
-        raise Broken("exception", "", f"{what} raised {told(error)}", _frames(error)) from error
+        raise Broken("exception", "", f"{what} raised {told(error)}", _frames(error, implementation)) from error
 
 
-def _frames(error: BaseException) -> tuple[str, ...]:
-    """The innermost frames of a traceback, without normcheck's own around the call."""
+def _frames(error: BaseException, implementation: Implementation | None) -> tuple[str, ...]:
+    """The innermost frames of a traceback, without normcheck's own around the call; one is the implementation's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, memory.__file__)]
-    return tuple(f"{f.filename}:{f.lineno} in {f.name}: {(f.line or '')[:400]}" for f in frames[-_FRAMES:])
+    file = whereabouts.of(implementation).file if implementation else ""
+    own, shown_frames = [f for f in frames if f.filename == file][-1:], frames[-_FRAMES:]
+    if own and own[0] not in shown_frames:
+        shown_frames = [*own, *shown_frames[1:]]
+    return tuple(f"{f.filename}:{f.lineno} in {f.name}: {(f.line or '')[:400]}" for f in shown_frames)
 
 
 def _named(returned: object, what: str, required: str) -> dict[str, Tensor]:

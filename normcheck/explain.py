@@ -6,6 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 
+from normcheck import whereabouts
 from normcheck.check import Result, check
 from normcheck.compare import Comparison
 from normcheck.judge import GIVEN_OWN, Checked
@@ -77,6 +78,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             reproduce=reproduce,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
+            line=whereabouts.line_in(whereabouts.of(cell.implementation), first.frames),
         )
     found = _mismatch(first, line, reproduce)
     advice = _advice(cell, result, device) if advise else ""

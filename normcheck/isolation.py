@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from normcheck import discovery
+from normcheck import discovery, whereabouts
 from normcheck.errors import Broken, UsageError
 from normcheck.implementation import Implementation
 from normcheck.memory import Surroundings
@@ -228,7 +228,7 @@ def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implemen
     """An implementation in another process, from what that process tells of it."""
     try:
         link = ProcessLink(spec, str(told["op"]), str(told["name"]), device)
-        entry, declared, reason = Entry(link), told["model"], told["unavailable"]
+        entry, declared, reason = Entry(link, whereabouts.told(told["place"])), told["model"], told["unavailable"]
         described = Implementation(
             name=str(told["name"]),
             op=str(told["op"]),

@@ -126,6 +126,8 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         repeats=_joined([v.repeats for v in parts], _steady),
         invariance=_joined([v.invariance for v in parts], _steady),
         known=failed.known if failed else "",
+        file=first.file,
+        line=first.line,
         failed_at=failed.failed_at if failed else None,
     )
 

@@ -18,6 +18,7 @@ from normcheck.errors import Broken, UnsupportedCase
 from normcheck.inputs import Inputs
 from normcheck.memory import Stray, Surroundings
 from normcheck.shared import Laid, Space, taken
+from normcheck.whereabouts import NOWHERE, Place
 from normcheck.wire import Message
 
 
@@ -86,6 +87,7 @@ class Entry:
     """Stands where an implementation's function would: the function itself is in another process."""
 
     link: Link
+    place: Place = NOWHERE
 
     def __call__(self, *arguments: object, **options: object) -> Any:
         """Never called: ``call`` goes through the link."""

@@ -45,7 +45,8 @@ class Finding:
     checks of this output failed, in words ("end to end", "given the kernel's own statistics"). ``actual`` ...
     ``ratio``: of the worst element at ``index``; ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
     (above 1 is wrong), ``max_ulp`` counts units in the last place of the output's dtype. ``terms``: the parts of the
-    bound at the worst element, largest first. ``also``: other outputs that are wrong on the same case.
+    bound at the worst element, largest first. ``also``: other outputs that are wrong on the same case. ``line``: the
+    innermost line of the traceback in the file where the implementation is defined.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Finding:
     also: tuple[str, ...] = ()
     traceback: tuple[str, ...] = ()
     advice: str = ""
+    line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,9 @@ class Verdict:
 
     By output: ``vacuity``, what zeros would have passed; ``repeats``, whether another run of a case gave the same bits;
     ``invariance``, whether a row had the same bits among other rows.
+
+    ``file``, ``line``: where the implementation's forward is defined; relative to the current directory where it is
+    inside, "" and None where that is not known.
     """
 
     op: str
@@ -153,6 +158,8 @@ class Verdict:
     invariance: Mapping[str, Steadiness] = field(default_factory=dict)
     known: str = ""
     failed_at: int | None = None
+    file: str = ""
+    line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

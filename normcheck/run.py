@@ -18,7 +18,7 @@ from typing import TextIO
 
 import torch
 
-from normcheck import discovery
+from normcheck import discovery, whereabouts
 from normcheck.attempt import run_case, why_not
 from normcheck.call import link_of, poisoned_memory
 from normcheck.database import keep
@@ -160,6 +160,7 @@ def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
 
 
 def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
+    place = whereabouts.of(cell.implementation)
     return Verdict(
         op=cell.op.name,
         implementation=cell.implementation.name,
@@ -167,6 +168,8 @@ def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
         device=plan.device,
         status="error",
         detail=detail,
+        file=whereabouts.relative(place.file),
+        line=place.line,
     )
 
 

@@ -53,6 +53,8 @@ def _verdict(cell: Node) -> Verdict:
         repeats=_each(cell.get("repeats", {}), _steadiness),
         invariance=_each(cell.get("invariance", {}), _steadiness),
         known=cell.get("known", "").text(),
+        file=cell.get("file", "").text(),
+        line=_maybe(cell.get("line", None), Node.integer),
         failed_at=_maybe(cell.get("failed_at", None), lambda node: node.integer(-1)),
     )
 
@@ -103,6 +105,7 @@ def _finding(node: Node) -> Finding:
         where=_maybe(node.get("where", None), _where),
         also=node.get("also", []).texts(),
         advice=node.get("advice", "").text(),
+        line=_maybe(node.get("line", None), Node.integer),
         traceback=node.get("traceback", []).texts(),
     )
 

@@ -10,7 +10,7 @@ from itertools import islice
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-from normcheck import sanitizer
+from normcheck import sanitizer, whereabouts
 from normcheck.attempt import died, run_case, timed_out, why_not
 from normcheck.battery import battery, far_apart, large
 from normcheck.call import link_of, poisoned_memory
@@ -226,6 +226,7 @@ _JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}
 
 
 def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
+    where = whereabouts.of(cell.implementation)
     return Verdict(
         op=cell.op.name,
         implementation=cell.implementation.name,
@@ -234,6 +235,8 @@ def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: 
         status=status,
         detail=detail,
         seconds=seconds,
+        file=whereabouts.relative(where.file),
+        line=where.line,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck import call, discovery
+from normcheck import call, discovery, whereabouts
 from normcheck.case import Case, parse
 from normcheck.errors import Broken, UnsupportedCase, UsageError, told
 from normcheck.implementation import Implementation
@@ -93,6 +93,7 @@ def _load(state: _State, message: Message) -> Message:
 
 
 def _described(i: Implementation, device: str) -> Message:
+    place = whereabouts.of(i)
     return {
         "name": i.name,
         "op": i.op,
@@ -107,6 +108,7 @@ def _described(i: Implementation, device: str) -> Message:
         "model": None if callable(i.model) else dict(i.model),
         "backward": i.backward is not None,
         "supports": i.supports is not None,
+        "place": [place.file, place.line],
     }
 
 

@@ -76,6 +76,7 @@ def exception(**changes: object) -> Finding:
             *(f'  File "mine.py", line {line}, in forward\n    step_{line}(x)\n' for line in range(10, 16)),
             "RuntimeError: shared memory, Required: 232448, Hardware limit: 101376\n",
         ),
+        line=15,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -83,6 +84,7 @@ def exception(**changes: object) -> Finding:
 def failed(failure: Finding, **changes: object) -> Verdict:
     """A cell that failed."""
     plain = verdict(implementation="mine.py", dtype="fp16", status="fail", cases=37, worst={"y": worst(0.8)})
+    plain = replace(plain, file="kernels/mine.py", line=12)
     if failure.ratio is not None and failure.output:
         plain = replace(plain, worst={**plain.worst, failure.output: worst(failure.ratio)})
     return replace(plain, failure=failure, **changes)  # type: ignore[arg-type]
@@ -178,6 +180,19 @@ def kinds() -> Run:
     """Each kind of finding once, with as little known of it as there may be."""
     bare = (Finding(kind=kind, output="y", case=CASE, message="", reproduce="normcheck repro a b") for kind in KINDS)
     return run(*(failed(each, dtype=f"k{i}") for i, each in enumerate(bare)), status="fail", exit_code=1)
+
+
+def large() -> Run:
+    """10,000 cases in 200 cells, of which 50 failed."""
+    cells = []
+    for number in range(200):
+        name, dtype = f"mine_{number // 3}", ("fp16", "bf16", "fp32")[number % 3]
+        if number % 4:
+            cells.append(verdict(implementation=name, dtype=dtype, cases=50, notes=("measured on a CPU.",)))
+        else:
+            failure = exception() if number % 8 else finding(ratio=3.0 + number)
+            cells.append(failed(failure, implementation=name, dtype=dtype, cases=50, line=number + 1))
+    return run(*cells, status="fail", exit_code=1)
 
 
 def nonfinite() -> Run:

@@ -643,6 +643,8 @@ HARMFUL: dict[str, tuple[int, str]] = {  # exit code, what is in the file
 }
 
 
+OTHERS = ("junit:j", "sarif:s", "markdown:m", "github:g")
+
 APART = ("a message", "no Exception", "no message", "an output", "unsupported", "unavailable")
 """Asked of a process of its own as well."""
 
@@ -653,9 +655,15 @@ APART = ("a message", "no Exception", "no message", "an output", "unsupported", 
 def test_nothing_harmful_is_printed(written: Written, name: str, where: tuple[str, ...]) -> None:
     code, content = HARMFUL[name]
     path = written(content)
-    done = normcheck("verify", "--impl", path, *where, *FEW[len(HERE) :], "--report", "json:x")
+    reports = [word for each in ("json:x", *OTHERS) for word in ("--report", each)]
+    done = normcheck("verify", "--impl", path, *where, *FEW[len(HERE) :], *reports)
     assert (done.code, done.err) == (code, ""), (done.code, done.err[-1000:], done.out[-1000:])
     harmless(done.out)
+    for name_of_file in ("j", "s", "m"):
+        harmless(Path(name_of_file).read_text(encoding="utf-8"))
+    for line in Path("g").read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+        assert line.isprintable()
+        assert line.startswith(("::error file=", "::error title=", "::notice title=", "::warning title=")), line[:200]
     stored = Path("x").read_text(encoding="utf-8")
     assert strict(stored)["exit_code"] == code
     assert len(stored) < LONGEST_REPORT or name == "names"

@@ -81,6 +81,7 @@ def check_golden(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_whole_report(name: str) -> None:
     check_golden(name, written(RUNS[name]()))
+    check_golden(f"{name}_120", written(RUNS[name](), width=120))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,8 @@ def test_case_report(name: str, rows: tuple[terminal.Row, ...], findings: tuple[
 
 def test_no_golden_file_is_left_over() -> None:
     cases = {"case_pass", "case_fail", "case_exception", "case_nothing"}
-    assert {path.stem for path in GOLDEN.glob("terminal_*")} == {f"terminal_{name}" for name in (*RUNS, *cases)}
+    wide = {f"{name}_120" for name in RUNS}
+    assert {path.stem for path in GOLDEN.glob("terminal_*")} == {f"terminal_{name}" for name in (*RUNS, *wide, *cases)}
 
 
 def test_write_is_the_report_of_the_module() -> None:

@@ -17,20 +17,22 @@ NAMED = 3
 def put_summary(console: Console, run: Run) -> None:
     """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
     style = STATUS_STYLES.get(run.status, "bold yellow") if run.complete or run.status != "pass" else "bold yellow"
-    put(console, (_word(run), style), f"  {_rest(run)}", wrap=False)
+    put(console, (word(run), style), f"  {rest(run)}", wrap=False)
 
 
-def _word(run: Run) -> str:
+def word(run: Run) -> str:
+    """The outcome in capitals: ``PASS``, ``FAIL``, ``NOTHING CHECKED``."""
     checked = any(verdict.status != "skip" for verdict in run.verdicts)
     nothing = "NOT CHECKED" if checked else "NOTHING CHECKED"
     words = {"pass": "PASS", "fail": "FAIL", "error": "ERROR", "nothing": nothing}
-    word = words.get(run.status, short(run.status.upper(), 20))
+    known = words.get(run.status, short(run.status.upper(), 20))
     if run.complete:
-        return word
-    return "INCOMPLETE" if run.status in ("pass", "nothing") else f"{word} (incomplete)"
+        return known
+    return "INCOMPLETE" if run.status in ("pass", "nothing") else f"{known} (incomplete)"
 
 
-def _rest(run: Run) -> str:
+def rest(run: Run) -> str:
+    """What is wrong, then what was done."""
     cells = {status: [v for v in run.verdicts if v.status == status] for status in ("pass", "fail", "error", "skip")}
     if run.status != "pass":  # what is known is not what a run failed by
         cells["fail"] = [v for v in cells["fail"] if not v.known]

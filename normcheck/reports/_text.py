@@ -73,7 +73,10 @@ def put_lines(console: Console, message: str, *, indent: int = 0, label: str = "
 def _emit(console: Console, indent: int, text: Text) -> None:
     if text.plain.lstrip().startswith("::"):  # at the beginning of a line a CI log takes it for a command
         text, indent = Text("\\") + text, max(indent - 1, 0)
-    console.print(Text(" " * indent) + text, soft_wrap=True)
+    if console.is_terminal or console.color_system is not None:
+        console.print(Text(" " * indent) + text, soft_wrap=True)
+    else:  # what Rich would write as well, and takes five times as long for
+        console.file.write(f"{' ' * indent}{text.plain}\n")
 
 
 def _safe(part: Part, encoding: str) -> tuple[str, str]:

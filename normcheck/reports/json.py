@@ -81,6 +81,8 @@ def _verdict(verdict: Verdict) -> Json:
         "invariance": {output: _steadiness(counts) for output, counts in _ordered(verdict.invariance)},
         "known": verdict.known,
         "failed_at": verdict.failed_at,
+        "file": verdict.file,
+        "line": verdict.line,
     }
 
 
@@ -128,6 +130,7 @@ def _failure(finding: Finding) -> Json:
         "also": list(finding.also),
         "advice": finding.advice,
         "traceback": list(finding.traceback),
+        "line": finding.line,
     }
 
 

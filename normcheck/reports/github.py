@@ -1,0 +1,90 @@
+"""GitHub workflow commands: annotations at the implementation's file and line, and the job summary.
+
+The characters that a command must not have are escaped as the runner undoes it: ``%``, CR and LF everywhere, ``:`` and
+``,`` in properties as well. GitHub shows ten errors of a step: the outcome comes first, and cells with one place share
+an annotation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from normcheck.reports import markdown
+from normcheck.reports._plain import block, cell, is_known, messages, outcome, place, put_text, said
+from normcheck.reports._text import counted, cut, short, visible
+from normcheck.reports.report import Report
+from normcheck.result import Run, Verdict
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+MOST_PLACES = 9
+LONGEST = 16_000
+BLOCKS = 4
+"""Cells of one annotation that are told in full; the others are named."""
+
+_DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_PROPERTY = {**_DATA, ":": "%3A", ",": "%2C"}
+
+Place = tuple[str, int | None]
+
+
+def write(run: Run, stream: TextIO) -> None:
+    """Write the outcome, an annotation for each place where something is wrong, and the job's summary."""
+    lines = [_outcome(run), *_annotations(run), *_messages(run)]
+    path = os.environ.get(SUMMARY)
+    if path:
+        try:
+            with open(path, "a", encoding="utf-8") as summary:
+                markdown.write(run, summary)
+        except (OSError, ValueError) as error:
+            lines.append(command("warning", f"{SUMMARY}={path}: it cannot be written: {error}", title="normcheck"))
+    put_text(stream, "".join(f"{line}\n" for line in lines))
+
+
+def command(name: str, message: str, **properties: str | int | None) -> str:
+    """``::error file=a.py,line=3::message``, escaped; properties without a value are left out."""
+    told = ",".join(f"{key}={_escaped(visible(str(value)), _PROPERTY)}" for key, value in properties.items() if value)
+    shown = _escaped("\n".join(visible(line) for line in cut(message, LONGEST).split("\n")), _DATA)
+    return f"::{name} {told}::{shown}" if told else f"::{name}::{shown}"
+
+
+def _escaped(text: str, table: Mapping[str, str]) -> str:
+    return "".join(table.get(character, character) for character in text)
+
+
+def _annotations(run: Run) -> list[str]:
+    """Errors first, then what the gate knows of; what is beyond GitHub's limit is counted by the last one."""
+    places: dict[tuple[str, Place], list[Verdict]] = {}
+    for verdict in run.verdicts:
+        if verdict.status in ("fail", "error"):
+            level = "warning" if is_known(verdict) else "error"
+            places.setdefault((level, place(verdict)), []).append(verdict)
+    lines = []
+    for level in ("error", "warning"):
+        told = [_annotation(level, where, v) for (each, where), v in places.items() if each == level]
+        more = len(told) - MOST_PLACES
+        if more > 0:
+            text = f"{counted(more + 1, 'more place')} where cells fail: see the job summary"
+            told = [*told[: MOST_PLACES - 1], command(level, text, title="normcheck")]
+        lines += told
+    return lines
+
+
+def _annotation(level: str, where: Place, verdicts: Sequence[Verdict]) -> str:
+    first, more = verdicts[0], len(verdicts) - 1
+    title = f"{cell(first)}: {said(first)}" + (f", and {counted(more, 'cell')} more" if more else "")
+    parts = [block(verdict) for verdict in verdicts[:BLOCKS]]
+    parts += [f"{cell(verdict)}: {said(verdict)}" for verdict in verdicts[BLOCKS:]]
+    return command(level, "\n\n".join(parts), file=where[0], line=where[1], title=short(title, 200))
+
+
+def _outcome(run: Run) -> str:
+    return command("error" if run.exit_code else "notice", outcome(run), title="normcheck")
+
+
+def _messages(run: Run) -> list[str]:
+    return [command("error" if run.exit_code else "warning", line, title="normcheck") for line in messages(run)]
+
+
+REPORT = Report(name="github", write=write, summary="annotations of a GitHub workflow, and its job summary")
