@@ -109,6 +109,7 @@ def test_what_is_configured_is_what_runs_without_arguments(tmp_path: Path) -> No
     assert (code, said) == (0, "exit-code=0\n"), output
     report = json.loads((tmp_path / "normcheck-report" / "report.json").read_text(encoding="utf-8"))
     assert [cell["dtype"] for cell in report["verdicts"]] == ["bf16"]
+    assert "::notice title=normcheck::PASS" in output
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,21 @@ def test_red_on_a_planted_fault_known_fixed_and_stale(project: Project) -> None:
     assert project("verify").code == 0
 
 
+def test_the_line_of_a_planted_fault_is_annotated(project: Project) -> None:
+    project.kernel(WRONG)
+    done = project("verify", "--report", "github:-")
+    (name,) = (path.name for path in (project.folder / "kernels").iterdir() if path.suffix == ".py")
+    text = (project.folder / "kernels" / name).read_text(encoding="utf-8")
+    line = text[: text.index("def other")].count("\n") + 1
+    annotated = [text for text in done.out.splitlines() if text.startswith("::error file=")]
+    assert len(annotated) == 1
+    assert f"::error file=kernels/{name},line={line},title=rmsnorm other fp16" in annotated[0]
+    (project.folder / "known.txt").write_text("rmsnorm other fp16  # known\n", encoding="utf-8")
+    done = project("verify", "--report", "github:-", "--known-failures", "known.txt")
+    assert not [text for text in done.out.splitlines() if text.startswith("::error")]
+    assert f"::warning file=kernels/{name},line={line}," in done.out
+
+
 def test_a_required_backend_that_does_not_run(project: Project) -> None:
     project.configure('require = ["cudnn"]\n')
     project.kernel(FIXED)
