@@ -77,7 +77,7 @@ def found(folder: Path) -> Path | None:
     """The nearest pyproject.toml that has ``[tool.normcheck]``, in ``folder`` or above it."""
     for place in (folder, *folder.parents):
         path = place / NAME
-        if path.is_file() and _table(path) is not None:
+        if os.path.isfile(path) and _table(path) is not None:  # False where the folder may not even be looked into
             return path
     return None
 
@@ -91,14 +91,9 @@ def load(path: Path) -> Values:
 
 
 def _named(file: str) -> Path:
-    path = Path(file)
-    try:
-        there = path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        there = False
-    if not there:
+    if not os.path.isfile(file):
         raise UsageError(f"config={one_line(file, 200)}: no such file")
-    return path
+    return Path(file)
 
 
 def _table(path: Path) -> dict[str, Any] | None:
