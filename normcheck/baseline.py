@@ -185,7 +185,7 @@ def _made_json(made: Made) -> dict[str, object]:
 def _made_of(node: Node) -> Made:
     budget = {name: value.number() for name, value in node["budget"].entries().items()}
     return Made(
-        seed=node["seed"].integer(-(10**18)),
+        seed=node["seed"].whole(),
         profile=node["profile"].text(),
         budget=budget,
         machine=node["machine"].text(),

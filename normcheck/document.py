@@ -76,9 +76,15 @@ class Node:
         return self.value
 
     def integer(self, least: int = 0) -> int:
-        """An integer of at most 18 digits."""
-        if not isinstance(self.value, int) or isinstance(self.value, bool) or not least <= self.value < 10**18:
+        """A count: an integer of at most 18 digits."""
+        if self.whole() < least or self.whole() >= 10**18:
             self.wrong(f"an integer >= {least}")
+        return self.whole()
+
+    def whole(self) -> int:
+        """An integer of any size."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool):
+            self.wrong("an integer")
         return self.value
 
     def number(self) -> float:

@@ -66,8 +66,8 @@ def seed_of(text: str) -> int:
     """``--seed``: an integer, or ``random`` for one that nobody has chosen."""
     if text == "random":
         return secrets.randbelow(1 << 31)
-    if not re.fullmatch(r"-?[0-9]{1,18}", text):
-        raise UsageError(f"seed={one_line(text, 60)}: expected an integer of at most 18 digits, or random")
+    if not re.fullmatch(r"-?[0-9]{1,1000}", text):
+        raise UsageError(f"seed={one_line(text, 60)}: expected an integer of at most 1000 digits, or random")
     return int(text)
 
 

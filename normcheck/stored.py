@@ -17,7 +17,7 @@ def read(file: str) -> Run:
     report = load(file, SCHEMA)
     return Run(
         argv=report["argv"].texts(),
-        seed=report["seed"].integer(-(10**18)),
+        seed=report["seed"].whole(),
         profile=report["profile"].text(),
         seconds=report["seconds"].number(),
         environment={name: value.text() for name, value in report["environment"].entries().items()},

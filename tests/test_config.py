@@ -145,6 +145,6 @@ def test_seeds() -> None:
     assert seed_of("-3") == -3
     drawn = {seed_of("random") for _ in range(8)}
     assert len(drawn) > 1
-    for wrong in ("half", "1e3", "", "1_0", "9" * 19, "\x1b"):
+    for wrong in ("half", "1e3", "", "1_0", "9" * 1001, "\x1b"):
         with pytest.raises(UsageError, match="expected an integer"):
             seed_of(wrong)

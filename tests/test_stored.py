@@ -28,7 +28,7 @@ def fullest() -> Run:
         failed_at=12,
     )
     budget = {"max_examples": 300, "seconds": 4.0}
-    return replace(passing(), verdicts=(cell,), budget=budget, shard="2/3", required=("mine",), seed=-4)
+    return replace(passing(), verdicts=(cell,), budget=budget, shard="2/3", required=("mine",), seed=-4 * 10**400)
 
 
 ALL: dict[str, Callable[[], Run]] = {**RUNS, "hostile": hostile, "fullest": fullest}
