@@ -44,7 +44,6 @@ from normcheck.request import (
 from normcheck.result import Run, Verdict
 from normcheck.sweep import Progress, run_cell
 
-
 MOST_EXAMPLES = 10**15
 """What a report says where even more cases were allowed: more digits than any reader of JSON keeps."""
 
