@@ -1,12 +1,26 @@
 """normcheck: is this normalisation kernel right?
 
-The public Python interface is what a file needs that declares an implementation.
+The public Python interface: what a file needs that declares an implementation, and ``verify`` and ``assert_conforms``
+for a test suite. The latter import torch when they are first named.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from normcheck.case import Case
 from normcheck.errors import NormcheckError, UnsupportedCase
 from normcheck.implementation import Implementation
 
-__all__ = ["Case", "Implementation", "NormcheckError", "UnsupportedCase", "__version__"]
+if TYPE_CHECKING:
+    from normcheck.api import assert_conforms, verify
+
+__all__ = ["Case", "Implementation", "NormcheckError", "UnsupportedCase", "__version__", "assert_conforms", "verify"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("assert_conforms", "verify"):
+        from normcheck import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

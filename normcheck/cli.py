@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from normcheck.commands import baseline as baseline_commands
+from normcheck.commands import golden as golden_commands
+from normcheck.commands.merge import merge
+from normcheck.commands.options import (
+    Baseline,
+    Config,
+    Device,
+    DriftRatio,
+    DriftUlp,
+    Dtype,
+    Impl,
+    Isolation,
+    KnownFailures,
+    Op,
+    Reports,
+    Require,
+    Timeout,
+)
+from normcheck.commands.warm import warm
 from normcheck.errors import NormcheckError, UsageError, one_line
 
 app = typer.Typer(
@@ -19,19 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-Op = Annotated[list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.")]
-Impl = Annotated[
-    list[str] | None,
-    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: see list."),
-]
-Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
-
-Isolation = Annotated[
-    bool, typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one.")
-]
+app.add_typer(baseline_commands.app, name="baseline")
+app.add_typer(golden_commands.app, name="golden")
 
 
 @app.command()
@@ -39,48 +46,63 @@ def verify(
     op: Op = None,
     impl: Impl = None,
     dtype: Dtype = None,
-    profile: Annotated[str, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost.")] = "quick",
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost. Default: quick.")
+    ] = None,
     max_examples: Annotated[
         int | None, typer.Option("--max-examples", help="Cases per cell, however long they take.")
     ] = None,
     time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds per cell.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other cases.")] = 0,
-    device: Device = "auto",
-    require: Annotated[
-        list[str] | None, typer.Option("--require", help="Implementation that must run here; may repeat.")
+    seed: Annotated[
+        str | None, typer.Option("--seed", help="Another seed draws other cases; random draws one. Default: 0.")
     ] = None,
-    report: Annotated[
-        list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: auto.")] = None,
+    require: Require = None,
+    report: Reports = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds that a case may take. Default: 120.")
     ] = None,
-    timeout: Timeout = 120.0,
-    workers: Annotated[int, typer.Option("--workers", help="Cells that are checked side by side.")] = 1,
-    isolation: Isolation = True,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Cells that are checked side by side. Default: 1.")
+    ] = None,
+    isolation: Annotated[
+        bool | None,
+        typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own (default), or in this."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", help="K/N: of all cases those of job K of N; see normcheck merge.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option("--database", help="Folder of cases that failed: kept there, and run first next time.")
+    ] = None,
+    known_failures: KnownFailures = None,
+    baseline: Baseline = None,
+    drift_ratio: DriftRatio = None,
+    drift_ulp: DriftUlp = None,
+    config: Config = None,
 ) -> None:
     """Check implementations; the main job and the gate.
 
-    Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line; 3 normcheck itself
-    failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
+    What is not given here comes from [tool.normcheck] in the nearest pyproject.toml.
+
+    Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
+    3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
-    _warm(device, isolation)
-    from normcheck.request import Request
+    given = {name: value for name, value in locals().items() if name != "config"}
+    from normcheck.config import settings
+
+    values = settings(given, config)
+    warm(values.get("device", "auto"), values.get("isolation", True))
+    from normcheck.request import request_of
     from normcheck.run import run
 
-    request = Request(
-        ops=tuple(op or ()),
-        impls=tuple(impl or ()),
-        dtypes=tuple(dtype or ()),
-        profile=profile,
-        max_examples=max_examples,
-        time_budget=time_budget,
-        seed=seed,
-        device=device,
-        require=tuple(require or ()),
-        reports=tuple(report or ()),
-        timeout=timeout,
-        workers=workers,
-        isolation=isolation,
-    )
+    request = request_of(values)
+    if values.get("seed") == "random":
+        typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
     raise typer.Exit(run(request, tuple(sys.argv[1:])))
+
+
+app.command()(merge)
 
 
 @app.command()
@@ -175,7 +197,7 @@ def repro(
     isolation: Isolation = True,
 ) -> None:
     """Run one case again and show every check of it."""
-    _warm(device, isolation)
+    warm(device, isolation)
     from normcheck.run import repro_case
 
     raise typer.Exit(repro_case(implementation, case, device, timeout, isolation=isolation))
@@ -197,87 +219,12 @@ def tolerances() -> None:
     typer.echo(files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8"), nl=False)
 
 
-golden = typer.Typer(
-    help="Recorded outputs, judged again on any machine, without the library that made them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(golden, name="golden")
-
-
-@golden.command(name="record")
-def golden_record(
-    out: Annotated[str, typer.Option("--out", help="New folder for the record; its parent has to exist.")],
-    op: Op = None,
-    impl: Impl = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    timeout: Timeout = 120.0,
-    isolation: Isolation = True,
-) -> None:
-    """Run a fixed list of small cases on what is here and keep the outputs.
-
-    Exit code: 0 recorded, and all of it holds; 1 recorded, and some of it does not hold; 2 wrong command line, or
-    --out exists; 3 normcheck itself failed; 5 nothing ran and nothing was written.
-    """
-    _warm(device, isolation)
-    from normcheck.golden.commands import record
-    from normcheck.request import Request
-
-    request = Request(
-        ops=tuple(op or ()),
-        impls=tuple(impl or ()),
-        dtypes=tuple(dtype or ()),
-        device=device,
-        timeout=timeout,
-        isolation=isolation,
-    )
-    raise typer.Exit(record(request, out, tuple(sys.argv[1:])))
-
-
-@golden.command(name="verify")
-def golden_verify(
-    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders that golden record wrote.")],
-) -> None:
-    """Judge recorded outputs again, with the bounds of today.
-
-    Exit code: 0 all of them hold; 1 some do not; 2 a folder is no record, or was changed; 3 normcheck itself failed; 5
-    nothing was checked.
-    """
-    from normcheck.golden.commands import verify
-
-    raise typer.Exit(verify(folders, tuple(sys.argv[1:])))
-
-
-@golden.command(name="diff")
-def golden_diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A folder that golden record wrote.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another, of the same implementations.")],
-) -> None:
-    """What moved between two records, by output, in ulps.
-
-    Exit code: 0 the same bits; 1 something moved, or is in one of them only; 2 a folder is no record, or was changed;
-    3 normcheck itself failed; 5 they have no case in common.
-    """
-    from normcheck.golden.commands import diff
-
-    raise typer.Exit(diff(a, b))
-
-
 def _version(value: bool) -> None:
     if value:
         from normcheck import __version__
 
         typer.echo(f"normcheck {__version__}")
         raise typer.Exit()
-
-
-def _warm(device: str, isolation: bool) -> None:
-    """Let the server of worker processes import torch while this process does, where it will be needed."""
-    if isolation:
-        from normcheck.server import warm
-
-        warm(interpreted=device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists()))
 
 
 @app.callback()

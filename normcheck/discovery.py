@@ -124,14 +124,14 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
         raise UsageError(f"impl={spec}: {location} has no implementation or function named {name!r}")
     if not op_names:
         raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(ops())} with it")
-    return tuple(_wrapped(target, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
-
-
-def _wrapped(function: Any, op: str, name: str, source: str) -> Implementation:
-    """A plain function as an implementation of ``op``; gradients come from autograd."""
     from normcheck.call import adapt  # imports torch
 
-    forward, takes_bias = adapt(function)
+    adapted = adapt(target)
+    return tuple(wrapped(*adapted, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
+
+
+def wrapped(forward: Any, takes_bias: bool, op: str, name: str, source: str) -> Implementation:
+    """A plain function, adapted, as an implementation of ``op``; gradients come from autograd."""
     return Implementation(
         name=name, op=op, forward=forward, supports=None if takes_bias else _takes_no_bias, source=source
     )

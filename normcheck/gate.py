@@ -3,33 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from normcheck.result import Verdict
+from normcheck import known
+from normcheck.baseline import Baseline, drifted, remarks
+from normcheck.known import Known
+from normcheck.result import Run, Verdict
 
 PASS, FOUND, BROKEN, NOTHING, INTERRUPTED = 0, 1, 3, 5, 130  # 2 is a wrong command line: errors.py
 
 
-def decide(
-    verdicts: Sequence[Verdict], required: Sequence[str], *, complete: bool = True
-) -> tuple[str, int, tuple[str, ...]]:
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a run is held against, beside the bounds.
+
+    ``required``: implementations that must have run; ``known``: cells that are known to fail; ``baseline``: what may
+    not have drifted. ``part``: the cells of the run are not all that these are about. ``judged``: False for a shard,
+    which sees only some of a cell's cases: there nothing is stale and nothing has drifted, before ``normcheck merge``.
+    """
+
+    required: tuple[str, ...] = ()
+    known: tuple[Known, ...] = ()
+    baseline: Baseline | None = None
+    part: bool = False
+    judged: bool = True
+
+
+def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) -> tuple[str, int, tuple[str, ...]]:
     """(status, exit code, messages) of a run.
 
-    A finding decides first; then whether normcheck itself failed; then whether everything that was required ran, for
-    each op that was asked of it; a run that checked nothing never passes. An interrupted run says so.
+    A finding that is not known decides first, and so do a known failure that is none any more, and drift; then whether
+    normcheck itself failed; then whether everything that was required ran, for each op that was asked of it; a run that
+    checked nothing never passes. An interrupted run says so.
     """
-    statuses = [v.status for v in verdicts]
-    messages = tuple(
-        f"required {name} did not run {op}: {detail}" for name in required for op, detail in _absent(verdicts, name)
+    faults: tuple[str, ...] = ()
+    if terms.judged:
+        faults = known.stale(terms.known, verdicts, part=terms.part or not complete)
+        faults += drifted(terms.baseline, verdicts) if terms.baseline else ()
+    absent = tuple(
+        f"required {name} did not run {op}: {detail}"
+        for name in terms.required
+        for op, detail in _absent(verdicts, name)
     )
-    if "fail" in statuses:
+    if faults or any(v.status == "fail" and not v.known for v in verdicts):
         status, code = "fail", FOUND
-    elif "error" in statuses:
+    elif any(v.status == "error" for v in verdicts):
         status, code = "error", BROKEN
-    elif messages or "pass" not in statuses:
+    elif absent or all(v.status == "skip" for v in verdicts):
         status, code = "nothing", NOTHING
     else:
         status, code = "pass", PASS
+    messages = (*faults, *absent)
     return (status, code, messages) if complete else (status, INTERRUPTED, messages)
+
+
+def concluded(run: Run, terms: Terms) -> Run:
+    """``run`` with the status, exit code and messages that it has under ``terms``, and with its known cells marked."""
+    run = replace(run, verdicts=tuple(known.marked(verdict, terms.known) for verdict in run.verdicts))
+    status, code, messages = decide(run.verdicts, terms, complete=run.complete)
+    if terms.baseline and terms.judged:
+        messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
+    if not terms.judged and (terms.known or terms.baseline):
+        messages += ("a shard: stale known failures and drift are found by normcheck merge",)
+    return replace(run, status=status, exit_code=code, messages=messages)
 
 
 def _absent(verdicts: Sequence[Verdict], name: str) -> list[tuple[str, str]]:

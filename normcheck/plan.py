@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from normcheck.case import Case
 from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
 
@@ -46,11 +48,25 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Cases of a cell that failed in earlier runs, and notes on those that could not be read."""
+
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds."""
+    """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
+
+    ``shard``: (K, N) runs of each cell's cases only every N-th, from the K-th on. ``replays``: op, implementation and
+    dtype -> what is run before all others, by the first shard.
+    """
 
     cells: tuple[Cell, ...]
     profile: Profile
     seed: int
     device: str
     timeout: float
+    shard: tuple[int, int] = (1, 1)
+    replays: Mapping[tuple[str, str, str], Replay] = field(default_factory=dict)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from normcheck import discovery
+from normcheck import baseline, database, discovery, known
+from normcheck.baseline import DRIFT_RATIO, DRIFT_ULP
+from normcheck.case import Case, parse
 from normcheck.environment import device_of
-from normcheck.errors import UsageError, one_of
+from normcheck.errors import UsageError, one_line, one_of
 from normcheck.formats import DTYPES
+from normcheck.gate import Terms
 from normcheck.implementation import Implementation
+from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.plan import PROFILES, Cell, Plan, Profile
 
 MOST_WORKERS = 64
@@ -18,7 +26,7 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of ``normcheck verify``, as they were given."""
+    """The options of ``normcheck verify``, as they were given; ``part``: of what a configuration file asks for."""
 
     ops: tuple[str, ...] = ()
     impls: tuple[str, ...] = ()
@@ -33,6 +41,34 @@ class Request:
     timeout: float = 120.0
     workers: int = 1
     isolation: bool = True
+    known_failures: str = ""
+    baseline: str = ""
+    drift_ratio: float = DRIFT_RATIO
+    drift_ulp: float = DRIFT_ULP
+    shard: str = ""
+    database: str = ""
+    part: bool = False
+
+
+def request_of(values: Mapping[str, Any]) -> Request:
+    """A Request of ``config.settings``; what is not among them is as it is by default."""
+    renamed = {"op": "ops", "impl": "impls", "dtype": "dtypes", "report": "reports"}
+    fields = {renamed.get(key, key): value for key, value in values.items()}
+    for key, value in fields.items():
+        if isinstance(value, list):
+            fields[key] = tuple(value)
+    if "seed" in fields:
+        fields["seed"] = seed_of(fields["seed"])
+    return Request(**fields)
+
+
+def seed_of(text: str) -> int:
+    """``--seed``: an integer, or ``random`` for one that nobody has chosen."""
+    if text == "random":
+        return secrets.randbelow(1 << 31)
+    if not re.fullmatch(r"-?[0-9]{1,1000}", text):
+        raise UsageError(f"seed={one_line(text, 60)}: expected an integer of at most 1000 digits, or random")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -45,33 +81,68 @@ class Target:
 
 def plan_of(request: Request) -> Plan:
     """The cells and budgets that ``request`` asks for. Raises UsageError for whatever is wrong with it."""
-    _check_names("op", request.ops, tuple(discovery.ops()))
-    _check_names("dtype", request.dtypes, DTYPES)
+    check_names("op", request.ops, tuple(discovery.ops()))
+    check_names("dtype", request.dtypes, DTYPES)
     if not 1 <= request.workers <= MOST_WORKERS:
         raise UsageError(f"workers={request.workers}: expected an integer from 1 to {MOST_WORKERS}")
     if request.workers > 1 and not request.isolation:
         raise UsageError(f"workers={request.workers}: expected 1 with --no-isolation, where all is one process")
     check_timeout(request.timeout)
     device = device_for(request.device)
-    profile = _profile(request)
+    profile = profile_of(request)
     cells = _cells(request, device)
     names = {cell.implementation.name for cell in cells}
     for name in request.require:
         if name not in names:
             raise UsageError(f"require={name}: expected {one_of(sorted(names))}, which are what is checked")
-    return Plan(cells, profile, request.seed, device, request.timeout)
+    shard = shard_of(request, profile)
+    replays = database.replays(request.database, cells, parsed) if request.database else {}
+    return Plan(cells, profile, request.seed, device, request.timeout, shard, replays)
+
+
+def shard_of(request: Request, profile: Profile) -> tuple[int, int]:
+    """(K, N) of ``--shard K/N``; (1, 1) where there is one job. Raises UsageError."""
+    if not request.shard:
+        return (1, 1)
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", request.shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"shard={one_line(request.shard, 60)}: expected K/N with 1 <= K <= N <= 9999")
+    number, count = int(match[1]), int(match[2])
+    if count > profile.max_examples:
+        raise UsageError(f"shard={request.shard} max_examples={profile.max_examples}: expected a case for each shard")
+    return number, count
+
+
+def terms_of(request: Request, *, required: Sequence[str] = ()) -> Terms:
+    """What the run is held against beside the bounds, read from the files that ``request`` names.
+
+    ``required``: what is required beside what ``request`` says.
+    """
+    entries = known.read(request.known_failures) if request.known_failures else ()
+    stored = None
+    baseline.check_limits(request.drift_ratio, request.drift_ulp)
+    if request.baseline:
+        stored = baseline.read(request.baseline, ratio=request.drift_ratio, ulp=request.drift_ulp)
+    names = tuple(dict.fromkeys((*request.require, *required)))
+    return Terms(required=names, known=entries, baseline=stored, part=request.part, judged=not request.shard)
 
 
 def device_for(asked: str) -> str:
     """``cpu`` or ``cuda``; on a CPU, Triton kernels that are loaded from now on run under its interpreter."""
-    _check_names("device", (asked,), ("auto", "cpu", "cuda"))
-    device = device_of(asked)
-    if device == "cuda" and device_of("auto") != "cuda":
-        raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
+    device = device_there(asked)
     if device == "cpu":
         from normcheck.kernels.interpreter import enable
 
         enable()
+    return device
+
+
+def device_there(asked: str) -> str:
+    """``cpu`` or ``cuda``, if it is there. Raises UsageError."""
+    check_names("device", (asked,), ("auto", "cpu", "cuda"))
+    device = device_of(asked)
+    if device == "cuda" and device_of("auto") != "cuda":
+        raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
     return device
 
 
@@ -114,20 +185,33 @@ def _writable(path: Path) -> bool:
         return False
 
 
+def parsed(line: str) -> Case:
+    """The case of a line, in the words of the ops and kinds of data that there are. Raises UsageError."""
+    ops = discovery.ops()
+    options = {name: op.options for name, op in ops.items()}
+    case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
+    if case.bias not in ops[case.op].biases:
+        wrong = "bias=yes in the case line: {} has none, expected bias=none"
+        raise UsageError((wrong if case.bias else "bias=none in the case line: {} always has a bias").format(case.op))
+    return case
+
+
 def check_timeout(seconds: float) -> None:
     """Refuse a time limit that no timer can keep."""
     if not 0 < seconds <= 1e6:
         raise UsageError(f"timeout={seconds:g}: expected seconds > 0, at most 1e6")
 
 
-def _check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+def check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse a name that is not among the known ones."""
     for name in given:
         if name not in known:
             raise UsageError(f"{option}={name}: expected {one_of(known)}")
 
 
-def _profile(request: Request) -> Profile:
-    _check_names("profile", (request.profile,), tuple(PROFILES))
+def profile_of(request: Request) -> Profile:
+    """The profile that was asked for, with its own budgets or those asked for. Raises UsageError."""
+    check_names("profile", (request.profile,), tuple(PROFILES))
     profile = PROFILES[request.profile]
     if request.max_examples is not None:
         if request.max_examples < 1:

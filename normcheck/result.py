@@ -128,7 +128,8 @@ class Verdict:
 
     ``status``: pass, fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``skipped``: reason
     -> number of cases that this implementation, or its library, refused. ``model``: what the implementation declares.
-    ``notes``: what a reader of a pass must know.
+    ``notes``: what a reader of a pass must know. ``known``: why a cell that failed was known to, or "". ``failed_at``:
+    the number of the case that failed first, from 0 in the order of the sweep; -1 for one of the database.
 
     By output: ``vacuity``, what zeros would have passed; ``repeats``, whether another run of a case gave the same bits;
     ``invariance``, whether a row had the same bits among other rows.
@@ -155,13 +156,19 @@ class Verdict:
     vacuity: Mapping[str, Vacuity] = field(default_factory=dict)
     repeats: Mapping[str, Steadiness] = field(default_factory=dict)
     invariance: Mapping[str, Steadiness] = field(default_factory=dict)
+    known: str = ""
+    failed_at: int | None = None
     file: str = ""
     line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A whole run of ``verify``: what was asked, where, and every verdict. ``seconds`` is wall time."""
+    """A whole run of ``verify``: what was asked, where, and every verdict. ``seconds`` is wall time.
+
+    ``budget``: what a cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` where these are the
+    cases of one of N jobs. ``required``: implementations that had to run.
+    """
 
     argv: tuple[str, ...]
     seed: int
@@ -173,3 +180,6 @@ class Run:
     exit_code: int
     messages: tuple[str, ...] = ()
     complete: bool = True
+    budget: Mapping[str, float] = field(default_factory=dict)
+    shard: str = ""
+    required: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,18 +21,31 @@ import torch
 from normcheck import discovery, whereabouts
 from normcheck.attempt import run_case, why_not
 from normcheck.call import link_of, poisoned_memory
-from normcheck.case import parse
+from normcheck.database import keep
 from normcheck.environment import environment
 from normcheck.errors import UsageError
 from normcheck.explain import finding
-from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, decide
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, concluded
+from normcheck.known import marked
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.processes import spread
 from normcheck.reports import terminal
-from normcheck.request import Request, Target, check_timeout, device_for, plan_of, selected, targets_of
+from normcheck.request import (
+    Request,
+    Target,
+    check_timeout,
+    device_for,
+    parsed,
+    plan_of,
+    selected,
+    targets_of,
+    terms_of,
+)
 from normcheck.result import Run, Verdict
 from normcheck.sweep import Progress, run_cell
+
+MOST_EXAMPLES = 10**15
+"""What a report says where even more cases were allowed: more digits than any reader of JSON keeps."""
 
 
 def run(request: Request, argv: tuple[str, ...]) -> int:
@@ -40,10 +53,10 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     start = time.perf_counter()
     targets = targets_of(request)
     plan = plan_of(request)
+    terms = terms_of(request)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    verdicts, complete = _sweep(plan, screen_stream, request.workers)
-    status, code, messages = decide(verdicts, request.require, complete=complete)
+    verdicts, complete = _sweep(plan, screen_stream, request, terms)
     result = Run(
         argv=argv,
         seed=request.seed,
@@ -51,17 +64,26 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         seconds=time.perf_counter() - start,
         environment=environment(plan.device),
         verdicts=verdicts,
-        status=status,
-        exit_code=code,
-        messages=messages,
+        status="",
+        exit_code=BROKEN,
         complete=complete,
+        budget={"max_examples": min(plan.profile.max_examples, MOST_EXAMPLES), "seconds": plan.profile.seconds},
+        shard=request.shard,
+        required=request.require,
     )
+    result = concluded(result, terms)
+    return told(result, targets, screen_stream)
+
+
+def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False) -> int:
+    """Write the reports of a run, and its end on the screen; returns the exit code. ``cells``: their lines as well."""
+    code = result.exit_code
     written = [_write(result, target) for target in targets]
-    terminal.render(result, terminal.console_for(screen_stream), cells=False)
+    terminal.render(result, terminal.console_for(stream), cells=cells)
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
-def _sweep(plan: Plan, stream: TextIO, workers: int) -> tuple[tuple[Verdict, ...], bool]:
+def _sweep(plan: Plan, stream: TextIO, request: Request, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
     """Every cell's verdict, in the order of the cells, and whether all were reached before somebody interrupted."""
     verdicts: dict[int, Verdict] = {}
     names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
@@ -71,9 +93,12 @@ def _sweep(plan: Plan, stream: TextIO, workers: int) -> tuple[tuple[Verdict, ...
             def progress(index: int, cases: int, worst: float) -> None:
                 screen.update(index, len(plan.cells), *names[index], cases, worst)
 
-            for index, verdict in _verdicts(plan, workers, progress):
-                verdicts[index] = verdict
-                screen.verdict(verdict)
+            for index, verdict in _verdicts(plan, request.workers, progress):
+                verdicts[index] = marked(verdict, terms.known)
+                trouble = keep(request.database, verdict) if request.database else ""
+                if trouble:
+                    print(f"normcheck: {trouble}", file=sys.stderr)
+                screen.verdict(verdicts[index])
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True
@@ -86,7 +111,7 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
             for index, cell in enumerate(plan.cells):
                 progress(index, 0, 0.0)
                 _begin_processes(plan, index, left)
-                yield index, _judged(cell, plan, partial(progress, index))
+                yield index, judged(cell, plan, partial(progress, index))
         return
     jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
     start = partial(_judge_started, plan.device, workers)
@@ -122,7 +147,7 @@ def _judge_started(device: str, workers: int) -> None:
 
 
 def _judged_job(job: tuple[Cell, Plan]) -> Verdict:
-    return _judged(*job, lambda cases, worst: None)
+    return judged(*job, lambda cases, worst: None)
 
 
 def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
@@ -130,8 +155,8 @@ def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
     return _error(cell, plan, "the process that judged it ended")
 
 
-def _judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
-    """run_cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
+def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
+    """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
     try:
         with _its_process(cell):
             return run_cell(cell, plan, progress)
@@ -203,12 +228,8 @@ def _write(result: Run, target: Target) -> bool:
 def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
     """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
     ops = discovery.ops()
-    options = {name: op.options for name, op in ops.items()}
-    case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
+    case = parsed(line)
     check_timeout(timeout)
-    if case.bias not in ops[case.op].biases:
-        wrong = "bias=yes in the case line: {} has none, expected bias=none"
-        raise UsageError((wrong if case.bias else "bias=none in the case line: {} always has a bias").format(case.op))
     where = device_for(device)
     console = terminal.console_for(sys.stdout)
     code = NOTHING

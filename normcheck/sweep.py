@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -20,9 +20,9 @@ from normcheck.choices import cases, choices
 from normcheck.explain import finding, place, worst_ratio
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth, not_as_before
+from normcheck.remarks import derived, refusals
 from normcheck.result import Finding, Uncheckable, Verdict
 from normcheck.shrink import Stop, search, seed_of, shrunk
-from normcheck.table import table
 from normcheck.tally import Tally
 
 Progress = Callable[[int, float], None]
@@ -59,29 +59,59 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
             failure = _told_if_history(cell, plan, smallest, failure)
     seconds = time.perf_counter() - start
     if failure is None and not tally.cases:
-        detail = "; ".join(f"{reason} ({count} cases)" for reason, count in tally.refused.items())
-        return _verdict(cell, plan, "skip", detail=detail or "no case was drawn", seconds=seconds)
-    return _summed_up(cell, plan, tally, failure, seconds)
+        skip = _verdict(cell, plan, "skip", detail=refusals(tally.refused) or "no case was drawn", seconds=seconds)
+        return replace(skip, skipped=dict(tally.refused))
+    return summed_up(cell, plan, tally, failure, seconds)
+
+
+def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
+    """The verdict of one case alone, as it is."""
+    reason = why_not(cell, plan.device)
+    if reason:
+        return _verdict(cell, plan, "skip", detail=reason)
+    start = time.perf_counter()
+    tally = Tally(undeclared_model(cell.implementation, plan.device))
+    with poisoned_memory():
+        result = run_case(cell, case, plan)
+        tally.add(result, time.perf_counter() - start)
+        failure = finding(cell, result, plan.device) if result.failed else None
+    seconds = time.perf_counter() - start
+    if result.refused:
+        return _verdict(cell, plan, "skip", detail=result.refused, seconds=seconds)
+    return summed_up(cell, plan, tally, failure, seconds)
 
 
 def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> Result | None:
-    """The first failing result, or None when the budget is used up."""
-    most, end = plan.profile.max_examples, start + plan.profile.seconds
-    found: list[Result] = []
+    """The first failing result, or None when the budget is used up.
 
-    def fails(case: Case) -> bool:
-        if tally.cases + tally.refused.total() >= most or time.perf_counter() > end:
-            raise Stop
+    Every case of the sequence has its number, whether it is run or not, so that shards share one sequence.
+    """
+    most, end = plan.profile.max_examples, start + plan.profile.seconds
+    shard, shards = plan.shard
+    found: list[Result] = []
+    number = -1
+
+    def run(case: Case, depth: Depth) -> None:
         began = time.perf_counter()
-        result = run_case(cell, case, plan, tally.floors, _depth(tally, case))
+        result = run_case(cell, case, plan, tally.floors, depth)
         tally.add(result, time.perf_counter() - began)
         progress(tally.cases, max(tally.floors.values(), default=0.0))
         if result.failed:
             found.append(result)
             raise Stop
+
+    def fails(case: Case, is_large: bool = False) -> bool:
+        nonlocal number
+        number += 1
+        if number >= most or time.perf_counter() > end:
+            raise Stop
+        if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
+            run(case, _depth(number, case))
         return False
 
     try:
+        for case in _replayed(cell, plan, tally):
+            run(case, Depth.ROWS)
         every = battery(cell.op, cell.implementation, cell.dtype)
         for case in islice(every, _TELLING):
             fails(case)
@@ -90,25 +120,35 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
                 fails(case)
         for case in every:
             fails(case)
-        for case in _affordable(cell, plan, tally, end):
-            fails(case)
+        times = plan.profile.large_times if plan.device == "cuda" else 1
+        for case in large(cell.op, cell.implementation, cell.dtype, plan.device, times):
+            fails(case, is_large=True)
         batches = st.tuples(*[cases(choices(cell.op, cell.implementation, cell.dtype))] * _BATCH)
         search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan), tries=most, phases=_DRAW)
     except Stop:
         pass
     found = found or _first_again(cell, plan, tally)
-    if not found and plan.profile.sanitizer and plan.device == "cuda":
+    tally.failed_at = number
+    if not found and plan.profile.sanitizer and plan.device == "cuda" and shard == 1:
         found = _under_sanitizer(cell, tally)
         if found:
             return found[0]
     return _most_telling(cell, plan, found[0], tally) if found else None
 
 
-def _depth(tally: Tally, case: Case) -> Depth:
+def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
+    """The cases by which the cell failed in earlier runs."""
+    replay = plan.replays.get((cell.op.name, cell.implementation.name, cell.dtype))
+    if replay is None or plan.shard[0] != 1:
+        return ()
+    tally.notes.update(dict.fromkeys(replay.notes))
+    return replay.cases
+
+
+def _depth(number: int, case: Case) -> Depth:
     """What a case's probes are asked: they cost a run and memory, so every second case is asked, and no huge one."""
     if case.M * (case.N + case.gap) > _HUGE:
         return Depth.REASON
-    number = tally.cases + tally.refused.total()
     if number % _ROWS_EVERY == 0:
         return Depth.ROWS
     return Depth.REASON if number % _MEMORY_EVERY else Depth.MEMORY
@@ -170,18 +210,15 @@ def _context_lost(cell: Cell, failed: Result) -> bool:
     return link_of(cell.implementation) is None and any(map(context_lost, failed.problems))
 
 
-def _affordable(cell: Cell, plan: Plan, tally: Tally, end: float) -> Iterator[Case]:
-    """The large cases that are expected to fit; the others are named in a note."""
-    left_out = []
-    times = plan.profile.large_times if plan.device == "cuda" else 1
-    for case in large(cell.op, cell.implementation, cell.dtype, plan.device, times):
-        expected = tally.per_row * case.M + case.M * case.N * _JUDGING[plan.device]
-        if expected > plan.profile.large_share * (end - time.perf_counter()):
-            left_out.append(f"{case.M}x{case.N}")
-            continue
-        yield case
-    if left_out:
-        tally.notes[f"not run, too slow for this profile: {', '.join(dict.fromkeys(left_out))}"] = None
+def _too_slow(case: Case, plan: Plan, tally: Tally, end: float) -> bool:
+    """Whether a large case is not expected to fit into the time that is left; it is then named in a note."""
+    unknown = plan.shard[1] > 1 and tally.per_row == float("inf")  # so few cases that none of them told
+    expected = 0.0 if unknown else tally.per_row * case.M
+    expected += case.M * case.N * _JUDGING[plan.device]
+    slow = expected > plan.profile.large_share * (end - time.perf_counter())
+    if slow:
+        tally.too_slow[f"{case.M}x{case.N}"] = None
+    return slow
 
 
 _JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}
@@ -203,18 +240,13 @@ def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: 
     )
 
 
-def _summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, seconds: float) -> Verdict:
-    limit = table().max_uncheckable
-    uncheckable = {
-        name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items() if count
-    }
+def summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, seconds: float) -> Verdict:
+    """The verdict of a cell that ran: what its cases add up to, and the finding, if there is one."""
+    uncheckable = {name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items()}
     notes = list(tally.notes)
-    for name, u in uncheckable.items():
-        if u.share > limit and name != "bitmask":  # a bit in doubt is what the definition of the op leaves open
-            notes.append(f"{u.share:.1%} of {name} could not be checked: its bound is not finite there")
-    for name, v in tally.vacuity.items():
-        if v.empty == v.checks:
-            notes.append(f"{name} was not checked: zeros in its place would have passed")
+    if tally.too_slow:
+        notes.append(f"not run, too slow for this profile: {', '.join(tally.too_slow)}")
+    notes += derived(uncheckable, tally.vacuity)
     absent = [name for name in (*cell.op.outputs, "dx", "dw", "db") if name in tally.missing - tally.returned]
     return replace(
         _verdict(cell, plan, "pass" if failure is None else "fail", seconds=seconds),
@@ -230,4 +262,5 @@ def _summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, se
         vacuity=dict(tally.vacuity),
         repeats=dict(tally.repeats),
         invariance=dict(tally.invariance),
+        failed_at=None if failure is None else tally.failed_at,
     )

@@ -35,6 +35,8 @@ class Tally:
     repeats: dict[str, Steadiness] = field(default_factory=dict)
     invariance: dict[str, Steadiness] = field(default_factory=dict)
     first: Result | None = None
+    too_slow: dict[str, None] = field(default_factory=dict)
+    failed_at: int = 0
 
     @property
     def floors(self) -> Mapping[str, float]:

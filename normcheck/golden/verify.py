@@ -15,7 +15,7 @@ from normcheck.check import Result, undeclared_model
 from normcheck.environment import environment
 from normcheck.errors import one_line
 from normcheck.explain import finding, place, worst_ratio
-from normcheck.gate import decide
+from normcheck.gate import Terms, decide
 from normcheck.golden.judging import judged, placeholder
 from normcheck.golden.outcome import Verified
 from normcheck.golden.recorded import Record, Recorded
@@ -54,7 +54,7 @@ def verified_record(record: Record, folder: str, argv: Sequence[str]) -> Verifie
     ]
     order = list(discovery.ops())
     ordered = tuple(sorted(verdicts, key=lambda verdict: order.index(verdict.op)))
-    status, code, messages = decide(ordered, ())
+    status, code, messages = decide(ordered, Terms())
     run = Run(
         argv=tuple(argv),
         seed=0,

@@ -32,9 +32,14 @@ TERMS_SHOWN = 4
 TRACEBACK_LINES = 10
 
 
-def put_failure(console: Console, cell: str, finding: Finding) -> None:
-    """Print the block of one failure; ``cell`` says whose: ``rmsnorm triton bf16``. Its last line is the command."""
-    put(console, ("FAIL", "bold red"), " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
+def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "") -> None:
+    """Print the block of one failure; ``cell`` says whose: ``rmsnorm triton bf16``. Its last line is the command.
+
+    ``known``: why the gate knows it.
+    """
+    mark: Part = ("KNOWN", "bold yellow") if known else ("FAIL", "bold red")
+    put(console, mark, " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
+    put_lines(console, known, indent=2, label="Known: ")
     if not _says_nothing_new(finding):
         put_lines(console, finding.message, indent=2)
     _put_numbers(console, finding)

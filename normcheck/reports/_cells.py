@@ -58,8 +58,8 @@ def worst_of(worst: Iterable[tuple[str, Worst]]) -> tuple[str, Worst] | None:
 
 def put_cell(console: Console, verdict: Verdict, columns: Columns) -> None:
     """Print the line of a finished cell, and what a reader of it must know, indented below it."""
-    mark = MARKS.get(verdict.status, verdict.status)
-    style = STATUS_STYLES.get(verdict.status, "bold")
+    mark = "known" if verdict.known else MARKS.get(verdict.status, verdict.status)
+    style = "yellow" if verdict.known else STATUS_STYLES.get(verdict.status, "bold")
     op, implementation, dtype = (short(word) for word in name_of(verdict))
     name = f"{op:<{columns.op}} {implementation:<{columns.implementation}} {dtype:<{columns.dtype}}"
     parts: list[Part] = [(f"{mark:<{INDENT}}", style), name]
@@ -73,6 +73,7 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns) -> None:
     else:
         put(console, *parts, hang=INDENT)
         put(console, *outcome, indent=INDENT)
+    put_lines(console, verdict.known, indent=INDENT, label="known: ", style="dim")
     facts = _facts(verdict)
     if facts:
         put(console, ("; ".join(facts), "dim"), indent=INDENT)

@@ -46,7 +46,7 @@ def block(verdict: Verdict, width: int = WIDTH) -> str:
     """All that is told of a failed cell, or the detail of another, in lines of ``width`` characters."""
     console, stream = _console(width)
     if verdict.failure is not None:
-        put_failure(console, cell(verdict), verdict.failure)
+        put_failure(console, cell(verdict), verdict.failure, known=verdict.known)
     else:
         put(console, f"{visible(verdict.status[:20]).upper()} {cell(verdict)}")
         put_lines(console, verdict.detail, indent=2)
@@ -81,9 +81,9 @@ def environment(run: Run) -> dict[str, str]:
     return {short(name, 60): short(str(value), 200) for name, value in facts if value}
 
 
-def is_known(run: Run, verdict: Verdict) -> bool:
-    """Whether a failed cell is one that the gate knows of: in a run that passes, every one is."""
-    return verdict.status == "fail" and run.status == "pass"
+def is_known(verdict: Verdict) -> bool:
+    """Whether a failed cell is one that the gate knows of."""
+    return verdict.status == "fail" and bool(verdict.known)
 
 
 def place(verdict: Verdict) -> tuple[str, int | None]:

@@ -34,6 +34,8 @@ def word(run: Run) -> str:
 def rest(run: Run) -> str:
     """What is wrong, then what was done."""
     cells = {status: [v for v in run.verdicts if v.status == status] for status in ("pass", "fail", "error", "skip")}
+    if run.status != "pass":  # what is known is not what a run failed by
+        cells["fail"] = [v for v in cells["fail"] if not v.known]
     checked = len(run.verdicts) - len(cells["skip"])
     if not run.verdicts:
         return f"{short(run.messages[0]) if run.messages else 'no cell is left of what was asked'}{_ending(run)}"
@@ -70,6 +72,9 @@ def _counts(run: Run, cells: dict[str, list[Verdict]], *, named: bool) -> str:
         counts.append(f"{failed} failed" + (" as known" if failed else ""))
     elif failed and run.status != "fail":
         counts.append(f"{failed} failed")
+    known = sum(verdict.status == "fail" and bool(verdict.known) for verdict in run.verdicts)
+    if known and run.status != "pass":
+        counts.append(f"{known} failed as known")
     if errors and run.status != "error":
         counts.append(f"{errors} not judged")
     if skipped:

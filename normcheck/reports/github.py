@@ -58,7 +58,7 @@ def _annotations(run: Run) -> list[str]:
     places: dict[tuple[str, Place], list[Verdict]] = {}
     for verdict in run.verdicts:
         if verdict.status in ("fail", "error"):
-            level = "warning" if is_known(run, verdict) else "error"
+            level = "warning" if is_known(verdict) else "error"
             places.setdefault((level, place(verdict)), []).append(verdict)
     lines = []
     for level in ("error", "warning"):

@@ -44,6 +44,9 @@ def document(run: Run) -> Json:
         "verdicts": [_verdict(verdict) for verdict in run.verdicts],
         "messages": list(run.messages),
         "complete": run.complete,
+        "budget": {name: _number(value) for name, value in run.budget.items()},
+        "shard": run.shard,
+        "required": list(run.required),
     }
 
 
@@ -76,6 +79,8 @@ def _verdict(verdict: Verdict) -> Json:
         "vacuity": {output: _vacuity(counts) for output, counts in _ordered(verdict.vacuity)},
         "repeats": {output: _steadiness(counts) for output, counts in _ordered(verdict.repeats)},
         "invariance": {output: _steadiness(counts) for output, counts in _ordered(verdict.invariance)},
+        "known": verdict.known,
+        "failed_at": verdict.failed_at,
         "file": verdict.file,
         "line": verdict.line,
     }

@@ -26,7 +26,7 @@ def write(run: Run, stream: TextIO) -> None:
     root = ET.Element("testsuites")
     for op in dict.fromkeys(verdict.op for verdict in run.verdicts):
         own = [verdict for verdict in run.verdicts if verdict.op == op]
-        cases = [_case(run, verdict) for verdict in own]
+        cases = [_case(verdict) for verdict in own]
         _add_suite(root, run, short(op) or "-", cases, sum(_finite(v.seconds) for v in own), cells(own))
     _add_suite(root, run, GATE, [_gate(run)], run.seconds, outcome(run))
     ET.indent(root)
@@ -54,10 +54,10 @@ def _add_properties(suite: ET.Element, facts: Iterable[tuple[str, str]]) -> None
         ET.SubElement(properties, "property", name=name or "-", value=value)
 
 
-def _case(run: Run, verdict: Verdict) -> ET.Element:
+def _case(verdict: Verdict) -> ET.Element:
     classname = f"{short(verdict.op)}.{short(verdict.implementation)}"
     case = ET.Element("testcase", name=short(verdict.dtype), classname=classname, time=_seconds(verdict.seconds))
-    if is_known(run, verdict):
+    if is_known(verdict):
         ET.SubElement(case, "skipped", message=f"known failure: {said(verdict)}")
     elif verdict.status == "skip":
         ET.SubElement(case, "skipped", message=said(verdict))

@@ -39,7 +39,7 @@ def text_of(run: Run, width: int = WIDTH) -> str:
     told = [f"\n- {code(line)}" for line in messages(run)]
     told = [*_limited(iter(told), MESSAGES, "message"), "\n\n", *_limited(_table(run), TABLE, "cell")]
     room = LONGEST - sum(map(len, told))
-    told += _limited((_folded(run, verdict, width) for verdict in failed), room, "failure")
+    told += _limited((_folded(verdict, width) for verdict in failed), room, "failure")
     if run.verdicts:  # what a reader of a pass must know is in the notes
         told.append(_details("Cells with their notes", cut(cells(run.verdicts, width), NOTES)))
     facts = ", ".join(f"{name} {value}" for name, value in environment(run).items())
@@ -75,7 +75,7 @@ def _table(run: Run) -> Iterator[str]:
     for verdict in run.verdicts:
         mark = MARKS.get(verdict.status, short(verdict.status, 20))
         mark = "**FAIL**" if verdict.status == "fail" else code(mark) if mark not in MARKS.values() else mark
-        mark = "known" if is_known(run, verdict) else mark
+        mark = "known" if is_known(verdict) else mark
         names = (code(short(name)) for name in (verdict.op, verdict.implementation, verdict.dtype))
         counts = (f"{verdict.cases:,}", seconds(verdict.seconds)) if verdict.status in ("pass", "fail") else ("", "")
         yield f"| {' | '.join((mark, *names, *counts, _outcome(verdict)))} |\n"
@@ -89,11 +89,11 @@ def _outcome(verdict: Verdict) -> str:
     return "nothing compared" if worst is None else f"worst {_text.ratio(worst[1].ratio)} {code(short(worst[0], 20))}"
 
 
-def _folded(run: Run, verdict: Verdict, width: int) -> str:
+def _folded(verdict: Verdict, width: int) -> str:
     """A failed cell: a line that unfolds to its place and its block."""
     file, line = place(verdict)
     at = f"{file}:{line}" if line else file
-    known = "known: " if is_known(run, verdict) else ""
+    known = "known: " if is_known(verdict) else ""
     where = f"At {code(short(at, 400))}\n\n" if file else ""
     return _details(f"{known}{cell(verdict)}: {said(verdict)}", block(verdict, width), where)
 

@@ -44,7 +44,7 @@ def document(run: Run) -> Json:
         "tool": {"driver": driver},
         "invocations": [_invocation(run)],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(run, verdict, rules.index(kind(verdict))) for verdict in failed],
+        "results": [_result(verdict, rules.index(kind(verdict))) for verdict in failed],
         "properties": {"seed": run.seed, "profile": short(run.profile), "environment": _plain.environment(run)},
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [sarif_run]}
@@ -81,7 +81,7 @@ def _notification(level: str, text: str, verdict: Verdict | None) -> Json:
     return {"level": level, "message": {"text": plain(text)}, "locations": locations}
 
 
-def _result(run: Run, verdict: Verdict, rule: int) -> Json:
+def _result(verdict: Verdict, rule: int) -> Json:
     finding = verdict.failure
     result: Json = {
         "ruleId": kind(verdict),
@@ -91,7 +91,7 @@ def _result(run: Run, verdict: Verdict, rule: int) -> Json:
         "locations": _locations(verdict),
         "partialFingerprints": {"normcheckCell/v1": f"{cell(verdict)} {_what(finding)}"},
     }
-    if is_known(run, verdict):
+    if is_known(verdict):
         result["suppressions"] = [{"kind": "external"}]
     if finding is not None:
         result["properties"] = _numbers(finding)

@@ -54,7 +54,7 @@ def render(run: Run, console: Console, *, cells: bool = True) -> None:
     for verdict in run.verdicts:
         if verdict.failure is not None:
             put(console, "")
-            put_failure(console, _cell(verdict), verdict.failure)
+            put_failure(console, _cell(verdict), verdict.failure, known=verdict.known)
         elif verdict.status == "fail":
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {_cell(verdict)}", "bold"))

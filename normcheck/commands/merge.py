@@ -1,0 +1,44 @@
+"""``normcheck merge``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from normcheck.commands.options import Baseline, Config, DriftRatio, DriftUlp, KnownFailures, Reports, Require
+
+_KEYS = ("require", "known_failures", "baseline", "drift_ratio", "drift_ulp")
+
+
+def merge(
+    shards: Annotated[list[str], typer.Argument(metavar="REPORT.json...", help="JSON reports of verify --shard K/N.")],
+    report: Reports = None,
+    require: Require = None,
+    known_failures: KnownFailures = None,
+    baseline: Baseline = None,
+    drift_ratio: DriftRatio = None,
+    drift_ulp: DriftUlp = None,
+    config: Config = None,
+) -> None:
+    """Join the reports of all shards of one sweep into one verdict, report and exit code, as of one run.
+
+    What the gate knows beside the bounds is judged here: known failures that pass, drift, what is required. What is not
+    given here comes from [tool.normcheck], except reports.
+    """
+    given = {name: value for name, value in locals().items() if name in _KEYS}
+    from normcheck.config import settings
+    from normcheck.gate import concluded
+    from normcheck.merge import merged
+    from normcheck.request import request_of, targets_of, terms_of
+    from normcheck.run import told
+    from normcheck.stored import read
+
+    values = {key: value for key, value in settings(given, config).items() if key in _KEYS}
+    request = request_of({**values, "report": report or []})
+    targets = targets_of(request)
+    run = merged([(file, read(file)) for file in shards])
+    terms = terms_of(request, required=run.required)
+    stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
+    raise typer.Exit(told(concluded(run, terms), targets, stream, cells=True))

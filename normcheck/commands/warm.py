@@ -1,0 +1,13 @@
+"""What starts before torch is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def warm(device: str, isolation: bool) -> None:
+    """Let the server of worker processes import torch while this process does, where it will be needed."""
+    if isolation:
+        from normcheck import server
+
+        server.warm(interpreted=device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists()))
