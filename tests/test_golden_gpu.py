@@ -34,6 +34,47 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
 
 
+NOT_REACHED = {("rmsnorm", "triton", "bf16"), ("rmsnorm", "triton", "fp32")}
+"""Cells of that run when its time was up; ``rmsnorm.json`` and ``golden/h200`` have them."""
+
+
+def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
+    """``normcheck verify --profile ci --time-budget 25 --workers 12``, of the four ops that cuDNN has, ended at 200 s."""
+    run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
+    assert (run["profile"], run["status"], run["complete"]) == ("ci", "pass", False)
+    expected = {
+        (i.op, name, dtype)
+        for name, own in discovery.implementations().items()
+        for i in own
+        for dtype in DTYPES
+        if "cuda" in i.by_default and i.op in OPS
+    }
+    cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
+    assert set(cells) == expected - NOT_REACHED
+    for cell in cells.values():
+        assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
+        assert cell["cases"] >= 18  # building a plan or compiling takes the time
+        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
+
+
+@pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm_gemma"])
+def test_the_other_castings_ran_on_a_gpu_and_passed(op: str) -> None:
+    run, cells = verdicts(op)
+    assert (run["profile"], run["status"], run["exit_code"], run["complete"]) == ("ci", "pass", 0, True)
+    names = {name for name, own in discovery.implementations().items() for i in own if i.op == op}
+    assert set(cells) == {(name, dtype) for name in names for dtype in DTYPES}
+    assert all(cell["status"] == "pass" and cell["cases"] > 200 for cell in cells.values())
+
+
+def test_every_number_of_the_recorded_bench_is_of_a_verified_kernel() -> None:
+    bench = json.loads((FOLDER.parent / "bench" / "pytorch-layernorm-backward.json").read_text(encoding="utf-8"))
+    assert bench["schema"] == "normcheck-bench/1"
+    assert bench["environment"]["device"] == "NVIDIA H200"
+    measured = [speed for speed in bench["speeds"] if speed["status"] == "measured"]
+    assert all(speed["cases"] == 3 and speed["verified_rows"] > 0 for speed in measured)
+    assert {speed["N"] for speed in measured if speed["implementation"] == "triton"} == {2**k for k in range(8, 17)}
+
+
 def test_what_cudnn_refused_is_said() -> None:
     _, cells = verdicts("layernorm_relu_bitmask")
     for dtype in ("fp16", "bf16"):
