@@ -73,8 +73,10 @@ class ProcessLink:
         return RemoteRun(self, self._runs, surroundings)
 
     def space(self, first: int) -> Space:
-        """Shared memory from byte ``first`` on."""
+        """Shared memory from byte ``first`` on; nothing that runs still uses it."""
         worker = self._running()
+        if self._posted:
+            self.collect()  # nobody asks for it any more
         return Space(self._memory(worker), first)
 
     @property

@@ -66,7 +66,7 @@ class Link(Protocol):
         ...
 
     def space(self, first: int) -> Space:
-        """Shared memory from byte ``first`` on."""
+        """Shared memory from byte ``first`` on, which a request that is still unanswered is given up for."""
         ...
 
     def run(self, surroundings: Surroundings) -> RemoteRun:

@@ -401,3 +401,39 @@ def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path, line: 
     failure = verdicts["deadly.py"]["failure"]
     assert (failure["kind"], case_of(failure["case"]).op) == ("crash", "rmsnorm")
     assert says in failure["message"] and "its import" in failure["message"]
+
+
+RECOMPUTES = """
+import torch
+from normcheck import Implementation
+
+def statistics(x, eps):
+    mean = x.float().mean(-1, keepdim=True)
+    return mean, torch.rsqrt((x.float() - mean).square().mean(-1, keepdim=True) + eps)
+
+def forward(x, weight, bias, *, eps):
+    mean, rstd = statistics(x, eps)
+    y = (x.float() - mean) * rstd * weight.float() + bias.float()
+    return {"y": y.to(x.dtype), "mean": mean, "rstd": rstd}
+
+def backward(dy, x, weight, bias, saved, *, eps):
+    mean, rstd = statistics(x, eps)
+    xhat, wdy = (x.float() - mean) * rstd, dy.float() * weight.float()
+    dx = (wdy - xhat * (xhat * wdy).mean(-1, keepdim=True) - wdy.mean(-1, keepdim=True)) * rstd
+    dw, db = (dy.float() * xhat).sum(0), dy.float().sum(0)
+    return {"dx": dx.to(x.dtype), "dw": dw.to(weight.dtype), "db": db.to(bias.dtype)}
+
+IMPLEMENTATIONS = (Implementation(name="recomputes", op="layernorm", forward=forward, backward=backward),)
+"""
+
+
+def test_a_run_that_was_begun_and_given_up_disturbs_no_other(tmp_path: Path) -> None:
+    """A backward that does not read what was saved is asked again, after the second run was begun: 40 such cases."""
+    path, report = tmp_path / "recomputes.py", tmp_path / "report.json"
+    path.write_text(RECOMPUTES, encoding="utf-8")
+    few = ("--dtype", "fp32", "--max-examples", "40", "--time-budget", "100", "--device", "cpu")
+    command = (sys.executable, "-m", "normcheck", "verify", "--impl", str(path), *few, "--report", f"json:{report}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout
+    (verdict,) = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
+    assert any("does not read the saved statistics" in note for note in verdict["notes"])
