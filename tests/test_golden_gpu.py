@@ -39,7 +39,7 @@ NOT_REACHED = {("rmsnorm", "triton", "bf16"), ("rmsnorm", "triton", "fp32")}
 
 
 def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
-    """``normcheck verify --profile ci --time-budget 25 --workers 12``, of the four ops that cuDNN has, ended at 200 s."""
+    """``verify --profile ci --time-budget 25 --workers 12`` of the four ops that cuDNN has, ended after 200 s."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("ci", "pass", False)
     expected = {

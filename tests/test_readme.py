@@ -86,12 +86,16 @@ def test_a_dx_of_zeros_passes_the_check_that_the_readme_quotes(tmp_path: Path) -
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_does_what_it_says(command: str, tmp_path: Path) -> None:
-    typo = {"my_layernorm": with_the_readmes_typo()} if "exit code 1" in command else {}
-    done = normcheck(command, write(tmp_path, **typo))
-    assert done.returncode == bool(typo), done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("FAIL" if typo else "PASS")
-    if typo:
+    fails = "exit code 1" in command
+    done = normcheck(command, write(tmp_path, **({"my_layernorm": with_the_readmes_typo()} if fails else {})))
+    assert done.returncode == fails, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("FAIL" if fails else "PASS")
+    if fails and "verify" in command:
         assert "FAIL layernorm mine fp16: rstd is wrong (end to end)" in done.stdout
+    elif fails:  # what the README shows of it
+        shown = re.search(r"^```text
+(pass  dx .*?)^```$", README, re.MULTILINE | re.DOTALL)
+        assert shown and shown[1] in done.stdout
 
 
 def test_the_red_block_reproduces(tmp_path: Path) -> None:
