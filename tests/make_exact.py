@@ -23,7 +23,7 @@ from normcheck.golden.text import sealed
 FOLDER = Path(__file__).parents[1] / "golden" / "exact"
 SCHEMA = "normcheck-exact/1"
 DIGITS = 50
-OPS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
+OPS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm", "rmsnorm_gemma")
 CLIPS = {"lower_clip": -0.75, "upper_clip": 1.25}
 
 Rows = list[list[float]]
@@ -97,8 +97,8 @@ def rounded(value: Number) -> str:
 def outputs(op: str, hard: Hard) -> dict[str, Any]:
     """Every output in exact arithmetic, but for the digits of mpmath's context."""
     x, weight, bias, dy = inputs(hard, op)
-    size, centered = hard.N, op != "rmsnorm"
-    g = [mpmath.mpf(w) + (op == "layernorm_zero_centered") for w in weight]
+    size, centered = hard.N, op.startswith("layernorm")
+    g = [mpmath.mpf(w) + (op in ("layernorm_zero_centered", "rmsnorm_gemma")) for w in weight]
     found: dict[str, Any] = {name: [] for name in ("y", "rstd", "dx", *(["mean"] if centered else []))}
     if op == "layernorm_relu_bitmask":
         found["bits"] = []

@@ -250,7 +250,7 @@ def complaint(done: Done) -> str:
 MISTAKES = {
     "verify --op norm": "op=norm: expected one of layernorm,",
     "verify --dtype fp64": "dtype=fp64: expected one of fp16, bf16, fp32",
-    "verify --impl apex": "impl=apex: expected a known name (",
+    "verify --impl apax": "impl=apax: expected a known name (",
     "verify --impl missing.py": "impl=missing.py: no such file",
     "verify --impl .py": "impl=.py: no such file",
     "verify --impl missing.module:f": "impl=missing.module: importing it raised ModuleNotFoundError",
@@ -264,7 +264,7 @@ MISTAKES = {
     "verify --report json:.": "report=json:.: expected a path",
     "verify --report json:- --report terminal:-": "at most one report on standard output",
     "verify --impl torch --require cudnn": "require=cudnn: expected one of torch",
-    "verify --require apex": "require=apex: expected one of",
+    "verify --require apax": "require=apax: expected one of",
     "verify --workers 0": "workers=0: expected an integer from 1",
     "verify --workers 2 --no-isolation": "workers=2: expected 1 with --no-isolation",
     "verify --timeout 0": "timeout=0: expected seconds > 0",
@@ -283,13 +283,13 @@ MISTAKES = {
     "verify extra": "extra",
     "check": "No such command",
     "repro torch": "Missing argument",
-    "repro apex 'rmsnorm fp16 M=3 N=9'": "impl=apex",
+    "repro apax 'rmsnorm fp16 M=3 N=9'": "impl=apax",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes(run: Callable[..., Done], line: str) -> None:
-    words = line.replace("'", "").split(maxsplit=2) if line.startswith("repro apex") else line.split()
+    words = line.replace("'", "").split(maxsplit=2) if line.startswith("repro apax") else line.split()
     assert MISTAKES[line] in complaint(run(*words))
 
 

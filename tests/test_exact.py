@@ -25,7 +25,8 @@ from normcheck.ops.op import Op
 
 U = 2.0**-53
 TINY = 2.0**-1022
-OPS = discovery.ops()
+OPS = {name: op for name, op in discovery.ops().items() if not op.rounds_xhat}
+"""What rounds within is rmsnorm's reference, rounded: ``test_casting.py`` holds that."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def test_the_reference_is_exact_to_a_few_roundings(case: Exact) -> None:
 
 
 def test_there_are_dozens_of_cases() -> None:
-    assert len(CASES) == 4 * len(make_exact.HARD)
+    assert len(CASES) == len(OPS) * len(make_exact.HARD)
     assert set(make_exact.OPS) == set(OPS)
     assert {path.stem for path in make_exact.FOLDER.iterdir()} == set(OPS)
 

@@ -621,7 +621,7 @@ HARMFUL: dict[str, tuple[int, str]] = {  # exit code, what is in the file
         1,
         "from normcheck.errors import UsageError\ndef f(*a, **k): raise UsageError('mine')" + MINE,
     ),
-    "names": (0, f"IMPLEMENTATIONS = tuple(of(name=n) for n in ({TEXT}, {LOUD}, '[/]', '::error::x', ' '))"),
+    "names": (0, f"IMPLEMENTATIONS = tuple(of(name=n) for n in ({TEXT}, ({LOUD})[:200], '[/]', '::error::x', ' '))"),
     "an output": (0, f"def f(x, w, b, *, eps): return {{'y': y_of(x, w, b, eps), {LOUD}: x}}" + MINE),
     "an output that is none": (1, f"def f(*a, **k): return {{{LOUD}: 5}}" + MINE),
     "an output without a name": (1, "def f(*a, **k): return {Silent(): a[0]}" + MINE),
@@ -670,6 +670,13 @@ def test_nothing_harmful_is_printed(written: Written, name: str, where: tuple[st
     done = normcheck("repro", path, "rmsnorm fp16 M=1 N=3", *where)
     assert (done.code, done.err) == (code, ""), (done.code, done.err[-1000:], done.out[-1000:])
     harmless(done.out)
+
+
+def test_a_name_of_a_megabyte_is_refused(written: Written) -> None:
+    done = normcheck("verify", "--impl", written(f"IMPLEMENTATIONS = (of(name={LOUD}),)"), *HERE)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("expected text of 1 to 200 characters\n") and len(done.err) < 2000
+    harmless(done.err)
 
 
 EACH = f"str(next(number)) + ' ' + {TEXT} * 100"

@@ -93,8 +93,7 @@ def test_a_command_does_what_it_says(command: str, tmp_path: Path) -> None:
     if fails and "verify" in command:
         assert "FAIL layernorm mine fp16: rstd is wrong (end to end)" in done.stdout
     elif fails:  # what the README shows of it
-        shown = re.search(r"^```text
-(pass  dx .*?)^```$", README, re.MULTILINE | re.DOTALL)
+        shown = re.search(r"^```text\n(pass  dx .*?)^```$", README, re.MULTILINE | re.DOTALL)
         assert shown and shown[1] in done.stdout
 
 
