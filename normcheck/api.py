@@ -85,7 +85,23 @@ def assert_conforms(
         raise AssertionError("\n" + stream.getvalue().rstrip())
 
 
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("op", "profile", "device", "case"), (str,)),
+    "seed": (int,),
+    "timeout": (int, float),
+    "max_examples": (int, type(None)),
+    "time_budget": (int, float, type(None)),
+    "dtypes": (str, list, tuple),
+}
+
+
 def _request(given: dict[str, Any]) -> Request:
+    for name, types in _TYPES.items():
+        if not isinstance(given[name], types) or isinstance(given[name], bool):
+            expected = " or ".join("None" if t is type(None) else t.__name__ for t in types)
+            raise UsageError(f"{name}={shown(given[name])}: expected {expected}")
+    if not given["dtypes"]:
+        raise UsageError(f"dtypes={shown(given['dtypes'])}: expected {one_of(DTYPES)}")
     names = ("profile", "max_examples", "time_budget", "seed", "device", "timeout")
     return Request(isolation=False, **{name: given[name] for name in names})
 

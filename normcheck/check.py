@@ -202,6 +202,9 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
         return Result(case, this.model, (), problems, missing, notes=notes), None, None
+    special: tuple[Checked, ...] = ()
+    if is_special(case):  # before backward has had a chance to write to them
+        special = judge_special(op, case, this.pristine, Seen(outputs).named, this.model)
     unusable = bool(problems) and implementation.backward is not None
     second = None
     if implementation.backward is None:
@@ -222,7 +225,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
     checked += gradients.checked
     seen = Seen(outputs, gradients.end_to_end)
     if is_special(case):
-        checked += judge_special(op, case, this.pristine, seen.named, this.model)
+        checked += special + judge_special(op, case, this.pristine, gradients.end_to_end, this.model)
     result = Result(
         case,
         this.model,

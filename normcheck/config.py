@@ -137,6 +137,8 @@ def _value(key: str, value: object, path: Path) -> Any:
     if not right:
         raise UsageError(f"{where}: expected {EXPECTED[kind]}")
     if isinstance(value, list):
+        if not value and key in _CELLS:
+            raise UsageError(f"{where}: expected at least one; without the key it is all of them")
         return tuple(value)
     return str(value) if kind == "seed" else value
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from normcheck.case import Case
 from normcheck.errors import UsageError, one_line
+from normcheck.plainfile import contents
 from normcheck.plan import Cell, Replay
 from normcheck.result import Verdict
 
@@ -69,9 +70,7 @@ def _file(folder: str, op: str, implementation: str, dtype: str) -> Path:
 def _lines(path: Path) -> tuple[list[str], str]:
     """The case lines of a file, and why there are none where it cannot be used."""
     try:
-        if path.stat().st_size > LARGEST:
-            return [], f"expected at most {LARGEST:,} bytes"
-        text = path.read_bytes().decode("utf-8")
+        text = contents(path, LARGEST).decode("utf-8")
     except FileNotFoundError:
         return [], ""
     except UnicodeDecodeError:

@@ -146,7 +146,12 @@ def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
     if not isinstance(declared, tuple | list):
         of = one_line(type(declared).__name__, 120)
         raise UsageError(f"impl={spec}: IMPLEMENTATIONS={of}: expected a tuple of Implementation")
-    return tuple(validated(item, spec) for item in declared)
+    found = tuple(validated(item, spec) for item in declared)
+    names = [(item.op, item.name) for item in found]
+    for op, name in names:
+        if names.count((op, name)) > 1:
+            raise UsageError(f"impl={spec}: IMPLEMENTATIONS has {shown(name)} of {op} twice: expected a name for each")
+    return found
 
 
 def _attribute(module: ModuleType, name: str, spec: str) -> Any:

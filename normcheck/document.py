@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.plainfile import contents
 
 LARGEST = 1 << 28
 """Bytes that a file may have; a report of 10,000 cells has 40 million."""
@@ -105,9 +105,7 @@ def load(file: str, schema: str) -> Node:
     """The object in a JSON file of this ``schema``. Raises UsageError, in one line, for a file that is none."""
     where = one_line(file, 200)
     try:
-        if Path(file).stat().st_size > LARGEST:
-            raise UsageError(f"{where}: expected {schema}, at most {LARGEST:,} bytes of it")
-        text = Path(file).read_bytes().decode("utf-8")
+        text = contents(file, LARGEST).decode("utf-8")
         value = json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: expected {schema}, in UTF-8 (byte {error.start} is not)") from error

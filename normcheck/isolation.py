@@ -74,10 +74,13 @@ class ProcessLink:
 
     def space(self, first: int) -> Space:
         """Shared memory from byte ``first`` on; nothing that runs still uses it."""
-        worker = self._running()
-        if self._posted:
-            self.collect()  # nobody asks for it any more
-        return Space(self._memory(worker), first)
+        self._give_up()
+        return Space(self._memory(self._running()), first)
+
+    def _give_up(self) -> None:
+        """Wait for an answer that nobody asks for any more. The process may be another afterwards."""
+        if self._posted and self.alive:
+            self.collect()
 
     @property
     def awaited(self) -> int:
@@ -86,9 +89,8 @@ class ProcessLink:
 
     def post(self, message: Message) -> int:
         """See ``remote.Link``."""
+        self._give_up()
         worker = self._running()
-        if self._posted:
-            self.collect()  # nobody asks for it any more
         self._posted = str(message["do"])
         self._posts += 1
         self._used = max(self._used, message.get("out", 0))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from normcheck.discovery import ops
 from normcheck.errors import UsageError, one_line, one_of
 from normcheck.formats import DTYPES
+from normcheck.plainfile import contents
 from normcheck.result import Verdict
 
 LARGEST = 1 << 20
@@ -45,9 +45,7 @@ def read(file: str) -> tuple[Known, ...]:
     """The entries of a file. Raises UsageError, with the file's name and the line's number, for what is not one."""
     where = one_line(file, 200)
     try:
-        if Path(file).stat().st_size > LARGEST:
-            raise UsageError(f"known_failures={where}: expected at most {LARGEST:,} bytes")
-        text = Path(file).read_bytes().decode("utf-8")
+        text = contents(file, LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"known_failures={where}: expected text in UTF-8 (byte {error.start} is not)") from error
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have

@@ -14,7 +14,7 @@ from enum import IntEnum
 from torch import Tensor
 
 from normcheck import memory
-from normcheck.call import supports
+from normcheck.call import refusal, supports
 from normcheck.case import Case
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.implementation import Implementation
@@ -83,14 +83,24 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
     """Ask once more; with ``rows`` also with the rows in another order and with one of them alone."""
     try:
         probed = _again(subject)
-        return _among_other_rows(subject, probed) if rows and not probed.problems else probed
+    except UnsupportedCase as refused:
+        message = f"the same call was refused when it was run again: {refusal(refused)}"
+        return Probed((Problem("not_repeatable", "", message),))
     except Broken as broken:
-        if "out of memory" in broken.message:
-            return Probed()  # it ran once: a second run beside the first needs memory that is not there
-        message = f"{broken.message} (not the first time that this case was run)"
-        return Probed((Problem(broken.kind, broken.output, message, broken.frames),))
-    except UnsupportedCase:
-        return Probed()
+        return _broken(subject, broken)
+    try:
+        return _among_other_rows(subject, probed) if rows and not probed.problems else probed
+    except UnsupportedCase:  # other rows may be another shape
+        return probed
+    except Broken as broken:
+        return _broken(subject, broken)
+
+
+def _broken(subject: Subject, broken: Broken) -> Probed:
+    if subject.inputs.x.is_cuda and "out of memory" in broken.message:
+        return Probed()  # it ran once: a second run beside the first needs memory that is not there
+    message = f"{broken.message} (not the first time that this case was run)"
+    return Probed((Problem(broken.kind, broken.output, message, broken.frames),))
 
 
 def _again(subject: Subject) -> Probed:

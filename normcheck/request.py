@@ -14,7 +14,7 @@ from normcheck import baseline, database, discovery, known
 from normcheck.baseline import DRIFT_RATIO, DRIFT_ULP
 from normcheck.case import Case, parse
 from normcheck.environment import device_of
-from normcheck.errors import UsageError, one_line, one_of
+from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.formats import DTYPES
 from normcheck.gate import Terms
 from normcheck.implementation import Implementation
@@ -148,7 +148,17 @@ def device_there(asked: str) -> str:
 
 def targets_of(request: Request) -> tuple[Target, ...]:
     """Where the reports go; complains before the sweep about what could not be written after it."""
-    return targets(request.reports, tuple(discovery.reports()))
+    found = targets(request.reports, tuple(discovery.reports()))
+    files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in request.impls]
+    used = {_same(path) for path in (*files, request.known_failures, request.baseline) if path}
+    for target in found:
+        if target.path != "-" and _same(target.path) in used:
+            raise UsageError(f"report={target.format}:{target.path}: expected another file, this one is read")
+    return found
+
+
+def _same(path: str) -> str:
+    return os.path.realpath(path) if "\0" not in path else path
 
 
 def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target, ...]:
@@ -163,6 +173,10 @@ def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target,
         found.append(Target(name, path))
     if sum(target.path == "-" for target in found) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")
+    paths = [_same(target.path) for target in found if target.path != "-"]
+    for target in found:
+        if target.path != "-" and paths.count(_same(target.path)) > 1:
+            raise UsageError(f"report={target.format}:{target.path}: expected a file of its own for each report")
     return tuple(found)
 
 
@@ -235,5 +249,12 @@ def _cells(request: Request, device: str) -> tuple[Cell, ...]:
         for implementation in selected(spec, ops, device, request.timeout, isolation=request.isolation)
         for dtype in dtypes
     ]
+    places: dict[tuple[str, str, str], str] = {}
+    for cell in cells:
+        key = cell.op.name, cell.implementation.name, cell.dtype
+        if key in places:
+            who = f"impl={cell.spec}: {shown(cell.implementation.name)} of {cell.op.name}"
+            raise UsageError(f"{who} is in impl={places[key]} as well: expected another name in one of them")
+        places[key] = cell.spec
     order = list(discovery.ops())
     return tuple(sorted(cells, key=lambda cell: order.index(cell.op.name)))

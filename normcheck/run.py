@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -127,8 +127,9 @@ def _begin_processes(plan: Plan, index: int, left: ExitStack) -> None:
         if number == 0:
             link.ready()
         else:
-            link.begin()
             left.callback(link.end)
+            with suppress(OSError):  # then the cell itself says so
+                link.begin()
 
 
 _JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes

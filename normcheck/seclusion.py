@@ -42,6 +42,7 @@ def settle(output: int) -> None:
 def adopt_orphans() -> None:
     """Make this process, the server, the parent of what its workers leave behind, so that it can be found and ended."""
     if sys.platform == "linux":
+        os.setsid()  # a signal to its group reaches nobody else
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         # It says so when a process ends that it has not started.
         warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 
 
 def context() -> ForkServerContext:
@@ -19,6 +25,45 @@ def pid() -> int | None:
     """The server's process, None where it does not run."""
     number = vars(forkserver._forkserver)["_forkserver_pid"]
     return number if isinstance(number, int) else None
+
+
+def started(target: Callable[[socket.socket], None], connection: socket.socket) -> BaseProcess:
+    """A process from the server that runs ``target(connection)``.
+
+    Code under test may have stopped the server, or deleted the folder of its socket: then it is from another one.
+    """
+    wake()
+    try:
+        return _started(target, connection)
+    except (OSError, EOFError):
+        _replace()
+        return _started(target, connection)
+
+
+def _started(target: Callable[[socket.socket], None], connection: socket.socket) -> BaseProcess:
+    process = context().Process(target=target, args=(connection,), name="normcheck worker")
+    process.start()
+    return process
+
+
+def wake() -> None:
+    """Let the server go on, in case that somebody has stopped it."""
+    number = pid()
+    if number is not None:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGCONT)
+
+
+def _replace() -> None:
+    """End the server; the next process comes from a new one, whose folder is there."""
+    number = pid()
+    if number is not None:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    with suppress(OSError):
+        vars(type(forkserver._forkserver))["_stop"](forkserver._forkserver)
+    os.makedirs(tempfile.gettempdir(), mode=0o700, exist_ok=True)
+    vars(multiprocessing.current_process())["_config"].pop("tempdir", None)
 
 
 def warm(*, interpreted: bool) -> None:

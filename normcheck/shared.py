@@ -7,6 +7,7 @@ touched. On a GPU it is one buffer of this process, which the other one opens by
 from __future__ import annotations
 
 import atexit
+import fcntl
 import inspect
 import math
 import mmap
@@ -63,11 +64,14 @@ class HostMemory:
 
 def _new_file() -> tuple[int, mmap.mmap]:
     """A file without a name and its mapping: as large as the machine's memory, or as this process may map."""
-    fd, size = os.memfd_create("normcheck"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fd = os.memfd_create("normcheck", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     while True:
         try:
             os.ftruncate(fd, size)
-            return fd, mmap.mmap(fd, 0)
+            mapped = mmap.mmap(fd, 0)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return fd, mapped
         except OSError:
             size //= 2 * mmap.PAGESIZE
             size *= mmap.PAGESIZE

@@ -13,9 +13,8 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from normcheck import server
 from normcheck.errors import Broken
-from normcheck.server import context
-from normcheck.server import pid as server_pid
 from normcheck.shared import HostMemory
 from normcheck.wire import Garbled, Inbox, Message, packed
 
@@ -35,8 +34,7 @@ class Worker:
         self.memory = HostMemory()
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
-        self._process = context().Process(target=serve, args=(theirs,), name="normcheck worker")
-        self._process.start()
+        self._process = server.started(serve, theirs)
         socket.send_fds(self._socket, [b"x"], [self.memory.fd, written])
         theirs.close()
         os.close(written)
@@ -110,7 +108,7 @@ class Worker:
         if code is None:
             how = "its process broke off the connection"
         elif code < 0:
-            how = f"its process was ended by {signal.Signals(-code).name}"
+            how = f"its process was ended by {_signal(-code)}"
         else:
             how = f"its process ended with exit code {code}"
         text = self._tail.decode("utf-8", "replace").strip()
@@ -136,12 +134,21 @@ class Worker:
                 os.killpg(pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        server.wake()
         self._process.join(5)
         _alive.discard(self)
         _kill_orphans()
         self._socket.close()
         os.close(self._output)
         os.close(self.memory.fd)
+
+
+def _signal(number: int) -> str:
+    """The name of a signal; real-time ones have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _kill_descendants(root: int) -> None:
@@ -163,11 +170,11 @@ def _kill_descendants(root: int) -> None:
 
 def _kill_orphans() -> None:
     """Kill what workers that have ended left behind: the server has adopted it."""
-    server, workers = server_pid(), {worker.pid for worker in _alive}
-    if server is None:
+    adopted_by, workers = server.pid(), {worker.pid for worker in _alive}
+    if adopted_by is None:
         return
     for pid, parent in _parents().items():
-        if parent == server and pid not in workers:
+        if parent == adopted_by and pid not in workers:
             _kill_descendants(pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -187,5 +194,6 @@ def _parents() -> dict[int, int]:
 @atexit.register
 def _kill_all() -> None:
     """Before multiprocessing waits for its children, some of which may never end."""
+    server.wake()
     for worker in list(_alive):
         worker.kill()

@@ -247,6 +247,20 @@ def starts_a_program_and_dies() -> None:
     os.abort()
 
 
+def dies_by_a_signal_without_a_name() -> None:
+    os.kill(os.getpid(), signal.SIGRTMIN + 2)
+
+
+def stops_the_server() -> None:
+    """Who is to start the next process does not answer any more."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+
+
+def kills_the_servers_group() -> None:
+    """Whoever is in one group with the process that this one was forked from."""
+    os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
+
+
 # Cheats: something wrong, and a way to make it look right
 
 
@@ -462,6 +476,9 @@ IMPLEMENTATIONS = tuple(
         before(forks_a_session),
         before(starts_a_program),
         before(starts_a_program_and_dies),
+        before(dies_by_a_signal_without_a_name),
+        before(stops_the_server),
+        before(kills_the_servers_group),
         patches_allclose,
         patches_double,
         patches_normcheck,

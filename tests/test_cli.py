@@ -264,6 +264,8 @@ MISTAKES = {
     "verify --report json:.": "report=json:.: expected a path",
     "verify --report json:- --report terminal:-": "at most one report on standard output",
     "verify --impl torch --require cudnn": "require=cudnn: expected one of torch",
+    "verify --known-failures /dev/full": "known_failures=/dev/full: cannot be read (it is no regular file)",
+    "verify --report json:one --report junit:one": "report=json:one: expected a file of its own for each report",
     "verify --require apax": "require=apax: expected one of",
     "verify --workers 0": "workers=0: expected an integer from 1",
     "verify --workers 2 --no-isolation": "workers=2: expected 1 with --no-isolation",

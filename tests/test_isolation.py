@@ -100,6 +100,11 @@ CHANGE = dict.fromkeys(
 )
 SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_program"), PASS)
 SPAWN |= {"starts_a_program_and_dies": crash("SIGABRT")}
+SERVER = {
+    "dies_by_a_signal_without_a_name": crash(r"signal \d+ "),
+    "stops_the_server": PASS,
+    "kills_the_servers_group": crash(""),
+}
 CHEAT = {
     "patches_allclose": WRONG,
     "patches_double": WRONG,
@@ -130,7 +135,7 @@ FORGERIES = (
 )
 ANY = Ended(KINDS)
 
-GROUPS = {"raise": RAISE, "die": DIE, "hang": HANG, "change": CHANGE, "spawn": SPAWN, "cheat": CHEAT}
+GROUPS = {"raise": RAISE, "die": DIE, "hang": HANG, "change": CHANGE, "spawn": SPAWN, "server": SERVER, "cheat": CHEAT}
 
 
 # one run
@@ -437,3 +442,23 @@ def test_a_run_that_was_begun_and_given_up_disturbs_no_other(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout
     (verdict,) = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
     assert any("does not read the saved statistics" in note for note in verdict["notes"])
+
+
+def test_the_folder_of_the_servers_socket_is_deleted(tmp_path: Path) -> None:
+    """The next process is forked from another server."""
+    path, folder = tmp_path / "deletes.py", tmp_path / "tmp"
+    path.write_text(
+        "import shutil, tempfile\nfrom killers import innocent\n"
+        "def deletes(x, weight, bias, *, eps):\n"
+        "    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)\n"
+        "    return innocent(x, weight, bias, eps=eps)\n",
+        encoding="utf-8",
+    )
+    folder.mkdir()
+    command = argv(["innocent"], "-", "--impl", f"{path}:deletes", "--impl", "torch", "--op", "rmsnorm")
+    places = {"TMPDIR": str(folder), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **places}, capture_output=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [v["status"] for v in json.loads(done.stdout)["verdicts"]] == ["pass"] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import Any
 
@@ -82,3 +83,12 @@ def test_a_message_arrives_whole() -> None:
     inbox.add(struct.pack("!I", LONGEST + 1))
     with pytest.raises(Garbled):
         inbox.next()
+
+
+def test_nobody_can_shrink_it() -> None:
+    """Memory that is mapped, and gone, would end the process that judges."""
+    memory = HostMemory()
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(memory.fd, 4096)
+    memory.part(memory.size - 1, 1).fill_(1)
+    memory.give_back(1 << 30)
