@@ -10,6 +10,7 @@ import typer
 
 from normcheck.commands import baseline as baseline_commands
 from normcheck.commands import golden as golden_commands
+from normcheck.commands.doctor import doctor
 from normcheck.commands.merge import merge
 from normcheck.commands.options import (
     Baseline,
@@ -209,6 +210,9 @@ def list_() -> None:
     from normcheck.catalogue import show
 
     show(sys.stdout)
+
+
+app.command()(doctor)
 
 
 @app.command()
