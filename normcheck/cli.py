@@ -27,6 +27,7 @@ from normcheck.commands.options import (
     Require,
     Timeout,
 )
+from normcheck.commands.tolerances import tolerances
 from normcheck.commands.warm import warm
 from normcheck.errors import NormcheckError, UsageError, one_line
 
@@ -215,12 +216,7 @@ def list_() -> None:
 app.command()(doctor)
 
 
-@app.command()
-def tolerances() -> None:
-    """The table that decides, with its reasons."""
-    from importlib.resources import files
-
-    typer.echo(files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8"), nl=False)
+app.command()(tolerances)
 
 
 def _version(value: bool) -> None:
