@@ -20,13 +20,13 @@ from normcheck.commands.options import (
     DriftUlp,
     Dtype,
     Impl,
-    Isolation,
     KnownFailures,
     Op,
     Reports,
     Require,
     Timeout,
 )
+from normcheck.commands.repro import repro
 from normcheck.commands.tolerances import tolerances
 from normcheck.commands.warm import warm
 from normcheck.errors import NormcheckError, UsageError, one_line
@@ -190,19 +190,7 @@ def bench(
     raise typer.Exit(run_bench(request, tuple(sys.argv[1:])))
 
 
-@app.command()
-def repro(
-    implementation: Annotated[str, typer.Argument(help="As for --impl.")],
-    case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
-    device: Device = "auto",
-    timeout: Timeout = 120.0,
-    isolation: Isolation = True,
-) -> None:
-    """Run one case again and show every check of it."""
-    warm(device, isolation)
-    from normcheck.run import repro_case
-
-    raise typer.Exit(repro_case(implementation, case, device, timeout, isolation=isolation))
+app.command()(repro)
 
 
 @app.command(name="list")

@@ -127,7 +127,14 @@ class Reference:
 
 
 def judge_of(
-    op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[str, float], *, zeros: bool = False
+    op: Op,
+    case: Case,
+    inputs: Inputs,
+    model: Model,
+    floors: Mapping[str, float],
+    *,
+    zeros: bool = False,
+    watch: Callable[[Expectation], None] | None = None,
 ) -> Judge:
     """The judge of one case."""
     shape = (case.M, case.N)
@@ -148,7 +155,7 @@ def judge_of(
 
     weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block)
+    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block, watch)
     return judge
 
 

@@ -19,25 +19,21 @@ from typing import TextIO
 import torch
 
 from normcheck import discovery, whereabouts
-from normcheck.attempt import run_case, why_not
-from normcheck.call import link_of, poisoned_memory
+from normcheck.attempt import why_not
+from normcheck.call import link_of
 from normcheck.database import keep
 from normcheck.environment import environment
 from normcheck.errors import UsageError
-from normcheck.explain import finding
-from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, concluded
+from normcheck.gate import BROKEN, Terms, concluded
 from normcheck.known import marked
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.plan import Cell, Plan
 from normcheck.processes import spread
 from normcheck.reports import terminal
 from normcheck.request import (
     Request,
     Target,
-    check_timeout,
     device_for,
-    parsed,
     plan_of,
-    selected,
     targets_of,
     terms_of,
 )
@@ -158,7 +154,7 @@ def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
 def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
     try:
-        with _its_process(cell):
+        with its_process(cell):
             return run_cell(cell, plan, progress)
     except UsageError:
         raise
@@ -183,7 +179,7 @@ def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
 
 
 @contextmanager
-def _its_process(cell: Cell) -> Iterator[None]:
+def its_process(cell: Cell) -> Iterator[None]:
     """Each cell has a process of its own: what it did to it is gone with it."""
     link = link_of(cell.implementation)
     try:
@@ -223,38 +219,3 @@ def _write(result: Run, target: Target) -> bool:
         print(f"normcheck: report={target.format}:{target.path}: {error.strerror or error}", file=sys.stderr)
         return False
     return True
-
-
-def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
-    """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
-    ops = discovery.ops()
-    case = parsed(line)
-    check_timeout(timeout)
-    where = device_for(device)
-    console = terminal.console_for(sys.stdout)
-    code = NOTHING
-    for implementation in selected(spec, (case.op,), where, timeout, isolation=isolation):
-        cell = Cell(ops[case.op], implementation, case.dtype, spec)
-        plan = Plan((cell,), PROFILES["quick"], 0, where, timeout)
-        reason = why_not(cell, where)
-        if reason:
-            terminal.render_skip(console, (case.op, implementation.name, case.dtype), reason)
-            continue
-        with _its_process(cell), poisoned_memory():
-            result = run_case(cell, case, plan)
-            if result.refused:
-                terminal.render_skip(console, (case.op, implementation.name, case.dtype), result.refused)
-                continue
-            found = [finding(cell, result, where)] if result.failed else []
-        compared = ((c.output, c.check, c.comparison) for c in result.checked)
-        rows = [(output, name, c.ratio, c.max_abs, c.max_ulp, c.uncheckable) for output, name, c in compared]
-        terminal.render_case(
-            console,
-            case=line,
-            implementation=implementation.name,
-            rows=rows,
-            findings=found,
-            not_returned=result.not_returned,
-        )
-        code = FOUND if found else PASS if code == NOTHING else code
-    return code
