@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from normcheck.commands import baseline as baseline_commands
+from normcheck.commands import complete
 from normcheck.commands import golden as golden_commands
 from normcheck.commands.doctor import doctor
 from normcheck.commands.merge import merge
@@ -35,7 +36,6 @@ app = typer.Typer(
     name="normcheck",
     help="Is this normalisation kernel right? Every output against fp64, under derived bounds, forward and backward.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -49,7 +49,12 @@ def verify(
     impl: Impl = None,
     dtype: Dtype = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost. Default: quick.")
+        str | None,
+        typer.Option(
+            "--profile",
+            help="quick, ci or deep: how much a cell may cost. Default: quick.",
+            autocompletion=complete.profiles,
+        ),
     ] = None,
     max_examples: Annotated[
         int | None, typer.Option("--max-examples", help="Cases per cell, however long they take.")

@@ -557,7 +557,7 @@ def test_list(run: Callable[..., Done]) -> None:
 
 
 def test_list_says_what_has_to_be_asked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.catalogue.device_for", lambda _: "cpu")
+    monkeypatch.setattr("normcheck.catalogue.device_here", lambda: "cpu")
     lines = {" ".join(line.split()) for line in run("list").out.splitlines()}
     assert "torch rmsnorm runs" in lines
     assert "torch_native rmsnorm runs with --impl torch_native: not in the default set on a CPU" in lines

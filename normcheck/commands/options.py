@@ -6,17 +6,36 @@ from typing import Annotated
 
 import typer
 
-Op = Annotated[list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.")]
+from normcheck.commands import complete
+
+Op = Annotated[
+    list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.", autocompletion=complete.ops)
+]
 Impl = Annotated[
     list[str] | None,
-    typer.Option("--impl", help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: see list."),
+    typer.Option(
+        "--impl",
+        help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: see list.",
+        autocompletion=complete.implementations,
+    ),
 ]
-Dtype = Annotated[list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Dtype = Annotated[
+    list[str] | None,
+    typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: all.", autocompletion=complete.dtypes),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", autocompletion=complete.devices)]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds that a case may take.")]
-Require = Annotated[list[str] | None, typer.Option("--require", help="Implementation that must run here; may repeat.")]
+Require = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require", help="Implementation that must run here; may repeat.", autocompletion=complete.implementations
+    ),
+]
 Reports = Annotated[
-    list[str] | None, typer.Option("--report", help="FORMAT:PATH, such as json:out.json; - is standard output.")
+    list[str] | None,
+    typer.Option(
+        "--report", help="FORMAT:PATH, such as json:out.json; - is standard output.", autocompletion=complete.reports
+    ),
 ]
 KnownFailures = Annotated[
     str | None, typer.Option("--known-failures", help="File of cells that are known to fail: OP IMPL DTYPE  # reason.")
