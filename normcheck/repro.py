@@ -44,7 +44,7 @@ def repro_case(
         cell = Cell(discovery.ops()[case.op], implementation, case.dtype, spec)
         plan = Plan((cell,), PROFILES["quick"], 0, where, timeout)
         with _quitting(pdb):
-            codes.append(_reproduced(console, cell, case, plan, folder))
+            codes.append(_reproduced(console, cell, case, plan, line, folder))
     return FOUND if FOUND in codes else PASS if PASS in codes else NOTHING
 
 
@@ -69,7 +69,7 @@ def _quitting(pdb: bool) -> AbstractContextManager[None]:
     return quitting()
 
 
-def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, folder: Path | None) -> int:
+def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> int:
     """Run the case, show it and dump it; its exit code."""
     name = cell.implementation.name
     compared: list[Expectation] = []
@@ -98,7 +98,7 @@ def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, folder: Pa
     ]
     terminal.render_case(
         console,
-        case=str(case),
+        case=line,
         implementation=name,
         rows=rows,
         findings=findings,
