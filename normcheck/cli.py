@@ -23,9 +23,12 @@ from normcheck.commands.options import (
     Impl,
     KnownFailures,
     Op,
+    Quiet,
     Reports,
     Require,
     Timeout,
+    Verbose,
+    verbosity_of,
 )
 from normcheck.commands.repro import repro
 from normcheck.commands.tolerances import tolerances
@@ -87,6 +90,8 @@ def verify(
     drift_ratio: DriftRatio = None,
     drift_ulp: DriftUlp = None,
     config: Config = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Check implementations; the main job and the gate.
 
@@ -95,7 +100,7 @@ def verify(
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
     3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
-    given = {name: value for name, value in locals().items() if name != "config"}
+    given = {name: value for name, value in locals().items() if name not in ("config", "quiet", "verbose")}
     from normcheck.config import settings
 
     values = settings(given, config)
@@ -103,7 +108,7 @@ def verify(
     from normcheck.request import request_of
     from normcheck.run import run
 
-    request = request_of(values)
+    request = request_of({**values, "verbosity": verbosity_of(quiet, verbose)})
     if values.get("seed") == "random":
         typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
     raise typer.Exit(run(request, tuple(sys.argv[1:])))

@@ -68,14 +68,17 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         required=request.require,
     )
     result = concluded(result, terms)
-    return told(result, targets, screen_stream)
+    return told(result, targets, screen_stream, verbosity=request.verbosity)
 
 
-def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False) -> int:
-    """Write the reports of a run, and its end on the screen; returns the exit code. ``cells``: their lines as well."""
+def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False, verbosity: int = 0) -> int:
+    """Write the reports of a run, and its end on the screen; returns the exit code.
+
+    ``cells``: their lines as well; ``verbosity``: -1 quiet, 1 verbose.
+    """
     code = result.exit_code
     written = [_write(result, target) for target in targets]
-    terminal.render(result, terminal.console_for(stream), cells=cells)
+    terminal.render(result, terminal.console_for(stream), cells=cells, verbosity=verbosity)
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
@@ -84,7 +87,9 @@ def _sweep(plan: Plan, stream: TextIO, request: Request, terms: Terms) -> tuple[
     verdicts: dict[int, Verdict] = {}
     names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
     try:
-        with _stoppable(), terminal.live(terminal.console_for(stream), len(plan.cells), cells=names) as screen:
+        console = terminal.console_for(stream)
+        shown = terminal.live(console, len(plan.cells), cells=names, verbosity=request.verbosity)
+        with _stoppable(), shown as screen:
 
             def progress(index: int, cases: int, worst: float) -> None:
                 screen.update(index, len(plan.cells), *names[index], cases, worst)

@@ -545,6 +545,18 @@ def test_sums_too_long_for_any_bound(run: Callable[..., Done], monkeypatch: pyte
     assert "uncheckable" in done.out
 
 
+def test_quiet_and_verbose(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    path = written(RIGHT, TIMES_1_01)
+    wrong = ("verify", "--impl", f"{path}:wrong", "--op", "rmsnorm", *FEW)
+    quiet = run(*wrong, "-q").out
+    assert quiet.lstrip().startswith("FAIL rmsnorm")
+    assert quiet.rstrip().splitlines()[-1].startswith("FAIL  1 of 1 cell failed")
+    assert run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "-q").out.count("\n") == 1
+    verbose = run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "-v").out
+    assert "other bits when run again in 0 of " in verbose
+    assert "expected one of -q and -v" in complaint(run("verify", "-q", "-v"))
+
+
 def test_version(run: Callable[..., Done]) -> None:
     assert run("--version") == Done(0, f"normcheck {normcheck.__version__}\n", "")
 

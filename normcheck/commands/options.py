@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from normcheck.commands import complete
+from normcheck.errors import UsageError
 
 Op = Annotated[
     list[str] | None, typer.Option("--op", help="Op to check; may repeat. Default: all.", autocompletion=complete.ops)
@@ -47,9 +48,20 @@ DriftRatio = Annotated[
     float | None, typer.Option("--drift-ratio", help="Times the stored ratio that is drift. Default: 2.")
 ]
 DriftUlp = Annotated[float | None, typer.Option("--drift-ulp", help="Ulps more that are drift. Default: 1.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show only failures and the last line.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Show all that was measured, and every reason why a case was not run.")
+]
 Config = Annotated[
     str | None, typer.Option("--config", help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.")
 ]
 Isolation = Annotated[
     bool, typer.Option("--isolation/--no-isolation", help="Run kernels in processes of their own, or in this one.")
 ]
+
+
+def verbosity_of(quiet: bool, verbose: bool) -> int:
+    """-1, 0 or 1. Raises UsageError for both at once."""
+    if quiet and verbose:
+        raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
+    return int(verbose) - int(quiet)
