@@ -326,7 +326,7 @@ def test_progress_counts_findings_cases_and_cells_left(monkeypatch: pytest.Monke
         screen.verdict(replace(verdict(), failure=wrong, status="fail"))
         assert "[1/3] 2.0 s  1 finding, 100 cases/s, 2 cells left" in stream.getvalue()
         screen.update(1, 3, "rmsnorm", "mine", "fp16", 40, 0.5)
-        assert "rmsnorm mine fp16  40 cases, worst 0.5; 1 finding, 40 cases/s, 2 cells left" in stream.getvalue()
+        assert "rmsnorm mine fp16  40 cases, worst 0.5; 1 finding, 60 cases/s, 2 cells left" in stream.getvalue()
 
 
 def test_quiet_says_what_failed_and_the_last_line() -> None:
