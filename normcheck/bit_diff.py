@@ -40,11 +40,13 @@ def _bytes(returned: Tensor, case: Case, row: int, column: int, expected: Tensor
     got, right = (bitmask.pack(b.reshape(1, -1))[0].tolist() for b in (bits, expected))
     if returned.dtype != torch.bool:  # as it came, pad bits included
         got = returned.reshape(case.M, -1)[row].tolist()
+    which = f"bytes {first} to {end - 1}" if end - first > 1 else f"byte {first}"
     said = (
-        f"row {row}, bytes {first} to {end - 1}, the bit is number {column % 8} of byte {number}: "
+        f"row {row}, {which}, the bit is number {column % 8} of byte {number}: "
         f"got {_hex(got[first:end])}, expected {_hex(right[first:end])}"
     )
-    return f"{said} least significant bit first ({_hex(_reversed(right[first:end]))} most significant bit first)"
+    other = _hex(_reversed(right[first:end]))
+    return f"{said} least significant bit first ({other} most significant bit first)"
 
 
 def _hex(values: list[int]) -> str:

@@ -92,6 +92,11 @@ def test_the_last_byte_of_a_row() -> None:
     assert "bytes 2 to 3, the bit is number 2 of byte 3" in told.advice
 
 
+def test_a_row_of_one_byte() -> None:
+    told = found(lambda mask: bitmask.pack(flipped(mask, 2, 4)), LINE.replace("N=27", "N=7"))
+    assert "row 2, byte 0, the bit is number 4 of byte 0: got " in told.advice
+
+
 def test_the_nearer_limit_and_its_side() -> None:
     """A kernel that takes z >= lower_clip + 0.1 for its limit: the bits that it misses lie just above lower_clip."""
     line = LINE.replace("M=5", "M=40")
