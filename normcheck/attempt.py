@@ -17,7 +17,7 @@ from normcheck.check import Result, check
 from normcheck.environment import memory
 from normcheck.errors import Broken
 from normcheck.inputs import ROWS, SLAB_ELEMENTS
-from normcheck.judge import BLOCK_ELEMENTS
+from normcheck.judge import BLOCK_ELEMENTS, Expectation
 from normcheck.outputs import Problem
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
@@ -35,10 +35,18 @@ def why_not(cell: Cell, device: str) -> str:
 
 
 def run_case(
-    cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float] | None = None, depth: Depth = Depth.ROWS
+    cell: Cell,
+    case: Case,
+    plan: Plan,
+    floors: Mapping[str, float] | None = None,
+    depth: Depth = Depth.ROWS,
+    watch: Callable[[Expectation], None] | None = None,
 ) -> Result:
-    """One case, under the plan's timeout; what supports() says first. ``depth``: what the probes are asked."""
-    work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth)
+    """One case, under the plan's timeout; what supports() says first. ``depth``: what the probes are asked.
+
+    ``watch``: told of everything that is compared.
+    """
+    work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth, watch=watch)
     return attempted(cell, case, plan, work)
 
 

@@ -6,7 +6,7 @@ gradients also from a backward fed with the reference's statistics. Then come th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,6 +20,7 @@ from normcheck.inputs import Inputs, make
 from normcheck.judge import (
     GIVEN_REFERENCE,
     Checked,
+    Expectation,
     Judge,
     Reference,
     bits_of,
@@ -42,7 +43,8 @@ class Result:
     """What a case showed. ``checked`` is in the order of the data's way; ``refused``: why the case did not run.
 
     ``model`` is what it was judged by; ``notes`` are for whoever reads a pass; ``probed`` is what the probes measured,
-    None where they were not asked; ``seen`` is what the first run returned.
+    None where they were not asked; ``seen`` is what the first run returned, ``staged`` the
+    gradients of a backward that was fed with the reference's statistics.
     """
 
     case: Case
@@ -54,6 +56,7 @@ class Result:
     notes: tuple[str, ...] = ()
     probed: Probed | None = None
     seen: Seen = field(default_factory=Seen)
+    staged: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[Checked, ...]:
@@ -68,13 +71,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The backward half of a result; ``end_to_end``: the gradients themselves."""
+    """The backward half of a result; ``end_to_end``, ``staged``: the gradients themselves."""
 
     checked: tuple[Checked, ...] = ()
     problems: tuple[Problem, ...] = ()
     not_returned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     end_to_end: Mapping[str, Tensor] = field(default_factory=dict)
+    staged: Mapping[str, Tensor] = field(default_factory=dict)
     second: Begun | None = None
 
 
@@ -113,12 +117,14 @@ def check(
     floors: Mapping[str, float] | None = None,
     model: Model | None = None,
     depth: Depth = Depth.ROWS,
+    watch: Callable[[Expectation], None] | None = None,
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
     ``floors``: output -> ratio below which details are not wanted; ``model`` replaces the one that the implementation
-    declares; ``depth``: what the probes are asked. What an implementation does wrong is in the result; an exception is
-    a fault of normcheck.
+    declares; ``depth``: what the probes are asked; ``watch``: told of
+    everything that is compared. What an implementation does wrong is in the result; an exception is a fault of
+    normcheck.
     """
     pristine = make(case, op, device)
     given = pristine.each(lambda t: memory.copy(t, memory.NAN))
@@ -126,7 +132,7 @@ def check(
     try:
         model = model or model_of(implementation, case, device)
         call.begin(implementation, case, given, arena)
-        judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY)
+        judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY, watch=watch)
         this = _Call(implementation, op, case, pristine, given, arena, model, judge, depth)
         result, saved, second = _checked(this)
     except UnsupportedCase as refused:
@@ -234,6 +240,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
         missing + gradients.not_returned,
         notes=notes + gradients.notes,
         seen=seen,
+        staged=gradients.staged,
     )
     return result, None if unusable else saved, second
 
@@ -315,7 +322,7 @@ def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Referenc
     except UnsupportedCase as refused:
         note = f"gradients not checked: {call.refusal(refused)}"
         return Gradients(not_returned=gradient_names(given), notes=(note,))
-    found = Gradients(checked, problems, end_to_end=usable, second=second)
+    found = Gradients(checked, problems, end_to_end=usable, staged=stage, second=second)
     if all(c.comparison.ratio <= 1 for c in checked):
         return found
     return _reconsidered(this, own, saved, stage, found)

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from normcheck.commands import baseline as baseline_commands
+from normcheck.commands import complete
 from normcheck.commands import golden as golden_commands
+from normcheck.commands.doctor import doctor
 from normcheck.commands.merge import merge
 from normcheck.commands.options import (
     Baseline,
@@ -19,13 +21,17 @@ from normcheck.commands.options import (
     DriftUlp,
     Dtype,
     Impl,
-    Isolation,
     KnownFailures,
     Op,
+    Quiet,
     Reports,
     Require,
     Timeout,
+    Verbose,
+    verbosity_of,
 )
+from normcheck.commands.repro import repro
+from normcheck.commands.tolerances import tolerances
 from normcheck.commands.warm import warm
 from normcheck.errors import NormcheckError, UsageError, one_line
 
@@ -33,7 +39,6 @@ app = typer.Typer(
     name="normcheck",
     help="Is this normalisation kernel right? Every output against fp64, under derived bounds, forward and backward.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -47,7 +52,12 @@ def verify(
     impl: Impl = None,
     dtype: Dtype = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="quick, ci or deep: how much a cell may cost. Default: quick.")
+        str | None,
+        typer.Option(
+            "--profile",
+            help="quick, ci or deep: how much a cell may cost. Default: quick.",
+            autocompletion=complete.profiles,
+        ),
     ] = None,
     max_examples: Annotated[
         int | None, typer.Option("--max-examples", help="Cases per cell, however long they take.")
@@ -80,6 +90,8 @@ def verify(
     drift_ratio: DriftRatio = None,
     drift_ulp: DriftUlp = None,
     config: Config = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Check implementations; the main job and the gate.
 
@@ -88,7 +100,7 @@ def verify(
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
     3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
-    given = {name: value for name, value in locals().items() if name != "config"}
+    given = {name: value for name, value in locals().items() if name not in ("config", "quiet", "verbose")}
     from normcheck.config import settings
 
     values = settings(given, config)
@@ -96,7 +108,7 @@ def verify(
     from normcheck.request import request_of
     from normcheck.run import run
 
-    request = request_of(values)
+    request = request_of({**values, "verbosity": verbosity_of(quiet, verbose)})
     if values.get("seed") == "random":
         typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
     raise typer.Exit(run(request, tuple(sys.argv[1:])))
@@ -188,19 +200,7 @@ def bench(
     raise typer.Exit(run_bench(request, tuple(sys.argv[1:])))
 
 
-@app.command()
-def repro(
-    implementation: Annotated[str, typer.Argument(help="As for --impl.")],
-    case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
-    device: Device = "auto",
-    timeout: Timeout = 120.0,
-    isolation: Isolation = True,
-) -> None:
-    """Run one case again and show every check of it."""
-    warm(device, isolation)
-    from normcheck.run import repro_case
-
-    raise typer.Exit(repro_case(implementation, case, device, timeout, isolation=isolation))
+app.command()(repro)
 
 
 @app.command(name="list")
@@ -211,12 +211,10 @@ def list_() -> None:
     show(sys.stdout)
 
 
-@app.command()
-def tolerances() -> None:
-    """The table that decides, with its reasons."""
-    from importlib.resources import files
+app.command()(doctor)
 
-    typer.echo(files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8"), nl=False)
+
+app.command()(tolerances)
 
 
 def _version(value: bool) -> None:

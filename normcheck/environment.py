@@ -9,7 +9,7 @@ import platform
 
 import torch
 
-from normcheck import __version__
+from normcheck import __version__, driver
 
 
 def device_of(asked: str) -> str:
@@ -36,7 +36,7 @@ def environment(device: str) -> dict[str, str]:
         found["compute_capability"] = f"{properties.major}.{properties.minor}"
         found["cuda"] = str(torch.version.cuda)
         found["cudnn_backend"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found["driver"] = _driver()
+        found["driver"] = driver.version()
     else:
         found["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {name: value for name, value in found.items() if value}
@@ -55,13 +55,3 @@ def _version(distribution: str) -> str:
         return str(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _driver() -> str:
-    """The NVIDIA driver's version, from the kernel's own file; "" where it is not there."""
-    try:
-        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as file:
-            words = file.readline().split()
-    except OSError:
-        return ""
-    return next((word for word in words if word[:1].isdigit()), "")

@@ -7,9 +7,10 @@ import shlex
 from dataclasses import replace
 
 from normcheck import whereabouts
+from normcheck.bit_diff import bit_diff
 from normcheck.check import Result, check
 from normcheck.compare import Comparison
-from normcheck.judge import GIVEN_OWN, Checked
+from normcheck.judge import END_TO_END, GIVEN_OWN, Checked
 from normcheck.locate import locate
 from normcheck.outputs import Problem
 from normcheck.plan import Cell
@@ -82,6 +83,10 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
         )
     found = _mismatch(first, line, reproduce)
     advice = _advice(cell, result, device) if advise else ""
+    if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
+        returned = result.seen.outputs.get("bitmask")
+        told = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, device)
+        advice = f"{told}\n{advice}".strip()
     return replace(found, also=tuple(name for name in also if name != first.output), advice=advice)
 
 

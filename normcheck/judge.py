@@ -51,11 +51,25 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a check holds rows ``first`` and on of an output against: ``expected`` and ``bound`` in fp64, (m, N), (m, 1)
+    or (N,); ``fmt``: the format in which the output is stored.
+    """
+
+    output: str
+    check: str
+    first: int
+    expected: Tensor
+    bound: Bound
+    fmt: Format
+
+
+@dataclass(frozen=True, slots=True)
 class Judge:
     """What is the same for all blocks of a case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``bias`` (N,) in fp64.
 
     ``floors``: output -> the ratio below which details of a comparison are not wanted. ``zeros``: also count what
-    zeros would pass.
+    zeros would pass. ``watch``: told of everything that is compared, and with what.
     """
 
     case: Case
@@ -71,6 +85,7 @@ class Judge:
     floors: Mapping[str, float]
     zeros: bool
     truth: Callable[[slice], Truth]
+    watch: Callable[[Expectation], None] | None = None
 
     @property
     def finite(self) -> bool:
@@ -112,7 +127,14 @@ class Reference:
 
 
 def judge_of(
-    op: Op, case: Case, inputs: Inputs, model: Model, floors: Mapping[str, float], *, zeros: bool = False
+    op: Op,
+    case: Case,
+    inputs: Inputs,
+    model: Model,
+    floors: Mapping[str, float],
+    *,
+    zeros: bool = False,
+    watch: Callable[[Expectation], None] | None = None,
 ) -> Judge:
     """The judge of one case."""
     shape = (case.M, case.N)
@@ -133,7 +155,7 @@ def judge_of(
 
     weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block)
+    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block, watch)
     return judge
 
 
@@ -152,6 +174,7 @@ def judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
 def _compare(
     judge: Judge,
     output: str,
+    check: str,
     actual: Tensor,
     expected: Tensor,
     bound: Bound,
@@ -167,6 +190,8 @@ def _compare(
             bound.terms,
         )
         expected = torch.where(ok, expected, 0.0)
+    if judge.watch:
+        judge.watch(Expectation(output, check, first, expected, bound, fmt))
     finite = ok is None and judge.finite
     floor = judge.floors.get(output, 0.0)
     return compare(actual, expected, bound, fmt, floor=floor, first_row=first, finite=finite, zeros=judge.zeros)
@@ -188,7 +213,7 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
         results = list(_statistics_checks(judge, t, own, block, kept))
         if len(own) == len(op.statistics) and judge.rules.model.y_given_stats:
             results.append(("y", GIVEN_OWN, _y_given_stats(judge, t, y[block], own, block)))
-        whole = _compare(judge, "y", y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
+        whole = _compare(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
         results.append(("y", END_TO_END, whole))
         if op.clamped:
             free = _doubt(judge, t)
@@ -216,7 +241,7 @@ def _statistics_checks(
         kept[name].append(expected.float())
         if name in own:
             fp32 = FORMATS["fp32"]
-            result = _compare(judge, name, own[name][block], expected, bound, fp32, block.start, t.judged)
+            result = _compare(judge, name, END_TO_END, own[name][block], expected, bound, fp32, block.start, t.judged)
             results.append((name, END_TO_END, result))
     return results
 
@@ -230,7 +255,7 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
         finite = torch.isfinite(rows.xh).all(1, keepdim=True)
         ok = finite if ok is None else finite & ok
-    return _compare(judge, "y", y, forward.y, bound.y, judge.io, block.start, ok)
+    return _compare(judge, "y", GIVEN_OWN, y, forward.y, bound.y, judge.io, block.start, ok)
 
 
 def bits_of(returned: Tensor, case: Case) -> Tensor:
@@ -250,6 +275,8 @@ def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: in
     """A wrong bit has no distance: its bound is 0. A bit in doubt has none, and counts as uncheckable."""
     bound = Bound(torch.full_like(t.forward.z, tolerance.NO_ROOM).masked_fill_(free, math.inf), None, dict)
     expected = reference.bits(t.forward.z, judge.options).double()
+    if judge.watch:
+        judge.watch(Expectation("bitmask", END_TO_END, first, expected, bound, FORMATS["fp32"]))
     floor = judge.floors.get("bitmask", 0.0)
     return compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first, zeros=judge.zeros)
 
@@ -266,6 +293,7 @@ def judge_gradients(
     op, case = judge.op, judge.case
     dx = gradients["dx"].reshape(case.M, case.N) if "dx" in gradients else None
     dx_found: list[tuple[int, Comparison]] = []
+    check = GIVEN_REFERENCE if given else END_TO_END
     totals = _Totals.empty(judge)
     for block in judge.blocks():
         t = judge.truth(block)
@@ -287,9 +315,8 @@ def judge_gradients(
         bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
         totals = totals.plus(backward, sums, doubt, t)
         if dx is not None:
-            result = _compare(judge, "dx", dx[block], backward.dx, bound, judge.io, block.start, t.judged)
+            result = _compare(judge, "dx", check, dx[block], backward.dx, bound, judge.io, block.start, t.judged)
             dx_found.append((block.start, result))
-    check = GIVEN_REFERENCE if given else END_TO_END
     checked = [Checked("dx", check, merge(dx_found, case.M))] if dx is not None else []
     return (*checked, *totals.checks(judge, gradients, check))
 
@@ -337,13 +364,17 @@ class _Totals:
             if self.spoilt:
                 bound = Bound(torch.full_like(bound.upper, math.inf), None, bound.terms)
                 expected = torch.zeros_like(expected)
-            checks.append(Checked("dw", check, self._vector(judge, "dw", gradients["dw"], expected, bound)))
+            checks.append(Checked("dw", check, self._vector(judge, "dw", check, gradients["dw"], expected, bound)))
         if "db" in gradients:
             bound = tolerance.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
-            checks.append(Checked("db", check, self._vector(judge, "db", gradients["db"], self.db, bound)))
+            checks.append(Checked("db", check, self._vector(judge, "db", check, gradients["db"], self.db, bound)))
         return checks
 
-    def _vector(self, judge: Judge, name: str, actual: Tensor, expected: Tensor, bound: Bound) -> Comparison:
+    def _vector(
+        self, judge: Judge, name: str, check: str, actual: Tensor, expected: Tensor, bound: Bound
+    ) -> Comparison:
+        if judge.watch:
+            judge.watch(Expectation(name, check, 0, expected, bound, judge.weight))
         finite = not self.spoilt and judge.finite
         floor = judge.floors.get(name, 0.0)
         return compare(actual, expected, bound, judge.weight, floor=floor, finite=finite, zeros=judge.zeros)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
+from normcheck.patterns import words_for
 from normcheck.result import Where
 
 GRID_ROWS, GRID_COLUMNS = 8, 48
@@ -33,28 +32,21 @@ def _grid(wrong: Tensor) -> tuple[tuple[float, ...], ...]:
 
 
 def _summary(wrong: Tensor) -> str:
+    """Which rows and columns, and where not all that they have in common is wrong, how much of it."""
     rows, columns = wrong.shape
-    parts = []
-    if rows > 1:
-        parts.append(_indices(wrong.any(1), "row"))
-    if columns > 1:
-        parts.append(_indices(wrong.any(0), "column"))
-    return ", ".join(parts) if parts else "the only element"
-
-
-def _indices(hit: Tensor, name: str) -> str:
-    """The pattern of the True entries, as a person would say it: all, one, a run, a tail, every k-th."""
-    total = len(hit)
-    at = hit.nonzero().flatten().tolist()
-    if len(at) == total:
-        return f"every {name}"
-    if len(at) == 1:
-        last = " (the last)" if at[0] == total - 1 else ""
-        return f"only {name} {at[0]} of {total}{last}"
-    steps = {b - a for a, b in itertools.pairwise(at)}
-    if steps == {1}:
-        tail = " (the tail)" if at[-1] == total - 1 else ""
-        return f"{name}s {at[0]} to {at[-1]} of {total}{tail}"
-    if len(steps) == 1 and len(at) > 2:
-        return f"one {name} in {steps.pop()}, from {at[0]}"
-    return f"{len(at)} of {total} {name}s, from {at[0]} to {at[-1]}"
+    if wrong.numel() == 1:
+        return "the only element"
+    down, across = (wrong.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+    by_row, by_column = words_for(down, rows, "row"), words_for(across, columns, "column")
+    common, count = len(down) * len(across), int(wrong.sum())
+    if rows == 1 or columns == 1:
+        return by_column if rows == 1 else by_row
+    if count == common:
+        if len(down) == rows:
+            return "every element" if len(across) == columns else f"{by_column}, in every row"
+        if len(across) == columns:
+            last = " (the last)" if down == [rows - 1] else ""
+            return f"all of row {down[0]} of {rows}{last}" if len(down) == 1 else f"{by_row}, every column"
+        return f"{by_row}, {by_column}"
+    share = f"{count:,} of the {common:,} elements in them"
+    return f"{by_row}, {by_column}: {share}"

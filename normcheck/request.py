@@ -26,7 +26,10 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of ``normcheck verify``, as they were given; ``part``: of what a configuration file asks for."""
+    """The options of ``normcheck verify``, as they were given.
+
+    ``part``: of what a configuration file asks for; ``verbosity``: -1 quiet, 1 verbose.
+    """
 
     ops: tuple[str, ...] = ()
     impls: tuple[str, ...] = ()
@@ -48,6 +51,7 @@ class Request:
     shard: str = ""
     database: str = ""
     part: bool = False
+    verbosity: int = 0
 
 
 def request_of(values: Mapping[str, Any]) -> Request:

@@ -19,25 +19,21 @@ from typing import TextIO
 import torch
 
 from normcheck import discovery, whereabouts
-from normcheck.attempt import run_case, why_not
-from normcheck.call import link_of, poisoned_memory
+from normcheck.attempt import why_not
+from normcheck.call import link_of
 from normcheck.database import keep
 from normcheck.environment import environment
 from normcheck.errors import UsageError
-from normcheck.explain import finding
-from normcheck.gate import BROKEN, FOUND, NOTHING, PASS, Terms, concluded
+from normcheck.gate import BROKEN, Terms, concluded
 from normcheck.known import marked
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.plan import Cell, Plan
 from normcheck.processes import spread
 from normcheck.reports import terminal
 from normcheck.request import (
     Request,
     Target,
-    check_timeout,
     device_for,
-    parsed,
     plan_of,
-    selected,
     targets_of,
     terms_of,
 )
@@ -72,14 +68,17 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         required=request.require,
     )
     result = concluded(result, terms)
-    return told(result, targets, screen_stream)
+    return told(result, targets, screen_stream, verbosity=request.verbosity)
 
 
-def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False) -> int:
-    """Write the reports of a run, and its end on the screen; returns the exit code. ``cells``: their lines as well."""
+def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False, verbosity: int = 0) -> int:
+    """Write the reports of a run, and its end on the screen; returns the exit code.
+
+    ``cells``: their lines as well; ``verbosity``: -1 quiet, 1 verbose.
+    """
     code = result.exit_code
     written = [_write(result, target) for target in targets]
-    terminal.render(result, terminal.console_for(stream), cells=cells)
+    terminal.render(result, terminal.console_for(stream), cells=cells, verbosity=verbosity)
     return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
 
 
@@ -88,7 +87,9 @@ def _sweep(plan: Plan, stream: TextIO, request: Request, terms: Terms) -> tuple[
     verdicts: dict[int, Verdict] = {}
     names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
     try:
-        with _stoppable(), terminal.live(terminal.console_for(stream), len(plan.cells), cells=names) as screen:
+        console = terminal.console_for(stream)
+        shown = terminal.live(console, len(plan.cells), cells=names, verbosity=request.verbosity)
+        with _stoppable(), shown as screen:
 
             def progress(index: int, cases: int, worst: float) -> None:
                 screen.update(index, len(plan.cells), *names[index], cases, worst)
@@ -159,7 +160,7 @@ def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
 def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
     try:
-        with _its_process(cell):
+        with its_process(cell):
             return run_cell(cell, plan, progress)
     except UsageError:
         raise
@@ -184,7 +185,7 @@ def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
 
 
 @contextmanager
-def _its_process(cell: Cell) -> Iterator[None]:
+def its_process(cell: Cell) -> Iterator[None]:
     """Each cell has a process of its own: what it did to it is gone with it."""
     link = link_of(cell.implementation)
     try:
@@ -224,38 +225,3 @@ def _write(result: Run, target: Target) -> bool:
         print(f"normcheck: report={target.format}:{target.path}: {error.strerror or error}", file=sys.stderr)
         return False
     return True
-
-
-def repro_case(spec: str, line: str, device: str, timeout: float, *, isolation: bool = True) -> int:
-    """Run one case line again on the implementation that ``spec`` names; returns the exit code."""
-    ops = discovery.ops()
-    case = parsed(line)
-    check_timeout(timeout)
-    where = device_for(device)
-    console = terminal.console_for(sys.stdout)
-    code = NOTHING
-    for implementation in selected(spec, (case.op,), where, timeout, isolation=isolation):
-        cell = Cell(ops[case.op], implementation, case.dtype, spec)
-        plan = Plan((cell,), PROFILES["quick"], 0, where, timeout)
-        reason = why_not(cell, where)
-        if reason:
-            terminal.render_skip(console, (case.op, implementation.name, case.dtype), reason)
-            continue
-        with _its_process(cell), poisoned_memory():
-            result = run_case(cell, case, plan)
-            if result.refused:
-                terminal.render_skip(console, (case.op, implementation.name, case.dtype), result.refused)
-                continue
-            found = [finding(cell, result, where)] if result.failed else []
-        compared = ((c.output, c.check, c.comparison) for c in result.checked)
-        rows = [(output, name, c.ratio, c.max_abs, c.max_ulp, c.uncheckable) for output, name, c in compared]
-        terminal.render_case(
-            console,
-            case=line,
-            implementation=implementation.name,
-            rows=rows,
-            findings=found,
-            not_returned=result.not_returned,
-        )
-        code = FOUND if found else PASS if code == NOTHING else code
-    return code

@@ -22,7 +22,7 @@ from normcheck.mutants.correct import KERNELS
 from normcheck.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.probes import Depth
-from normcheck.run import repro_case
+from normcheck.repro import repro_case
 from normcheck.sweep import run_cell
 from normcheck.table import Model
 from normcheck.tolerance import EXACT

@@ -547,6 +547,18 @@ def test_sums_too_long_for_any_bound(run: Callable[..., Done], monkeypatch: pyte
     assert "uncheckable" in done.out
 
 
+def test_quiet_and_verbose(run: Callable[..., Done], written: Callable[..., str]) -> None:
+    path = written(RIGHT, TIMES_1_01)
+    wrong = ("verify", "--impl", f"{path}:wrong", "--op", "rmsnorm", *FEW)
+    quiet = run(*wrong, "-q").out
+    assert quiet.lstrip().startswith("FAIL rmsnorm")
+    assert quiet.rstrip().splitlines()[-1].startswith("FAIL  1 of 1 cell failed")
+    assert run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "-q").out.count("\n") == 1
+    verbose = run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "-v").out
+    assert "other bits when run again in 0 of " in verbose
+    assert "expected one of -q and -v" in complaint(run("verify", "-q", "-v"))
+
+
 def test_version(run: Callable[..., Done]) -> None:
     assert run("--version") == Done(0, f"normcheck {normcheck.__version__}\n", "")
 
@@ -559,7 +571,7 @@ def test_list(run: Callable[..., Done]) -> None:
 
 
 def test_list_says_what_has_to_be_asked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.catalogue.device_for", lambda _: "cpu")
+    monkeypatch.setattr("normcheck.catalogue.device_here", lambda: "cpu")
     lines = {" ".join(line.split()) for line in run("list").out.splitlines()}
     assert "torch rmsnorm runs" in lines
     assert "torch_native rmsnorm runs with --impl torch_native: not in the default set on a CPU" in lines

@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from normcheck import discovery, judge
 from normcheck.case import Case
@@ -173,8 +175,8 @@ def test_blocks_are_judged_as_one(monkeypatch: pytest.MonkeyPatch, spoil: bool, 
         monkeypatch.setattr(judge, "BLOCK_ELEMENTS", {"cpu": elements})
         judging = judge.judge_of(op, case, inputs, Model(), {})
         checked, saved = judge.judge_forward(judging, outputs)
-        for given in (True, False):
-            checked += judge.judge_gradients(judging, gradients, saved, given=given)
+        for fed in (True, False):
+            checked += judge.judge_gradients(judging, gradients, saved, given=fed)
         same: list[object] = []
         numbers: list[float] = []
         for output, check, c in ((c.output, c.check, c.comparison) for c in checked):
@@ -206,23 +208,83 @@ ALL = slice(None)
 @pytest.mark.parametrize(
     ("wrong", "summary"),
     [
-        (pattern(4, 129, (ALL, 128)), "every row, only column 128 of 129 (the last)"),
-        (pattern(4, 129, (ALL, slice(120, None))), "every row, columns 120 to 128 of 129 (the tail)"),
-        (pattern(4, 129, (ALL, slice(8, 16))), "every row, columns 8 to 15 of 129"),
-        (pattern(4, 64, (ALL, slice(1, None, 4))), "every row, one column in 4, from 1"),
-        (pattern(9, 8, (slice(0, None, 2), ALL)), "one row in 2, from 0, every column"),
-        (pattern(9, 8, (slice(0, None, 3), ALL)), "one row in 3, from 0, every column"),
-        (pattern(9, 8, (2, ALL)), "only row 2 of 9, every column"),
+        (pattern(4, 129, (ALL, 128)), "only column 128 of 129 (the last), in every row"),
+        (pattern(4, 129, (ALL, slice(120, None))), "only columns >= 120 of 129, in every row"),
+        (pattern(4, 100, (ALL, slice(96, None))), "only columns >= 96 of 100 = N - N % 8, in every row"),
+        (pattern(4, 1000, (ALL, slice(768, None))), "only columns >= 768 of 1000 = N - N % 256, in every row"),
+        (pattern(40, 8, (slice(32, None), ALL)), "only rows >= 32 of 40 = M - M % 16, every column"),
+        (pattern(4, 129, (ALL, slice(0, 16))), "only columns < 16 of 129, in every row"),
+        (pattern(4, 129, (ALL, slice(8, 16))), "only columns 8 to 15 of 129, in every row"),
+        (pattern(4, 64, (ALL, slice(1, None, 4))), "every 4th column, from 1 on, in every row"),
+        (pattern(4, 64, (ALL, slice(0, None, 8))), "every 8th column, in every row"),
+        (pattern(256, 4, (slice(63, None, 64), ALL)), "the last row of each 64, every column"),
+        (pattern(4, 100, (ALL, slice(31, None, 32))), "the last column of each 32, in every row"),
+        (pattern(9, 8, (slice(0, None, 2), ALL)), "every 2nd row, every column"),
+        (pattern(9, 8, (slice(0, None, 3), ALL)), "every 3rd row, every column"),
+        (pattern(9, 8, (2, ALL)), "all of row 2 of 9"),
+        (pattern(9, 8, (8, ALL)), "all of row 8 of 9 (the last)"),
+        (pattern(9, 8, (ALL, ALL)), "every element"),
         (pattern(9, 8, (8, 0)), "only row 8 of 9 (the last), only column 0 of 8"),
-        (pattern(9, 8, (0, 0), (3, 5), (4, 1)), "3 of 9 rows, from 0 to 4, 3 of 8 columns, from 0 to 5"),
+        (
+            pattern(9, 8, (0, 0), (3, 5), (4, 1)),
+            "3 of 9 rows, from 0 to 4, 3 of 8 columns, from 0 to 5: 3 of the 9 elements in them",
+        ),
+        (pattern(9, 64, (2, 3), (2, 11), (2, 19)), "only row 2 of 9, 3 of 64 columns, from 3 to 19"),
         (pattern(1, 8, (0, 7)), "only column 7 of 8 (the last)"),
-        (pattern(6, 1, (slice(4, None), 0)), "rows 4 to 5 of 6 (the tail)"),
+        (pattern(6, 1, (slice(4, None), 0)), "only rows >= 4 of 6"),
         (pattern(1, 1, (0, 0)), "the only element"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_where_in_words(wrong: torch.Tensor, summary: str) -> None:
     assert locate(wrong).summary == summary
+
+
+PLANTED = st.one_of(
+    st.tuples(st.just("only {name}s >= {a} of"), st.integers(1, 60), st.just(0)),
+    st.tuples(st.just("only {name}s < {a} of"), st.integers(2, 60), st.just(0)),
+    st.tuples(st.just("every {a}th {name}"), st.integers(4, 20), st.just(0)),
+    st.tuples(st.just("the last {name} of each {a}"), st.integers(4, 20), st.just(0)),
+    st.tuples(st.just("the last {b} {name}s of each {a}"), st.integers(5, 20), st.integers(2, 3)),
+    st.tuples(st.just("the first {b} {name}s of each {a}"), st.integers(5, 20), st.integers(2, 3)),
+    st.tuples(st.just("all of {name} {a} of"), st.integers(0, 60), st.just(0)),
+)
+
+
+def hit_by(words: str, a: int, b: int, i: int) -> bool:
+    """Whether the words are true of index i."""
+    if ">=" in words or "<" in words:
+        return i >= a if ">=" in words else i < a
+    if "all of" in words:
+        return i == a
+    if "every" in words:
+        return i % a == 0
+    return i % a < b if "first" in words else i % a >= a - max(b, 1)
+
+
+@given(PLANTED, st.integers(80, 300), st.integers(2, 9), st.booleans())
+def test_a_planted_pattern_is_named(planted: tuple[str, int, int], total: int, across: int, by_row: bool) -> None:
+    words, a, b = planted
+    by_row |= "all of" in words  # all of a column is "only column a", in every row
+    hits = torch.tensor([hit_by(words, a, b, i) for i in range(total)])
+    wrong = hits[:, None].expand(total, across)
+    said = locate(wrong if by_row else wrong.T).summary
+    ordinal = {"21th": "21st", "22th": "22nd", "23th": "23rd"}
+    expected = words.format(name="row" if by_row else "column", a=a, b=b)
+    for wrong_ending, right in ordinal.items():
+        expected = expected.replace(wrong_ending, right)
+    assert said.startswith(expected), said
+
+
+@given(st.integers(40, 200), st.integers(40, 200), st.sampled_from([0.005, 0.02, 0.3, 0.7]), st.integers(0, 10**6))
+def test_no_pattern_is_seen_in_what_is_random(rows: int, columns: int, share: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    wrong = torch.rand(rows, columns, generator=generator) < share
+    assume(int(wrong.sum()) >= 8)
+    said = locate(wrong).summary
+    every = said.replace("every row", "").replace("every column", "")
+    assert "of the" in said
+    assert not any(words in every for words in ("only", "each", "every", "all of", ">=", "<")), said
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (8, 48), (9, 49), (100, 1000), (1, 20000), (4097, 3)])

@@ -6,6 +6,7 @@ import io
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from sample_runs import (
 
 from normcheck.reports import _picture, _text, terminal
 from normcheck.reports._cells import Screen
-from normcheck.result import KINDS, Finding, Run, Where
+from normcheck.result import KINDS, Finding, Run, Steadiness, Vacuity, Where
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "reports"
 UPDATE = "NORMCHECK_UPDATE_GOLDEN"
@@ -315,6 +316,52 @@ def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
         assert r"[1/2] 0.00 s  rmsnorm [red]mine[/]\x1b.py fp16  17 cases, worst 0.5" in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[2K")
     assert "rmsnorm triton bf16  200 cases" in stream.getvalue()
+
+
+def test_progress_counts_findings_cases_and_cells_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, clock = Terminal(), iter(range(0, 1000, 2))
+    wrong = next(v.failure for v in failing().verdicts if v.failure)
+    monkeypatch.setattr("normcheck.reports._cells.time.monotonic", lambda: float(next(clock)))
+    with terminal.live(_text.console_for(stream, width=120), 3) as screen:
+        screen.verdict(replace(verdict(), failure=wrong, status="fail"))
+        assert "[1/3] 2.0 s  1 finding, 100 cases/s, 2 cells left" in stream.getvalue()
+        screen.update(1, 3, "rmsnorm", "mine", "fp16", 40, 0.5)
+        assert "rmsnorm mine fp16  40 cases, worst 0.5; 1 finding, 60 cases/s, 2 cells left" in stream.getvalue()
+
+
+def test_quiet_says_what_failed_and_the_last_line() -> None:
+    stream = io.StringIO()
+    with terminal.live(_text.console_for(stream, width=80), 2, verbosity=-1) as screen:
+        updated(screen)
+    assert stream.getvalue() == ""
+    terminal.render(failing(), _text.console_for(stream, width=80), verbosity=-1)
+    quiet, whole = stream.getvalue(), written(failing())
+    assert quiet.splitlines()[-1] == whole.splitlines()[-1]
+    assert "\nReproduce: " in quiet
+    assert "pass  rmsnorm" not in quiet
+    assert "Not run" not in quiet
+    assert "profile, seed" not in quiet
+
+
+def test_verbose_shows_what_was_measured() -> None:
+    measured = replace(
+        verdict(),
+        repeats={"y": Steadiness(differ=0, cases=40)},
+        invariance={"y": Steadiness(differ=3, cases=12)},
+        vacuity={"y": Vacuity(zeros=1, total=50, empty=0, checks=9)},
+    )
+    skipped = replace(verdict(), status="skip", detail="all refused", skipped={"only on Sundays": 7}, failure=None)
+    run = replace(failing(), verdicts=(measured, skipped))
+    plain, verbose = io.StringIO(), io.StringIO()
+    terminal.render(run, _text.console_for(plain, width=200))
+    terminal.render(run, _text.console_for(verbose, width=200), verbosity=1)
+    (line,) = (line for line in verbose.getvalue().splitlines() if "zeros would pass" in line)
+    said = "y: zeros would pass 2.0%, other bits when run again in 0 of 40, other bits among other rows in 3 of 12"
+    assert line.strip() == said
+    assert measured.worst["y"].case in verbose.getvalue()
+    assert "only on Sundays" in verbose.getvalue()
+    assert said not in plain.getvalue()
+    assert "only on Sundays" not in plain.getvalue()
 
 
 def test_rest_after_live_does_not_repeat_the_cells() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from normcheck import driver
 
 
 def warm(device: str, isolation: bool) -> None:
@@ -10,4 +10,4 @@ def warm(device: str, isolation: bool) -> None:
     if isolation:
         from normcheck import server
 
-        server.warm(interpreted=device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists()))
+        server.warm(interpreted=device == "cpu" or (device == "auto" and not driver.present()))

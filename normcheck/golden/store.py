@@ -27,16 +27,20 @@ from normcheck.golden.recorded import Record, Recorded, geometries
 _MOST_FILES = 80  # that a folder is looked through for
 
 
-def refuse_existing(folder: Path) -> None:
-    """Raise UsageError where a record cannot be written: something is there, or the folder around it is not."""
+def refuse_existing(folder: Path, option: str = "out") -> None:
+    """Raise UsageError where nothing can be written: something is there, or the folder around it is not.
+
+    ``option``: how the command line calls it.
+    """
+    named = f"{option}={one_line(str(folder), 200)}"
     try:
         if os.path.lexists(folder):
-            raise UsageError(f"out={one_line(str(folder), 200)}: exists; expected a new folder, so remove it first")
+            raise UsageError(f"{named}: exists; expected a new folder, so remove it first")
         parent = folder.resolve().parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise UsageError(f"out={one_line(str(folder), 200)}: expected a folder around it that is writable")
+            raise UsageError(f"{named}: expected a folder around it that is writable")
     except (OSError, ValueError):  # a name that no file can have
-        raise UsageError(f"out={shown(str(folder), 200)}: expected a path of a new folder") from None
+        raise UsageError(f"{option}={shown(str(folder), 200)}: expected a path of a new folder") from None
 
 
 def write(record: Record, folder: Path) -> int:

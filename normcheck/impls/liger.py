@@ -82,11 +82,11 @@ def _supports_rmsnorm(case: Case) -> str | None:
 
 def _unavailable(device: str) -> str | None:
     """Why Liger's kernels cannot run on ``cpu`` or ``cuda``; None where they can."""
-    from normcheck.kernels import interpreter
+    from normcheck.kernels.interpreted import enabled
 
     if device == "cpu":
         return "Liger's kernels need a GPU: they call libdevice, which Triton's interpreter has not"
-    if interpreter.enabled():
+    if enabled():
         return "TRITON_INTERPRET is set: kernels would be interpreted on the CPU; unset it to use the GPU"
     return missing("liger_kernel.ops.layer_norm", "liger-kernel", device)
 

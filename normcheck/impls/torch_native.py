@@ -59,9 +59,9 @@ def _require_one_dtype(x: Tensor, weight: Tensor) -> None:
 
 def _model(case: Case) -> Mapping[str, Any]:
     """What is declared about layernorm. No case says where it runs; that kernels are interpreted says: on a CPU."""
-    from normcheck.kernels import interpreter
+    from normcheck.kernels.interpreted import enabled
 
-    return {"bwd_form": "raw", "reason": _RAW} if interpreter.enabled() else {}
+    return {"bwd_form": "raw", "reason": _RAW} if enabled() else {}
 
 
 IMPLEMENTATIONS = (

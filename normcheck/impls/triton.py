@@ -29,13 +29,13 @@ def own_kernels(part: str) -> Any:
 
 def unavailable(device: str) -> str | None:
     """Why no kernel can run on ``cpu`` or ``cuda``; None where it can."""
-    from normcheck.kernels import interpreter
+    from normcheck.kernels.interpreted import enabled
 
     if find_spec("triton") is None:
         return "triton is not installed"
-    if device == "cpu" and not interpreter.enabled():
+    if device == "cpu" and not enabled():
         return "on a CPU Triton kernels need the interpreter: set TRITON_INTERPRET=1"
-    if device == "cuda" and interpreter.enabled():
+    if device == "cuda" and enabled():
         return "TRITON_INTERPRET is set: kernels would be interpreted on the CPU; unset it to use the GPU"
     return None
 

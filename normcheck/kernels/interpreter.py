@@ -22,14 +22,12 @@ from typing import Any
 import numpy as np
 
 from normcheck.errors import NormcheckError
+from normcheck.kernels.interpreted import enabled
+
+__all__ = ["Remedy", "enable", "enabled", "narrow_bits", "widen_bits"]
 
 _TESTED = "3.6 to 3.9"
 _REMEDIED = "_normcheck_remedied"
-
-
-def enabled() -> bool:
-    """Whether kernels defined from now on are interpreted (``TRITON_INTERPRET``); imports nothing."""
-    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 def enable() -> None:

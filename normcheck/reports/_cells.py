@@ -13,7 +13,19 @@ from rich.live import Live
 
 from normcheck.reports import _text
 from normcheck.reports._block import kind_words
-from normcheck.reports._text import STATUS_STYLES, Part, counted, percent, put, put_lines, seconds, short, text_of
+from normcheck.reports._text import (
+    STATUS_STYLES,
+    Part,
+    compact,
+    counted,
+    percent,
+    put,
+    put_lines,
+    seconds,
+    short,
+    text_of,
+    ulps,
+)
 from normcheck.result import Steadiness, Verdict, Worst
 
 MARKS = {"pass": "pass", "fail": "FAIL", "skip": "skip", "error": "error"}
@@ -56,8 +68,11 @@ def worst_of(worst: Iterable[tuple[str, Worst]]) -> tuple[str, Worst] | None:
     return max(worst, key=lambda item: (math.isnan(item[1].ratio), item[1].ratio), default=None)
 
 
-def put_cell(console: Console, verdict: Verdict, columns: Columns) -> None:
-    """Print the line of a finished cell, and what a reader of it must know, indented below it."""
+def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: bool = False) -> None:
+    """Print the line of a finished cell, and what a reader of it must know, indented below it.
+
+    ``verbose``: also what every output came to, and what the probes measured of it.
+    """
     mark = "known" if verdict.known else MARKS.get(verdict.status, verdict.status)
     style = "yellow" if verdict.known else STATUS_STYLES.get(verdict.status, "bold")
     op, implementation, dtype = (short(word) for word in name_of(verdict))
@@ -79,6 +94,8 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns) -> None:
         put(console, ("; ".join(facts), "dim"), indent=INDENT)
     for note in verdict.notes:
         put_lines(console, note, indent=INDENT, style="dim")
+    for line in measures(verdict) if verbose else ():
+        put(console, (line, "dim"), indent=INDENT, hang=2)
 
 
 def _outcome(verdict: Verdict) -> list[Part]:
@@ -129,16 +146,41 @@ def _steadiness(differs: str, same: str, counts: Mapping[str, Steadiness]) -> li
     return [f"{same} in {counted(max(c.cases for c in counts.values()), 'case')}"] if counts and same else []
 
 
-class Screen:
-    """What a running sweep reports to: ``update`` while a cell runs, ``verdict`` when it is finished."""
+def measures(verdict: Verdict) -> list[str]:
+    """A line for each output: the worst of it and its case, and what the probes measured."""
+    lines = []
+    for output, worst in verdict.worst.items():
+        numbers = f"ratio {_text.ratio(worst.ratio)}, error {compact(worst.max_abs)}, {ulps(worst.max_ulp)} ulp"
+        lines.append(f"{short(output, 20)}: {numbers}, in {short(worst.case, 300)}")
+        probed = []
+        if output in verdict.vacuity:
+            zeros = verdict.vacuity[output]
+            probed.append(f"zeros would pass {percent(zeros.zeros, zeros.total)}")
+        for what, counts in (("when run again", verdict.repeats), ("among other rows", verdict.invariance)):
+            if output in counts:
+                probed.append(f"other bits {what} in {counts[output].differ:,} of {counts[output].cases:,}")
+        if probed:
+            lines.append(f"{short(output, 20)}: {', '.join(probed)}")
+    return lines
 
-    def __init__(self, console: Console, total: int, columns: Columns, line: Live | None) -> None:
+
+class Screen:
+    """What a running sweep reports to: ``update`` while a cell runs, ``verdict`` when it is finished.
+
+    ``verbosity``: below 0 no cell has a line, above 0 each has all that was measured.
+    """
+
+    def __init__(
+        self, console: Console, total: int, columns: Columns, line: Live | None, *, verbosity: int = 0
+    ) -> None:
         self._console = console
         self._total = total
         self._columns = columns
         self._line = line
+        self._verbosity = verbosity
         self._started = time.monotonic()
         self._drawn = -math.inf
+        self._done = self._findings = self._cases = 0
 
     def update(
         self,
@@ -159,29 +201,47 @@ class Screen:
         worst = "" if worst_ratio is None else f", worst {_text.ratio(worst_ratio)}"
         place = f"[{min(cell_index + 1, cells_total)}/{cells_total or self._total}]"
         words = f"{place} {seconds(now - self._started)}  {cell}  {counted(cases, 'case')}{worst}"
+        self._draw(f"{words}; {self._so_far(now, cases)}")
+
+    def _so_far(self, now: float, running: int) -> str:
+        """Findings, rate and cells left of the whole sweep; ``running``: cases of the cell that runs."""
+        took, cases = now - self._started, self._cases + running
+        rate = f", {cases / took:,.0f} cases/s" if took >= 1 else ""  # before, it says nothing
+        left = max(self._total - self._done, 0)
+        return f"{counted(self._findings, 'finding')}{rate}, {counted(left, 'cell')} left"
+
+    def _draw(self, words: str) -> None:
+        if self._line is None:
+            return
         line = text_of(self._console, (words, "cyan"))
         line.no_wrap, line.overflow = True, "crop"
         self._line.update(line, refresh=True)
 
     def verdict(self, verdict: Verdict) -> None:
-        """Print the line of a finished cell, above the progress line."""
-        put_cell(self._console, verdict, self._columns)
+        """Print the line of a finished cell, above the progress line, and draw that anew."""
+        self._done, self._cases = self._done + 1, self._cases + verdict.cases
+        self._findings += verdict.failure is not None
+        if self._verbosity >= 0:
+            put_cell(self._console, verdict, self._columns, verbose=self._verbosity > 0)
+        now = time.monotonic()
+        self._draw(f"[{self._done}/{self._total}] {seconds(now - self._started)}  {self._so_far(now, 0)}")
 
 
 @contextmanager
-def live(console: Console, total: int, *, cells: Sequence[Name] = ()) -> Iterator[Screen]:
+def live(console: Console, total: int, *, cells: Sequence[Name] = (), verbosity: int = 0) -> Iterator[Screen]:
     """Show a sweep of ``total`` cells while it runs; ``cells`` are their names, where known, to align the lines.
+    ``verbosity``: as of Screen.
 
     The progress line is one line that goes away, on a terminal only. It is drawn by ``update`` alone: a thread would
     be alive in every process that a worker forks.
     """
     columns = columns_of(cells, name_room(console))
     if not console.is_terminal or console.is_dumb_terminal or not console.file.isatty():
-        yield Screen(console, total, columns, None)
+        yield Screen(console, total, columns, None, verbosity=verbosity)
         return
     line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
     with line:
-        yield Screen(console, total, columns, line)
+        yield Screen(console, total, columns, line, verbosity=verbosity)
 
 
 def name_room(console: Console) -> int:

@@ -45,12 +45,16 @@ def write(run: Run, stream: TextIO) -> None:
     render(run, console_for(stream))
 
 
-def render(run: Run, console: Console, *, cells: bool = True) -> None:
-    """Print the report of ``run``; ``cells=False`` leaves out the lines that ``live`` has printed."""
+def render(run: Run, console: Console, *, cells: bool = True, verbosity: int = 0) -> None:
+    """Print the report of ``run``; ``cells=False`` leaves out the lines that ``live`` has printed.
+
+    ``verbosity``: below 0 only failures, messages and the last line; above 0 also all that was measured.
+    """
+    cells = cells and verbosity >= 0
     if cells:
         columns = columns_of((name_of(verdict) for verdict in run.verdicts), name_room(console))
         for verdict in run.verdicts:
-            put_cell(console, verdict, columns)
+            put_cell(console, verdict, columns, verbose=verbosity > 0)
     for verdict in run.verdicts:
         if verdict.failure is not None:
             put(console, "")
@@ -60,14 +64,19 @@ def render(run: Run, console: Console, *, cells: bool = True) -> None:
             put(console, ("FAIL", "bold red"), (f" {_cell(verdict)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
     _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"))
-    _put_section(console, "Not run", _reasons(run, "skip"))
-    _put_section(console, "Cases not run", _case_reasons(run))
+    if verbosity >= 0:
+        not_run = _reasons(run, "skip")
+        _put_section(console, "Not run", not_run)
+        if not_run:
+            put(console, ("Next: normcheck doctor says what to do about each.", "dim"), indent=2)
+        _put_section(console, "Cases not run", _case_reasons(run, every=verbosity > 0))
     if run.messages:
         put(console, "")
     for message in run.messages:
         put_lines(console, message)
-    put(console, "")
-    _put_environment(console, run)
+    if verbosity >= 0:
+        put(console, "")
+        _put_environment(console, run)
     put_summary(console, run)
 
 
@@ -84,11 +93,11 @@ def _reasons(run: Run, status: str) -> dict[str, list[tuple[Verdict, str]]]:
     return reasons
 
 
-def _case_reasons(run: Run) -> dict[str, list[tuple[Verdict, str]]]:
-    """Reason -> the cells in which cases were skipped for it, with how many."""
+def _case_reasons(run: Run, *, every: bool = False) -> dict[str, list[tuple[Verdict, str]]]:
+    """Reason -> the cells in which cases were skipped for it, with how many; ``every``: also of what did not run."""
     reasons: dict[str, list[tuple[Verdict, str]]] = {}
     for verdict in run.verdicts:
-        if verdict.status != "skip":
+        if every or verdict.status != "skip":
             for reason, count in verdict.skipped.items():
                 reasons.setdefault(reason, []).append((verdict, f" ({count:,})"))
     return reasons

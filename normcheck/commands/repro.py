@@ -1,0 +1,33 @@
+"""``normcheck repro``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from normcheck.commands.options import Device, Isolation, Timeout
+from normcheck.commands.warm import warm
+
+
+def repro(
+    implementation: Annotated[str, typer.Argument(help="As for --impl.")],
+    case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
+    device: Device = "auto",
+    timeout: Timeout = 120.0,
+    isolation: Isolation = True,
+    dump: Annotated[
+        str | None,
+        typer.Option("--dump", help="New folder for inputs, outputs, reference and bounds, and a script to read it."),
+    ] = None,
+    pdb: Annotated[
+        bool, typer.Option("--pdb", help="In this process: stop where it raises, or right after forward.")
+    ] = False,
+) -> None:
+    """Run one case again and show every check of it."""
+    isolation = isolation and not pdb
+    warm(device, isolation)
+    from normcheck.repro import repro_case
+
+    code = repro_case(implementation, case, device, timeout, isolation=isolation, dump=dump or "", pdb=pdb)
+    raise typer.Exit(code)

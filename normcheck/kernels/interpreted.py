@@ -1,0 +1,10 @@
+"""Whether Triton kernels are interpreted. Imports nothing that takes time, so that it can be asked anywhere."""
+
+from __future__ import annotations
+
+import os
+
+
+def enabled() -> bool:
+    """Whether kernels defined from now on are interpreted (``TRITON_INTERPRET``)."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")

@@ -1,0 +1,44 @@
+"""Why a term is in a bound: output and term -> the formula, and where it comes from. tolerance.py computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_STORE = "the one rounding of the store: half an ulp of {fmt} at |expected| + E"
+_ETA = "what may be flushed to zero of subnormals: eta"
+_BITS = "what hangs on a bit within E of a limit, or a tie with it, which a correct kernel may set either way"
+_CAST = "xhat and dy * g may be rounded to {fmt} on the way, at half an ulp each"
+
+REASONS: Mapping[tuple[str, str], str] = {
+    ("mean", "sum"): "gam(H(N) + mean) * mean |x| + (H(N) + 3) eta",
+    ("rstd", "variance"): "the variance's error as an interval through 1/sqrt(v + eps); Chan, Golub, LeVeque 1983",
+    ("rstd", "rsqrt"): "rstd * 2 rsqrt_ulp u: 1/sqrt itself, as CUDA documents rsqrtf and div.full",
+    ("rstd", "underflow"): _ETA,
+    ("y", "store"): _STORE,
+    ("y", "rstd"): "|xhat g| * al: al bounds the relative error of rstd",
+    ("y", "mean"): "|g| * d: d = rstd * error of the mean shifts every xhat",
+    ("y", "ops"): "|xhat g| * k u for k = count.y roundings, the add of the bias, and the reference's own 2^-51",
+    ("y", "underflow"): _ETA,
+    ("y", "xhat near the middle of two"): "|g| * the spacing of {fmt}: within its error xhat may round to either side",
+    ("dx", "store"): _STORE,
+    (
+        "dx",
+        "mean(xhat dy g)",
+    ): "rstd |xhat| * the error of mean(xhat dy g), gam(H(N) + c1) * mean |xhat dy g|",
+    ("dx", "mean(dy g)"): "rstd * the error of mean(dy g), gam(H(N) + c2) * mean |dy g|",
+    ("dx", "ops"): "rstd * (|dy g| + |xhat c1| + |c2|) * count.dx_elementwise u: the element's own roundings",
+    ("dx", "statistics"): "what the errors al of rstd and d of the mean do to dx, and raw sums where declared",
+    ("dx", "underflow"): _ETA,
+    ("dx", "bits in doubt"): _BITS,
+    ("dx", "roundings to the io dtype"): _CAST,
+    ("dw", "store"): _STORE,
+    ("dw", "sum over M"): "gam(H(M) + dw) * sum |dy xhat|",
+    ("dw", "statistics"): "sum |dy| * what the errors of rstd and of the mean, and underflow, do to each xhat",
+    ("dw", "bits in doubt"): _BITS,
+    ("dw", "roundings to the io dtype"): _CAST,
+    ("db", "store"): _STORE,
+    ("db", "sum over M"): "gam(H(M) + db) * sum |dy|",
+    ("db", "bits in doubt"): _BITS,
+    ("db", "underflow"): _ETA,
+}
+"""``{fmt}`` stands for the output's format."""

@@ -1,0 +1,107 @@
+"""``normcheck repro``: one case again, every check of it, and what somebody wants to look at beside that."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from rich.console import Console
+
+from normcheck import discovery
+from normcheck.attempt import run_case, why_not
+from normcheck.call import poisoned_memory
+from normcheck.case import Case
+from normcheck.errors import UsageError, one_line
+from normcheck.explain import finding
+from normcheck.gate import FOUND, NOTHING, PASS
+from normcheck.implementation import Implementation
+from normcheck.judge import Expectation
+from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.reports import terminal
+from normcheck.request import check_timeout, device_for, parsed, selected
+from normcheck.run import its_process
+
+
+def repro_case(
+    spec: str, line: str, device: str, timeout: float, *, isolation: bool = True, dump: str = "", pdb: bool = False
+) -> int:
+    """Run one case line again on the implementation that ``spec`` names; returns the exit code.
+
+    ``dump``: a new folder for what was computed and compared; ``pdb``: under the debugger, in this process.
+    """
+    case = parsed(line)
+    check_timeout(timeout)
+    folder = _new(dump) if dump else None
+    where = device_for(device)
+    found = selected(spec, (case.op,), where, timeout, isolation=isolation)
+    if folder and len(found) > 1:
+        raise UsageError(f"dump={one_line(dump, 200)}: impl={spec} names {len(found)} implementations; expected one")
+    console, codes = terminal.console_for(sys.stdout), [NOTHING]
+    for implementation in found:
+        if pdb:
+            implementation, timeout = _debugged(implementation)
+        cell = Cell(discovery.ops()[case.op], implementation, case.dtype, spec)
+        plan = Plan((cell,), PROFILES["quick"], 0, where, timeout)
+        with _quitting(pdb):
+            codes.append(_reproduced(console, cell, case, plan, line, folder))
+    return FOUND if FOUND in codes else PASS if PASS in codes else NOTHING
+
+
+def _new(dump: str) -> Path:
+    from normcheck.golden.store import refuse_existing
+
+    refuse_existing(Path(dump), "dump")
+    return Path(dump)
+
+
+def _debugged(implementation: Implementation) -> tuple[Implementation, float]:
+    from normcheck.debugging import FOREVER, debugged
+
+    return debugged(implementation), FOREVER
+
+
+def _quitting(pdb: bool) -> AbstractContextManager[None]:
+    if not pdb:
+        return nullcontext()
+    from normcheck.debugging import quitting
+
+    return quitting()
+
+
+def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> int:
+    """Run the case, show it and dump it; its exit code."""
+    name = cell.implementation.name
+    compared: list[Expectation] = []
+    reason = why_not(cell, plan.device)
+    if not reason:
+        with its_process(cell), poisoned_memory():
+            result = run_case(cell, case, plan, watch=compared.append if folder else None)
+            reason = result.refused
+            if folder and not reason:
+                from normcheck.dump import write
+
+                write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
+            findings = [finding(cell, result, plan.device)] if result.failed else []
+    if reason:
+        terminal.render_skip(console, (case.op, name, case.dtype), reason)
+        return NOTHING
+    if folder:
+        console.print(
+            f"Written: {one_line(str(folder), 200)}. Next: python {one_line(str(folder / 'worst.py'), 200)}\n",
+            markup=False,
+            soft_wrap=True,
+        )
+    rows = [
+        (c.output, c.check, c.comparison.ratio, c.comparison.max_abs, c.comparison.max_ulp, c.comparison.uncheckable)
+        for c in result.checked
+    ]
+    terminal.render_case(
+        console,
+        case=line,
+        implementation=name,
+        rows=rows,
+        findings=findings,
+        not_returned=result.not_returned,
+    )
+    return FOUND if findings else PASS
