@@ -20,6 +20,7 @@ class Terms:
     ``required``: implementations that must have run; ``known``: cells that are known to fail; ``baseline``: what may
     not have drifted. ``part``: the cells of the run are not all that these are about. ``judged``: False for a shard,
     which sees only some of a cell's cases: there nothing is stale and nothing has drifted, before ``normcheck merge``.
+    ``dtypes``: those that were asked for by name, in each of which what is required must have run.
     """
 
     required: tuple[str, ...] = ()
@@ -27,6 +28,7 @@ class Terms:
     baseline: Baseline | None = None
     part: bool = False
     judged: bool = True
+    dtypes: tuple[str, ...] = ()
 
 
 def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) -> tuple[str, int, tuple[str, ...]]:
@@ -43,7 +45,7 @@ def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) 
     absent = tuple(
         f"required {name} did not run {op}: {detail}"
         for name in terms.required
-        for op, detail in _absent(verdicts, name)
+        for op, detail in _absent(verdicts, name, terms.dtypes)
     )
     if faults or any(v.status == "fail" and not v.known for v in verdicts):
         status, code = "fail", FOUND
@@ -68,12 +70,14 @@ def concluded(run: Run, terms: Terms) -> Run:
     return replace(run, status=status, exit_code=code, messages=messages)
 
 
-def _absent(verdicts: Sequence[Verdict], name: str) -> list[tuple[str, str]]:
-    """Ops of implementation ``name`` of which no cell ran, each with why."""
+def _absent(verdicts: Sequence[Verdict], name: str, dtypes: Sequence[str]) -> list[tuple[str, str]]:
+    """What of implementation ``name`` did not run, each with why: an op, or an op in one of the ``dtypes``."""
     own = [v for v in verdicts if v.implementation == name]
     absent = []
     for op in dict.fromkeys(v.op for v in own):
         cells = [v for v in own if v.op == op]
         if all(v.status == "skip" for v in cells):
             absent.append((op, cells[0].detail))
+        else:
+            absent += [(f"{op} {v.dtype}", v.detail) for v in cells if v.status == "skip" and v.dtype in dtypes]
     return absent if own else [("anything", "it is not among the cells")]

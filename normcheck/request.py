@@ -128,7 +128,14 @@ def terms_of(request: Request, *, required: Sequence[str] = ()) -> Terms:
     if request.baseline:
         stored = baseline.read(request.baseline, ratio=request.drift_ratio, ulp=request.drift_ulp)
     names = tuple(dict.fromkeys((*request.require, *required)))
-    return Terms(required=names, known=entries, baseline=stored, part=request.part, judged=not request.shard)
+    return Terms(
+        required=names,
+        known=entries,
+        baseline=stored,
+        part=request.part,
+        judged=not request.shard,
+        dtypes=request.dtypes,
+    )
 
 
 def device_for(asked: str) -> str:

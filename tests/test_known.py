@@ -121,3 +121,12 @@ def test_stale_and_required() -> None:
     assert decided(verdict(), skipped(), required=("cudnn",), known=(ENTRY,)) == ("fail", 1, 2)
     assert decided(verdict(), KNOWN, skipped(), required=("mine.py",)) == ("pass", 0, 0)
     assert decided(verdict(), required=("absent",)) == ("nothing", 5, 1)
+
+
+def test_what_is_required_ran_in_each_dtype_that_was_asked_for() -> None:
+    other = replace(verdict(), dtype="fp16" if verdict().dtype != "fp16" else "bf16", status="skip", detail="declares")
+    mine = verdict().implementation
+    assert decide([verdict(), other], Terms(required=(mine,)))[1] == 0
+    _, code, messages = decide([verdict(), other], Terms(required=(mine,), dtypes=(verdict().dtype, other.dtype)))
+    assert (code, len(messages)) == (5, 1)
+    assert f"{other.op} {other.dtype}: declares" in messages[0]
