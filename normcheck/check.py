@@ -15,25 +15,16 @@ from torch import Tensor
 from normcheck import call, memory
 from normcheck.case import Case
 from normcheck.errors import Broken, UnsupportedCase
+from normcheck.gradients import Call, Gradients, autograd_checks, backward_checks
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
-from normcheck.judge import (
-    GIVEN_REFERENCE,
-    Checked,
-    Expectation,
-    Judge,
-    Reference,
-    bits_of,
-    judge_forward,
-    judge_gradients,
-    judge_of,
-)
-from normcheck.memory import Arena, Surroundings
-from normcheck.observe import Begun, Seen, begin, strays, with_bits, written
-from normcheck.ops.op import GRADIENTS, Op
-from normcheck.outputs import Problem, usable_gradients, usable_outputs
-from normcheck.probes import Depth, Probed, Subject, other_surroundings, probe
-from normcheck.remote import RemoteRun
+from normcheck.judge import Checked, Expectation, Reference, judge_forward, judge_of
+from normcheck.judge_backward import judge_gradients
+from normcheck.memory import Surroundings
+from normcheck.observe import Begun, Seen, strays, written
+from normcheck.ops.op import Op
+from normcheck.outputs import Problem, usable_outputs
+from normcheck.probes import Depth, Probed, Subject, probe
 from normcheck.special import is_special, judge_special
 from normcheck.table import Model, declared_model, table
 
@@ -43,8 +34,8 @@ class Result:
     """What a case showed. ``checked`` is in the order of the data's way; ``refused``: why the case did not run.
 
     ``model`` is what it was judged by; ``notes`` are for whoever reads a pass; ``probed`` is what the probes measured,
-    None where they were not asked; ``seen`` is what the first run returned, ``staged`` the
-    gradients of a backward that was fed with the reference's statistics.
+    None where they were not asked; ``seen`` is what the first run returned, ``staged`` the gradients
+    of a backward that was fed with the reference's statistics.
     """
 
     case: Case
@@ -67,45 +58,6 @@ class Result:
     def failed(self) -> bool:
         """Whether anything at all is wrong."""
         return bool(self.problems or self.wrong)
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """The backward half of a result; ``end_to_end``, ``staged``: the gradients themselves."""
-
-    checked: tuple[Checked, ...] = ()
-    problems: tuple[Problem, ...] = ()
-    not_returned: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    end_to_end: Mapping[str, Tensor] = field(default_factory=dict)
-    staged: Mapping[str, Tensor] = field(default_factory=dict)
-    second: Begun | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A case on an implementation: ``pristine`` inputs, the copies of them that were ``given``, and the arena.
-
-    Another process works while this one judges: what it will be asked next is begun before, the second run, too.
-    """
-
-    implementation: Implementation
-    op: Op
-    case: Case
-    pristine: Inputs
-    given: Inputs
-    arena: Arena | RemoteRun
-    model: Model
-    judge: Judge
-    depth: Depth
-
-    def second(self) -> Begun:
-        """The second run, begun."""
-        return begin(self.implementation, self.case, self.pristine, other_surroundings(self.case))
-
-    def second_ahead(self) -> Begun | None:
-        """The same, where it is known that it will be wanted."""
-        return self.second() if self.depth >= Depth.MEMORY else None
 
 
 def check(
@@ -133,7 +85,7 @@ def check(
         model = model or model_of(implementation, case, device)
         call.begin(implementation, case, given, arena)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY, watch=watch)
-        this = _Call(implementation, op, case, pristine, given, arena, model, judge, depth)
+        this = Call(implementation, op, case, pristine, given, arena, model, judge, depth)
         result, saved, second = _checked(this)
     except UnsupportedCase as refused:
         return Result(case, model or table().model, refused=call.refusal(refused))
@@ -197,7 +149,7 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     return declared_model(base, declared, implementation.name) if declared else base
 
 
-def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
+def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
     """Everything judged; what the reference would save, None where nothing is called once more; the second run."""
     implementation, op, case = this.implementation, this.op, this.case
     inputs = call.differentiable(this.given) if implementation.backward is None else this.given
@@ -226,7 +178,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
         if not op.clamped:  # there the reference's bits are wanted first
             call.begin_backward(case, this.given, outputs, this.arena)
         checked, saved = judge_forward(this.judge, outputs)
-        gradients = _backward_checks(this, outputs, saved)
+        gradients = backward_checks(this, outputs, saved)
         second = gradients.second
     checked += gradients.checked
     seen = Seen(outputs, gradients.end_to_end)
@@ -245,7 +197,7 @@ def _checked(this: _Call) -> tuple[Result, Reference | None, Begun | None]:
     return result, None if unusable else saved, second
 
 
-def _probed(this: _Call, result: Result, saved: Reference, second: Begun | None, *, rows: bool) -> Probed:
+def _probed(this: Call, result: Result, saved: Reference, second: Begun | None, *, rows: bool) -> Probed:
     return probe(
         Subject(
             this.implementation,
@@ -262,110 +214,10 @@ def _probed(this: _Call, result: Result, saved: Reference, second: Begun | None,
     )
 
 
-def _wrong_values(this: _Call, inputs: Inputs, seen: Seen) -> list[str]:
+def _wrong_values(this: Call, inputs: Inputs, seen: Seen) -> list[str]:
     """The outputs of another run, for other inputs of the same case, that are outside their bounds."""
     judge = judge_of(this.op, this.case, inputs, this.model, {})
     checked, saved = judge_forward(judge, seen.outputs)
     own_bits = this.implementation.backward is None
     checked += judge_gradients(judge, seen.gradients, saved, given=False, own_bits=own_bits)
     return [c.output for c in checked if not c.comparison.ratio <= 1]
-
-
-def autograd_checks(
-    judge: Judge, inputs: Inputs, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor], saved: Reference
-) -> Gradients:
-    """Gradients through y are end to end, and pass where the kernel's own bits are set, which cannot be replaced.
-
-    A bit in doubt is taken from the bitmask that the kernel returned, if autograd agrees with it; otherwise, and at an
-    exact tie with a limit, whatever hangs on the bit is in doubt.
-    """
-    if not gradients:
-        note = "no backward, and y does not carry autograd's graph: gradients not checked"
-        return Gradients(not_returned=gradient_names(inputs), notes=(note,))
-    usable, problems = usable_gradients(inputs, gradients)
-    if saved.doubt is None or saved.bits is None or saved.ties is None or "bitmask" not in outputs:
-        checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
-        return Gradients(checked, problems, end_to_end=usable)
-    returned = bits_of(outputs["bitmask"], judge.case)
-    settled = replace(saved, bits=torch.where(saved.doubt, returned, saved.bits), doubt=saved.ties)
-    checked = judge_gradients(judge, usable, settled, given=False, own_bits=True)
-    if any(not c.comparison.ratio <= 1 for c in checked):
-        checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
-    return Gradients(checked, problems, end_to_end=usable)
-
-
-def gradient_names(inputs: Inputs) -> tuple[str, ...]:
-    """The gradients that a backward owes: db only where there is a bias."""
-    return GRADIENTS if inputs.bias is not None else GRADIENTS[:2]
-
-
-def _backward_checks(this: _Call, outputs: Mapping[str, Tensor], saved: Reference) -> Gradients:
-    """The implementation's own backward: fed with the reference's statistics (where it saves any), then with its own.
-
-    The bitmask is the reference's both times, so that one bit in doubt does not spoil a gradient.
-    """
-    judge, given = this.judge, this.given
-    own = with_bits(outputs, saved.bits)
-    staged = all(name in outputs for name in judge.op.statistics)
-    own_bits = "bitmask" in judge.op.outputs and "bitmask" not in outputs
-    try:
-        end_to_end = _backward(this, own)
-        usable, problems = usable_gradients(given, end_to_end)
-        fed = with_statistics(own, saved) if staged else {}
-        if staged:
-            call.begin_backward(judge.case, given, fed, this.arena)
-        checked = judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
-        stage = usable_gradients(given, _backward(this, fed))[0] if staged else {}
-        second = this.second_ahead()
-        if staged:
-            checked = judge_gradients(judge, stage, saved, given=True, own_bits=own_bits) + checked
-    except UnsupportedCase as refused:
-        note = f"gradients not checked: {call.refusal(refused)}"
-        return Gradients(not_returned=gradient_names(given), notes=(note,))
-    found = Gradients(checked, problems, end_to_end=usable, staged=stage, second=second)
-    if all(c.comparison.ratio <= 1 for c in checked):
-        return found
-    return _reconsidered(this, own, saved, stage, found)
-
-
-def _backward(this: _Call, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return call.backward(this.implementation, this.case, this.given, saved, this.arena)
-
-
-def _reconsidered(
-    this: _Call, own: Mapping[str, Tensor], saved: Reference, stage: Mapping[str, Tensor], found: Gradients
-) -> Gradients:
-    """A backward that does not read what it was given cannot be judged by it: then only end to end counts.
-
-    Whether it reads is found by giving it something else: the same bits out mean that it does not.
-    """
-    judge = this.judge
-    notes: tuple[str, ...] = ()
-    checked = found.checked
-    if any(c.check == GIVEN_REFERENCE for c in checked):
-        shifted = {n: t * 1.5 + 0.25 for n, t in own.items() if n in judge.op.statistics}
-        if _same_bits(_backward(this, {**own, **shifted}), found.end_to_end):
-            checked = tuple(c for c in checked if c.check != GIVEN_REFERENCE)
-            notes += ("backward does not read the saved statistics: its gradients are judged end to end only",)
-    doubtful = saved.doubt is not None and bool(saved.doubt.any())
-    if doubtful and "bitmask" in own and any(not c.comparison.ratio <= 1 for c in checked):
-        flipped = {**own, "bitmask": ~own["bitmask"]}
-        if _same_bits(_backward(this, flipped), found.end_to_end):
-            staged = any(c.check == GIVEN_REFERENCE for c in checked)
-            checked = judge_gradients(judge, stage, saved, given=True, own_bits=True) if staged else ()
-            checked += judge_gradients(judge, found.end_to_end, saved, given=False, own_bits=True)
-            notes += ("backward does not read the bitmask",)
-    return replace(found, checked=checked, notes=notes)
-
-
-def _same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(name in a and memory.same_bits(a[name].detach(), b[name].detach()) for name in b)
-
-
-def with_statistics(own: Mapping[str, Tensor], saved: Reference) -> dict[str, Tensor]:
-    """``own`` with the reference's statistics, in the shapes in which the kernel returned its own."""
-    fed = dict(own)
-    for name, values in (("mean", saved.mean), ("rstd", saved.rstd)):
-        if values is not None and name in fed:
-            fed[name] = values.reshape(fed[name].shape).clone()
-    return fed

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normcheck.inputs import torch_dtype
-from normcheck.judge import Expectation, Judge, Reference, judge_forward, judge_gradients
+from normcheck.judge import Expectation, Judge, Reference, judge_forward
+from normcheck.judge_backward import judge_gradients
 from normcheck.ops.op import GRADIENTS
 
 

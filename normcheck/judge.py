@@ -20,7 +20,7 @@ from normcheck.formats import FORMATS, Format
 from normcheck.inputs import NOT_FINITE, Inputs
 from normcheck.ops.op import Op
 from normcheck.table import Model
-from normcheck.tolerance import EXACT, Bound, GradientSums, Rules, StatisticsBound
+from normcheck.tolerance import Bound, Rules, StatisticsBound
 
 BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
 """Elements judged at once: a temporary of 256 KiB on a CPU, of 128 MiB on a GPU."""
@@ -171,7 +171,7 @@ def judged_rows(rows: reference.Rows, case: Case) -> Tensor | None:
     return None if bool(judged.all()) else judged
 
 
-def _compare(
+def compared(
     judge: Judge,
     output: str,
     check: str,
@@ -213,7 +213,7 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
         results = list(_statistics_checks(judge, t, own, block, kept))
         if len(own) == len(op.statistics) and judge.rules.model.y_given_stats:
             results.append(("y", GIVEN_OWN, _y_given_stats(judge, t, y[block], own, block)))
-        whole = _compare(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
+        whole = compared(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
         results.append(("y", END_TO_END, whole))
         if op.clamped:
             free = _doubt(judge, t)
@@ -241,7 +241,7 @@ def _statistics_checks(
         kept[name].append(expected.float())
         if name in own:
             fp32 = FORMATS["fp32"]
-            result = _compare(judge, name, END_TO_END, own[name][block], expected, bound, fp32, block.start, t.judged)
+            result = compared(judge, name, END_TO_END, own[name][block], expected, bound, fp32, block.start, t.judged)
             results.append((name, END_TO_END, result))
     return results
 
@@ -255,7 +255,7 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
         finite = torch.isfinite(rows.xh).all(1, keepdim=True)
         ok = finite if ok is None else finite & ok
-    return _compare(judge, "y", GIVEN_OWN, y, forward.y, bound.y, judge.io, block.start, ok)
+    return compared(judge, "y", GIVEN_OWN, y, forward.y, bound.y, judge.io, block.start, ok)
 
 
 def bits_of(returned: Tensor, case: Case) -> Tensor:
@@ -279,102 +279,3 @@ def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: in
         judge.watch(Expectation("bitmask", END_TO_END, first, expected, bound, FORMATS["fp32"]))
     floor = judge.floors.get("bitmask", 0.0)
     return compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first, zeros=judge.zeros)
-
-
-def judge_gradients(
-    judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
-) -> tuple[Checked, ...]:
-    """Check dx, dw and db, as far as ``gradients`` has them.
-
-    ``given``: the backward was fed with ``saved``'s statistics, which are then exact on both sides; otherwise the
-    bounds include the errors of the kernel's own. ``own_bits``: the kernel made its own bits again (autograd, or a
-    backward that does not read the bitmask); then what hangs on a bit in doubt is in doubt.
-    """
-    op, case = judge.op, judge.case
-    dx = gradients["dx"].reshape(case.M, case.N) if "dx" in gradients else None
-    dx_found: list[tuple[int, Comparison]] = []
-    check = GIVEN_REFERENCE if given else END_TO_END
-    totals = _Totals.empty(judge)
-    for block in judge.blocks():
-        t = judge.truth(block)
-        dy = judge.dy[block].double()
-        if saved.bits is not None:
-            dy = dy * saved.bits[block]
-        rows, statistics = t.rows, t.statistics
-        if given:
-            mean = None if saved.mean is None else saved.mean[block].double()
-            rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[block].double()), EXACT
-        backward = reference.backward(op, rows, judge.scale.g, dy)
-        doubt = None
-        if own_bits and saved.doubt is not None:
-            free = judge.dy[block].double() * saved.doubt[block]
-            doubt = tolerance.doubted(judge.rules, rows, free, judge.scale, statistics, case.M)
-        if casting.casts(op, judge.rules, judge.io):
-            cast = casting.cast(judge.rules, rows, statistics, judge.io)
-            backward, doubt = casting.gradients(judge.rules, rows, cast, backward, dy, statistics, judge.io, case.M)
-        bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
-        totals = totals.plus(backward, sums, doubt, t)
-        if dx is not None:
-            result = _compare(judge, "dx", check, dx[block], backward.dx, bound, judge.io, block.start, t.judged)
-            dx_found.append((block.start, result))
-    checked = [Checked("dx", check, merge(dx_found, case.M))] if dx is not None else []
-    return (*checked, *totals.checks(judge, gradients, check))
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """dw, db and what their bounds are made of, summed over the blocks so far; ``spoilt``: some row has no bound."""
-
-    dw: Tensor
-    db: Tensor
-    sums: GradientSums
-    doubted: tuple[Tensor, Tensor] | None
-    spoilt: bool
-
-    @staticmethod
-    def empty(judge: Judge) -> _Totals:
-        zero = torch.zeros_like(judge.scale.g)
-        return _Totals(zero, zero, GradientSums(zero, zero, zero), None, False)
-
-    def plus(
-        self, backward: reference.Backward, sums: GradientSums, doubt: tolerance.Doubt | None, t: Truth
-    ) -> _Totals:
-        mine = self.sums
-        doubted = self.doubted
-        if doubt is not None:
-            doubted = (doubt.dw, doubt.db) if doubted is None else (doubted[0] + doubt.dw, doubted[1] + doubt.db)
-        return _Totals(
-            self.dw + backward.dw,
-            self.db + backward.db,
-            GradientSums(
-                mine.dy_xhat + sums.dy_xhat,
-                mine.dy_shift + sums.dy_shift,
-                mine.dy_abs + sums.dy_abs,
-            ),
-            doubted,
-            self.spoilt or t.judged is not None,
-        )
-
-    def checks(self, judge: Judge, gradients: Mapping[str, Tensor], check: str) -> list[Checked]:
-        m, (dw_doubt, db_doubt) = judge.case.M, self.doubted or (None, None)
-        checks = []
-        if "dw" in gradients:
-            bound = tolerance.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, judge.weight)
-            expected = self.dw
-            if self.spoilt:
-                bound = Bound(torch.full_like(bound.upper, math.inf), None, bound.terms)
-                expected = torch.zeros_like(expected)
-            checks.append(Checked("dw", check, self._vector(judge, "dw", check, gradients["dw"], expected, bound)))
-        if "db" in gradients:
-            bound = tolerance.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
-            checks.append(Checked("db", check, self._vector(judge, "db", check, gradients["db"], self.db, bound)))
-        return checks
-
-    def _vector(
-        self, judge: Judge, name: str, check: str, actual: Tensor, expected: Tensor, bound: Bound
-    ) -> Comparison:
-        if judge.watch:
-            judge.watch(Expectation(name, check, 0, expected, bound, judge.weight))
-        finite = not self.spoilt and judge.finite
-        floor = judge.floors.get(name, 0.0)
-        return compare(actual, expected, bound, judge.weight, floor=floor, finite=finite, zeros=judge.zeros)

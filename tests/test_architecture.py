@@ -19,6 +19,8 @@ _JUDGES = (
     "casting",
     "compare",
     "judge",
+    "judge_backward",
+    "gradients",
     "check",
     "sweep",
     "explain",

@@ -14,6 +14,7 @@ from normcheck.case import Case
 from normcheck.compare import Comparison, compare
 from normcheck.formats import FORMATS, Format
 from normcheck.inputs import make
+from normcheck.judge_backward import judge_gradients
 from normcheck.locate import GRID_COLUMNS, GRID_ROWS, locate
 from normcheck.table import Model
 from normcheck.tolerance import NO_ROOM, Bound
@@ -176,7 +177,7 @@ def test_blocks_are_judged_as_one(monkeypatch: pytest.MonkeyPatch, spoil: bool, 
         judging = judge.judge_of(op, case, inputs, Model(), {})
         checked, saved = judge.judge_forward(judging, outputs)
         for fed in (True, False):
-            checked += judge.judge_gradients(judging, gradients, saved, given=fed)
+            checked += judge_gradients(judging, gradients, saved, given=fed)
         same: list[object] = []
         numbers: list[float] = []
         for output, check, c in ((c.output, c.check, c.comparison) for c in checked):

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from normcheck import discovery
-from normcheck.check import Gradients, Result, autograd_checks, gradient_names, undeclared_model
+from normcheck.check import Result, undeclared_model
 from normcheck.errors import UsageError
 from normcheck.golden.recorded import AUTOGRAD, BITMASK, FED, GIVEN, Recorded, digests
+from normcheck.gradients import Gradients, autograd_checks, gradient_names
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
-from normcheck.judge import Checked, Judge, Reference, judge_forward, judge_gradients, judge_of
+from normcheck.judge import Checked, Judge, Reference, judge_forward, judge_of
+from normcheck.judge_backward import judge_gradients
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem
 from normcheck.special import is_special, judge_special

@@ -11,7 +11,7 @@ from torch import Tensor
 from normcheck import call, memory
 from normcheck.attempt import attempted, why_not
 from normcheck.case import Case
-from normcheck.check import Result, model_of, with_statistics
+from normcheck.check import Result, model_of
 from normcheck.environment import environment
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.golden.cases import cases
@@ -28,6 +28,7 @@ from normcheck.golden.recorded import (
     digests,
     geometries,
 )
+from normcheck.gradients import with_statistics
 from normcheck.inputs import Inputs, make
 from normcheck.judge import judge_forward, judge_of
 from normcheck.memory import Surroundings
