@@ -169,7 +169,11 @@ def targets_of(request: Request) -> tuple[Target, ...]:
 
 
 def _same(path: str) -> str:
-    return os.path.realpath(path) if "\0" not in path else path
+    """The file that a path leads to; the path itself where no file can have that name."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path
 
 
 def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target, ...]:

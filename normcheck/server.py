@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -16,9 +18,21 @@ from multiprocessing.process import BaseProcess
 
 def context() -> ForkServerContext:
     """Starts processes from a server that has imported what a worker needs, and has never run code under test."""
+    _make_room()
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["__main__", "normcheck.preloaded"])
     return made
+
+
+def _make_room() -> None:
+    """Put the server's socket elsewhere than below a TMPDIR whose name is longer than that of a socket may be."""
+    settings = vars(multiprocessing.current_process())["_config"]
+    if "tempdir" not in settings and len(os.fsencode(tempfile.gettempdir())) > _LONG and os.path.isdir("/tmp"):
+        settings["tempdir"] = tempfile.mkdtemp(prefix="normcheck-", dir="/tmp")
+        atexit.register(shutil.rmtree, settings["tempdir"], ignore_errors=True)
+
+
+_LONG = 70  # bytes; a socket's name has at most 107, of which multiprocessing adds some 30
 
 
 def pid() -> int | None:

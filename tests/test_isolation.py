@@ -444,9 +444,10 @@ def test_a_run_that_was_begun_and_given_up_disturbs_no_other(tmp_path: Path) -> 
     assert any("does not read the saved statistics" in note for note in verdict["notes"])
 
 
-def test_the_folder_of_the_servers_socket_is_deleted(tmp_path: Path) -> None:
-    """The next process is forked from another server."""
-    path, folder = tmp_path / "deletes.py", tmp_path / "tmp"
+@pytest.mark.parametrize("long", [False, True])
+def test_the_folder_of_the_servers_socket_is_deleted(tmp_path: Path, long: bool) -> None:
+    """The next process is from another server; where the folder's name is too long for a socket, that is elsewhere."""
+    path = tmp_path / "deletes.py"
     path.write_text(
         "import shutil, tempfile\nfrom killers import innocent\n"
         "def deletes(x, weight, bias, *, eps):\n"
@@ -454,7 +455,13 @@ def test_the_folder_of_the_servers_socket_is_deleted(tmp_path: Path) -> None:
         "    return innocent(x, weight, bias, eps=eps)\n",
         encoding="utf-8",
     )
-    folder.mkdir()
+    with TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short, "x" * 90 * long, "tmp")
+        folder.mkdir(parents=True)
+        check_that_both_pass(path, folder)
+
+
+def check_that_both_pass(path: Path, folder: Path) -> None:
     command = argv(["innocent"], "-", "--impl", f"{path}:deletes", "--impl", "torch", "--op", "rmsnorm")
     places = {"TMPDIR": str(folder), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(
