@@ -62,10 +62,11 @@ def with_the_readmes_typo() -> str:
     return replaced("my_layernorm.py", found[1], found[2])
 
 
-def test_three_commands_are_marked_for_ci() -> None:
+def test_four_commands_are_marked_for_ci() -> None:
     marked = [block for mark, block in BLOCKS if mark]
-    assert README.count("<!-- ci -->") == len(marked) == 3
-    install, tests, audit = marked
+    assert README.count("<!-- ci -->") == len(marked) == 4
+    install, tests, audit, golden = marked
+    assert golden == ".venv/bin/normcheck golden verify golden/cpu/* golden/h200/*\n"
     assert audit == ".venv/bin/normcheck audit\n"
     assert "-c tests/constraints.txt -e '.[test]'" in install
     assert "normcheck verify --op rmsnorm --dtype fp16" in install
