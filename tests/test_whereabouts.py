@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from test_hostile_input import HARM
+from torch import library
 
 from normcheck import whereabouts
 from normcheck.call import adapt
@@ -91,7 +92,7 @@ def test_defined(name: str) -> None:
 
 
 def test_custom_op() -> None:
-    @torch.library.custom_op("normcheck_test::identity", mutates_args=())
+    @library.custom_op("normcheck_test::identity", mutates_args=())
     def identity(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
 
