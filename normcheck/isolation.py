@@ -45,7 +45,6 @@ class ProcessLink:
         self._asked: set[str] = set()
         self._overran = False
         self._posted = ""  # what was asked and not yet answered
-        self.deaths = 0
 
     def __getstate__(self) -> tuple[str, str, str, str]:
         """Only what it is called travels to another process, not the worker."""
@@ -108,7 +107,6 @@ class ProcessLink:
         try:
             answer = worker.receive(seconds, what)
         except Broken as broken:
-            self.deaths += 1
             if broken.kind == "timeout":
                 self._overran = True
                 raise Broken("timeout", "", f"no result after timeout={self._limit:g} s, during {what}") from None

@@ -25,8 +25,6 @@ from normcheck.wire import Message
 class Link(Protocol):
     """The way to a process, which is started when it is needed."""
 
-    deaths: int
-
     @property
     def alive(self) -> bool:
         """Whether a process is there."""
