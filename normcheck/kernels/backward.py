@@ -14,6 +14,7 @@ twice as many, are read once from memory; for wider ones a first kernel leaves c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 import triton
@@ -21,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from normcheck.kernels.forward import load_scale, load_tile
-from normcheck.kernels.tiles import Tile, group_rows, tile, tiles
+from normcheck.kernels.tiles import Tile, ceil_div, group_rows, tile, tiles
 
 MAX_BLOCK = 8192
 """x, dy, w and the sums of dw and db of a block stay in registers."""
@@ -31,15 +32,15 @@ ELEMENTS = 4096
 
 TILES = tiles(
     Tile(rows=16, block=256, warps=4, stages=3, groups=256),
-    Tile(rows=8, block=512, warps=4, stages=3, groups=256),
-    Tile(rows=1, block=1024, warps=2, stages=3, groups=640),
+    Tile(rows=4, block=512, warps=2, stages=3, groups=528),
+    Tile(rows=2, block=1024, warps=4, stages=3, groups=528),
     Tile(rows=2, block=2048, warps=8, stages=3, groups=256),
     Tile(rows=1, block=4096, warps=4, stages=3, groups=256),
     Tile(rows=1, block=8192, warps=16, stages=3, groups=128),
 )
 WIDE = Tile(rows=2, block=1024, warps=4)
-"""Of some 60 each, those that lose little over the sizes of both suites of ``normcheck bench`` on an H200; of 1024
-columns, the best of the second suite alone."""
+"""Of some 50 each, those that lose little over the sizes of both suites of ``normcheck bench`` on an H200; of 512 and
+1024 columns, among the best of the second suite alone."""
 
 WHOLE = 14336
 WHOLE_TILE = Tile(rows=1, block=16384, warps=16)
@@ -48,7 +49,7 @@ twice from memory: 71 % of the copy's rate where reading twice allows 60 %."""
 
 SUMS = Tile(rows=256, block=16, warps=8)
 """Of the sum over groups on a GPU: few columns, so that all of it takes part, and few turns, each of which waits.
-Reasoned, not compared with others."""
+Seven others on an H200 took as long, within the spread."""
 
 
 @triton.jit
@@ -168,6 +169,13 @@ def sum_groups_kernel(
         tl.store(bias_out_ptr + cols, tl.sum(bias_total, axis=0), mask=cols < N)
 
 
+@cache
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, with_bias: bool) -> Tile:
+    if on_gpu and not with_bias and WHOLE <= N <= WHOLE_TILE.block and max_block == MAX_BLOCK:
+        return WHOLE_TILE
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+
+
 def backward(
     dy: Tensor,
     x: Tensor,
@@ -194,11 +202,9 @@ def backward(
         sums["db"] = make(bias)
     if not M:
         return {"dx": dx, **sums}
-    if x.is_cuda and bias is None and WHOLE <= N <= WHOLE_TILE.block and max_block == MAX_BLOCK:
-        how = how or WHOLE_TILE
-    t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+    t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_bias=bias is not None)
     per_group = group_rows(M, t.rows, t.groups)
-    groups = triton.cdiv(M, per_group)
+    groups = ceil_div(M, per_group)
     parts = sums
     if groups > 1:
         parts = {name: torch.empty((groups, N), dtype=torch.float32, device=x.device) for name in sums}
@@ -207,10 +213,10 @@ def backward(
     c1 = c2 = None
     if t.block < N:
         c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
-        row_sums_kernel[(triton.cdiv(M, t.rows),)](
+        row_sums_kernel[(ceil_div(M, t.rows),)](
             dy, x, weight, *saved, c1, c2, dy.stride(0), x.stride(0), M, N, **shared
         )
-    gradients_kernel[(groups, triton.cdiv(N, t.block))](
+    gradients_kernel[(groups, ceil_div(N, t.block))](
         dy, x, weight, *saved, c1, c2, dx, parts["dw"], parts.get("db"),
         dy.stride(0), x.stride(0), M, N, per_group, STAGES=t.stages, AGAIN=t.again and t.block >= N, **shared,
     )  # fmt: skip
@@ -224,6 +230,6 @@ def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
     dw = parts["dw"]
     groups, N = dw.shape
     t = SUMS if dw.is_cuda else tile(groups, N, on_gpu=False, elements=ELEMENTS, max_block=MAX_BLOCK)
-    sum_groups_kernel[(triton.cdiv(N, t.block),)](
+    sum_groups_kernel[(ceil_div(N, t.block),)](
         dw, sums["dw"], parts.get("db"), sums.get("db"), groups, N, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps
     )

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.kernels.tiles import BYTE, Tile, group_rows, tile, tiles
+from normcheck.kernels.tiles import BYTE, Tile, ceil_div, group_rows, tile, tiles
 
 MAX_BLOCK = 16384
 ELEMENTS = 2048
@@ -200,19 +200,19 @@ def forward(
     y = torch.empty((M, N), dtype=x.dtype, device=x.device)
     rstd = torch.empty(M, dtype=torch.float32, device=x.device)
     mean = torch.empty_like(rstd) if centered else None
-    width = -(-N // BYTE)
+    width = ceil_div(N, BYTE)
     bitmask = torch.empty((M, width), dtype=torch.uint8, device=x.device) if clips else None
     if M:
         t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
         if t.stages > 1 and t.block >= N:
             per_group = group_rows(M, t.rows, t.groups)
-            looped_forward_kernel[(triton.cdiv(M, per_group),)](
+            looped_forward_kernel[(ceil_div(M, per_group),)](
                 *arguments, per_group,
                 ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, STAGES=t.stages, num_warps=t.warps,
             )  # fmt: skip
         else:
-            forward_kernel[(triton.cdiv(M, t.rows),)](
+            forward_kernel[(ceil_div(M, t.rows),)](
                 *arguments, ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps
             )
     outputs = {"y": y, "mean": mean, "rstd": rstd, "bitmask": bitmask}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from normcheck.kernels.backward import load_statistics, sum_groups
 from normcheck.kernels.forward import load_scale, load_tile
-from normcheck.kernels.tiles import tile
+from normcheck.kernels.tiles import ceil_div, tile
 
 MAX_BYTES = 65536
 """Of a row: a backward's program holds it in one block."""
@@ -135,7 +135,7 @@ def backward(
     if M:
         t = tile(M, N, on_gpu=x.is_cuda or not many_rows, elements=1, max_block=MAX_BYTES)
         locks = torch.zeros(groups, dtype=torch.int32, device=x.device)
-        locked_kernel[(triton.cdiv(M, t.rows),)](
+        locked_kernel[(ceil_div(M, t.rows),)](
             dy, x, weight, mean.contiguous(), rstd.contiguous(), dx, parts["dw"], parts["db"], locks,
             dy.stride(0), x.stride(0), M, N,
             GROUPS=groups, BARRIER=barrier, ROWS=t.rows, BLOCK=t.block,

@@ -36,7 +36,7 @@ _STORE_DX = "tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
 _FULL_TILES = "mask=mask & (rows < M // ROWS * ROWS)[:, None])"
 _PARTS = "torch.empty((groups, N)"
 _GROUPS_OF_4 = Lines(
-    old="t = how or tile(M, N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)\n"
+    old="t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_bias=bias is not None)\n"
     "    per_group = group_rows(M, t.rows, t.groups)",
     new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n    per_group = t.rows",
 )
@@ -404,7 +404,7 @@ MUTANTS = (
         source="NVIDIA/apex#411",
         forward=(
             Lines(old=_ROWS, new=_ROWS.replace("program_id(0)", "program_id(1)")),
-            Lines(old="[(triton.cdiv(M, t.rows),)]", new="[(1, M)]"),
+            Lines(old="[(ceil_div(M, t.rows),)]", new="[(1, M)]"),
             Lines(old="ROWS=t.rows", new="ROWS=1", times=2),
         ),
         outputs=_ALL,
