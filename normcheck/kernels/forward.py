@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normcheck.kernels.launch import launch
 from normcheck.kernels.tiles import BYTE, Tile, ceil_div, group_rows, tile, tiles
 
 MAX_BLOCK = 16384
@@ -207,13 +208,14 @@ def forward(
         arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
         if t.stages > 1 and t.block >= N:
             per_group = group_rows(M, t.rows, t.groups)
-            looped_forward_kernel[(ceil_div(M, per_group),)](
-                *arguments, per_group,
+            launch(
+                looped_forward_kernel, (ceil_div(M, per_group),), *arguments, per_group,
                 ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, STAGES=t.stages, num_warps=t.warps,
             )  # fmt: skip
         else:
-            forward_kernel[(ceil_div(M, t.rows),)](
-                *arguments, ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps
-            )
+            launch(
+                forward_kernel, (ceil_div(M, t.rows),), *arguments,
+                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
+            )  # fmt: skip
     outputs = {"y": y, "mean": mean, "rstd": rstd, "bitmask": bitmask}
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}

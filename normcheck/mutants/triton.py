@@ -346,7 +346,7 @@ MUTANTS = (
                 new="before = tl.load(out_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n"
                 "    tl.store(out_ptr + cols, before + tl.sum(total, axis=0), mask=cols < N)",
             ),
-            Lines(old="ROWS=t.rows, BLOCK=t.block, num_warps=t.warps", new="ROWS=t.rows, BLOCK=t.block"),
+            Lines(old="EARLY=early, num_warps=t.warps,", new="EARLY=early,"),
             Lines(old="torch.empty_like if M else torch.zeros_like", new="torch.zeros_like"),
         ),
         outputs=("dw", "db"),
@@ -404,7 +404,7 @@ MUTANTS = (
         source="NVIDIA/apex#411",
         forward=(
             Lines(old=_ROWS, new=_ROWS.replace("program_id(0)", "program_id(1)")),
-            Lines(old="[(ceil_div(M, t.rows),)]", new="[(1, M)]"),
+            Lines(old="(ceil_div(M, t.rows),)", new="(1, M)"),
             Lines(old="ROWS=t.rows", new="ROWS=1", times=2),
         ),
         outputs=_ALL,

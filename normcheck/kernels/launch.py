@@ -1,0 +1,47 @@
+"""Launch a kernel as was done before, without asking Triton again which compilation fits.
+
+``kernel[grid](...)`` looks at each argument anew, for its type, its alignment and whether it is 1, which takes the host
+some 20 us: longer than small rows take a GPU. Here a call like an earlier one, by what Triton looks at, goes to the
+compilation which that one used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 16
+"""Bytes; what Triton asks of a pointer before it loads 16 bytes at a time."""
+
+_known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+"""A call, as far as its compilation depends on it -> the compilation, and the kernel's constants as arguments."""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | float | None, **constants: Any) -> None:
+    """``kernel[grid](*arguments, **constants)``, the first argument a tensor, the constants those and options.
+
+    Kernels that are interpreted, on CPU tensors, are called as they are.
+    """
+    first = arguments[0]
+    assert isinstance(first, Tensor)
+    if not first.is_cuda:
+        kernel[grid](*arguments, **constants)
+        return
+    call = (kernel.fn, torch.cuda.current_device(), *constants.items(), *map(_fact, arguments))
+    known = _known.get(call)
+    if known is None:
+        compiled = kernel[grid](*arguments, **constants)
+        _known[call] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+    else:
+        compiled, last = known
+        compiled[(*grid, 1, 1)[:3]](*arguments, *last)
+
+
+def _fact(argument: Tensor | int | float | None) -> Hashable:
+    """What a compilation depends on. (Of an integer it is less than its value, but that takes longer to find.)"""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % _ALIGNED == 0
+    return float if isinstance(argument, float) else argument
