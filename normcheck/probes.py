@@ -84,8 +84,7 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
     try:
         probed = _again(subject)
     except UnsupportedCase as refused:
-        message = f"the same call was refused when it was run again: {refusal(refused)}"
-        return Probed((Problem("not_repeatable", "", message),))
+        return _refused(refusal(refused))
     except Broken as broken:
         return _broken(subject, broken)
     try:
@@ -94,6 +93,10 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
         return probed
     except Broken as broken:
         return _broken(subject, broken)
+
+
+def _refused(reason: str) -> Probed:
+    return Probed((Problem("not_repeatable", "", f"the same call was refused when it was run again: {reason}"),))
 
 
 def _broken(subject: Subject, broken: Broken) -> Probed:
@@ -107,6 +110,8 @@ def _again(subject: Subject) -> Probed:
     """A second run with another pattern in all memory that is not the implementation's own."""
     pattern = subject.begun.surroundings.fresh
     second, problems = observe(subject.implementation, subject.op, subject.case, subject.begun, subject.bits)
+    if second.refused and subject.first.gradients:
+        return _refused(second.refused)
     shared = _shared(subject.first, second)
     if shared:
         message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
@@ -279,7 +284,9 @@ def _changed(first: Seen, second: Seen) -> list[str]:
 
 
 def _count(one: Tensor, other: Tensor | None) -> str:
-    if other is None or other.shape != one.shape:
+    if other is None:
+        return "it is missing"
+    if other.shape != one.shape:
         return "another shape"
     wrong = memory.differing(one, other)
     return f"{int(wrong.sum())} of {wrong.numel()} elements differ"

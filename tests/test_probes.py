@@ -289,6 +289,49 @@ def test_a_refusal_by_the_library_is_no_finding() -> None:
     assert result_of(Implementation(name="mine", op="layernorm", forward=forward)).refused == "not here"
 
 
+def with_refusing_backward(kernel: Kernel, after: int) -> Implementation:
+    """Its backward's library refuses every call ``after`` so many."""
+    own = layernorm(kernel)
+    assert own.backward is not None
+    calls = 0
+
+    def backward(*tensors: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise UnsupportedCase("no plan for it")
+        return own.backward(*tensors, **options)  # type: ignore[misc]
+
+    return replace(own, backward=backward)
+
+
+def test_a_backward_that_its_library_refuses_is_no_finding() -> None:
+    result = result_of(with_refusing_backward(CLEAN, 0))
+    assert not result.failed
+    assert result.probed.repeats == dict.fromkeys(("mean", "rstd", "y"), True)  # forward is asked all the same
+    assert result.probed.invariant.keys() == {"mean", "rstd", "y"}
+    assert result.notes == ("gradients not checked: no plan for it",)
+
+
+def test_a_forward_is_probed_where_its_backward_is_refused() -> None:
+    calls = 0
+
+    def drift(_: Run, out: dict[str, Tensor], is_backward: bool) -> None:
+        nonlocal calls
+        calls += not is_backward
+        if calls > 1:
+            out["rstd"] = torch.nextafter(out["rstd"], torch.tensor(torch.inf))
+
+    assert kinds(result_of(with_refusing_backward(finishing(drift), 0))) == [("not_repeatable", "rstd")]
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_backward_that_is_refused_when_it_is_run_again_is_a_finding(after: int) -> None:
+    result = result_of(with_refusing_backward(CLEAN, after))
+    assert kinds(result) == [("not_repeatable", "")]
+    assert "refused when it was run again: no plan for it" in result.problems[0].message
+
+
 def test_an_exception_of_a_second_call_is_a_finding() -> None:
     calls = 0
 
