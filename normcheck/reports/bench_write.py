@@ -1,7 +1,8 @@
 """A bench as a file: ``csv`` a line per speed, ``json`` everything, ``png`` a plot.
 
 The CSV's header is ``COLUMNS``; columns are only ever added, at its end. ``status`` is measured, fail (a finding: no
-number), skip or error; times are in milliseconds, GB/s in 1e9 bytes a second, and what is not known is empty.
+number), skip or error; times are in milliseconds, GB/s in 1e9 bytes a second, both to six digits, and what is not known
+is empty.
 
 The JSON, schema ``normcheck-bench/1``:
 
@@ -72,8 +73,8 @@ def write_csv(bench: Bench, stream: TextIO) -> None:
 def _line(speed: Speed) -> dict[str, object]:
     entry = _entry(speed)
     detail = speed.detail if speed.failure is None else f"{speed.failure.kind}: {speed.failure.message}"
-    copy_ms = speed.copy_times.median if speed.copy_times is not None else None
-    derived = {"detail": " ".join(detail.split()), "copy_ms": copy_ms, "copy_gb_per_s": speed.copy_gb_per_s}
+    copy_ms = _six(speed.copy_times.median) if speed.copy_times is not None else None
+    derived = {"detail": " ".join(detail.split()), "copy_ms": copy_ms, "copy_gb_per_s": _six(speed.copy_gb_per_s)}
     return {name: value for name, value in {**entry, **derived}.items() if name in COLUMNS}
 
 
@@ -103,7 +104,7 @@ def document(bench: Bench) -> Json:
 
 def _entry(speed: Speed) -> Json:
     point = speed.point
-    copy = {"gb_per_s": number(speed.copy_gb_per_s), **_times(speed.copy_times)} if speed.copy_times else None
+    copy = {"gb_per_s": _six(speed.copy_gb_per_s), **_times(speed.copy_times)} if speed.copy_times else None
     return {
         "op": point.op,
         "implementation": speed.implementation,
@@ -118,10 +119,10 @@ def _entry(speed: Speed) -> Json:
         "detail": speed.detail,
         "note": speed.note,
         "bytes": speed.bytes,
-        "gb_per_s": number(speed.gb_per_s),
+        "gb_per_s": _six(speed.gb_per_s),
         **_times(speed.times),
         "copy": copy,
-        "share_of_copy": number(speed.share_of_copy),
+        "share_of_copy": _six(speed.share_of_copy),
         "verified_rows": speed.verified_rows,
         "cases": speed.cases,
         "failure": None if speed.failure is None else _failure(speed.failure),
@@ -131,7 +132,12 @@ def _entry(speed: Speed) -> Json:
 def _times(times: Times | None) -> Json:
     if times is None:
         return {"ms": None, "ms_q20": None, "ms_q80": None}
-    return {"ms": number(times.median), "ms_q20": number(times.low), "ms_q80": number(times.high)}
+    return {"ms": _six(times.median), "ms_q20": _six(times.low), "ms_q80": _six(times.high)}
+
+
+def _six(value: float | None) -> float | str | None:
+    """Six digits, more than any time repeats to."""
+    return number(None if value is None else float(f"{value:.6g}"))
 
 
 def _failure(finding: Finding) -> Json:
