@@ -170,7 +170,7 @@ def test_what_passes_gets_numbers_beside_a_copy(run: Callable[..., tuple[int, st
         assert (speed["direction"], speed["status"], speed["verified_rows"], speed["cases"]) == (
             direction, "measured", 8, 3,
         )  # fmt: skip
-        assert math.isclose(speed["gb_per_s"], speed["bytes"] / speed["ms"] * 1e-6)  # type: ignore[operator, arg-type]
+        assert math.isclose(speed["gb_per_s"], speed["bytes"] / speed["ms"] * 1e-6, rel_tol=2e-5)  # type: ignore[operator, arg-type]
         assert speed["copy"]["gb_per_s"] > 0  # type: ignore[index]
 
 
