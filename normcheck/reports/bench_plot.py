@@ -34,11 +34,15 @@ def save(bench: Bench, path: str) -> None:
     tables = bench.tables
     columns = min(2, max(len(tables), 1))
     rows = -(-max(len(tables), 1) // columns)
-    figure = Figure(figsize=(7.5 * columns, 5 * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(7.5 * columns, 5 * rows + 1), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(_title(bench))
     for number, table in enumerate(tables, 1):
         _panel(figure.add_subplot(rows, columns, number), table, bench.implementations)
+    lines = {
+        str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()
+    }  # under the panels: within one it would hide what is measured
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=8)
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -69,4 +73,3 @@ def _panel(axes: Axes, table: Sequence[Speed], names: Sequence[str]) -> None:
     axes.set_ylabel("counted bytes / median time (GB/s)")
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=8)
