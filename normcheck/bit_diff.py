@@ -15,6 +15,8 @@ from normcheck.judge import Judge, bits_of, judge_of
 from normcheck.ops.op import Op
 from normcheck.table import Model
 
+_MOST_FIRST = "if they are read most significant bit first"
+
 
 def bit_diff(op: Op, case: Case, model: Model, returned: Tensor | None, worst: Element, device: str) -> str:
     """Some lines about the wrong bit ``worst``; ``returned``: the mask as the kernel gave it, None where it is gone."""
@@ -75,13 +77,13 @@ def _otherwise(judge: Judge, returned: Tensor) -> list[str]:
     """Which other reading of the bits would make all of them right, of those that are tried."""
     case = judge.case
     bits = bits_of(returned, case)
-    readings = {"inverted": ~bits}
+    readings = {"if they are inverted": ~bits}
     packed = returned.dtype != torch.bool
     if packed:
         shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=returned.device)
         rows = returned.reshape(case.M, bitmask.packed_columns(case.N))
         other = ((rows.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, : case.N].bool()
-        readings = {"read most significant bit first": other, "inverted": ~bits}
+        readings = {_MOST_FIRST: other, **readings}
     wrong = dict.fromkeys(readings, 0)
     for block in judge.blocks():
         truth, how = judge.truth(block), judge.rules.model.bitmask_compare
@@ -92,5 +94,5 @@ def _otherwise(judge: Judge, returned: Tensor) -> list[str]:
     fits = [f"All bits are right {name}." for name, count in wrong.items() if count == 0]
     if fits or not packed:
         return fits[:1]
-    count = wrong["read most significant bit first"]
+    count = wrong[_MOST_FIRST]
     return [f"The other order of bits does not fit either: {count:,} bits would be wrong."]

@@ -29,5 +29,5 @@ def repro(
     warm(device, isolation)
     from normcheck.repro import repro_case
 
-    code = repro_case(implementation, case, device, timeout, isolation=isolation, dump=dump or "", pdb=pdb)
+    code = repro_case(implementation, case, device, timeout, isolation=isolation, dump=dump, pdb=pdb)
     raise typer.Exit(code)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -45,21 +44,32 @@ def refuse_existing(folder: Path, option: str = "out") -> None:
 
 def write(record: Record, folder: Path) -> int:
     """Write ``record`` into the new ``folder``; returns its bytes. Raises UsageError where something is there."""
-    refuse_existing(folder)
     content = _contents(record)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent))
-    try:
-        for name, data in content.items():
-            (beside / name).write_bytes(data)
-        read(beside)  # what cannot be read again is no record
-        beside.chmod(0o755)
-        refuse_existing(folder)
-        beside.rename(folder)
-    except OSError as error:
-        raise UsageError(f"out={one_line(str(folder), 200)}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    write_new(folder, content, "out", read)  # what cannot be read again is no record
     return sum(map(len, content.values()))
+
+
+def write_new(
+    folder: Path, content: Mapping[str, bytes], option: str, check: Callable[[Path], object] | None = None
+) -> None:
+    """Write files, name -> bytes, into the new ``folder``, all or none; ``check`` sees them before. Raises UsageError.
+
+    ``option``: how the command line calls the folder.
+    """
+    refuse_existing(folder, option)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent) as around:
+            beside = Path(around) / "new"
+            beside.mkdir(mode=0o755)
+            for name, data in content.items():
+                (beside / name).write_bytes(data)
+            if check:
+                check(beside)
+            refuse_existing(folder, option)
+            beside.rename(folder)
+    except OSError as error:
+        named = f"{option}={one_line(str(folder), 200)}"
+        raise UsageError(f"{named}: {error.strerror or error}; expected a folder that can be written") from None
 
 
 def _contents(record: Record) -> dict[str, bytes]:
