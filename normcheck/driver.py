@@ -47,8 +47,11 @@ def devices(toolkit: int) -> int:
     version, count = ctypes.c_int(), ctypes.c_int()
     try:
         library = ctypes.CDLL("libcuda.so.1")
-        codes = library.cuInit(0), library.cuDriverGetVersion(ctypes.byref(version))
-        codes += (library.cuDeviceGetCount(ctypes.byref(count)),)
+        failed = (
+            library.cuInit(0)
+            or library.cuDriverGetVersion(ctypes.byref(version))
+            or library.cuDeviceGetCount(ctypes.byref(count))
+        )
     except (OSError, AttributeError):  # no driver, or something else of that name
         return 0
-    return count.value if not any(codes) and version.value // 1000 >= toolkit else 0
+    return 0 if failed or version.value // 1000 < toolkit else count.value

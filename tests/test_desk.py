@@ -128,6 +128,41 @@ def test_a_shell_completes_commands_options_and_their_values() -> None:
     assert completed("normcheck verify --profile ") == ["quick", "ci", "deep"]
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("verify --device c", ["cpu", "cuda"]),
+        ("audit --profile c", ["ci"]),
+        ("audit --recipe kernel", ["kernelbench"]),
+        ("audit --report ", ["json:"]),
+        ("bench --suite triton", ["triton-tutorial"]),
+        ("bench --report p", ["png:"]),
+        ("bench --dtype b", ["bf16"]),
+        ("tolerances --output d", ["dx", "dw", "db"]),
+        ("tolerances --impl cudnn", ["cudnn", "cudnn_graph"]),
+        ("repro triton_tutorial_", ["triton_tutorial_no_barrier"]),
+    ],
+)
+def test_every_option_that_names_something_is_completed(words: str, offered: list[str]) -> None:
+    assert completed(f"normcheck {words}") == offered
+
+
+def test_completion_imports_no_torch() -> None:
+    names = "ops", "implementations", "dtypes", "devices", "profiles", "outputs", "suites", "recipes", "reports"
+    asked = "; ".join(f"assert complete.{name}('')" for name in names)
+    done = python(f"import sys; from normcheck.commands import complete; {asked}; print('torch' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_name_to_complete_is_normcheck_however_it_was_started() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "_NORMCHECK_COMPLETE": "complete_bash"}
+    env |= {"COMP_WORDS": "normcheck ver", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "normcheck"], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["verify"], done.stderr
+
+
 def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "triton_mine.py").touch()

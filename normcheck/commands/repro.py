@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from normcheck.commands import complete
 from normcheck.commands.options import Device, Isolation, Timeout
 from normcheck.commands.warm import warm
 
 
 def repro(
-    implementation: Annotated[str, typer.Argument(help="As for --impl.")],
+    implementation: Annotated[str, typer.Argument(help="As for --impl.", autocompletion=complete.implementations)],
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
     device: Device = "auto",
     timeout: Timeout = 120.0,
