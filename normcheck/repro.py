@@ -46,8 +46,10 @@ def repro_case(
     where = device_for(device)
     found = selected(spec, (case.op,), where, timeout, isolation=isolation)
     if folder and len(found) > 1:
-        one = f"expected one, such as {spec}:{one_line(found[0].name, 200)}"
-        raise UsageError(f"dump={one_line(str(folder), 200)}: impl={spec} names {len(found)} implementations; {one}")
+        expected = f"expected one, such as {spec}:{one_line(found[0].name, 200)}"
+        raise UsageError(
+            f"dump={one_line(str(folder), 200)}: impl={spec} names {len(found)} implementations; {expected}"
+        )
     console, codes = terminal.console_for(sys.stdout), [NOTHING]
     for implementation in found:
         if pdb:

@@ -221,7 +221,11 @@ def parsed(line: str) -> Case:
     case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
     if case.bias not in ops[case.op].biases:
         wrong = "bias=yes in the case line: {} has none, expected bias=none"
-        raise UsageError((wrong if case.bias else "bias=none in the case line: {} always has a bias").format(case.op))
+        raise UsageError(
+            (wrong if case.bias else "bias=none in the case line: expected no bias=none, {} always has a bias").format(
+                case.op
+            )
+        )
     return case
 
 

@@ -23,6 +23,7 @@ from normcheck.golden import tensors as safe
 from normcheck.golden.manifest import Manifest, key_of
 from normcheck.golden.recorded import Record, Recorded, geometries
 
+_EXPECTED = "; expected the file as it was recorded: copy or record it again"
 _MOST_FILES = 80  # that a folder is looked through for
 
 
@@ -105,7 +106,7 @@ def read(folder: Path) -> Record:
     who = f"golden={_shown(folder / text.NAME)}"
     manifest = text.read(_content(folder / text.NAME, text.MOST_BYTES), who)
     for name in sorted(names - {text.NAME} - manifest.files.keys()):
-        raise UsageError(f"golden={_shown(folder / name)}: is not in the manifest")
+        raise UsageError(f"golden={_shown(folder / name)}: is not in the manifest, expected nothing else")
     total = sum(size for size, _ in manifest.files.values())
     if total > safe.MOST_BYTES:
         raise UsageError(f"{who}: files of {total} bytes: expected at most {safe.MOST_BYTES}")
@@ -138,17 +139,21 @@ def _content(path: Path, most: int) -> bytes:
                 raise UsageError(f"golden={_shown(path)}: has {status.st_size} bytes: expected at most {most}")
             return file.read(most)
     except OSError as error:
-        reason = "is a link: expected the file itself" if path.is_symlink() else error.strerror or "cannot be read"
-        raise UsageError(f"golden={_shown(path)}: {reason}") from None
+        reason = "is a link" if path.is_symlink() else error.strerror or "cannot be read"
+        raise UsageError(f"golden={_shown(path)}: {reason}{_EXPECTED}") from None
 
 
 def _loaded(path: Path, size: int, digest: str) -> dict[str, Tensor]:
     content = _content(path, safe.MOST_BYTES)
     who = f"golden={_shown(path)}"
     if len(content) != size:
-        raise UsageError(f"{who}: has {len(content)} bytes, {size} were recorded: it was changed or truncated")
+        raise UsageError(
+            f"{who}: has {len(content)} bytes, {size} were recorded: it was changed or truncated{_EXPECTED}"
+        )
     if hashlib.sha256(content).hexdigest() != digest:
-        raise UsageError(f"{who}: sha256={hashlib.sha256(content).hexdigest()}: it was changed, {digest} was recorded")
+        raise UsageError(
+            f"{who}: sha256={hashlib.sha256(content).hexdigest()}: it was changed, {digest} was recorded{_EXPECTED}"
+        )
     return safe.load(content, who)
 
 
@@ -160,7 +165,7 @@ def _compare(manifest: Manifest, file: str, tensors: Mapping[str, Tensor], who: 
             expected |= {key_of(number, name) for name in names}
             _geometry(manifest.record.entries[number], number, names, tensors, who)
     for key in sorted(tensors.keys() - expected):
-        raise UsageError(f"{who}: tensor {shown(key, 60)} is not in the manifest")
+        raise UsageError(f"{who}: tensor {shown(key, 60)} is not in the manifest{_EXPECTED}")
 
 
 def _geometry(entry: Recorded, number: int, names: tuple[str, ...], tensors: Mapping[str, Tensor], who: str) -> None:
@@ -168,7 +173,7 @@ def _geometry(entry: Recorded, number: int, names: tuple[str, ...], tensors: Map
     for name in names:
         key = key_of(number, name)
         if key not in tensors:
-            raise UsageError(f"{who}: tensor {key!r} is missing")
+            raise UsageError(f"{who}: tensor {key!r} is missing{_EXPECTED}")
         found = (tensors[key].dtype, tuple(tensors[key].shape))
         if found not in allowed[name]:
             wanted = " or ".join(f"{dtype} {shape}" for dtype, shape in allowed[name])
