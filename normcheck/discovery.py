@@ -161,7 +161,7 @@ def _attribute(module: ModuleType, name: str, spec: str) -> Any:
     try:
         return getattr(module, name, None)
     except Exception as error:
-        raise UsageError(f"impl={spec}: expected {name} of it; reading that raised {_one_line(error)}") from error
+        raise UsageError(f"impl={spec}: reading {name} of it raised {_one_line(error)}; expected a value") from error
 
 
 def validated(item: object, spec: str) -> Implementation:
@@ -232,7 +232,7 @@ def _load_file(path: Path) -> ModuleType:
     except BaseException as error:  # SystemExit, and what pytest skips a module with
         del sys.modules[name]
         raise UsageError(
-            f"impl={path}: expected a module that can be imported, it raised {_one_line(error)}"
+            f"impl={path}: importing it raised {_one_line(error)}; expected a module that can be imported"
         ) from error
     return module
 
@@ -247,11 +247,11 @@ def _load_module(name: str) -> ModuleType:
         raise
     except BaseException as error:  # SystemExit, and what pytest skips a module with
         raise UsageError(
-            f"impl={name}: expected a module that can be imported, it raised {_one_line(error)}"
+            f"impl={name}: importing it raised {_one_line(error)}; expected a module that can be imported"
         ) from error
 
 
 def _one_line(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{one_line(told(error), 400)}{where}"
+    return f"{one_line(told(error), 300)}{where}"
