@@ -75,6 +75,18 @@ def test_inverted_bits(packed: bool) -> None:
     assert "All bits are right if they are inverted." in told.advice
 
 
+@pytest.mark.parametrize(("upper", "bit"), [(-8, True), (9, False)])
+def test_a_few_bits_say_nothing_of_their_order(upper: int, bit: bool) -> None:
+    """As of a wrong limit, shrunk: pad bits are zeros, and one bit alone is right when it is inverted."""
+    line = f"layernorm_relu_bitmask fp32 M=1 N=1 seed=3 lower_clip=-9 upper_clip={upper}"
+    assert "All bits are right" not in found(lambda mask: bitmask.pack(torch.full_like(mask, bit)), line).advice
+
+
+def test_a_few_bits_in_the_other_order() -> None:
+    line = "layernorm_relu_bitmask fp32 M=1 N=1 seed=3 lower_clip=-9 upper_clip=9"
+    assert "All bits are right if they are read most significant" in found(most_significant_first, line).advice
+
+
 def test_a_single_bit_and_its_byte() -> None:
     told = found(lambda mask: bitmask.pack(flipped(mask, 3, 10)))
     assert told.index == (3, 10)
