@@ -118,13 +118,14 @@ def drifted(baseline: Baseline, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         if stored is None or verdict.status != "pass":
             continue
         for output, old in stored.worst.items():
+            meant = "if it is meant: normcheck baseline make"
             said = f"drift from {baseline.file}: {' '.join(_key(verdict)[:3])} {output}"
             new = verdict.worst.get(output)
             if new is None:
-                messages.append(f"{said} was checked then, and is not now")
+                messages.append(f"{said} was checked then, and is not now; {meant}")
             elif _has_drifted(old, new, baseline):
                 ulps = f"{old.max_ulp:.3g} to {new.max_ulp:.3g} ulp"
-                messages.append(f"{said}: worst ratio {old.ratio:.3g} to {new.ratio:.3g}, {ulps}; {new.case}")
+                messages.append(f"{said}: worst ratio {old.ratio:.3g} to {new.ratio:.3g}, {ulps}; {new.case}; {meant}")
     return tuple(messages)
 
 

@@ -15,6 +15,9 @@ from normcheck.judge import Judge, bits_of, judge_of
 from normcheck.ops.op import Op
 from normcheck.table import Model
 
+_MOST_FIRST = "if they are read most significant bit first"
+_INVERTED = "if they are inverted"
+
 
 def bit_diff(op: Op, case: Case, model: Model, returned: Tensor | None, worst: Element, device: str) -> str:
     """Some lines about the wrong bit ``worst``; ``returned``: the mask as the kernel gave it, None where it is gone."""
@@ -72,25 +75,36 @@ def _limits(judge: Judge, z: float, before: float, at: tuple[int, int]) -> str:
 
 
 def _otherwise(judge: Judge, returned: Tensor) -> list[str]:
-    """Which other reading of the bits would make all of them right, of those that are tried."""
-    case = judge.case
-    bits = bits_of(returned, case)
-    readings = {"inverted": ~bits}
-    packed = returned.dtype != torch.bool
-    if packed:
-        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=returned.device)
-        rows = returned.reshape(case.M, bitmask.packed_columns(case.N))
-        other = ((rows.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, : case.N].bool()
-        readings = {"read most significant bit first": other, "inverted": ~bits}
-    wrong = dict.fromkeys(readings, 0)
+    """Which other reading of the bits would make all of them right, of those that are tried.
+
+    In a case that was shrunk to a few bits nearly every reading does: pad bits are zeros, and of one value all bits may
+    be inverted by chance. So a reading counts where there are ones to find, and inverted ones where zeros are, too.
+    """
+    readings = _readings(judge.case, returned)
+    wrong, ones, zeros = dict.fromkeys(readings, 0), 0, 0
     for block in judge.blocks():
         truth, how = judge.truth(block), judge.rules.model.bitmask_compare
-        free = bitmask.doubtful(truth.forward.z, truth.y.before_store, judge.options, judge.io, how)
+        judged = ~bitmask.doubtful(truth.forward.z, truth.y.before_store, judge.options, judge.io, how)
+        if truth.judged is not None:
+            judged &= truth.judged
         right = reference.bits(truth.forward.z, judge.options)
+        ones += int((right & judged).sum())
+        zeros += int((~right & judged).sum())
         for name, reading in readings.items():
-            wrong[name] += int(((reading[block] != right) & ~free).sum())
-    fits = [f"All bits are right {name}." for name, count in wrong.items() if count == 0]
-    if fits or not packed:
+            wrong[name] += int(((reading[block] != right) & judged).sum())
+    shown = {_MOST_FIRST: ones, _INVERTED: min(ones, zeros)}
+    fits = [f"All bits are right {name}." for name, count in wrong.items() if count == 0 and shown[name]]
+    if fits or not wrong.get(_MOST_FIRST):
         return fits[:1]
-    count = wrong["read most significant bit first"]
-    return [f"The other order of bits does not fit either: {count:,} bits would be wrong."]
+    return [f"The other order of bits does not fit either: {wrong[_MOST_FIRST]:,} bits would be wrong."]
+
+
+def _readings(case: Case, returned: Tensor) -> dict[str, Tensor]:
+    """What is read otherwise -> bool (M, N)."""
+    inverted = {_INVERTED: ~bits_of(returned, case)}
+    if returned.dtype == torch.bool:
+        return inverted
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=returned.device)
+    rows = returned.reshape(case.M, bitmask.packed_columns(case.N))
+    most_first = ((rows.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, : case.N].bool()
+    return {_MOST_FIRST: most_first, **inverted}

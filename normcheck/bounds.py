@@ -17,10 +17,11 @@ from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.expected import expectations
 from normcheck.implementation import Implementation
 from normcheck.inputs import make
-from normcheck.judge import Expectation, Judge, judge_of
+from normcheck.judge import GIVEN_OWN, Expectation, Judge, judge_of
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.reasons import REASONS
 from normcheck.request import device_for, parsed, selected
+from normcheck.special import is_special
 from normcheck.table import Model, table
 
 _SECONDS = 60.0
@@ -73,7 +74,7 @@ def explain(question: Question, stream: TextIO) -> None:
     else:
         for part in expectations(judge, own_bits=own_bits):
             if part.output == question.output and _has(part, at):
-                _write(stream, element(part, at), part.fmt.name)
+                _write(stream, element(part, at), part.fmt.name, special=is_special(case))
     _write_model(stream, model, question.impl)
 
 
@@ -82,7 +83,8 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
     gradients = GRADIENTS if case.bias else GRADIENTS[:2]
     names = (*op.outputs, *gradients)
     if output not in names:
-        raise UsageError(f"output={one_line(output, 60)}: expected {one_of(names)}, which {op.name} has in this case")
+        said = one_line(output, 60) or shown(output)
+        raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")
     size = {"mean": {"ROW": case.M}, "rstd": {"ROW": case.M}, "dw": {"COLUMN": case.N}, "db": {"COLUMN": case.N}}.get(
         output, {"ROW": case.M, "COLUMN": case.N}
     )
@@ -91,9 +93,10 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
         raise UsageError(f"at={one_line(at, 60)}: {output} of this case has no elements; expected a case with M > 0")
     limits = " and ".join(f"{name} from 0 to {count - 1}" for name, count in size.items())
     wrong = f"at={one_line(at, 60) or shown(at)}: expected {form} of {output}, with {limits}"
-    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})?", at):
+    numbers = at.strip("() ").removesuffix(",").replace(" ", "")  # as a report has it: (3, 511)
+    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})?", numbers):
         raise UsageError(wrong)
-    index = tuple(map(int, at.split(",")))
+    index = tuple(map(int, numbers.split(",")))
     if len(index) != len(size) or any(i >= n for i, n in zip(index, size.values(), strict=True)):
         raise UsageError(wrong)
     return index
@@ -137,11 +140,16 @@ def element(part: Expectation, at: tuple[int, ...]) -> ElementBound:
     )
 
 
-def _write(stream: TextIO, found: ElementBound, fmt: str) -> None:
-    stream.write(f"\n{found.check}\n  expected  {found.expected:.17g}\n")
+def _write(stream: TextIO, found: ElementBound, fmt: str, *, special: bool) -> None:
+    own = ", here the reference's as they would be saved" if found.check == GIVEN_OWN else ""
+    stream.write(f"\n{found.check}{own}\n  expected  {found.expected:.17g}\n")
     largest = max(found.above, found.below)
     if not math.isfinite(largest):
-        stream.write("  bound     none that is finite: uncheckable, counted and never failed\n")
+        what = "only whether it is finite is checked" if special else "counted, never failed"
+        stream.write(f"  bound     none that is finite: uncheckable, {what}\n")
+        return
+    if largest <= tolerance.NO_ROOM:
+        stream.write("  bound     0: nothing of it can be rounded, only the expected value is right\n")
         return
     ulps = f"{largest / (2 * found.half_ulp):.3g} ulp of {fmt} there"
     sides = "" if found.above == found.below else f" ({found.above:.6g} above, {found.below:.6g} below)"

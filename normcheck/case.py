@@ -112,11 +112,13 @@ def parse(line: str, *, options: Mapping[str, tuple[str, ...]], kinds: Mapping[s
     own = options[op]
     for name in own:
         if name not in named:
-            raise UsageError(f"{name} is missing in the case line: {op} needs {name}=<number>")
+            raise UsageError(f"{name} is missing in the case line: {op} has it, expected {name}=<number>")
     known = {f.name for f in fields(Case)} - {"op", "dtype", "options"}
     for name in named:
         if name not in known and name not in own:
-            raise UsageError(f"{_cut(name)}={_cut(named[name])} in the case line: {op} has no such field")
+            raise UsageError(
+                f"{_cut(name)}={_cut(named[name])} in the case line: expected {one_of(sorted({*known, *own}))} for {op}"
+            )
     case = Case(
         op=op,
         dtype=dtype,
@@ -162,7 +164,7 @@ def _pairs(words: list[str]) -> dict[str, str]:
         if not (name and equals and value):
             raise UsageError(f"{_cut(word)!r} in the case line: expected name=value")
         if name in named:
-            raise UsageError(f"{_cut(name)}={_cut(value)} in the case line: {_cut(name)} is given twice")
+            raise UsageError(f"{_cut(name)}={_cut(value)} in the case line: {_cut(name)} is given twice, expected once")
         named[name] = value
     return named
 

@@ -81,7 +81,7 @@ def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forwa
 
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(y)
-        return {"store": stored * ones, "xhat near the middle of two": doubt, "ops": ops}
+        return {"store": stored * ones, "xhat near the middle of two": doubt, "product": ops}
 
     upper, lower = ((side + ops + stored) * rules.safety for side in (above, below))
     return Forward(y, y, y), YBound(before, Bound(upper, lower, terms))

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from normcheck import discovery, driver
 from normcheck.implementation import Implementation
+from normcheck.impls._optional import glance
 
 
 def show(stream: TextIO) -> None:
@@ -29,33 +30,34 @@ def show(stream: TextIO) -> None:
 
 
 def device_here() -> str:
-    """``cuda`` where torch sees a GPU, else ``cpu``. torch is imported only where it might: where there is a driver,
-    no GPU is hidden, and torch is built for CUDA, as its files say.
+    """``cuda`` where torch would see a GPU, else ``cpu``: asked of the driver, for torch takes seconds to import."""
+    toolkit = _toolkit_of_torch()
+    return "cpu" if toolkit is None or not driver.devices(toolkit) else "cuda"
+
+
+def _toolkit_of_torch() -> int | None:
+    """The major version of the CUDA that torch is built for, from the text of its version.py.
+
+    None where it is built without, or is not installed; 0, which every driver is new enough for, where that cannot be
+    told.
     """
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    if hidden or not driver.present() or not _torch_has_cuda():
-        return "cpu"
-    from normcheck.environment import device_of
-
-    return device_of("auto")
-
-
-def _torch_has_cuda() -> bool:
-    """Whether torch is built for CUDA, or HIP, from the text of its version.py; True where that cannot be told."""
     found = find_spec("torch")
     if found is None or found.origin is None:
-        return False
+        return None
     try:
         text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
-    except OSError:
-        return True
-    said = re.findall(r"^(?:cuda|hip)\b[^=\n]*=\s*(.+)$", text, re.MULTILINE)
-    return not said or any(value.strip() != "None" for value in said)
+    except (OSError, ValueError):
+        return 0
+    said = re.search(r"^cuda\b[^=\n]*=\s*(?:(None)|['\"]([0-9]{1,4})\b)", text, re.MULTILINE)
+    if said is None:
+        return 0
+    return None if said[1] else int(said[2])
 
 
 def _state(implementation: Implementation, device: str) -> str:
     """Whether it runs on ``device``, or why not, and whether it has to be asked for."""
-    reason = implementation.unavailable(device) if implementation.unavailable else None
+    with glance():
+        reason = implementation.unavailable(device) if implementation.unavailable else None
     if reason is not None:
         return reason
     if device in implementation.by_default:

@@ -66,7 +66,10 @@ def verify(
     seed: Annotated[
         str | None, typer.Option("--seed", help="Another seed draws other cases; random draws one. Default: 0.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: auto.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="auto, cpu or cuda. Default: auto.", autocompletion=complete.devices),
+    ] = None,
     require: Require = None,
     report: Reports = None,
     timeout: Annotated[
@@ -121,16 +124,27 @@ app.command()(merge)
 def audit(
     op: Op = None,
     dtype: Dtype = None,
-    profile: Annotated[str, typer.Option("--profile", help="quick, ci or deep: what is put to the test.")] = "quick",
+    profile: Annotated[
+        str,
+        typer.Option("--profile", help="quick, ci or deep: what is put to the test.", autocompletion=complete.profiles),
+    ] = "quick",
     mutant: Annotated[
         list[str] | None, typer.Option("--mutant", help="Planted fault to run, without correct kernels; may repeat.")
     ] = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="Judge by a fixed tolerance instead: a name, or atol=1e-2,rtol=1e-2.")
+        str,
+        typer.Option(
+            "--recipe",
+            help="Judge by a fixed tolerance instead: a name, or atol=1e-2,rtol=1e-2.",
+            autocompletion=complete.recipes,
+        ),
     ] = "",
     seed: Annotated[int, typer.Option("--seed", help="Another seed draws other cases.")] = 0,
     device: Device = "auto",
-    report: Annotated[list[str] | None, typer.Option("--report", help="json:PATH; - is standard output.")] = None,
+    report: Annotated[
+        list[str] | None,
+        typer.Option("--report", help="json:PATH; - is standard output.", autocompletion=complete.audit_reports),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Processes; by default one a core, at most 8.", show_default=False)
     ] = None,
@@ -163,15 +177,26 @@ def bench(
     op: Op = None,
     impl: Impl = None,
     dtype: Annotated[
-        list[str] | None, typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: bf16.")
+        list[str] | None,
+        typer.Option("--dtype", help="fp16, bf16 or fp32; may repeat. Default: bf16.", autocompletion=complete.dtypes),
     ] = None,
     suite: Annotated[
-        str, typer.Option("--suite", help="triton-tutorial or pytorch-layernorm-backward: their shapes and bytes.")
+        str,
+        typer.Option(
+            "--suite",
+            help="triton-tutorial or pytorch-layernorm-backward: their shapes and bytes.",
+            autocompletion=complete.suites,
+        ),
     ] = "",
     sizes: Annotated[list[str] | None, typer.Option("--sizes", help="M,N such as 4096,1024; may repeat.")] = None,
     device: Device = "auto",
     report: Annotated[
-        list[str] | None, typer.Option("--report", help="csv:PATH, json:PATH or png:PATH; - is standard output.")
+        list[str] | None,
+        typer.Option(
+            "--report",
+            help="csv:PATH, json:PATH or png:PATH; - is standard output.",
+            autocompletion=complete.bench_reports,
+        ),
     ] = None,
     time_budget: Annotated[
         float | None, typer.Option("--time-budget", help="Seconds after which nothing new is begun.")
@@ -237,7 +262,7 @@ def _callback(
 def main() -> None:
     """The console script: errors raised on purpose become one line on standard error and their exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="normcheck", standalone_mode=False)  # also as python -m normcheck
     except NormcheckError as error:
         _complain(str(error))
         code = error.exit_code

@@ -92,7 +92,7 @@ def load(path: Path) -> Values:
 
 def _named(file: str) -> Path:
     if not os.path.isfile(file):
-        raise UsageError(f"config={one_line(file, 200)}: no such file")
+        raise UsageError(f"config={one_line(file, 200)}: no such file, expected one with [tool.normcheck]")
     return Path(file)
 
 
@@ -104,7 +104,7 @@ def _table(path: Path) -> dict[str, Any] | None:
             raise UsageError(f"{where}: expected at most {LARGEST:,} bytes of TOML")
         document = tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
-        raise UsageError(f"{where}: cannot be read ({error.strerror or error})") from error
+        raise UsageError(f"{where}: expected TOML, it cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: expected TOML in UTF-8 (byte {error.start} is not)") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError; so is an integer of 5000 digits
@@ -121,8 +121,8 @@ def _value(key: str, value: object, path: Path) -> Any:
     if key not in KEYS:
         said = key.replace("-", "_")
         near = [own for own in KEYS if said.startswith(own)] or get_close_matches(said, KEYS, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]}?" if near else f"expected {one_of(KEYS)}"
-        raise UsageError(f"{where}: no such key; {advice}")
+        expected = f"did you mean {near[0]}?" if near else f"expected {one_of(KEYS)}"
+        raise UsageError(f"{where}: no such key; {expected}")
     kind = KEYS[key]
     if kind == "strings" and isinstance(value, str):
         return (value,)

@@ -88,7 +88,7 @@ def _replay(path: Path, key: tuple[str, str, str], parse: Callable[[str], Case])
         try:
             case = parse(line)
             if (case.op, case.dtype) != (key[0], key[2]):
-                raise UsageError(f"it is a case of {case.op} {case.dtype}")
+                raise UsageError(f"expected a case of {key[0]} {key[2]}, not of {case.op} {case.dtype}")
         except UsageError as error:
             notes.append(f"not replayed, {one_line(path.name, 120)}: {one_line(str(error), 200)}")
         else:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from normcheck.errors import UnsupportedCase
+from normcheck.errors import UnsupportedCase, one_line, told
 from normcheck.implementation import Implementation
 
 FOREVER = 1e6
@@ -56,8 +56,10 @@ def _stop_where_it_raises(stopped: list[str], *, again: bool = False) -> Iterato
         if "raised" not in stopped and (again or not stopped):
             stopped.append("raised")
             frames = error.__traceback__ and error.__traceback__.tb_next
-            print(f"normcheck: raised {type(error).__name__}: {error}", file=sys.stderr)
-            _debugger().interaction(None, frames)
+            print(f"normcheck: raised {one_line(told(error))}; q goes on to the report", file=sys.stderr)
+            opened = _debugger()
+            opened.reset()  # without it, leaving the debugger raises
+            opened.interaction(None, frames)
         raise
 
 
@@ -74,4 +76,5 @@ def quitting() -> Iterator[None]:
     try:
         yield
     except bdb.BdbQuit:
+        print("normcheck: left the debugger, nothing was judged; c goes on to the report", file=sys.stderr)
         raise KeyboardInterrupt from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
 import traceback
@@ -94,7 +95,7 @@ def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
     wanted = tuple(i for i in found if not op_names or i.op in op_names)
     if not wanted:
         declared = sorted({i.op for i in found})
-        raise UsageError(f"op={','.join(op_names)}: impl={spec} declares only {', '.join(declared)}")
+        raise UsageError(f"op={','.join(op_names)}: expected {one_of(declared)}, which are what impl={spec} declares")
     return wanted
 
 
@@ -121,7 +122,8 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
     if isinstance(target, Implementation):
         return (validated(target, spec),)
     if not callable(target):
-        raise UsageError(f"impl={spec}: {location} has no implementation or function named {name!r}")
+        names = [i.name for i in declared] or [n for n, f in vars(module).items() if inspect.isfunction(f)]
+        raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
     if not op_names:
         raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(ops())} with it")
     from normcheck.call import adapt  # imports torch
@@ -159,7 +161,7 @@ def _attribute(module: ModuleType, name: str, spec: str) -> Any:
     try:
         return getattr(module, name, None)
     except Exception as error:
-        raise UsageError(f"impl={spec}: reading {name} of it raised {_one_line(error)}") from error
+        raise UsageError(f"impl={spec}: reading {name} of it raised {_one_line(error)}; expected a value") from error
 
 
 def validated(item: object, spec: str) -> Implementation:
@@ -210,7 +212,7 @@ def _load_file(path: Path) -> ModuleType:
     except (OSError, ValueError):  # a name that no file can have
         found = False
     if not found:
-        raise UsageError(f"impl={str(path)[:200]}: no such file")
+        raise UsageError(f"impl={str(path)[:200]}: no such file, expected the path of a Python file")
     path = path.resolve()
     name = f"normcheck_user_{abs(hash(path))}_{path.stem}"
     if name in sys.modules:
@@ -229,7 +231,9 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except BaseException as error:  # SystemExit, and what pytest skips a module with
         del sys.modules[name]
-        raise UsageError(f"impl={path}: importing it raised {_one_line(error)}") from error
+        raise UsageError(
+            f"impl={path}: importing it raised {_one_line(error)}; expected a module that can be imported"
+        ) from error
     return module
 
 
@@ -242,10 +246,12 @@ def _load_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, and what pytest skips a module with
-        raise UsageError(f"impl={name}: importing it raised {_one_line(error)}") from error
+        raise UsageError(
+            f"impl={name}: importing it raised {_one_line(error)}; expected a module that can be imported"
+        ) from error
 
 
 def _one_line(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{one_line(told(error), 400)}{where}"
+    return f"{one_line(told(error), 300)}{where}"

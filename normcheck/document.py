@@ -44,7 +44,7 @@ class Node:
         if not isinstance(self.value, dict):
             self.wrong("an object")
         if key not in self.value:
-            raise UsageError(f"{self._place(key)} is missing")
+            raise UsageError(f"{self._place(key)} is missing: expected it")
         return Node(self.value[key], self._place(key))
 
     def get(self, key: str, default: object) -> Node:

@@ -1,7 +1,8 @@
-"""The NVIDIA driver, as the kernel's own files tell of it: nothing is imported for that."""
+"""The NVIDIA driver, as the kernel's own files and its library tell of it: torch is not imported for that."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 PROC = Path("/proc/driver/nvidia")
@@ -36,3 +37,21 @@ def gpus() -> tuple[str, ...]:
             continue
         found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return tuple(found)
+
+
+def devices(toolkit: int) -> int:
+    """How many GPUs a program built for CUDA ``toolkit``, a major version, can use here, CUDA_VISIBLE_DEVICES included.
+
+    It initialises CUDA: not for a process that forks afterwards.
+    """
+    version, count = ctypes.c_int(), ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        failed = (
+            library.cuInit(0)
+            or library.cuDriverGetVersion(ctypes.byref(version))
+            or library.cuDeviceGetCount(ctypes.byref(count))
+        )
+    except (OSError, AttributeError):  # no driver, or something else of that name
+        return 0
+    return 0 if failed or version.value // 1000 < toolkit else count.value

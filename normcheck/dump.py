@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +9,8 @@ from torch import Tensor
 
 from normcheck import discovery
 from normcheck.check import Result
-from normcheck.errors import UsageError, one_line
 from normcheck.expected import expectations, whole
-from normcheck.golden.store import refuse_existing
+from normcheck.golden.store import write_new
 from normcheck.inputs import make
 from normcheck.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Expectation, bits_of, judge_of
 from normcheck.plan import Cell
@@ -25,7 +22,7 @@ SCRIPT = """\
 from pathlib import Path
 from safetensors.torch import load_file
 t = load_file(Path(__file__).with_name("case.safetensors"))  # x, weight, bias, dy; actual/, expected/, above/, below/
-for name in sorted(key.removeprefix("actual/") for key in t if key.startswith("actual/")):
+for name in sorted(key.removeprefix("actual/") for key in t if key.startswith("actual/") and t[key].numel()):
     actual, expected = t[f"actual/{name}"].double(), t[f"expected/{name}"]
     bound = t[f"above/{name}"].where(actual > expected, t[f"below/{name}"])
     ratio = ((actual - expected).abs() / bound).nan_to_num(nan=float("inf"))
@@ -44,17 +41,7 @@ def write(folder: Path, cell: Cell, result: Result, compared: Sequence[Expectati
     tensors = _tensors(cell, result, tuple(held.values()), device)
     facts = {"case": str(result.case), "implementation": cell.implementation.name, "model": str(result.model)}
     data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata=facts)
-    refuse_existing(folder, "dump")
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent))
-    try:
-        (beside / NAME).write_bytes(data)
-        (beside / "worst.py").write_text(SCRIPT, encoding="utf-8")
-        beside.chmod(0o755)
-        beside.rename(folder)
-    except OSError as error:
-        raise UsageError(f"dump={one_line(str(folder), 200)}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    write_new(folder, {NAME: data, "worst.py": SCRIPT.encode()}, "dump")
 
 
 def _tensors(cell: Cell, result: Result, held: tuple[Expectation, ...], device: str) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from normcheck.outputs import Problem
 from normcheck.plan import Cell
 from normcheck.probes import Depth
 from normcheck.result import Finding
+from normcheck.tolerance import NO_ROOM
 
 _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
     (
@@ -122,7 +123,7 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         actual=worst.actual,
         expected=worst.expected,
         error=worst.error,
-        bound=worst.bound,
+        bound=worst.bound if worst.bound > NO_ROOM else 0.0,
         ratio=c.ratio,
         max_ulp=c.max_ulp,
         mismatched=mismatched,

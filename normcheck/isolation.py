@@ -210,7 +210,7 @@ def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -
         raise UsageError(f"impl={spec}: {broken_of(answer['broken']).message}")
     found = answer.get("found")
     if not isinstance(found, list):
-        raise UsageError(f"impl={spec}: importing it failed: its process gave no sensible answer")
+        raise UsageError(f"impl={spec}: expected an import that leaves its process alone, which answered nonsense")
     return tuple(_implementation(spec, told, device) for told in found)
 
 
@@ -249,5 +249,7 @@ def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implemen
             source=str(told["source"]),
         )
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"impl={spec}: its process gave no sensible description of it") from None
+        raise UsageError(
+            f"impl={spec}: expected an import that leaves its process alone, which answered nonsense"
+        ) from None
     return discovery.validated(described, spec)

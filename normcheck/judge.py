@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -183,6 +183,7 @@ def compared(
     ok: Tensor | None,
 ) -> Comparison:
     """compare(), where rows that are not ``ok`` (m, 1) have no finite bound: uncheckable, counted."""
+    told = expected
     if ok is not None:
         bound = Bound(
             torch.where(ok, bound.upper, math.inf),
@@ -191,7 +192,7 @@ def compared(
         )
         expected = torch.where(ok, expected, 0.0)
     if judge.watch:
-        judge.watch(Expectation(output, check, first, expected, bound, fmt))
+        judge.watch(Expectation(output, check, first, told, bound, fmt))
     finite = ok is None and judge.finite
     floor = judge.floors.get(output, 0.0)
     return compare(actual, expected, bound, fmt, floor=floor, first_row=first, finite=finite, zeros=judge.zeros)
@@ -272,10 +273,11 @@ def _doubt(judge: Judge, t: Truth) -> Tensor:
 
 
 def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: int) -> Comparison:
-    """A wrong bit has no distance: its bound is 0. A bit in doubt has none, and counts as uncheckable."""
+    """A wrong bit is off by 1, its bound is 0. A bit in doubt has no bound, and counts as uncheckable."""
     bound = Bound(torch.full_like(t.forward.z, tolerance.NO_ROOM).masked_fill_(free, math.inf), None, dict)
     expected = reference.bits(t.forward.z, judge.options).double()
     if judge.watch:
         judge.watch(Expectation("bitmask", END_TO_END, first, expected, bound, FORMATS["fp32"]))
     floor = judge.floors.get("bitmask", 0.0)
-    return compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first, zeros=judge.zeros)
+    found = compare(got.double(), expected, bound, FORMATS["fp32"], floor=floor, first_row=first, zeros=judge.zeros)
+    return replace(found, max_ulp=found.max_abs)  # a bit has no ulps but itself

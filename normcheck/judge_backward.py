@@ -94,11 +94,9 @@ class _Totals:
         checks = []
         if "dw" in gradients:
             bound = tolerance.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, judge.weight)
-            expected = self.dw
             if self.spoilt:
                 bound = Bound(torch.full_like(bound.upper, math.inf), None, bound.terms)
-                expected = torch.zeros_like(expected)
-            checks.append(Checked("dw", check, self._vector(judge, "dw", check, gradients["dw"], expected, bound)))
+            checks.append(Checked("dw", check, self._vector(judge, "dw", check, gradients["dw"], self.dw, bound)))
         if "db" in gradients:
             bound = tolerance.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
             checks.append(Checked("db", check, self._vector(judge, "db", check, gradients["db"], self.db, bound)))
@@ -109,6 +107,8 @@ class _Totals:
     ) -> Comparison:
         if judge.watch:
             judge.watch(Expectation(name, check, 0, expected, bound, judge.weight))
+        if self.spoilt and name == "dw":
+            expected = torch.zeros_like(expected)
         finite = not self.spoilt and judge.finite
         floor = judge.floors.get(name, 0.0)
         return compare(actual, expected, bound, judge.weight, floor=floor, finite=finite, zeros=judge.zeros)

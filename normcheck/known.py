@@ -50,13 +50,13 @@ def read(file: str) -> tuple[Known, ...]:
         raise UsageError(f"known_failures={where}: expected text in UTF-8 (byte {error.start} is not)") from error
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"known_failures={where}: cannot be read ({reason})") from error
+        raise UsageError(f"known_failures={where}: expected a file that can be read ({reason})") from error
     entries: dict[tuple[str, str, str], Known] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             entry = _entry(line.strip(), f"{where}:{number}")
             if entry.cell in entries:
-                raise UsageError(f"{entry.where}: {entries[entry.cell].where} has this cell as well")
+                raise UsageError(f"{entry.where}: {entries[entry.cell].where} has this cell as well, expected once")
             entries[entry.cell] = entry
     return tuple(entries.values())
 

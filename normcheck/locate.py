@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normcheck.patterns import words_for
+from normcheck.patterns import extent, words_for
 from normcheck.result import Where
 
 GRID_ROWS, GRID_COLUMNS = 8, 48
+_CHANCE = 1e-6
+"""Above it, what wrong elements anywhere at random would leave alone is no pattern."""
 
 
 def locate(wrong: Tensor) -> Where:
@@ -48,5 +50,8 @@ def _summary(wrong: Tensor) -> str:
             last = " (the last)" if down == [rows - 1] else ""
             return f"all of row {down[0]} of {rows}{last}" if len(down) == 1 else f"{by_row}, every column"
         return f"{by_row}, {by_column}"
-    share = f"{count:,} of the {common:,} elements in them"
-    return f"{by_row}, {by_column}: {share}"
+    if _CHANCE < (len(down) / rows) ** count < 1:
+        by_row = extent(down, rows, "row")
+    if _CHANCE < (len(across) / columns) ** count < 1:
+        by_column = extent(across, columns, "column")
+    return f"{by_row}, {by_column}: {count:,} of the {common:,} elements in them"

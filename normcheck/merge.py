@@ -63,7 +63,9 @@ def _in_order(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
         if count and total != count:
             raise UsageError(f"{file}: shard={run.shard}: expected one of {count}, as {source}")
         if number in found:
-            raise UsageError(f"{file}: shard={run.shard}: {found[number][0]} is this shard as well")
+            raise UsageError(
+                f"{file}: shard={run.shard}: expected each shard once, {found[number][0]} is this one as well"
+            )
         found[number], count, source = (file, run), total, file
     missing = [f"{number}/{count}" for number in range(1, count + 1) if number not in found]
     if missing:

@@ -19,7 +19,12 @@ def words_for(at: Sequence[int], total: int, name: str) -> str:
         return f"only {name} {first} of {total}" + (" (the last)" if first == total - 1 else "")
     if len(at) == last - first + 1:
         return _run(first, last, total, name)
-    return _periodic(at, total, name) or f"{len(at)} of {total} {name}s, from {first} to {last}"
+    return _periodic(at, total, name) or extent(at, total, name)
+
+
+def extent(at: Sequence[int], total: int, name: str) -> str:
+    """How many of them are hit, and between which: where no pattern fits, or one may be there by chance."""
+    return f"{len(at)} of {total} {name}s, from {at[0]} to {at[-1]}"
 
 
 def _run(first: int, last: int, total: int, name: str) -> str:

@@ -17,9 +17,13 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("y", "store"): _STORE,
     ("y", "rstd"): "|xhat g| * al: al bounds the relative error of rstd",
     ("y", "mean"): "|g| * d: d = rstd * error of the mean shifts every xhat",
-    ("y", "ops"): "|xhat g| * k u for k = count.y roundings, the add of the bias, and the reference's own 2^-51",
+    (
+        "y",
+        "ops",
+    ): "|xhat g| * k u for k = count.y roundings (y_zero_centered), the add of the bias, the reference's 2^-51",
     ("y", "underflow"): _ETA,
     ("y", "xhat near the middle of two"): "|g| * the spacing of {fmt}: within its error xhat may round to either side",
+    ("y", "product"): "|round(xhat) g| * u: the one product, rounded in fp32 before the store, and eta",
     ("dx", "store"): _STORE,
     (
         "dx",
@@ -34,6 +38,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("dw", "store"): _STORE,
     ("dw", "sum over M"): "gam(H(M) + dw) * sum |dy xhat|",
     ("dw", "statistics"): "sum |dy| * what the errors of rstd and of the mean, and underflow, do to each xhat",
+    ("dw", "underflow"): _ETA,
     ("dw", "bits in doubt"): _BITS,
     ("dw", "roundings to the io dtype"): _CAST,
     ("db", "store"): _STORE,

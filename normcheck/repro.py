@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,7 +25,14 @@ from normcheck.run import its_process
 
 
 def repro_case(
-    spec: str, line: str, device: str, timeout: float, *, isolation: bool = True, dump: str = "", pdb: bool = False
+    spec: str,
+    line: str,
+    device: str,
+    timeout: float,
+    *,
+    isolation: bool = True,
+    dump: str | None = None,
+    pdb: bool = False,
 ) -> int:
     """Run one case line again on the implementation that ``spec`` names; returns the exit code.
 
@@ -32,11 +40,16 @@ def repro_case(
     """
     case = parsed(line)
     check_timeout(timeout)
-    folder = _new(dump) if dump else None
+    folder = None if dump is None else _new(dump)
+    if pdb and sys.stdin is None:
+        raise UsageError("pdb: standard input is closed; expected a terminal, or the debugger's commands")
     where = device_for(device)
     found = selected(spec, (case.op,), where, timeout, isolation=isolation)
     if folder and len(found) > 1:
-        raise UsageError(f"dump={one_line(dump, 200)}: impl={spec} names {len(found)} implementations; expected one")
+        expected = f"expected one, such as {spec}:{one_line(found[0].name, 200)}"
+        raise UsageError(
+            f"dump={one_line(str(folder), 200)}: impl={spec} names {len(found)} implementations; {expected}"
+        )
     console, codes = terminal.console_for(sys.stdout), [NOTHING]
     for implementation in found:
         if pdb:
@@ -88,7 +101,7 @@ def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str,
         return NOTHING
     if folder:
         console.print(
-            f"Written: {one_line(str(folder), 200)}. Next: python {one_line(str(folder / 'worst.py'), 200)}\n",
+            f"Written: {one_line(str(folder))}. Next: python {one_line(shlex.quote(str(folder / 'worst.py')))}\n",
             markup=False,
             soft_wrap=True,
         )

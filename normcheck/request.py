@@ -220,8 +220,9 @@ def parsed(line: str) -> Case:
     options = {name: op.options for name, op in ops.items()}
     case = parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
     if case.bias not in ops[case.op].biases:
-        wrong = "bias=yes in the case line: {} has none, expected bias=none"
-        raise UsageError((wrong if case.bias else "bias=none in the case line: {} always has a bias").format(case.op))
+        if case.bias:
+            raise UsageError(f"bias=yes in the case line: {case.op} has none, expected bias=none")
+        raise UsageError(f"bias=none in the case line: {case.op} always has a bias, expected the line without that")
     return case
 
 

@@ -217,7 +217,7 @@ def output_y(
             "rstd": rstd,
             "mean": mean,
             "ops": (before - rstd - mean - eta).clamp_(min=0),
-            "underflow": eta * ones,
+            "underflow": eta * (ones if scale.where is None else ones * scale.where),
         }
 
     return YBound(before, Bound(upper, None, terms))
@@ -370,7 +370,7 @@ def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tenso
         ones = torch.ones_like(e)
         bits = ones * 0 if doubt is None else doubt
         named = {"store": stored * ones, "sum over M": summation, rules.doubt: bits}
-        return {**named, "statistics": sums.dy_shift}
+        return {**named, "statistics": sums.dy_shift, "underflow": 2 * m * rules.eta * ones}
 
     return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)
 

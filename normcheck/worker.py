@@ -47,7 +47,7 @@ class _State:
     def chosen(self) -> Implementation:
         """The implementation that is called."""
         if self.implementation is None:
-            raise UsageError("no implementation was chosen")
+            raise UsageError("expected an implementation to be chosen first")
         return self.implementation
 
 
@@ -117,7 +117,7 @@ def _choose(state: _State, message: Message) -> Message:
         if (i.name, i.op) == (message["name"], message["op"]):
             state.implementation = i
             return {}
-    raise UsageError(f"impl={message['name']}: it is no longer there")
+    raise UsageError(f"impl={message['name']}: expected it in the file, as when the run began; run it again")
 
 
 def _supports(state: _State, message: Message) -> Message:

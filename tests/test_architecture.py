@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,20 @@ def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, normcheck.cli; print({'torch', 'triton', 'numpy', 'hypothesis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_every_complaint_says_what_was_expected() -> None:
+    """A message that only passes on somebody else's words is theirs; ours name what is right beside what is wrong."""
+    silent = []
+    for name, tree in TREES.items():
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+        for call in calls:
+            if isinstance(call.func, ast.Name) and call.func.id == "UsageError":
+                said = ast.unparse(call.args[0])
+                words = re.sub(r"\{.*?\}", "", said) if said.startswith(("f", "'", '"')) else ""
+                if re.search(r"[a-z]{2} [a-z]{2}", words) and "expected" not in said.lower():
+                    silent.append(f"{name}:{call.lineno}: {said}")
+    assert silent == []
 
 
 def test_everything_public_says_what_it_is() -> None:

@@ -18,6 +18,8 @@ from normcheck.result import Run, Verdict, Worst
 
 BUDGET = {"max_examples": 300.0, "seconds": 4.0}
 
+MEANT = "if it is meant: normcheck baseline make"
+
 
 def cell(ratio: float, ulp: float, case: str = CASE, **changes: object) -> Verdict:
     return verdict(worst={"dx": Worst(ratio=ratio, max_abs=1e-3, max_ulp=ulp, case=case)}, **changes)
@@ -60,7 +62,7 @@ def test_the_limits_can_be_set_and_the_message_says_what_moved(tmp_path: Path) -
     assert drifted(read(path), now) == ()
     assert drifted(read(path, ratio=1.4), now) == ()
     assert drifted(read(path, ratio=1.4, ulp=0.5), now) == (
-        f"drift from {path}: rmsnorm triton bf16 dx: worst ratio 0.3 to 0.45, 1 to 1.6 ulp; {CASE}",
+        f"drift from {path}: rmsnorm triton bf16 dx: worst ratio 0.3 to 0.45, 1 to 1.6 ulp; {CASE}; {MEANT}",
     )
     for limits in ({"ratio": 0.5}, {"ratio": float("nan")}, {"ulp": -1.0}, {"ulp": float("inf")}):
         with pytest.raises(UsageError, match="drift_"):
@@ -71,7 +73,7 @@ def test_an_output_that_is_not_returned_any_more(tmp_path: Path) -> None:
     baseline = read(made(tmp_path, verdict()))
     lost = replace(verdict(), worst={"y": verdict().worst["y"], "dx": verdict().worst["dx"]})
     assert drifted(baseline, [lost]) == (
-        f"drift from {baseline.file}: rmsnorm triton bf16 rstd was checked then, and is not now",
+        f"drift from {baseline.file}: rmsnorm triton bf16 rstd was checked then, and is not now; {MEANT}",
     )
     assert drifted(baseline, [failed(finding(), implementation="triton", dtype="bf16")]) == ()
     assert drifted(baseline, [replace(verdict(), device="cuda")]) == ()

@@ -64,7 +64,7 @@ def z_of(line: str) -> Tensor:
 def test_the_other_order_of_bits() -> None:
     told = found(most_significant_first)
     assert told.output == "bitmask"
-    assert "All bits are right read most significant bit first." in told.advice
+    assert "All bits are right if they are read most significant bit first." in told.advice
     got, expected = told.advice.partition("got ")[2].split(", expected ")
     assert expected.partition("(")[2].startswith(got)  # what it gave is what the other order would be
 
@@ -72,12 +72,25 @@ def test_the_other_order_of_bits() -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_inverted_bits(packed: bool) -> None:
     told = found(lambda mask: bitmask.pack(~mask) if packed else ~mask)
-    assert "All bits are right inverted." in told.advice
+    assert "All bits are right if they are inverted." in told.advice
+
+
+@pytest.mark.parametrize(("upper", "bit"), [(-8, True), (9, False)])
+def test_a_few_bits_say_nothing_of_their_order(upper: int, bit: bool) -> None:
+    """As of a wrong limit, shrunk: pad bits are zeros, and one bit alone is right when it is inverted."""
+    line = f"layernorm_relu_bitmask fp32 M=1 N=1 seed=3 lower_clip=-9 upper_clip={upper}"
+    assert "All bits are right" not in found(lambda mask: bitmask.pack(torch.full_like(mask, bit)), line).advice
+
+
+def test_a_few_bits_in_the_other_order() -> None:
+    line = "layernorm_relu_bitmask fp32 M=1 N=1 seed=3 lower_clip=-9 upper_clip=9"
+    assert "All bits are right if they are read most significant" in found(most_significant_first, line).advice
 
 
 def test_a_single_bit_and_its_byte() -> None:
     told = found(lambda mask: bitmask.pack(flipped(mask, 3, 10)))
     assert told.index == (3, 10)
+    assert (told.error, told.max_ulp, told.bound) == (1, 1, 0)
     assert "row 3, bytes 0 to 2, the bit is number 2 of byte 1: got " in told.advice
     got, expected = told.advice.partition("got ")[2].split(" least significant")[0].split(", expected ")
     first, second = ([int(byte, 16) for byte in text.split()] for text in (got, expected))

@@ -264,7 +264,7 @@ MISTAKES = {
     "verify --report json:.": "report=json:.: expected a path",
     "verify --report json:- --report terminal:-": "at most one report on standard output",
     "verify --impl torch --require cudnn": "require=cudnn: expected one of torch",
-    "verify --known-failures /dev/full": "known_failures=/dev/full: cannot be read (it is no regular file)",
+    "verify --known-failures /dev/full": "expected a file that can be read (it is no regular file)",
     "verify --report json:one --report junit:one": "report=json:one: expected a file of its own for each report",
     "verify --require apax": "require=apax: expected one of",
     "verify --workers 0": "workers=0: expected an integer from 1",
@@ -278,7 +278,7 @@ MISTAKES = {
     "verify --time-budget inf": "time_budget=inf: expected seconds > 0",
     "verify --seed half": "seed=half: expected an integer",
     "verify --config missing.toml": "config=missing.toml: no such file",
-    "verify --known-failures missing.txt": "known_failures=missing.txt: cannot be read",
+    "verify --known-failures missing.txt": "known_failures=missing.txt: expected a file that can be read",
     "verify --max-examples 1.5": "'--max-examples'",
     "verify --colour red": "No such option",
     "verify --op": "'--op'",
@@ -345,9 +345,11 @@ def test_files_that_are_wrong(run: Callable[..., Done], written: Callable[..., s
 def test_functions_and_ops(run: Callable[..., Done], written: Callable[..., str]) -> None:
     path = written(RIGHT, "forward = y_of; number = 5", DECLARED)
     assert "op is missing" in complaint(run("verify", "--impl", f"{path}:y_of", *FEW))
-    assert "has no implementation or function named 'z_of'" in complaint(run("verify", "--impl", f"{path}:z_of", *FEW))
-    assert "has no implementation or function named 'number'" in complaint(run("verify", "--impl", f"{path}:number"))
-    assert "declares only rmsnorm" in complaint(run("verify", "--impl", path, "--op", "layernorm", *FEW))
+    assert "expected the name of what is in" in complaint(run("verify", "--impl", f"{path}:z_of", *FEW))
+    assert "expected the name of what is in" in complaint(run("verify", "--impl", f"{path}:number"))
+    assert "op=layernorm: expected one of rmsnorm, which are what impl=" in complaint(
+        run("verify", "--impl", path, "--op", "layernorm", *FEW)
+    )
     assert run("verify", "--impl", f"{path}:mine", *FEW).code == 0  # by the name that it declares
 
 

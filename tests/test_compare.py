@@ -232,6 +232,14 @@ ALL = slice(None)
         ),
         (pattern(9, 64, (2, 3), (2, 11), (2, 19)), "only row 2 of 9, 3 of 64 columns, from 3 to 19"),
         (pattern(1, 8, (0, 7)), "only column 7 of 8 (the last)"),
+        (
+            pattern(40, 64, (slice(0, None, 2), slice(48, 56)), (slice(1, None, 2), slice(56, None))),
+            "every row, only columns >= 48 of 64: 320 of the 640 elements in them",
+        ),
+        (  # some element of each but the last: what chance leaves alone is no pattern
+            pattern(8, 8, *((i, (3 * i) % 7) for i in range(8)), (0, 5)),
+            "every row, 7 of 8 columns, from 0 to 6: 9 of the 56 elements in them",
+        ),
         (pattern(6, 1, (slice(4, None), 0)), "only rows >= 4 of 6"),
         (pattern(1, 1, (0, 0)), "the only element"),
     ],

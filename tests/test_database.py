@@ -63,7 +63,7 @@ def test_files_that_are_wrong_are_notes(tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     for content, cases, note in (
         (f"{CASE}\nnonsense\n# {CASE}\n\n".encode(), (CASE,), "expected 'OP DTYPE M=... N=... name=value ...'"),
-        (CASE.replace("fp16", "bf16").encode(), (), "it is a case of rmsnorm bf16"),
+        (CASE.replace("fp16", "bf16").encode(), (), "expected a case of rmsnorm fp16, not of rmsnorm bf16"),
         (CASE.replace("rows=offset", "rows=\x1b[31m").encode(), (), "rows=?[31m in the case line"),
         (b"\xff", (), "expected text in UTF-8"),
         (b"#" * (LARGEST + 1), (), "expected at most 65,536 bytes"),

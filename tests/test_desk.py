@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normcheck import catalogue, discovery, driver
+from normcheck import catalogue, discovery
 from normcheck.commands import complete
 
 ROOT = Path(catalogue.__file__).parents[1]
@@ -23,16 +23,40 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+LIBRARY = """
+import ctypes
+class Library:
+    def cuInit(self, flags): return {init}
+    def cuDriverGetVersion(self, version): version._obj.value = {version}; return 0
+    def cuDeviceGetCount(self, count): count._obj.value = {count}; return 0
+ctypes.CDLL = lambda name: Library()
+"""
+LIST = """
+import sys; sys.argv = ['normcheck', 'list']
+from normcheck import cli
+try: cli.main()
+except SystemExit as stopped: assert stopped.code == 0
+heavy = {'torch', 'triton', 'numpy', 'hypothesis', 'safetensors', 'cudnn', 'liger_kernel'} & set(sys.modules)
+print('heavy', sorted(heavy), file=sys.stderr)
+"""
+
+
+def driver_with(*, count: int = 1, version: int = 13000, init: int = 0) -> str:
+    """Code that puts a CUDA driver in the place of this machine's."""
+    return LIBRARY.format(init=init, version=version, count=count)
+
+
+def torch_built(folder: Path, text: str) -> str:
+    """A path with packages that are there, a torch with this version.py among them, and that nothing may import."""
+    for name in ("torch", "triton", "cudnn", "liger_kernel"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "torch" / "version.py").write_text(text)
+    return f"{folder}:{ROOT}"
+
+
 def test_list_imports_no_torch_without_a_gpu() -> None:
-    code = (
-        "import sys; sys.argv = ['normcheck', 'list']\n"
-        "from normcheck import cli, driver; driver.present = lambda: False\n"
-        "try: cli.main()\n"
-        "except SystemExit as stopped: assert stopped.code == 0\n"
-        "heavy = {'torch', 'triton', 'numpy', 'hypothesis', 'safetensors'} & set(sys.modules)\n"
-        "print('heavy', sorted(heavy), file=sys.stderr)"
-    )
-    done = python(code)
+    done = python(driver_with(count=0) + LIST)
     assert done.stderr.strip() == "heavy []"
     assert "implementations, on cpu" in done.stdout
     assert "cuDNN needs an NVIDIA GPU" in done.stdout
@@ -40,49 +64,51 @@ def test_list_imports_no_torch_without_a_gpu() -> None:
     assert "triton rmsnorm runs" in words
 
 
+def test_list_imports_no_torch_with_a_gpu(tmp_path: Path) -> None:
+    """What would have to be imported to know whether it works is not tried, and the list says so."""
+    path = torch_built(tmp_path, "cuda: Optional[str] = '13.0'\n")
+    done = python(driver_with() + LIST, PYTHONPATH=path, TRITON_INTERPRET="")
+    assert done.stderr.strip() == "heavy []"
+    assert "implementations, on cuda" in done.stdout
+    words = {" ".join(line.split()) for line in done.stdout.splitlines()}
+    assert {"torch rmsnorm runs", "triton rmsnorm runs"} <= words
+    assert "cudnn rmsnorm nvidia-cudnn-frontend is installed; normcheck doctor tries it" in words
+    assert "liger rmsnorm liger-kernel is installed; normcheck doctor tries it" in words
+
+
+def test_what_a_glance_does_not_try_is_tried_elsewhere(tmp_path: Path) -> None:
+    code = "from normcheck.impls import _optional\nprint(_optional.missing('liger_kernel', 'liger-kernel', 'cuda'))"
+    done = python(code, PYTHONPATH=torch_built(tmp_path, ""))
+    assert done.stdout.strip() == "liger-kernel is installed but does not work: RuntimeError: imported"
+
+
 def test_list_and_torch_agree() -> None:
-    assert catalogue.device_here() == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert catalogue._torch_has_cuda() == bool(torch.version.cuda or torch.version.hip)
+    done = python("from normcheck import catalogue; print(catalogue.device_here())")
+    assert done.stdout.strip() == ("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = torch.version.cuda
+    assert catalogue._toolkit_of_torch() == (None if cuda is None else int(cuda.partition(".")[0]))
 
 
 @pytest.mark.parametrize(
-    ("hidden", "there", "built", "asked"),
+    ("text", "library", "device"),
     [
-        (None, True, True, True),
-        ("0,1", True, True, True),
-        ("", True, True, False),
-        ("-1", True, True, False),
-        (None, False, True, False),
-        (None, True, False, False),
+        ("cuda = '12.8'\n", driver_with(), "cuda"),
+        ("cuda: Optional[str] = '13.0'\n", driver_with(count=8), "cuda"),
+        ("cuda = '13.0'\n", driver_with(version=12080), "cpu"),  # the driver is older than torch's CUDA
+        ("cuda = '12.8'\n", driver_with(version=12020), "cuda"),  # of one major version any will do
+        ("cuda = '12.8'\n", driver_with(count=0), "cpu"),
+        ("cuda = '12.8'\n", driver_with(init=100), "cpu"),  # CUDA_ERROR_NO_DEVICE: also where all are hidden
+        ("cuda = '12.8'\n", "", "cpu"),  # no library
+        ("cuda = '12.8'\n", "import ctypes; ctypes.CDLL = lambda name: object()\n", "cpu"),  # another library
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", driver_with(), "cpu"),
+        ("something_else = 1\n", driver_with(), "cuda"),  # cannot be told
     ],
 )
-def test_torch_is_asked_only_where_it_might_see_a_gpu(
-    hidden: str | None, there: bool, built: bool, asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    monkeypatch.setattr(driver, "present", lambda: there)
-    monkeypatch.setattr(catalogue, "_torch_has_cuda", lambda: built)
-    monkeypatch.setattr("normcheck.environment.device_of", lambda asked: "cuda")
-    assert catalogue.device_here() == ("cuda" if asked else "cpu")
-
-
-@pytest.mark.parametrize(
-    ("text", "built"),
-    [
-        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", False),
-        ("cuda = '12.8'\nhip = None\n", True),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", True),
-        ("something_else = 1\n", True),  # cannot be told: torch is asked
-    ],
-)
-def test_how_torch_is_built(text: str, built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "torch" / "version.py").write_text(text)
-    code = "from normcheck import catalogue; print(catalogue._torch_has_cuda())"
-    assert python(code, PYTHONPATH=f"{tmp_path}:{ROOT}").stdout.strip() == str(built)
+def test_a_gpu_that_torch_could_use(text: str, library: str, device: str, tmp_path: Path) -> None:
+    if not library:
+        library = "import ctypes\ndef CDLL(name): raise OSError(name)\nctypes.CDLL = CDLL\n"
+    code = f"{library}from normcheck import catalogue; print(catalogue.device_here())"
+    assert python(code, PYTHONPATH=torch_built(tmp_path, text)).stdout.strip() == device
 
 
 def completed(words: str) -> list[str]:
@@ -100,6 +126,41 @@ def test_a_shell_completes_commands_options_and_their_values() -> None:
     assert "--known-failures" in completed("normcheck verify --kn")
     assert completed("normcheck verify --op rms") == [op for op in discovery.ops() if op.startswith("rms")]
     assert completed("normcheck verify --profile ") == ["quick", "ci", "deep"]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("verify --device c", ["cpu", "cuda"]),
+        ("audit --profile c", ["ci"]),
+        ("audit --recipe kernel", ["kernelbench"]),
+        ("audit --report ", ["json:"]),
+        ("bench --suite triton", ["triton-tutorial"]),
+        ("bench --report p", ["png:"]),
+        ("bench --dtype b", ["bf16"]),
+        ("tolerances --output d", ["dx", "dw", "db"]),
+        ("tolerances --impl cudnn", ["cudnn", "cudnn_graph"]),
+        ("repro triton_tutorial_", ["triton_tutorial_no_barrier"]),
+    ],
+)
+def test_every_option_that_names_something_is_completed(words: str, offered: list[str]) -> None:
+    assert completed(f"normcheck {words}") == offered
+
+
+def test_completion_imports_no_torch() -> None:
+    names = "ops", "implementations", "dtypes", "devices", "profiles", "outputs", "suites", "recipes", "reports"
+    asked = "; ".join(f"assert complete.{name}('')" for name in names)
+    done = python(f"import sys; from normcheck.commands import complete; {asked}; print('torch' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_name_to_complete_is_normcheck_however_it_was_started() -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "_NORMCHECK_COMPLETE": "complete_bash"}
+    env |= {"COMP_WORDS": "normcheck ver", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "normcheck"], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["verify"], done.stderr
 
 
 def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

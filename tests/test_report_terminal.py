@@ -313,7 +313,8 @@ def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
     stream = Terminal()
     with terminal.live(_text.console_for(stream, width=80), 2, cells=[("rmsnorm", "triton", "bf16")]) as screen:
         updated(screen)
-        assert r"[1/2] 0.00 s  rmsnorm [red]mine[/]\x1b.py fp16  17 cases, worst 0.5" in stream.getvalue()
+        drawn = r"[1/2] 0.00 s  0 findings, 2 cells left; rmsnorm [red]mine[/]\x1b.py fp16  17 cases, worst 0.5"
+        assert drawn[:80] in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[2K")
     assert "rmsnorm triton bf16  200 cases" in stream.getvalue()
 
@@ -324,9 +325,19 @@ def test_progress_counts_findings_cases_and_cells_left(monkeypatch: pytest.Monke
     monkeypatch.setattr("normcheck.reports._cells.time.monotonic", lambda: float(next(clock)))
     with terminal.live(_text.console_for(stream, width=120), 3) as screen:
         screen.verdict(replace(verdict(), failure=wrong, status="fail"))
-        assert "[1/3] 2.0 s  1 finding, 100 cases/s, 2 cells left" in stream.getvalue()
+        assert "[0/3] 2.0 s  0 findings, 3 cells left" in stream.getvalue()
+        assert "[1/3] 4.0 s  1 finding, 2 cells left, 50 cases/s" in stream.getvalue()
         screen.update(1, 3, "rmsnorm", "mine", "fp16", 40, 0.5)
-        assert "rmsnorm mine fp16  40 cases, worst 0.5; 1 finding, 60 cases/s, 2 cells left" in stream.getvalue()
+        drawn = "[2/3] 6.0 s  1 finding, 2 cells left, 40 cases/s; rmsnorm mine fp16  40 cases, worst 0.5"
+        assert drawn in stream.getvalue()
+
+
+def test_a_narrow_terminal_cuts_off_what_matters_least() -> None:
+    stream = Terminal()
+    with terminal.live(_text.console_for(stream, width=48), 12) as screen:
+        screen.update(0, 12, "layernorm_relu_bitmask", "torch_compile", "bf16", 1234, 0.5)
+    assert "[1/12] 0.00 s  0 findings, 12 cells left; layern" in stream.getvalue()
+    assert "layerno" not in stream.getvalue()
 
 
 def test_quiet_says_what_failed_and_the_last_line() -> None:
@@ -334,6 +345,9 @@ def test_quiet_says_what_failed_and_the_last_line() -> None:
     with terminal.live(_text.console_for(stream, width=80), 2, verbosity=-1) as screen:
         updated(screen)
     assert stream.getvalue() == ""
+    with terminal.live(_text.console_for(Terminal(), width=80), 2, verbosity=-1) as screen:
+        updated(screen)
+        assert screen._line is None
     terminal.render(failing(), _text.console_for(stream, width=80), verbosity=-1)
     quiet, whole = stream.getvalue(), written(failing())
     assert quiet.splitlines()[-1] == whole.splitlines()[-1]

@@ -135,8 +135,29 @@ def test_nothing_is_overwritten(run: Callable[..., tuple[int, str, str]], tmp_pa
         assert err.startswith(f"normcheck: dump={there}: exists; expected a new folder")
     assert list((tmp_path / "case").iterdir()) == []
     assert run("torch", LINE, "--dump", "no/case")[0] == 2
+    assert run("torch", LINE, "--dump", "")[0] == 2
     assert run("cudnn", LINE, "--dump", "refused")[0] == 5
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_folder_that_turns_out_not_to_be_writable(run: Callable[..., tuple[int, str, str]]) -> None:
+    """To root every folder looks writable."""
+    code, _, err = run("torch", LINE, "--dump", "/proc/case")
+    assert code == 2
+    assert err.startswith("normcheck: dump=/proc/case: ")
+    assert "expected a folder" in err
+    assert "Traceback" not in err
+
+
+def test_the_command_that_reads_a_dump_can_be_pasted(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    out = run("torch", LINE, "--dump", "a case")[1]
+    assert out.startswith("Written: a case. Next: python 'a case/worst.py'\n")
+    assert read_by_the_script(tmp_path / "a case")
+
+
+def test_a_dump_without_rows(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    assert run("torch", LINE.replace("M=3", "M=0"), "--dump", "case")[0] == 0
+    assert {line.partition("/")[0] for line in read_by_the_script(tmp_path / "case").splitlines()} == {"dw"}
 
 
 def test_two_implementations_are_not_dumped_into_one_folder(run: Callable[..., object], tmp_path: Path) -> None:
@@ -145,7 +166,7 @@ def test_two_implementations_are_not_dumped_into_one_folder(run: Callable[..., o
         file.write("IMPLEMENTATIONS += (Implementation(name='other', op='rmsnorm', forward=forward),)\n")
     code, out, err = run(name, LINE, "--dump", "case")  # type: ignore[misc]
     assert (code, out) == (2, "")
-    assert "names 2 implementations; expected one" in err
+    assert f"names 2 implementations; expected one, such as {name}:mine" in err
 
 
 def debugged(tmp_path: Path, function: str, stdin: str, *more: str) -> subprocess.CompletedProcess[str]:
@@ -168,7 +189,9 @@ def test_pdb_where_it_raises(tmp_path: Path) -> None:
     assert "4712" in done.stdout
     assert "local_number = 4711" in done.stdout or "raise ValueError" in done.stdout
     assert "raised ValueError: no such thing" in done.stderr
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)  # and then the finding, as ever
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "forward raised ValueError: no such thing" in done.stdout  # and then the finding, as ever
+    assert "botframe" not in done.stdout
 
 
 def test_pdb_after_forward(tmp_path: Path) -> None:
@@ -185,6 +208,15 @@ def test_leaving_pdb_interrupts(tmp_path: Path, stdin: str) -> None:
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert "FAIL" not in done.stdout
+    assert "left the debugger, nothing was judged; c goes on" in done.stderr
+
+
+def test_pdb_without_standard_input(tmp_path: Path) -> None:
+    argv = ["normcheck", "repro", "torch", LINE, "--device", "cpu", "--pdb"]
+    code = f"import sys; sys.stdin, sys.argv = None, {argv}; from normcheck import cli; cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    said = "normcheck: pdb: standard input is closed; expected a terminal, or the debugger's commands\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_pdb_where_a_backward_raises(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ APART: list[tuple[Callable[[list[tuple[str, Run]]], Any], str]] = [
     (put(2, profile="ci"), "3.json: profile=ci: expected quick, as in 1.json"),
     (put(2, budget={"max_examples": 8.0}), "3.json: max_examples=8.0: expected 9.0, as in 1.json"),
     (put(2, environment={"torch": "2.10"}), "3.json: torch=2.10: expected 2.9, as in 1.json"),
-    (put(1, shard="1/3"), "2.json: shard=1/3: 1.json is this shard as well"),
+    (put(1, shard="1/3"), "2.json: shard=1/3: expected each shard once, 1.json is this one as well"),
     (put(1, shard="2/4"), "2.json: shard=2/4: expected one of 3, as 1.json"),
     (put(1, shard=""), "2.json: shard=none: expected a report of normcheck verify --shard K/N"),
     (put(1, shard="5/3"), "2.json: shard=5/3: expected a report of normcheck verify --shard K/N"),

@@ -36,7 +36,7 @@ def make(
         Path(out).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"out={one_line(out, 200)}: cannot be written ({reason})") from error
+        raise UsageError(f"out={one_line(out, 200)}: expected a file that can be written ({reason})") from error
     cells = [verdict for _, run in runs for verdict in run.verdicts]
     left_out = [one_line(f"{v.op} {v.implementation} {v.dtype} ({v.status})", 120) for v in cells if v.status != "pass"]
     typer.echo(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def ops(incomplete: str) -> list[str]:
@@ -30,14 +30,40 @@ def dtypes(incomplete: str) -> list[str]:
     return _starting(DTYPES, incomplete)
 
 
-def devices(incomplete: str) -> list[str]:
-    """Devices."""
-    return _starting(("auto", "cpu", "cuda"), incomplete)
+def _among(*names: str) -> Callable[[str], list[str]]:
+    def starting(incomplete: str) -> list[str]:
+        return _starting(names, incomplete)
+
+    return starting
 
 
-def profiles(incomplete: str) -> list[str]:
-    """Profiles."""
-    return _starting(("quick", "ci", "deep"), incomplete)
+devices = _among("auto", "cpu", "cuda")
+profiles = _among("quick", "ci", "deep")
+audit_reports = _among("json:")
+bench_reports = _among("csv:", "json:", "png:")
+
+
+def outputs(incomplete: str) -> list[str]:
+    """Outputs and gradients, of whatever op."""
+    from normcheck import discovery
+    from normcheck.ops.op import GRADIENTS
+
+    names = [name for op in discovery.ops().values() for name in op.outputs]
+    return _starting(dict.fromkeys([*names, *GRADIENTS]), incomplete)
+
+
+def suites(incomplete: str) -> list[str]:
+    """Suites of a benchmark."""
+    from normcheck.bench_suites import SUITES
+
+    return _starting(SUITES, incomplete)
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Recipes of an audit."""
+    from normcheck.recipes import RECIPES
+
+    return _starting(RECIPES, incomplete)
 
 
 def reports(incomplete: str) -> list[str]:

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from normcheck.commands import complete
 from normcheck.commands.options import Device, Isolation, Timeout
 from normcheck.commands.warm import warm
 
 
 def repro(
-    implementation: Annotated[str, typer.Argument(help="As for --impl.")],
+    implementation: Annotated[str, typer.Argument(help="As for --impl.", autocompletion=complete.implementations)],
     case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
     device: Device = "auto",
     timeout: Timeout = 120.0,
@@ -29,5 +30,5 @@ def repro(
     warm(device, isolation)
     from normcheck.repro import repro_case
 
-    code = repro_case(implementation, case, device, timeout, isolation=isolation, dump=dump or "", pdb=pdb)
+    code = repro_case(implementation, case, device, timeout, isolation=isolation, dump=dump, pdb=pdb)
     raise typer.Exit(code)

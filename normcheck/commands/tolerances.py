@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from normcheck.commands import complete
 from normcheck.commands.options import Device
 from normcheck.errors import UsageError
 
@@ -16,11 +17,21 @@ def tolerances(
         str | None, typer.Option("--explain", metavar="CASE", help="A case line: show the bound of one element of it.")
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", help="With --explain: y, mean, rstd, bitmask, dx, dw or db.")
+        str | None,
+        typer.Option(
+            "--output",
+            help="With --explain: y, mean, rstd, bitmask, dx, dw or db.",
+            autocompletion=complete.outputs,
+        ),
     ] = None,
     at: Annotated[str | None, typer.Option("--at", help="With --explain: ROW,COLUMN, or ROW or COLUMN alone.")] = None,
     impl: Annotated[
-        str | None, typer.Option("--impl", help="With --explain: whose model; default: the table's.")
+        str | None,
+        typer.Option(
+            "--impl",
+            help="With --explain: whose model; default: the table's.",
+            autocompletion=complete.implementations,
+        ),
     ] = None,
     device: Device = "auto",
 ) -> None:

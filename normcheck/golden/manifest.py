@@ -119,14 +119,14 @@ def read(content: bytes, who: str) -> Manifest:
         where = f"{who}: entries[{number}]"
         entry, place = _entry(item, where, files)
         if entry.key in seen:
-            raise UsageError(f"{where}: its implementation and case are there twice")
+            raise UsageError(f"{where}: its implementation and case are there twice: expected once")
         seen.add(entry.key)
         _in_the_table(entry, data["device"], where)
         entries.append(entry)
         places.append(place)
     for name in files:
         if all(file != name for file, _ in places):
-            raise UsageError(f"{who}: files[{name!r}]: no entry has tensors in it")
+            raise UsageError(f"{who}: files[{name!r}]: expected an entry with tensors in it")
     environment = texts_of(data["environment"], f"{who}: environment", 64)
     record = Record(device=data["device"], environment=environment, entries=tuple(entries), skipped=skipped)
     return Manifest(record, files, tuple(places))
@@ -204,7 +204,7 @@ def _case(line: object, who: str) -> Case:
     if not case.M or case.M * (case.N + case.gap) > _MOST_ELEMENTS:
         raise UsageError(f"{who}: M={case.M} N={case.N} gap={case.gap}: expected 1 to {_MOST_ELEMENTS} elements")
     if case.bias not in discovery.ops()[case.op].biases:
-        raise UsageError(f"{who}: bias=none: {case.op} always has a bias")
+        raise UsageError(f"{who}: bias=none: expected a bias, {case.op} always has one")
     return case
 
 
@@ -221,7 +221,7 @@ def _complete(entry: Recorded, names: tuple[str, ...], who: str) -> None:
     op, there = discovery.ops()[entry.case.op], set(names)
     for name in names:
         if name not in geometries(op, entry.case) or names.count(name) > 1:
-            raise UsageError(f"{who}.tensors: {shown(name, 60)} is none that it may have, or is there twice")
+            raise UsageError(f"{who}.tensors: {shown(name, 60)} expected only what it may have, and once")
     if entry.refused and (names or entry.gradients_refused or entry.problems):
         raise UsageError(f"{who}.refused: expected nothing beside it: a case that did not run has no outputs")
     if entry.refused or entry.problems:
@@ -240,7 +240,7 @@ def _complete(entry: Recorded, names: tuple[str, ...], who: str) -> None:
     if entry.backward == AUTOGRAD and entry.reads:
         raise UsageError(f"{who}.reads: expected none where gradients come from autograd")
     for name in sorted(wanted - there):
-        raise UsageError(f"{who}.tensors: {name} is missing")
+        raise UsageError(f"{who}.tensors: expected {name} among them")
 
 
 def _in_the_table(entry: Recorded, device: str, who: str) -> None:

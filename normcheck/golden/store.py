@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -24,6 +23,7 @@ from normcheck.golden import tensors as safe
 from normcheck.golden.manifest import Manifest, key_of
 from normcheck.golden.recorded import Record, Recorded, geometries
 
+_EXPECTED = "; expected the file as it was recorded: copy or record it again"
 _MOST_FILES = 80  # that a folder is looked through for
 
 
@@ -45,21 +45,32 @@ def refuse_existing(folder: Path, option: str = "out") -> None:
 
 def write(record: Record, folder: Path) -> int:
     """Write ``record`` into the new ``folder``; returns its bytes. Raises UsageError where something is there."""
-    refuse_existing(folder)
     content = _contents(record)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent))
-    try:
-        for name, data in content.items():
-            (beside / name).write_bytes(data)
-        read(beside)  # what cannot be read again is no record
-        beside.chmod(0o755)
-        refuse_existing(folder)
-        beside.rename(folder)
-    except OSError as error:
-        raise UsageError(f"out={one_line(str(folder), 200)}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    write_new(folder, content, "out", read)  # what cannot be read again is no record
     return sum(map(len, content.values()))
+
+
+def write_new(
+    folder: Path, content: Mapping[str, bytes], option: str, check: Callable[[Path], object] | None = None
+) -> None:
+    """Write files, name -> bytes, into the new ``folder``, all or none; ``check`` sees them before. Raises UsageError.
+
+    ``option``: how the command line calls the folder.
+    """
+    refuse_existing(folder, option)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent) as around:
+            beside = Path(around) / "new"
+            beside.mkdir(mode=0o755)
+            for name, data in content.items():
+                (beside / name).write_bytes(data)
+            if check:
+                check(beside)
+            refuse_existing(folder, option)
+            beside.rename(folder)
+    except OSError as error:
+        named = f"{option}={one_line(str(folder), 200)}"
+        raise UsageError(f"{named}: {error.strerror or error}; expected a folder that can be written") from None
 
 
 def _contents(record: Record) -> dict[str, bytes]:
@@ -95,7 +106,7 @@ def read(folder: Path) -> Record:
     who = f"golden={_shown(folder / text.NAME)}"
     manifest = text.read(_content(folder / text.NAME, text.MOST_BYTES), who)
     for name in sorted(names - {text.NAME} - manifest.files.keys()):
-        raise UsageError(f"golden={_shown(folder / name)}: is not in the manifest")
+        raise UsageError(f"golden={_shown(folder / name)}: is not in the manifest, expected nothing else")
     total = sum(size for size, _ in manifest.files.values())
     if total > safe.MOST_BYTES:
         raise UsageError(f"{who}: files of {total} bytes: expected at most {safe.MOST_BYTES}")
@@ -128,17 +139,21 @@ def _content(path: Path, most: int) -> bytes:
                 raise UsageError(f"golden={_shown(path)}: has {status.st_size} bytes: expected at most {most}")
             return file.read(most)
     except OSError as error:
-        reason = "is a link: expected the file itself" if path.is_symlink() else error.strerror or "cannot be read"
-        raise UsageError(f"golden={_shown(path)}: {reason}") from None
+        reason = "is a link" if path.is_symlink() else error.strerror or "cannot be read"
+        raise UsageError(f"golden={_shown(path)}: {reason}{_EXPECTED}") from None
 
 
 def _loaded(path: Path, size: int, digest: str) -> dict[str, Tensor]:
     content = _content(path, safe.MOST_BYTES)
     who = f"golden={_shown(path)}"
     if len(content) != size:
-        raise UsageError(f"{who}: has {len(content)} bytes, {size} were recorded: it was changed or truncated")
+        raise UsageError(
+            f"{who}: has {len(content)} bytes, {size} were recorded: it was changed or truncated{_EXPECTED}"
+        )
     if hashlib.sha256(content).hexdigest() != digest:
-        raise UsageError(f"{who}: sha256={hashlib.sha256(content).hexdigest()}: it was changed, {digest} was recorded")
+        raise UsageError(
+            f"{who}: sha256={hashlib.sha256(content).hexdigest()}: it was changed, {digest} was recorded{_EXPECTED}"
+        )
     return safe.load(content, who)
 
 
@@ -150,7 +165,7 @@ def _compare(manifest: Manifest, file: str, tensors: Mapping[str, Tensor], who: 
             expected |= {key_of(number, name) for name in names}
             _geometry(manifest.record.entries[number], number, names, tensors, who)
     for key in sorted(tensors.keys() - expected):
-        raise UsageError(f"{who}: tensor {shown(key, 60)} is not in the manifest")
+        raise UsageError(f"{who}: tensor {shown(key, 60)} is not in the manifest{_EXPECTED}")
 
 
 def _geometry(entry: Recorded, number: int, names: tuple[str, ...], tensors: Mapping[str, Tensor], who: str) -> None:
@@ -158,7 +173,7 @@ def _geometry(entry: Recorded, number: int, names: tuple[str, ...], tensors: Map
     for name in names:
         key = key_of(number, name)
         if key not in tensors:
-            raise UsageError(f"{who}: tensor {key!r} is missing")
+            raise UsageError(f"{who}: tensor {key!r} is missing{_EXPECTED}")
         found = (tensors[key].dtype, tuple(tensors[key].shape))
         if found not in allowed[name]:
             wanted = " or ".join(f"{dtype} {shape}" for dtype, shape in allowed[name])

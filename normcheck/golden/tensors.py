@@ -45,11 +45,13 @@ def _check(content: bytes, who: str) -> None:
     """That the header is there, and that its tensors lie one behind another and fill the file."""
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > min(_HEADER_BYTES, len(content) - 8):
-        raise UsageError(f"{who}: its header is said to have {size} bytes, the file has {len(content)}: truncated")
+        raise UsageError(
+            f"{who}: its header is said to have {size} bytes, the file has {len(content)}: expected all of it"
+        )
     try:
         header = json.loads(content[8 : 8 + size].decode("utf-8"))
     except (ValueError, RecursionError):
-        raise UsageError(f"{who}: its header is no JSON") from None
+        raise UsageError(f"{who}: expected a header in JSON") from None
     if not isinstance(header, dict):
         raise UsageError(f"{who}: its header is {type(header).__name__}: expected an object")
     extents = sorted(_extent(name, described, who) for name, described in header.items())
@@ -59,7 +61,7 @@ def _check(content: bytes, who: str) -> None:
             raise UsageError(f"{who}: tensor {shown(name, 60)} begins at byte {first}: expected {end}")
         end = last
     if end != len(content) - 8 - size:
-        raise UsageError(f"{who}: its tensors have {end} bytes, the file has {len(content) - 8 - size} for them")
+        raise UsageError(f"{who}: its tensors have {end} bytes, expected {len(content) - 8 - size} as in the file")
 
 
 def _extent(name: str, described: Any, who: str) -> tuple[int, int, str]:
@@ -74,7 +76,7 @@ def _extent(name: str, described: Any, who: str) -> tuple[int, int, str]:
         raise UsageError(f"{what}: shape={shown(shape, 60)} data_offsets={shown(offsets, 60)}: expected small integers")
     first, last = offsets
     if last - first != math.prod(shape) * _DTYPES[dtype].itemsize:
-        raise UsageError(f"{what}: has {last - first} bytes, not those of its dtype and shape")
+        raise UsageError(f"{what}: has {last - first} bytes: expected those of its dtype and shape")
     return first, last, name
 
 

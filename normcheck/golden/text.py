@@ -44,7 +44,7 @@ def parsed(content: bytes, who: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UsageError(f"{who}: expected UTF-8 text") from None
     except RecursionError:
-        raise UsageError(f"{who}: is nested too deeply") from None
+        raise UsageError(f"{who}: is nested too deeply, expected a manifest of normcheck golden record") from None
     except ValueError as error:
         raise UsageError(f"{who}: expected JSON: {one_line(str(error), 200)}") from None
     if not isinstance(data, dict):
@@ -54,7 +54,7 @@ def parsed(content: bytes, who: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise UsageError(f"{who}: expected plain text and integers") from None
     if data.get(SEAL) != expected:
-        raise UsageError(f"{who}: {SEAL}={shown(data.get(SEAL), 80)}: its contents have {expected}: it was changed")
+        raise UsageError(f"{who}: {SEAL}={shown(data.get(SEAL), 80)}: it was changed, expected {expected}")
     return data
 
 
@@ -82,10 +82,10 @@ def keys_of(data: object, who: str, required: Iterable[str], optional: Iterable[
     required, optional = tuple(required), tuple(optional)
     for name in required:
         if name not in data:
-            raise UsageError(f"{who}: {name} is missing")
+            raise UsageError(f"{who}: {name} is missing: expected it")
     for name in data:
         if name not in required and name not in optional:
-            raise UsageError(f"{who}: {shown(name, 60)} is not a key that it may have")
+            raise UsageError(f"{who}: {shown(name, 60)} expected only {', '.join((*required, *optional))}")
     return data
 
 

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 
 from normcheck.case import Case
+
+_GLANCING = ContextVar("glancing", default=False)
+
+
+@contextmanager
+def glance() -> Iterator[None]:
+    """Within it no package is imported to see whether it works, which takes seconds; a reason says so instead."""
+    token = _GLANCING.set(True)
+    try:
+        yield
+    finally:
+        _GLANCING.reset(token)
+
+
+def untried(package: str) -> str | None:
+    """Why it is not known whether ``package``, which is installed, works: there is only time for a glance; or None."""
+    return f"{package} is installed; normcheck doctor tries it" if _GLANCING.get() else None
 
 
 def missing(module: str, package: str, device: str) -> str | None:
@@ -17,6 +37,8 @@ def missing(module: str, package: str, device: str) -> str | None:
         return f"{package} needs an NVIDIA GPU"
     if find_spec(module.partition(".")[0]) is None:
         return f"{package} is not installed"
+    if reason := untried(package):
+        return reason
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever a package does where it does not fit: a missing symbol, another GPU

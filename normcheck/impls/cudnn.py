@@ -28,6 +28,7 @@ from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation, Outputs
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls._cudnn_graphs import GraphKey
+from normcheck.impls._optional import untried
 
 if TYPE_CHECKING:
     import torch
@@ -137,6 +138,8 @@ def _unavailable(op: str, oldest: int, device: str) -> str | None:
         return "cuDNN needs an NVIDIA GPU"
     if importlib.util.find_spec("cudnn") is None:
         return "nvidia-cudnn-frontend is not installed"
+    if reason := untried("nvidia-cudnn-frontend"):
+        return reason
     import torch  # before the frontend, which then finds the cuDNN that torch came with
 
     if not torch.cuda.is_available():

@@ -192,7 +192,10 @@ class Screen:
         cases: int,
         worst_ratio: float | None,
     ) -> None:
-        """Redraw the progress line, a few times a second at most; in a pipe there is none. Cells count from 0."""
+        """Redraw the progress line, a few times a second at most; in a pipe there is none. Cells count from 0.
+
+        What a narrow terminal cuts off is what is behind: first what is found, then what is left, then where it is.
+        """
         now = time.monotonic()
         if self._line is None or now - self._drawn < REDRAW_SECONDS:
             return
@@ -200,15 +203,15 @@ class Screen:
         cell = " ".join(short(word) for word in (op, implementation, dtype))
         worst = "" if worst_ratio is None else f", worst {_text.ratio(worst_ratio)}"
         place = f"[{min(cell_index + 1, cells_total)}/{cells_total or self._total}]"
-        words = f"{place} {seconds(now - self._started)}  {cell}  {counted(cases, 'case')}{worst}"
-        self._draw(f"{words}; {self._so_far(now, cases)}")
+        running = f"{cell}  {counted(cases, 'case')}{worst}"
+        self._draw(f"{place} {seconds(now - self._started)}  {self._so_far(now, cases)}; {running}")
 
     def _so_far(self, now: float, running: int) -> str:
         """Findings, rate and cells left of the whole sweep; ``running``: cases of the cell that runs."""
         took, cases = now - self._started, self._cases + running
         rate = f", {cases / took:,.0f} cases/s" if took >= 1 else ""  # before, it says nothing
         left = max(self._total - self._done, 0)
-        return f"{counted(self._findings, 'finding')}{rate}, {counted(left, 'cell')} left"
+        return f"{counted(self._findings, 'finding')}, {counted(left, 'cell')} left{rate}"
 
     def _draw(self, words: str) -> None:
         if self._line is None:
@@ -223,6 +226,10 @@ class Screen:
         self._findings += verdict.failure is not None
         if self._verbosity >= 0:
             put_cell(self._console, verdict, self._columns, verbose=self._verbosity > 0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Draw the progress line as it is between two cells."""
         now = time.monotonic()
         self._draw(f"[{self._done}/{self._total}] {seconds(now - self._started)}  {self._so_far(now, 0)}")
 
@@ -232,16 +239,18 @@ def live(console: Console, total: int, *, cells: Sequence[Name] = (), verbosity:
     """Show a sweep of ``total`` cells while it runs; ``cells`` are their names, where known, to align the lines.
     ``verbosity``: as of Screen.
 
-    The progress line is one line that goes away, on a terminal only. It is drawn by ``update`` alone: a thread would
-    be alive in every process that a worker forks.
+    The progress line is one line that goes away, on a terminal only, and not when quiet. The calls of Screen draw it: a
+    thread would be alive in every process that a worker forks.
     """
     columns = columns_of(cells, name_room(console))
-    if not console.is_terminal or console.is_dumb_terminal or not console.file.isatty():
+    if verbosity < 0 or not console.is_terminal or console.is_dumb_terminal or not console.file.isatty():
         yield Screen(console, total, columns, None, verbosity=verbosity)
         return
     line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
     with line:
-        yield Screen(console, total, columns, line, verbosity=verbosity)
+        screen = Screen(console, total, columns, line, verbosity=verbosity)
+        screen.begin()  # with workers the first news is a cell that is done
+        yield screen
 
 
 def name_room(console: Console) -> int:

@@ -63,12 +63,10 @@ def render(run: Run, console: Console, *, cells: bool = True, verbosity: int = 0
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {_cell(verdict)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
-    _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"))
+    judge_failed = "report it, with the command and what normcheck doctor says."
+    _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"), step=judge_failed)
     if verbosity >= 0:
-        not_run = _reasons(run, "skip")
-        _put_section(console, "Not run", not_run)
-        if not_run:
-            put(console, ("Next: normcheck doctor says what to do about each.", "dim"), indent=2)
+        _put_section(console, "Not run", _reasons(run, "skip"), step="normcheck doctor says what to do about each.")
         _put_section(console, "Cases not run", _case_reasons(run, every=verbosity > 0))
     if run.messages:
         put(console, "")
@@ -103,8 +101,13 @@ def _case_reasons(run: Run, *, every: bool = False) -> dict[str, list[tuple[Verd
     return reasons
 
 
-def _put_section(console: Console, title: str, reasons: dict[str, list[tuple[Verdict, str]]]) -> None:
-    """Print each reason once, with the cells that it holds for; dtypes of one op and implementation together."""
+def _put_section(
+    console: Console, title: str, reasons: dict[str, list[tuple[Verdict, str]]], *, step: str = ""
+) -> None:
+    """Print each reason once, with the cells that it holds for; dtypes of one op and implementation together.
+
+    ``step``: what to do next, "" where that is said elsewhere.
+    """
     if not reasons:
         return
     put(console, "")
@@ -120,6 +123,8 @@ def _put_section(console: Console, title: str, reasons: dict[str, list[tuple[Ver
         else:
             put(console, f"{names}:", indent=2, hang=4)
             put_lines(console, reason, indent=4, style="dim")
+    if step:
+        put(console, (f"Next: {step}", "dim"), indent=2)
 
 
 def _put_environment(console: Console, run: Run) -> None:
