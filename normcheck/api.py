@@ -137,7 +137,7 @@ def _run(fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: 
         status="",
         exit_code=BROKEN,
     )
-    return concluded(run, Terms())
+    return concluded(run, Terms(required=(implementation.name,)))
 
 
 def _told(verdict: Verdict, spec: str) -> Verdict:

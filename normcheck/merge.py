@@ -98,14 +98,16 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
     failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
     broken = next((v for v in parts if v.status == "error"), None)
     status = next((s for s in ("fail", "error", "pass") if any(v.status == s for v in parts)), "skip")
-    skipped = Counter[str]()
+    skipped, refused = Counter[str](), Counter[str]()
     for verdict in parts:
         skipped.update(verdict.skipped)
+        refused.update(verdict.backward_refused)
+    cases = sum(v.cases for v in parts)
     detail = {"fail": failed and failed.detail, "error": broken and broken.detail, "skip": first.detail}.get(status)
     worst = _joined([v.worst for v in parts], _worse)
     uncheckable = _joined([v.uncheckable for v in parts], _both)
     vacuity = _joined([v.vacuity for v in parts], _weighed)
-    own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity)]
+    own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity, v.backward_refused, v.cases)]
     return Verdict(
         op=first.op,
         implementation=first.implementation,
@@ -113,7 +115,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         device=first.device,
         status=status,
         detail=(refusals(skipped) if status == "skip" and skipped else detail) or "",
-        cases=sum(v.cases for v in parts),
+        cases=cases,
         seconds=sum(v.seconds for v in parts),
         worst=worst,
         not_returned=tuple(dict.fromkeys(n for v in parts for n in v.not_returned if n not in worst)),
@@ -121,7 +123,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         uncheckable=uncheckable,
         skipped=dict(skipped),
         model={key: value for v in parts for key, value in v.model.items()},
-        notes=(*dict.fromkeys(own), *derived(uncheckable, vacuity)),
+        notes=(*dict.fromkeys(own), *derived(uncheckable, vacuity, refused, cases)),
         vacuity=vacuity,
         repeats=_joined([v.repeats for v in parts], _steady),
         invariance=_joined([v.invariance for v in parts], _steady),
@@ -129,6 +131,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         file=first.file,
         line=first.line,
         failed_at=failed.failed_at if failed else None,
+        backward_refused=dict(refused),
     )
 
 

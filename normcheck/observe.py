@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normcheck import bitmask, call, memory
 from normcheck.case import Case
+from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
 from normcheck.memory import NAN, Arena, Pattern, Surroundings
@@ -19,10 +20,14 @@ from normcheck.remote import RemoteRun
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a run returned, as far as it can be judged, by name; ``gradients`` are end to end."""
+    """What a run returned, as far as it can be judged, by name; ``gradients`` are end to end.
+
+    ``refused``: why the implementation's library refused its backward, "" where it did not.
+    """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    refused: str = ""
 
     @property
     def named(self) -> dict[str, Tensor]:
@@ -63,7 +68,7 @@ def observe(
     """Call forward and backward; also what was written to that belongs to someone else.
 
     ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op is fed with; ``between``: other
-    inputs, which forward is called with before backward is. Raises what the calls raise.
+    inputs, which forward is called with before backward is. Raises what the calls raise, but for a backward's refusal.
     """
     before, given, arena = begun.before, begun.given, begun.arena
     seen, problems = _called(implementation, op, case, given, arena, bits, begun.surroundings.inputs, between)
@@ -104,7 +109,10 @@ def _called(
         call.forward(implementation, case, between, arena)
     saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
     before = {name: memory.copy(t, NAN) for name, t in saved.items()}
-    gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+    try:
+        gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+    except UnsupportedCase as refused:
+        return Seen(outputs, refused=call.refusal(refused)), ()
     problems = tuple(p for name, t in before.items() for p in _written(f"saved {name}", name, t, saved[name]))
     if problems or not implementation.deterministic:
         return Seen(outputs, gradients), problems

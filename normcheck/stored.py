@@ -56,6 +56,7 @@ def _verdict(cell: Node) -> Verdict:
         file=cell.get("file", "").text(),
         line=_maybe(cell.get("line", None), Node.integer),
         failed_at=_maybe(cell.get("failed_at", None), lambda node: node.integer(-1)),
+        backward_refused=_each(cell.get("backward_refused", {}), Node.integer),
     )
 
 

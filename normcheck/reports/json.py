@@ -83,6 +83,7 @@ def _verdict(verdict: Verdict) -> Json:
         "failed_at": verdict.failed_at,
         "file": verdict.file,
         "line": verdict.line,
+        "backward_refused": dict(verdict.backward_refused),
     }
 
 
