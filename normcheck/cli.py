@@ -101,17 +101,18 @@ def verify(
     3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
     given = {name: value for name, value in locals().items() if name not in ("config", "quiet", "verbose")}
-    from normcheck.config import settings
+    from normcheck.config import blamed, settings
 
     values = settings(given, config)
     warm(values.get("device", "auto"), values.get("isolation", True))
     from normcheck.request import request_of
     from normcheck.run import run
 
-    request = request_of({**values, "verbosity": verbosity_of(quiet, verbose)})
-    if values.get("seed") == "random":
-        typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
-    raise typer.Exit(run(request, tuple(sys.argv[1:])))
+    with blamed(values):
+        request = request_of({**values, "verbosity": verbosity_of(quiet, verbose)})
+        if values.get("seed") == "random":
+            typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
+        raise typer.Exit(run(request, tuple(sys.argv[1:])))
 
 
 app.command()(merge)

@@ -68,6 +68,8 @@ def concluded(run: Run, terms: Terms) -> Run:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
     if not terms.judged and (terms.known or terms.baseline):
         messages += ("a shard: stale known failures and drift are found by normcheck merge",)
+    if status == "pass" and not any(v.status == "pass" for v in run.verdicts):
+        messages += ("nothing passed: each cell that ran is a known failure",)
     return replace(run, status=status, exit_code=code, messages=messages)
 
 

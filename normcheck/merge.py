@@ -47,6 +47,7 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
         complete=all(run.complete for run in shards),
         budget=first.budget,
         required=tuple(dict.fromkeys(name for run in shards for name in run.required)),
+        part=any(run.part for run in shards),
     )
 
 

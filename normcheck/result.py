@@ -174,7 +174,8 @@ class Run:
     """A whole run of ``verify``: what was asked, where, and every verdict. ``seconds`` is wall time.
 
     ``budget``: what a cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` where these are the
-    cases of one of N jobs. ``required``: implementations that had to run.
+    cases of one of N jobs. ``required``: implementations that had to run. ``part``: these
+    are not all cells that the project's gate is about.
     """
 
     argv: tuple[str, ...]
@@ -190,3 +191,4 @@ class Run:
     budget: Mapping[str, float] = field(default_factory=dict)
     shard: str = ""
     required: tuple[str, ...] = ()
+    part: bool = False

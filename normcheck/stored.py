@@ -29,6 +29,7 @@ def read(file: str) -> Run:
         budget={name: value.number() for name, value in report.get("budget", {}).entries().items()},
         shard=report.get("shard", "").text(),
         required=report.get("required", []).texts(),
+        part=report.get("part", False).flag(),
     )
 
 

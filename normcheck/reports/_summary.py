@@ -21,10 +21,12 @@ def put_summary(console: Console, run: Run) -> None:
 
 
 def word(run: Run) -> str:
-    """The outcome in capitals: ``PASS``, ``FAIL``, ``NOTHING CHECKED``."""
+    """The outcome in capitals: ``PASS``, ``FAIL``, ``NOTHING CHECKED``, ``NOTHING PASSED``."""
     checked = any(verdict.status != "skip" for verdict in run.verdicts)
     nothing = "NOT CHECKED" if checked else "NOTHING CHECKED"
     words = {"pass": "PASS", "fail": "FAIL", "error": "ERROR", "nothing": nothing}
+    if not any(verdict.status == "pass" for verdict in run.verdicts):
+        words["pass"] = "NOTHING PASSED"  # all that ran is known to fail
     known = words.get(run.status, short(run.status.upper(), 20))
     if run.complete:
         return known

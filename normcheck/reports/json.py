@@ -47,6 +47,7 @@ def document(run: Run) -> Json:
         "budget": {name: _number(value) for name, value in run.budget.items()},
         "shard": run.shard,
         "required": list(run.required),
+        "part": run.part,
     }
 
 
