@@ -19,6 +19,7 @@ from normcheck.formats import DTYPES
 from normcheck.gate import Terms
 from normcheck.implementation import Implementation
 from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.plainfile import resolved
 from normcheck.plan import PROFILES, Cell, Plan, Profile
 
 MOST_WORKERS = 64
@@ -175,20 +176,14 @@ def targets_of(request: Request, *, read: Sequence[str] = ()) -> tuple[Target, .
     """
     found = targets(request.reports, tuple(discovery.reports()))
     files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in request.impls]
-    used = {_same(path) for path in (*files, *read, request.known_failures, request.baseline, request.config) if path}
+    used = {
+        resolved(path) for path in (*files, *read, request.known_failures, request.baseline, request.config) if path
+    }
     for target in found:
-        if target.path != "-" and _same(target.path) in used:
+        if target.path != "-" and resolved(target.path) in used:
             said = f"report={target.format}:{one_line(target.path, 200)}"
             raise UsageError(f"{said}: expected another file, this one is read")
     return found
-
-
-def _same(path: str) -> str:
-    """The file that a path leads to; the path itself where no file can have that name."""
-    try:
-        return os.path.realpath(path)
-    except (OSError, ValueError):
-        return path
 
 
 def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target, ...]:
@@ -205,9 +200,9 @@ def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target,
         found.append(Target(name, path))
     if sum(target.path == "-" for target in found) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")
-    paths = [_same(target.path) for target in found if target.path != "-"]
+    paths = [resolved(target.path) for target in found if target.path != "-"]
     for target in found:
-        if target.path != "-" and paths.count(_same(target.path)) > 1:
+        if target.path != "-" and paths.count(resolved(target.path)) > 1:
             raise UsageError(f"report={target.format}:{target.path}: expected a file of its own for each report")
     return tuple(found)
 

@@ -91,6 +91,11 @@ def test_nothing_checked_does_not_conform() -> None:
         normcheck.assert_conforms(fn, dtypes="fp16", **FEW)
 
 
+def test_a_name_that_has_no_encoding() -> None:
+    (verdict,) = normcheck.verify(Implementation(name="n\ud800", op="rmsnorm", forward=wrong), dtypes="fp16", **FEW)
+    assert verdict.status == "fail", verdict.detail
+
+
 def test_what_a_function_raises_is_a_finding() -> None:
     def broken(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         raise ValueError("no such tile")

@@ -219,6 +219,10 @@ def test_baselines_that_cannot_be_made(project: Project) -> None:
     done = project("baseline", "make", "report.json", "--out", "missing/b.json")
     assert (done.code, done.out) == (2, "")
     assert "out=missing/b.json: cannot be written" in done.err
+    before = (project.folder / "report.json").read_bytes()
+    done = project("baseline", "make", "report.json", "--out", "./report.json")
+    assert (done.code, done.err) == (2, "normcheck: out=./report.json: expected another file, this one is read\n")
+    assert (project.folder / "report.json").read_bytes() == before
 
 
 SAME = ("op", "implementation", "dtype", "device", "status", "not_returned", "uncheckable", "skipped", "model", "notes",
