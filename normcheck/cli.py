@@ -252,6 +252,9 @@ def main() -> None:
             code = NormcheckError.exit_code
     except KeyboardInterrupt:
         code = 130
+    except SystemExit:  # how Click leaves where nobody reads what is written: with 1, which here means a finding
+        _complain("standard output was closed before the end: expected a reader until then; reports may be missing")
+        code = NormcheckError.exit_code
     sys.exit(code or 0)
 
 

@@ -40,7 +40,8 @@ def rest(run: Run) -> str:
         cells["fail"] = [v for v in cells["fail"] if not v.known]
     checked = len(run.verdicts) - len(cells["skip"])
     if not run.verdicts:
-        return f"{short(run.messages[0]) if run.messages else 'no cell is left of what was asked'}{_ending(run)}"
+        why = "no cell is left of what was asked" if run.complete else "stopped before the first cell was finished"
+        return f"{short(run.messages[0]) if run.messages else why}{_ending(run)}"
     if run.status == "fail" and cells["fail"]:
         head = f"{len(cells['fail'])} of {counted(checked, 'cell')} failed: {_named(cells['fail'])}; "
     elif run.status == "error" and cells["error"]:
