@@ -51,9 +51,9 @@ def verify(
     arguments are the options of ``normcheck verify``; with ``case``, a case line, that case alone is run.
 
     ``fn`` is called in this process, since another could not import a closure: a crash of it is a crash of the test
-    suite, and ``timeout`` (seconds a case) interrupts Python code of the main thread only. On a CPU, a Triton kernel needs
-    TRITON_INTERPRET=1 in the environment before Triton is imported, as anywhere. The state of torch's threads, random
-    numbers, default dtype and grad mode is the same afterwards, whatever ``fn`` did to it.
+    suite, and ``timeout`` (seconds a case) interrupts Python code of the main thread only. On a CPU, a Triton kernel
+    needs TRITON_INTERPRET=1 in the environment before Triton is imported, as anywhere. The state of torch's threads,
+    random numbers, default dtype and grad mode is the same afterwards, whatever ``fn`` did to it.
 
     Raises UsageError for arguments that make no sense; never for what ``fn`` does, which is a finding.
     """

@@ -53,7 +53,7 @@ EXPECTED = {
 }
 
 _CELLS = ("op", "impl", "dtype")
-_GATE = {"require", "known_failures", "baseline"}
+_GATE = {"known_failures", "baseline"}
 Values = dict[str, Any]
 
 
@@ -70,7 +70,8 @@ def settings(given: Mapping[str, Any], file: str | None) -> Values:
         return own
     stored = load(path)
     kept = {key: value for key, value in stored.items() if key not in own}
-    part = any(key in own and (key in stored or _GATE & kept.keys()) for key in _CELLS)
+    # without op and dtype a file means all of them; without impl it leaves it to the command line what the gate is of
+    part = any(key in own and (key in stored or (key != "impl" and _GATE & kept.keys())) for key in _CELLS)
     return {**kept, **own, "part": part, "config": str(path), "from_config": tuple(kept)}
 
 

@@ -109,8 +109,10 @@ def plan_of(request: Request) -> Plan:
 
 
 def required_of(request: Request, cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The implementations that must run: in a part of what a file asks for, of the file's those that are among it."""
-    if not (request.part and "require" in request.from_config):
+    """The implementations that must run: where the command line says which cells, of a file's those that are there."""
+    asked = {"op": request.ops, "impl": request.impls, "dtype": request.dtypes}
+    said = any(values and key not in request.from_config for key, values in asked.items())
+    if not said or "require" not in request.from_config:
         return request.require
     names = {cell.implementation.name for cell in cells}
     return tuple(name for name in request.require if name in names)

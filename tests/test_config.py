@@ -70,6 +70,9 @@ def test_a_part_of_the_gate(tmp_path: Path) -> None:
     path = str(project(tmp_path, 'known_failures = "known.txt"'))
     assert settings({"dtype": ["fp16"]}, path)["part"]
     assert not settings({"dtype": ["fp16"], "known_failures": "other.txt"}, path)["part"]
+    assert not settings({"impl": ["torch"]}, path)["part"]
+    assert settings({"impl": ["torch"]}, str(project(tmp_path, 'impl = "triton"')))["part"]
+    path = str(project(tmp_path, 'known_failures = "known.txt"'))
     assert not settings({"profile": "ci"}, path)["part"]
 
 
