@@ -252,7 +252,9 @@ def main() -> None:
             code = NormcheckError.exit_code
     except KeyboardInterrupt:
         code = 130
-    except SystemExit:  # how Click leaves where nobody reads what is written: with 1, which here means a finding
+    except SystemExit as left:  # as of Click where nobody reads what is written: with 1, which here means a finding
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
         _complain("standard output was closed before the end: expected a reader until then; reports may be missing")
         code = NormcheckError.exit_code
     sys.exit(code or 0)

@@ -392,7 +392,7 @@ def test_a_full_disk() -> None:
     assert done.code == 3
     assert "ERROR  report=json:/dev/full: it cannot be written: No space left on device" in done.out
     assert "Traceback (most recent" not in done.err
-    assert done.out.rstrip().splitlines()[-1].startswith("PASS")
+    assert done.out.rstrip().splitlines()[-1].startswith("ERROR")
 
 
 @pytest.mark.parametrize(("line", "says"), [("os.abort()", "SIGABRT"), ("os._exit(0)", "exit code 0")])
