@@ -159,7 +159,7 @@ def _value(key: str, value: object, path: Path) -> Any:
 
 def _rooted(key: str, value: Any, path: Path) -> Any:
     """``value`` with its paths, which are relative to the file, made relative to the current folder."""
-    folder = path.resolve().parent
+    folder = path.parent.resolve()  # where the file was found: a store may hold it, and the project a link to it
     if key in ("known_failures", "baseline", "database"):
         return _path(value, folder)
     if key == "impl":

@@ -266,7 +266,7 @@ def profile_of(request: Request) -> Profile:
         profile = replace(profile, max_examples=request.max_examples, seconds=max(profile.seconds, 86400.0))
     if request.time_budget is not None:
         if not 0 < request.time_budget <= 1e6:
-            raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0")
+            raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0, at most 1e6")
         profile = replace(profile, seconds=request.time_budget)
     return profile
 

@@ -54,6 +54,13 @@ def test_every_key_and_paths_from_the_folder_of_the_file(tmp_path: Path, monkeyp
     assert (values["seed"], values["timeout"], values["part"]) == ("7", 9.5, False)
 
 
+def test_paths_from_the_folder_that_has_a_link_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "pyproject.toml").symlink_to(project(tmp_path / "store", 'impl = "mine.py"'))
+    (impl,) = settings({}, str(tmp_path / "pyproject.toml"))["impl"]
+    assert os.path.realpath(impl) == str((tmp_path / "mine.py").resolve())
+
+
 def test_the_command_line_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project(tmp_path, EVERYTHING)
     monkeypatch.chdir(tmp_path)
