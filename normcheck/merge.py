@@ -26,7 +26,8 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
     Raises UsageError for reports that do not belong together, a shard that is missing or one that is there twice.
     """
     ordered = _in_order(runs)
-    for file, run in ordered[1:]:
+    for file, run in ordered:
+        _check_once(file, run)
         _check_alike(ordered[0], (file, run))
     shards = [run for _, run in ordered]
     first = shards[0]
@@ -71,6 +72,12 @@ def _in_order(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise UsageError(f"shard={', '.join(missing[:8])}{more} is missing: expected a report of each of {count}")
     return [found[number] for number in sorted(found)]
+
+
+def _check_once(file: str, run: Run) -> None:
+    for key, times in Counter(_key(v) for v in run.verdicts).items():
+        if times > 1:
+            raise UsageError(f"{file}: expected each cell once, {one_line(' '.join(key), 120)} is there {times} times")
 
 
 def _check_alike(one: tuple[str, Run], other: tuple[str, Run]) -> None:

@@ -192,3 +192,9 @@ def test_a_shard_that_was_interrupted() -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def test_a_cell_that_is_there_twice() -> None:
+    twice = run(verdict(), verdict(), shard="1/1")
+    with pytest.raises(UsageError, match="1.json: expected each cell once, rmsnorm triton bf16 cpu is there 2 times"):
+        merged([("1.json", twice)])
