@@ -196,5 +196,5 @@ def _one_thread() -> None:
 
 def test_a_cell_that_is_there_twice() -> None:
     twice = run(verdict(), verdict(), shard="1/1")
-    with pytest.raises(UsageError, match="1.json: expected each cell once, rmsnorm triton bf16 cpu is there 2 times"):
+    with pytest.raises(UsageError, match=r"1\.json: expected each cell once, rmsnorm triton bf16 cpu is there 2 times"):
         merged([("1.json", twice)])
