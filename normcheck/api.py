@@ -51,9 +51,9 @@ def verify(
     arguments are the options of ``normcheck verify``; with ``case``, a case line, that case alone is run.
 
     ``fn`` is called in this process, since another could not import a closure: a crash of it is a crash of the test
-    suite, and ``timeout`` (seconds a case) interrupts Python code only. On a CPU, a Triton kernel needs
-    TRITON_INTERPRET=1 in the environment before Triton is imported, as anywhere. The state of torch's threads, random
-    numbers, default dtype and grad mode is the same afterwards, whatever ``fn`` did to it.
+    suite, and ``timeout`` (seconds a case) interrupts Python code of the main thread only. On a CPU, a Triton kernel
+    needs TRITON_INTERPRET=1 in the environment before Triton is imported, as anywhere. The state of torch's threads,
+    random numbers, default dtype and grad mode is the same afterwards, whatever ``fn`` did to it.
 
     Raises UsageError for arguments that make no sense; never for what ``fn`` does, which is a finding.
     """
@@ -91,7 +91,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "timeout": (int, float),
     "max_examples": (int, type(None)),
     "time_budget": (int, float, type(None)),
-    "dtypes": (str, list, tuple),
 }
 
 
@@ -100,8 +99,10 @@ def _request(given: dict[str, Any]) -> Request:
         if not isinstance(given[name], types) or isinstance(given[name], bool):
             expected = " or ".join("None" if t is type(None) else t.__name__ for t in types)
             raise UsageError(f"{name}={shown(given[name])}: expected {expected}")
-    if not given["dtypes"]:
-        raise UsageError(f"dtypes={shown(given['dtypes'])}: expected {one_of(DTYPES)}")
+    dtypes = given["dtypes"]
+    several = isinstance(dtypes, list | tuple) and dtypes and all(isinstance(dtype, str) for dtype in dtypes)
+    if not several and not isinstance(dtypes, str):
+        raise UsageError(f"dtypes={shown(dtypes)}: expected {one_of(DTYPES)}, or a list of them")
     names = ("profile", "max_examples", "time_budget", "seed", "device", "timeout")
     return Request(isolation=False, **{name: given[name] for name in names})
 
@@ -137,7 +138,7 @@ def _run(fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: 
         status="",
         exit_code=BROKEN,
     )
-    return concluded(run, Terms())
+    return concluded(run, Terms(required=(implementation.name,)))
 
 
 def _told(verdict: Verdict, spec: str) -> Verdict:

@@ -23,6 +23,8 @@ FLOOR = 0.1
 
 DRIFT_RATIO, DRIFT_ULP = 2.0, 1.0
 
+_MEANT = "if it is meant: normcheck baseline make"
+
 Key = tuple[str, str, str, str]
 """Op, implementation, dtype and device of a cell."""
 
@@ -118,14 +120,13 @@ def drifted(baseline: Baseline, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         if stored is None or verdict.status != "pass":
             continue
         for output, old in stored.worst.items():
-            meant = "if it is meant: normcheck baseline make"
             said = f"drift from {baseline.file}: {' '.join(_key(verdict)[:3])} {output}"
             new = verdict.worst.get(output)
             if new is None:
-                messages.append(f"{said} was checked then, and is not now; {meant}")
+                messages.append(f"{said} was checked then, and is not now; {_MEANT}")
             elif _has_drifted(old, new, baseline):
                 ulps = f"{old.max_ulp:.3g} to {new.max_ulp:.3g} ulp"
-                messages.append(f"{said}: worst ratio {old.ratio:.3g} to {new.ratio:.3g}, {ulps}; {new.case}; {meant}")
+                messages.append(f"{said}: worst ratio {old.ratio:.3g} to {new.ratio:.3g}, {ulps}; {new.case}; {_MEANT}")
     return tuple(messages)
 
 
@@ -138,7 +139,7 @@ def remarks(baseline: Baseline, run: Run, *, part: bool = False) -> tuple[str, .
     here = _made(run)
     other = {key: _differences(stored.made, here) for key, stored in baseline.cells.items() if key in own}
     said = [
-        ("not in it", [key for key in own if key not in baseline.cells]),
+        ("not in it, so that no drift would show", [key for key in own if key not in baseline.cells]),
         ("in it, and not checked now", [] if part else [key for key in baseline.cells if key not in own]),
     ]
     counts = [key for key, stored in baseline.cells.items() if key in own and stored.cases != own[key].cases]
@@ -167,7 +168,7 @@ def _differences(then: Made, now: Made) -> str:
 
 
 def _names(keys: Sequence[Key], most: int = 4) -> str:
-    names = [one_line(" ".join(key[:3]), 120) for key in keys[:most]]
+    names = [one_line(" ".join(key), 120) for key in keys[:most]]
     return ", ".join(names) + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 

@@ -181,7 +181,7 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
         gradients = backward_checks(this, outputs, saved)
         second = gradients.second
     checked += gradients.checked
-    seen = Seen(outputs, gradients.end_to_end)
+    seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     if is_special(case):
         checked += special + judge_special(op, case, this.pristine, gradients.end_to_end, this.model)
     result = Result(

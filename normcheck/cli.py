@@ -104,17 +104,18 @@ def verify(
     3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
     """
     given = {name: value for name, value in locals().items() if name not in ("config", "quiet", "verbose")}
-    from normcheck.config import settings
+    from normcheck.config import blamed, settings
 
     values = settings(given, config)
     warm(values.get("device", "auto"), values.get("isolation", True))
     from normcheck.request import request_of
     from normcheck.run import run
 
-    request = request_of({**values, "verbosity": verbosity_of(quiet, verbose)})
-    if values.get("seed") == "random":
-        typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
-    raise typer.Exit(run(request, tuple(sys.argv[1:])))
+    with blamed(values):
+        request = request_of({**values, "verbosity": verbosity_of(quiet, verbose)})
+        if values.get("seed") == "random":
+            typer.echo(f"seed {request.seed}", err=True)  # now: a run that is killed leaves no report
+        raise typer.Exit(run(request, tuple(sys.argv[1:])))
 
 
 app.command()(merge)
@@ -276,6 +277,11 @@ def main() -> None:
             code = NormcheckError.exit_code
     except KeyboardInterrupt:
         code = 130
+    except SystemExit as left:  # as of Click where nobody reads what is written: with 1, which here means a finding
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        _complain("standard output was closed before the end: expected a reader until then; reports may be missing")
+        code = NormcheckError.exit_code
     sys.exit(code or 0)
 
 

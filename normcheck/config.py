@@ -1,15 +1,16 @@
 """``[tool.normcheck]`` of a pyproject.toml: what ``normcheck verify`` is asked for where the command line says nothing.
 
 A key is an option of ``verify`` with ``_`` for ``-``. Paths in the file are relative to the file's folder. With
-``--op``, ``--impl`` or ``--dtype`` on the command line the run is a part of the gate, not the gate: the file's
-``require`` is left out, and its known failures and baseline may name cells that are not checked.
+``--op``, ``--impl`` or ``--dtype`` on the command line the run is a part of the gate, not the gate: what the file
+requires, and its known failures and baseline, may name cells that are not checked.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ EXPECTED = {
 }
 
 _CELLS = ("op", "impl", "dtype")
+_GATE = {"known_failures", "baseline"}
 Values = dict[str, Any]
 
 
@@ -60,17 +62,29 @@ def settings(given: Mapping[str, Any], file: str | None) -> Values:
 
     ``file``: ``--config``, or None for the nearest pyproject.toml with such a table, from the current folder upward.
     Raises UsageError for whatever is wrong with the file, in one line with its name. The key ``part`` says whether the
-    command line narrows what the file asks for.
+    command line says which cells, ``config`` is the path of the file, and ``from_config`` the keys that are the file's.
     """
     path = _named(file) if file is not None else found(Path.cwd())
     own = {key: value for key, value in given.items() if value is not None}
     if path is None:
         return own
     stored = load(path)
-    part = any(key in own and key in stored for key in _CELLS)
-    if part or "impl" in own:
-        stored.pop("require", None)
-    return {**stored, **own, "part": part}
+    kept = {key: value for key, value in stored.items() if key not in own}
+    # without op and dtype a file means all of them; without impl it leaves it to the command line what the gate is of
+    part = any(key in own and (key in stored or (key != "impl" and _GATE & kept.keys())) for key in _CELLS)
+    return {**kept, **own, "part": part, "config": str(path), "from_config": tuple(kept)}
+
+
+@contextmanager
+def blamed(values: Values) -> Iterator[None]:
+    """Within it, a complaint about a value that is a configuration file's says so."""
+    try:
+        yield
+    except UsageError as error:
+        key = str(error).partition("=")[0]
+        if key not in values.get("from_config", ()):
+            raise
+        raise UsageError(f"{_short(Path(values['config']))}: [tool.normcheck] {error}") from error
 
 
 def found(folder: Path) -> Path | None:
@@ -102,7 +116,7 @@ def _table(path: Path) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > LARGEST:
             raise UsageError(f"{where}: expected at most {LARGEST:,} bytes of TOML")
-        document = tomllib.loads(path.read_bytes().decode("utf-8"))
+        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{where}: expected TOML, it cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
@@ -145,7 +159,7 @@ def _value(key: str, value: object, path: Path) -> Any:
 
 def _rooted(key: str, value: Any, path: Path) -> Any:
     """``value`` with its paths, which are relative to the file, made relative to the current folder."""
-    folder = path.resolve().parent
+    folder = path.parent.resolve()  # where the file was found: a store may hold it, and the project a link to it
     if key in ("known_failures", "baseline", "database"):
         return _path(value, folder)
     if key == "impl":

@@ -70,7 +70,7 @@ def _file(folder: str, op: str, implementation: str, dtype: str) -> Path:
 def _lines(path: Path) -> tuple[list[str], str]:
     """The case lines of a file, and why there are none where it cannot be used."""
     try:
-        text = contents(path, LARGEST).decode("utf-8")
+        text = contents(path, LARGEST).decode("utf-8-sig")
     except FileNotFoundError:
         return [], ""
     except UnicodeDecodeError:

@@ -105,7 +105,7 @@ def load(file: str, schema: str) -> Node:
     """The object in a JSON file of this ``schema``. Raises UsageError, in one line, for a file that is none."""
     where = one_line(file, 200)
     try:
-        text = contents(file, LARGEST).decode("utf-8")
+        text = contents(file, LARGEST).decode("utf-8-sig")
         value = json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: expected {schema}, in UTF-8 (byte {error.start} is not)") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from normcheck import known
 from normcheck.baseline import Baseline, drifted, remarks
 from normcheck.known import Known
+from normcheck.remarks import NO_BACKWARD, refusals
 from normcheck.result import Run, Verdict
 
 PASS, FOUND, BROKEN, NOTHING, INTERRUPTED = 0, 1, 3, 5, 130  # 2 is a wrong command line: errors.py
@@ -45,7 +46,7 @@ def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) 
     absent = tuple(
         f"required {name} did not run {op}: {detail}"
         for name in terms.required
-        for op, detail in _absent(verdicts, name, terms.dtypes)
+        for op, detail in _absent(verdicts, name, terms)
     )
     if faults or any(v.status == "fail" and not v.known for v in verdicts):
         status, code = "fail", FOUND
@@ -67,11 +68,13 @@ def concluded(run: Run, terms: Terms) -> Run:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
     if not terms.judged and (terms.known or terms.baseline):
         messages += ("a shard: stale known failures and drift are found by normcheck merge",)
+    if status == "pass" and not any(v.status == "pass" for v in run.verdicts):
+        messages += ("nothing passed: each cell that ran is a known failure",)
     return replace(run, status=status, exit_code=code, messages=messages)
 
 
-def _absent(verdicts: Sequence[Verdict], name: str, dtypes: Sequence[str]) -> list[tuple[str, str]]:
-    """What of implementation ``name`` did not run, each with why: an op, or an op in one of the ``dtypes``."""
+def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[str, str]]:
+    """What of implementation ``name`` did not run, each with why: an op, an op in a dtype asked for, a backward."""
     own = [v for v in verdicts if v.implementation == name]
     absent = []
     for op in dict.fromkeys(v.op for v in own):
@@ -79,5 +82,7 @@ def _absent(verdicts: Sequence[Verdict], name: str, dtypes: Sequence[str]) -> li
         if all(v.status == "skip" for v in cells):
             absent.append((op, cells[0].detail))
         else:
-            absent += [(f"{op} {v.dtype}", v.detail) for v in cells if v.status == "skip" and v.dtype in dtypes]
+            absent += [(f"{op} {v.dtype}", v.detail) for v in cells if v.status == "skip" and v.dtype in terms.dtypes]
+        lacking = [v for v in cells if v.no_backward and terms.judged]  # another shard may have run it
+        absent += [(f"{op} {v.dtype}", f"{NO_BACKWARD}: {refusals(v.backward_refused)}") for v in lacking]
     return absent if own else [("anything", "it is not among the cells")]

@@ -26,7 +26,10 @@ from normcheck.table import Model
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The backward half of a result; ``end_to_end``, ``staged``: the gradients themselves."""
+    """The backward half of a result; ``end_to_end``, ``staged``: the gradients themselves.
+
+    ``refused``: why the implementation's library refused its backward, "" where it did not.
+    """
 
     checked: tuple[Checked, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -35,6 +38,7 @@ class Gradients:
     end_to_end: Mapping[str, Tensor] = field(default_factory=dict)
     staged: Mapping[str, Tensor] = field(default_factory=dict)
     second: Begun | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,7 @@ def backward_checks(this: Call, outputs: Mapping[str, Tensor], saved: Reference)
         if staged:
             checked = judge_gradients(judge, stage, saved, given=True, own_bits=own_bits) + checked
     except UnsupportedCase as refused:
-        note = f"gradients not checked: {call.refusal(refused)}"
-        return Gradients(not_returned=gradient_names(given), notes=(note,))
+        return Gradients(not_returned=gradient_names(given), refused=call.refusal(refused))
     found = Gradients(checked, problems, end_to_end=usable, staged=stage, second=second)
     if all(c.comparison.ratio <= 1 for c in checked):
         return found

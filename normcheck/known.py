@@ -45,7 +45,7 @@ def read(file: str) -> tuple[Known, ...]:
     """The entries of a file. Raises UsageError, with the file's name and the line's number, for what is not one."""
     where = one_line(file, 200)
     try:
-        text = contents(file, LARGEST).decode("utf-8")
+        text = contents(file, LARGEST).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"known_failures={where}: expected text in UTF-8 (byte {error.start} is not)") from error
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have

@@ -26,7 +26,8 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
     Raises UsageError for reports that do not belong together, a shard that is missing or one that is there twice.
     """
     ordered = _in_order(runs)
-    for file, run in ordered[1:]:
+    for file, run in ordered:
+        _check_once(file, run)
         _check_alike(ordered[0], (file, run))
     shards = [run for _, run in ordered]
     first = shards[0]
@@ -47,6 +48,7 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
         complete=all(run.complete for run in shards),
         budget=first.budget,
         required=tuple(dict.fromkeys(name for run in shards for name in run.required)),
+        part=any(run.part for run in shards),
     )
 
 
@@ -72,6 +74,12 @@ def _in_order(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise UsageError(f"shard={', '.join(missing[:8])}{more} is missing: expected a report of each of {count}")
     return [found[number] for number in sorted(found)]
+
+
+def _check_once(file: str, run: Run) -> None:
+    for key, times in Counter(_key(v) for v in run.verdicts).items():
+        if times > 1:
+            raise UsageError(f"{file}: expected each cell once, {one_line(' '.join(key), 120)} is there {times} times")
 
 
 def _check_alike(one: tuple[str, Run], other: tuple[str, Run]) -> None:
@@ -100,14 +108,16 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
     failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
     broken = next((v for v in parts if v.status == "error"), None)
     status = next((s for s in ("fail", "error", "pass") if any(v.status == s for v in parts)), "skip")
-    skipped = Counter[str]()
+    skipped, refused = Counter[str](), Counter[str]()
     for verdict in parts:
         skipped.update(verdict.skipped)
+        refused.update(verdict.backward_refused)
+    cases = sum(v.cases for v in parts)
     detail = {"fail": failed and failed.detail, "error": broken and broken.detail, "skip": first.detail}.get(status)
     worst = _joined([v.worst for v in parts], _worse)
     uncheckable = _joined([v.uncheckable for v in parts], _both)
     vacuity = _joined([v.vacuity for v in parts], _weighed)
-    own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity)]
+    own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity, v.backward_refused, v.cases)]
     return Verdict(
         op=first.op,
         implementation=first.implementation,
@@ -115,7 +125,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         device=first.device,
         status=status,
         detail=(refusals(skipped) if status == "skip" and skipped else detail) or "",
-        cases=sum(v.cases for v in parts),
+        cases=cases,
         seconds=sum(v.seconds for v in parts),
         worst=worst,
         not_returned=tuple(dict.fromkeys(n for v in parts for n in v.not_returned if n not in worst)),
@@ -123,7 +133,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         uncheckable=uncheckable,
         skipped=dict(skipped),
         model={key: value for v in parts for key, value in v.model.items()},
-        notes=(*dict.fromkeys(own), *derived(uncheckable, vacuity)),
+        notes=(*dict.fromkeys(own), *derived(uncheckable, vacuity, refused, cases)),
         vacuity=vacuity,
         repeats=_joined([v.repeats for v in parts], _steady),
         invariance=_joined([v.invariance for v in parts], _steady),
@@ -131,6 +141,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         file=first.file,
         line=first.line,
         failed_at=failed.failed_at if failed else None,
+        backward_refused=dict(refused),
     )
 
 

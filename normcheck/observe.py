@@ -22,7 +22,7 @@ from normcheck.remote import RemoteRun
 class Seen:
     """What a run returned, as far as it can be judged, by name; ``gradients`` are end to end.
 
-    ``refused``: why there are none, where backward's library does not compute such a case.
+    ``refused``: why the implementation's library refused its backward, "" where it did not.
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -107,24 +107,12 @@ def _called(
         return Seen(outputs), ()
     if between is not None:
         call.forward(implementation, case, between, arena)
+    saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
+    before = {name: memory.copy(t, NAN) for name, t in saved.items()}
     try:
-        return _own_backward(implementation, case, given, arena, outputs, with_bits(outputs, bits), around)
+        gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
     except UnsupportedCase as refused:
         return Seen(outputs, refused=call.refusal(refused)), ()
-
-
-def _own_backward(
-    implementation: Implementation,
-    case: Case,
-    given: Inputs,
-    arena: Arena | RemoteRun,
-    outputs: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
-    around: Pattern,
-) -> tuple[Seen, tuple[Problem, ...]]:
-    saved = {name: memory.in_bands(t, around) for name, t in own.items()}
-    before = {name: memory.copy(t, NAN) for name, t in saved.items()}
-    gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
     problems = tuple(p for name, t in before.items() for p in _written(f"saved {name}", name, t, saved[name]))
     if problems or not implementation.deterministic:
         return Seen(outputs, gradients), problems

@@ -22,3 +22,11 @@ def contents(path: str | Path, most: int) -> bytes:
     if len(read) > most:
         raise OSError(errno.EFBIG, f"expected at most {most:,} bytes")
     return read
+
+
+def resolved(path: str) -> str:
+    """The file that a path leads to; the path itself where no file can have that name."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path

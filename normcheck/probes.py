@@ -84,7 +84,7 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
     try:
         probed = _again(subject)
     except UnsupportedCase as refused:
-        return _refused(refusal(refused))
+        return Probed((_refused_again(refusal(refused)),))
     except Broken as broken:
         return _broken(subject, broken)
     try:
@@ -95,8 +95,8 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
         return _broken(subject, broken)
 
 
-def _refused(reason: str) -> Probed:
-    return Probed((Problem("not_repeatable", "", f"the same call was refused when it was run again: {reason}"),))
+def _refused_again(reason: str) -> Problem:
+    return Problem("not_repeatable", "", f"the same call was refused when it was run again: {reason}")
 
 
 def _broken(subject: Subject, broken: Broken) -> Probed:
@@ -110,8 +110,8 @@ def _again(subject: Subject) -> Probed:
     """A second run with another pattern in all memory that is not the implementation's own."""
     pattern = subject.begun.surroundings.fresh
     second, problems = observe(subject.implementation, subject.op, subject.case, subject.begun, subject.bits)
-    if second.refused and subject.first.gradients:
-        return _refused(second.refused)
+    if second.refused and not subject.first.refused:
+        return Probed((_refused_again(second.refused),))
     shared = _shared(subject.first, second)
     if shared:
         message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
@@ -278,9 +278,13 @@ def _by_row(t: Tensor, rows: int) -> Tensor:
 
 
 def _changed(first: Seen, second: Seen) -> list[str]:
-    """The outputs whose bits differ, in the order of the data's way; one that is missing differs."""
+    """The outputs whose bits differ, in the order of the data's way; one that is missing differs.
+
+    Gradients of a backward that was refused among other rows do not: that may be another shape.
+    """
     one, other = first.named, second.named
-    return [name for name, t in one.items() if name not in other or not memory.same_bits(t, other[name])]
+    asked = [name for name in one if not (second.refused and name in first.gradients)]
+    return [name for name in asked if name not in other or not memory.same_bits(one[name], other[name])]
 
 
 def _count(one: Tensor, other: Tensor | None) -> str:
@@ -294,6 +298,8 @@ def _count(one: Tensor, other: Tensor | None) -> str:
 
 def not_as_before(first: Seen, last: Seen) -> Iterable[Problem]:
     """The outputs of a case that was run first and, after all others, last: their bits are the same."""
+    if last.refused and not first.refused:
+        yield _refused_again(last.refused)
     found = _differ(first, last)
     if found:
         name, how_many = found

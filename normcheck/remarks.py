@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from normcheck.result import Uncheckable, Vacuity
 from normcheck.table import table
 
+NO_BACKWARD = "no backward ran, so no gradient was checked"
 
-def derived(uncheckable: Mapping[str, Uncheckable], vacuity: Mapping[str, Vacuity]) -> list[str]:
-    """Notes on outputs of which too little, or nothing, was checked."""
+
+def derived(
+    uncheckable: Mapping[str, Uncheckable], vacuity: Mapping[str, Vacuity], refused: Mapping[str, int], cases: int
+) -> list[str]:
+    """Notes on outputs of which too little, or nothing, was checked; ``refused``: of how many of the ``cases`` backward
+    was refused, by reason.
+    """
     limit = table().max_uncheckable
     notes = []
+    if refused:
+        none = sum(refused.values()) == cases
+        notes.append(f"{NO_BACKWARD if none else 'gradients not checked where it was refused'}: {refusals(refused)}")
     for name, u in uncheckable.items():
         if u.share > limit and name != "bitmask":  # a bit in doubt is what the definition of the op leaves open
             notes.append(f"{u.share:.1%} of {name} could not be checked: its bound is not finite there")

@@ -116,5 +116,6 @@ def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str,
         rows=rows,
         findings=findings,
         not_returned=result.not_returned,
+        refused=result.seen.refused,
     )
     return FOUND if findings else PASS

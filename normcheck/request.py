@@ -19,6 +19,7 @@ from normcheck.formats import DTYPES
 from normcheck.gate import Terms
 from normcheck.implementation import Implementation
 from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.plainfile import resolved
 from normcheck.plan import PROFILES, Cell, Plan, Profile
 
 MOST_WORKERS = 64
@@ -28,7 +29,8 @@ MOST_WORKERS = 64
 class Request:
     """The options of ``normcheck verify``, as they were given.
 
-    ``part``: of what a configuration file asks for; ``verbosity``: -1 quiet, 1 verbose.
+    ``part``: of what a configuration file asks for; ``config``: that file; ``from_config``: what it says of these;
+    ``verbosity``: -1 quiet, 1 verbose.
     """
 
     ops: tuple[str, ...] = ()
@@ -51,6 +53,8 @@ class Request:
     shard: str = ""
     database: str = ""
     part: bool = False
+    config: str = ""
+    from_config: tuple[str, ...] = ()
     verbosity: int = 0
 
 
@@ -95,13 +99,23 @@ def plan_of(request: Request) -> Plan:
     device = device_for(request.device)
     profile = profile_of(request)
     cells = _cells(request, device)
-    names = {cell.implementation.name for cell in cells}
-    for name in request.require:
+    for name in required_of(request, cells):
+        names = sorted({cell.implementation.name for cell in cells})
         if name not in names:
-            raise UsageError(f"require={name}: expected {one_of(sorted(names))}, which are what is checked")
+            raise UsageError(f"require={name}: expected {one_of(names)}, which are what is checked")
     shard = shard_of(request, profile)
     replays = database.replays(request.database, cells, parsed) if request.database else {}
     return Plan(cells, profile, request.seed, device, request.timeout, shard, replays)
+
+
+def required_of(request: Request, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The implementations that must run: where the command line says which cells, of a file's those that are there."""
+    asked = {"op": request.ops, "impl": request.impls, "dtype": request.dtypes}
+    said = any(values and key not in request.from_config for key, values in asked.items())
+    if not said or "require" not in request.from_config:
+        return request.require
+    names = {cell.implementation.name for cell in cells}
+    return tuple(name for name in request.require if name in names)
 
 
 def shard_of(request: Request, profile: Profile) -> tuple[int, int]:
@@ -157,23 +171,21 @@ def device_there(asked: str) -> str:
     return device
 
 
-def targets_of(request: Request) -> tuple[Target, ...]:
-    """Where the reports go; complains before the sweep about what could not be written after it."""
+def targets_of(request: Request, *, read: Sequence[str] = ()) -> tuple[Target, ...]:
+    """Where the reports go; complains before the sweep about what could not be written after it.
+
+    ``read``: files that are read, beside those that ``request`` names.
+    """
     found = targets(request.reports, tuple(discovery.reports()))
     files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in request.impls]
-    used = {_same(path) for path in (*files, request.known_failures, request.baseline) if path}
+    used = {
+        resolved(path) for path in (*files, *read, request.known_failures, request.baseline, request.config) if path
+    }
     for target in found:
-        if target.path != "-" and _same(target.path) in used:
-            raise UsageError(f"report={target.format}:{target.path}: expected another file, this one is read")
+        if target.path != "-" and resolved(target.path) in used:
+            said = f"report={target.format}:{one_line(target.path, 200)}"
+            raise UsageError(f"{said}: expected another file, this one is read")
     return found
-
-
-def _same(path: str) -> str:
-    """The file that a path leads to; the path itself where no file can have that name."""
-    try:
-        return os.path.realpath(path)
-    except (OSError, ValueError):
-        return path
 
 
 def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target, ...]:
@@ -184,13 +196,15 @@ def targets(reports: tuple[str, ...], formats: tuple[str, ...]) -> tuple[Target,
         if name not in formats or not colon or not path:
             raise UsageError(f"report={text}: expected FORMAT:PATH with FORMAT {one_of(formats)}")
         if path != "-" and not _writable(Path(path)):
-            raise UsageError(f"report={text}: expected a path of a file in a folder that exists and is writable")
+            raise UsageError(
+                f"report={one_line(text, 200)}: expected a path of a file that can be written, in a folder that exists"
+            )
         found.append(Target(name, path))
     if sum(target.path == "-" for target in found) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")
-    paths = [_same(target.path) for target in found if target.path != "-"]
+    paths = [resolved(target.path) for target in found if target.path != "-"]
     for target in found:
-        if target.path != "-" and paths.count(_same(target.path)) > 1:
+        if target.path != "-" and paths.count(resolved(target.path)) > 1:
             raise UsageError(f"report={target.format}:{target.path}: expected a file of its own for each report")
     return tuple(found)
 
@@ -208,9 +222,12 @@ def selected(
 
 def _writable(path: Path) -> bool:
     try:
+        if path.is_file():
+            path.open("ab").close()  # changes nothing, and no right that is read from its mode says as much
+            return True
         folder = path.resolve().parent
-        return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK)
-    except (OSError, ValueError):  # a name that no file can have
+        return not path.is_dir() and (path.exists() or (folder.is_dir() and os.access(folder, os.W_OK)))
+    except (OSError, ValueError):  # also a name that no file can have
         return False
 
 
@@ -250,7 +267,7 @@ def profile_of(request: Request) -> Profile:
         profile = replace(profile, max_examples=request.max_examples, seconds=max(profile.seconds, 86400.0))
     if request.time_budget is not None:
         if not 0 < request.time_budget <= 1e6:
-            raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0")
+            raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0, at most 1e6")
         profile = replace(profile, seconds=request.time_budget)
     return profile
 

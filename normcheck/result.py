@@ -127,7 +127,8 @@ class Verdict:
     """The outcome of a cell: op x implementation x dtype on a device.
 
     ``status``: pass, fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``skipped``: reason
-    -> number of cases that this implementation, or its library, refused. ``model``: what the implementation declares.
+    -> number of cases that this implementation, or its library, refused; ``backward_refused``: likewise of cases that
+    were checked, but for their gradients. ``model``: what the implementation declares.
     ``notes``: what a reader of a pass must know. ``known``: why a cell that failed was known to, or "". ``failed_at``:
     the number of the case that failed first, from 0 in the order of the sweep; -1 for one of the database.
 
@@ -160,6 +161,12 @@ class Verdict:
     failed_at: int | None = None
     file: str = ""
     line: int | None = None
+    backward_refused: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def no_backward(self) -> bool:
+        """Whether a backward was called, and refused in every case: then no gradient was checked."""
+        return bool(self.backward_refused) and sum(self.backward_refused.values()) == self.cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +174,8 @@ class Run:
     """A whole run of ``verify``: what was asked, where, and every verdict. ``seconds`` is wall time.
 
     ``budget``: what a cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` where these are the
-    cases of one of N jobs. ``required``: implementations that had to run.
+    cases of one of N jobs. ``required``: implementations that had to run. ``part``: these
+    are not all cells that the project's gate is about.
     """
 
     argv: tuple[str, ...]
@@ -183,3 +191,4 @@ class Run:
     budget: Mapping[str, float] = field(default_factory=dict)
     shard: str = ""
     required: tuple[str, ...] = ()
+    part: bool = False

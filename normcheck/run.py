@@ -23,7 +23,7 @@ from normcheck.attempt import why_not
 from normcheck.call import link_of
 from normcheck.database import keep
 from normcheck.environment import environment
-from normcheck.errors import UsageError
+from normcheck.errors import UsageError, one_line
 from normcheck.gate import BROKEN, Terms, concluded
 from normcheck.known import marked
 from normcheck.plan import Cell, Plan
@@ -34,6 +34,7 @@ from normcheck.request import (
     Target,
     device_for,
     plan_of,
+    required_of,
     targets_of,
     terms_of,
 )
@@ -49,6 +50,7 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
     start = time.perf_counter()
     targets = targets_of(request)
     plan = plan_of(request)
+    request = replace(request, require=required_of(request, plan.cells))
     terms = terms_of(request)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
@@ -66,6 +68,7 @@ def run(request: Request, argv: tuple[str, ...]) -> int:
         budget={"max_examples": min(plan.profile.max_examples, MOST_EXAMPLES), "seconds": plan.profile.seconds},
         shard=request.shard,
         required=request.require,
+        part=request.part,
     )
     result = concluded(result, terms)
     return told(result, targets, screen_stream, verbosity=request.verbosity)
@@ -76,10 +79,12 @@ def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool 
 
     ``cells``: their lines as well; ``verbosity``: -1 quiet, 1 verbose.
     """
-    code = result.exit_code
-    written = [_write(result, target) for target in targets]
+    unwritten = tuple(filter(None, [_write(result, target) for target in targets]))
+    if unwritten and not result.exit_code:  # a report that is missing must not look like a pass
+        result = replace(result, status="error", exit_code=BROKEN)
+    result = replace(result, messages=(*unwritten, *result.messages))
     terminal.render(result, terminal.console_for(stream), cells=cells, verbosity=verbosity)
-    return code if code or all(written) else BROKEN  # a report that is missing must not look like a pass
+    return result.exit_code
 
 
 def _sweep(plan: Plan, stream: TextIO, request: Request, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
@@ -212,16 +217,15 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write(result: Run, target: Target) -> bool:
-    """Write one report; False, and a line on standard error, where that failed."""
+def _write(result: Run, target: Target) -> str:
+    """Write one report; returns why that failed, or ""."""
     report = discovery.reports()[target.format]
-    if target.path == "-":
-        report.write(result, sys.stdout)
-        return True
     try:
-        with open(target.path, "w", encoding="utf-8") as stream:
-            report.write(result, stream)
+        if target.path == "-":
+            report.write(result, sys.stdout)
+        else:
+            with open(target.path, "w", encoding="utf-8") as stream:
+                report.write(result, stream)
     except OSError as error:
-        print(f"normcheck: report={target.format}:{target.path}: {error.strerror or error}", file=sys.stderr)
-        return False
-    return True
+        return f"report={target.format}:{one_line(target.path, 200)}: it cannot be written: {error.strerror or error}"
+    return ""

@@ -56,7 +56,9 @@ def search(
 
 def seed_of(cell: Cell, plan: Plan) -> int:
     """A seed of its own for each cell, the same in every run with the same ``--seed``."""
-    return zlib.crc32(f"{plan.seed} {cell.op.name} {cell.implementation.name} {cell.dtype}".encode())
+    return zlib.crc32(
+        f"{plan.seed} {cell.op.name} {cell.implementation.name} {cell.dtype}".encode("utf-8", "backslashreplace")
+    )
 
 
 def _size(case: Case, every: Choices) -> tuple[int, ...]:

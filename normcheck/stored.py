@@ -29,6 +29,7 @@ def read(file: str) -> Run:
         budget={name: value.number() for name, value in report.get("budget", {}).entries().items()},
         shard=report.get("shard", "").text(),
         required=report.get("required", []).texts(),
+        part=report.get("part", False).flag(),
     )
 
 
@@ -56,6 +57,7 @@ def _verdict(cell: Node) -> Verdict:
         file=cell.get("file", "").text(),
         line=_maybe(cell.get("line", None), Node.integer),
         failed_at=_maybe(cell.get("failed_at", None), lambda node: node.integer(-1)),
+        backward_refused=_each(cell.get("backward_refused", {}), Node.integer),
     )
 
 

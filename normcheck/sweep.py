@@ -246,7 +246,7 @@ def summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, sec
     notes = list(tally.notes)
     if tally.too_slow:
         notes.append(f"not run, too slow for this profile: {', '.join(tally.too_slow)}")
-    notes += derived(uncheckable, tally.vacuity)
+    notes += derived(uncheckable, tally.vacuity, tally.backward_refused, tally.cases)
     absent = [name for name in (*cell.op.outputs, "dx", "dw", "db") if name in tally.missing - tally.returned]
     return replace(
         _verdict(cell, plan, "pass" if failure is None else "fail", seconds=seconds),
@@ -263,4 +263,5 @@ def summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, sec
         repeats=dict(tally.repeats),
         invariance=dict(tally.invariance),
         failed_at=None if failure is None else tally.failed_at,
+        backward_refused=dict(tally.backward_refused),
     )

@@ -26,6 +26,7 @@ class Tally:
     worst: dict[str, Worst] = field(default_factory=dict)
     uncheckable: dict[str, tuple[int, int]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    backward_refused: Counter[str] = field(default_factory=Counter)
     returned: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
     notes: dict[str, None] = field(default_factory=dict)
@@ -46,9 +47,10 @@ class Tally:
     def add(self, result: Result, seconds: float) -> None:
         """Count a case; ``seconds`` is what it took."""
         if result.refused:
-            known = result.refused in self.refused or len(self.refused) < _MOST
-            self.refused[result.refused if known else "other reasons"] += 1
+            _count_reason(self.refused, result.refused)
             return
+        if result.seen.refused:
+            _count_reason(self.backward_refused, result.seen.refused)
         self.cases += 1
         self.first = self.first or result
         self.missing.update(result.not_returned)
@@ -92,6 +94,10 @@ class Tally:
 def _is_meant(case: Case) -> bool:
     """Whether elements without a bound are what the case is about; they do not count as uncheckable."""
     return is_special(case) or case.rows == "largest"
+
+
+def _count_reason(counts: Counter[str], reason: str) -> None:
+    counts[reason if reason in counts or len(counts) < _MOST else "other reasons"] += 1
 
 
 def _count(counts: dict[str, Steadiness], same: Mapping[str, bool]) -> None:

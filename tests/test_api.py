@@ -91,6 +91,11 @@ def test_nothing_checked_does_not_conform() -> None:
         normcheck.assert_conforms(fn, dtypes="fp16", **FEW)
 
 
+def test_a_name_that_has_no_encoding() -> None:
+    (verdict,) = normcheck.verify(Implementation(name="n\ud800", op="rmsnorm", forward=wrong), dtypes="fp16", **FEW)
+    assert verdict.status == "fail", verdict.detail
+
+
 def test_what_a_function_raises_is_a_finding() -> None:
     def broken(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         raise ValueError("no such tile")
@@ -106,6 +111,9 @@ MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (rms, {"op": "norm"}, "op=norm: expected one of layernorm"),
     (3, {"op": "rmsnorm"}, "fn=3: expected a function"),
     (rms, {"op": "rmsnorm", "dtypes": "fp64"}, "dtypes=fp64: expected one of fp16"),
+    (rms, {"op": "rmsnorm", "dtypes": [["fp16"]]}, "dtypes=[['fp16']]: expected one of fp16, bf16, fp32, or a list"),
+    (rms, {"op": "rmsnorm", "dtypes": torch.float16}, "dtypes=torch.float16: expected one of fp16"),
+    (rms, {"op": "rmsnorm", "dtypes": []}, "dtypes=[]: expected one of fp16"),
     (rms, {"op": "rmsnorm", "profile": "slow"}, "profile=slow"),
     (rms, {"op": "rmsnorm", "max_examples": 0}, "max_examples=0"),
     (rms, {"op": "rmsnorm", "timeout": 0}, "timeout=0"),

@@ -16,6 +16,7 @@ from normcheck.errors import UsageError
 from normcheck.gate import Terms, concluded
 from normcheck.result import Run, Verdict, Worst
 
+MEANT = "if that is meant, make the baseline anew"
 BUDGET = {"max_examples": 300.0, "seconds": 4.0}
 
 MEANT = "if it is meant: normcheck baseline make"
@@ -87,17 +88,19 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
 
     both = (verdict(), verdict(dtype="fp16"))
     assert said(run(*both, budget=BUDGET)) == ()
-    assert said(run(verdict(), budget=BUDGET)) == ("in it, and not checked now: rmsnorm triton fp16",)
+    assert said(run(verdict(), budget=BUDGET)) == ("in it, and not checked now: rmsnorm triton fp16 cpu",)
     assert said(run(verdict(), budget=BUDGET), part=True) == ()
-    assert said(run(*both, verdict(dtype="fp32"), skipped(), budget=BUDGET)) == ("not in it: rmsnorm triton fp32",)
+    assert said(run(*both, verdict(dtype="fp32"), skipped(), budget=BUDGET)) == (
+        "not in it, so that no drift would show: rmsnorm triton fp32 cpu",
+    )
     assert said(run(*both, budget=BUDGET, seed=3)) == (
         "made with seed=0 (now 3), so that a drift may be that of other cases or another machine: "
-        "rmsnorm triton bf16, rmsnorm triton fp16",
+        "rmsnorm triton bf16 cpu, rmsnorm triton fp16 cpu",
     )
     (text,) = said(run(*both, budget=BUDGET | {"max_examples": 9.0}, environment={"device": "H100"}, profile="ci"))
     assert text.startswith("made with profile=quick (now ci), device=cpu (now H100), max_examples=300.0 (now 9.0), so")
     assert said(run(verdict(cases=9), verdict(dtype="fp16"), budget=BUDGET)) == (
-        "made with another number of cases than were run now: rmsnorm triton bf16",
+        "made with another number of cases than were run now: rmsnorm triton bf16 cpu",
     )
     done = concluded(run(*both, budget=BUDGET, seed=3), Terms(baseline=baseline))
     assert (done.status, len(done.messages)) == ("pass", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -390,7 +391,10 @@ def test_a_report_that_cannot_be_written(run: Callable[..., Done], monkeypatch: 
     monkeypatch.setattr("normcheck.request._writable", lambda path: True)
     done = run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:missing/out.json")
     assert done.code not in (0, 1)
-    assert "report=json:missing/out.json" in done.err
+    line = done.out.rstrip().splitlines()[-1]  # which is read alone
+    assert line.startswith(
+        "ERROR  report=json:missing/out.json: it cannot be written: No such file or directory; 1 passed"
+    )
 
 
 def test_interrupted(run: Callable[..., Done], written: Callable[..., str]) -> None:
@@ -623,3 +627,13 @@ def test_as_a_module() -> None:
     argv = (sys.executable, "-m", "normcheck", "verify", "--op", "norm")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     complaint(Done(done.returncode, done.stdout, done.stderr))
+
+
+def test_a_reader_that_leaves_is_no_finding(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", "normcheck", "verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--no-isolation"]
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(argv, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.startswith("normcheck: standard output was closed before the end")

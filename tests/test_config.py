@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from normcheck.config import KEYS, LARGEST, load, settings
+from normcheck.config import KEYS, LARGEST, blamed, load, settings
 from normcheck.errors import UsageError
-from normcheck.request import Request, request_of, seed_of
+from normcheck.request import Request, plan_of, request_of, seed_of
 
 
 def project(folder: Path, *lines: str) -> Path:
@@ -45,12 +46,19 @@ def test_every_key_and_paths_from_the_folder_of_the_file(tmp_path: Path, monkeyp
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
     values = settings({}, None)
-    assert set(values) == {*KEYS, "part"}
+    assert set(values) == {*KEYS, "part", "config", "from_config"}
     assert values["impl"] == ("../../kernels/mine.py", "../../kernels/mine.py:fused", "torch", "package.module:f")
     assert values["op"] == ("rmsnorm",)
     assert values["known_failures"] == "../../known.txt"
     assert values["report"] == ("json:../../out/report.json", "terminal:-")
     assert (values["seed"], values["timeout"], values["part"]) == ("7", 9.5, False)
+
+
+def test_paths_from_the_folder_that_has_a_link_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "pyproject.toml").symlink_to(project(tmp_path / "store", 'impl = "mine.py"'))
+    (impl,) = settings({}, str(tmp_path / "pyproject.toml"))["impl"]
+    assert os.path.realpath(impl) == str((tmp_path / "mine.py").resolve())
 
 
 def test_the_command_line_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +67,44 @@ def test_the_command_line_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     values = settings({"dtype": ["fp32"], "workers": 1, "isolation": False, "profile": None}, None)
     assert (values["dtype"], values["workers"], values["isolation"], values["profile"]) == (["fp32"], 1, False, "ci")
     assert values["part"]
-    assert "require" not in values
+    assert values["require"] == ("mine",)
+    assert "require" in values["from_config"]
     assert settings({"impl": ["triton"], "require": ["triton"]}, None)["require"] == ["triton"]
+
+
+def test_a_part_of_the_gate(tmp_path: Path) -> None:
+    """Where the file says no dtype, --dtype narrows what it is about all the same."""
+    path = str(project(tmp_path, 'known_failures = "known.txt"'))
+    assert settings({"dtype": ["fp16"]}, path)["part"]
+    assert not settings({"dtype": ["fp16"], "known_failures": "other.txt"}, path)["part"]
+    assert not settings({"impl": ["torch"]}, path)["part"]
+    assert settings({"impl": ["torch"]}, str(project(tmp_path, 'impl = "triton"')))["part"]
+    path = str(project(tmp_path, 'known_failures = "known.txt"'))
+    assert not settings({"profile": "ci"}, path)["part"]
+
+
+def test_a_complaint_names_the_file_that_said_it(tmp_path: Path) -> None:
+    path = project(tmp_path, "workers = 0")
+    for given, expected in (
+        ({}, f"{os.path.relpath(path)}: [tool.normcheck] workers=0: expected an"),
+        ({"workers": 0}, "workers=0: "),
+    ):
+        with pytest.raises(UsageError) as raised, blamed(settings(given, str(path))):
+            plan_of(request_of(settings(given, str(path))))
+        assert str(raised.value).startswith(expected)
+
+
+def test_a_mark_of_the_byte_order_is_no_content(tmp_path: Path) -> None:
+    path = project(tmp_path, "seed = 1")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert settings({}, str(path))["seed"] == "1"
 
 
 def test_request_of_settings(tmp_path: Path) -> None:
     path = project(tmp_path, 'impl = "torch"', "seed = 7", "max_examples = 3")
     request = request_of(settings({"dtype": ["fp32"]}, str(path)))
-    assert request == Request(impls=("torch",), dtypes=("fp32",), seed=7, max_examples=3)
+    said = {"config": str(path), "from_config": ("impl", "seed", "max_examples")}
+    assert request == Request(impls=("torch",), dtypes=("fp32",), seed=7, max_examples=3, **said)
     assert request_of({}) == Request()
 
 

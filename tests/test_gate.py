@@ -219,6 +219,10 @@ def test_baselines_that_cannot_be_made(project: Project) -> None:
     done = project("baseline", "make", "report.json", "--out", "missing/b.json")
     assert (done.code, done.out) == (2, "")
     assert "out=missing/b.json: expected a file that can be written" in done.err
+    before = (project.folder / "report.json").read_bytes()
+    done = project("baseline", "make", "report.json", "--out", "./report.json")
+    assert (done.code, done.err) == (2, "normcheck: out=./report.json: expected another file, this one is read\n")
+    assert (project.folder / "report.json").read_bytes() == before
 
 
 SAME = ("op", "implementation", "dtype", "device", "status", "not_returned", "uncheckable", "skipped", "model", "notes",
@@ -308,3 +312,51 @@ def test_the_last_failure_is_replayed_first(project: Project) -> None:
     fixed = project.report["verdicts"][1]
     assert fixed["cases"] == 24 + 1
     assert any("not replayed" in note for note in fixed["notes"])
+
+
+def test_a_part_of_the_gate_needs_what_is_required_of_it(project: Project) -> None:
+    project.configure('require = ["good", "cudnn"]\n')
+    project.kernel(FIXED)
+    name = next((project.folder / "kernels").iterdir()).name
+    assert project("verify").code == 2  # cudnn is not among what the file asks for
+    assert project("verify", "--dtype", "bf16").code == 0
+    assert project.report["required"] == ["good"]
+    assert project("verify", "--impl", f"kernels/{name}:other").code == 0
+    assert project.report["required"] == []
+    done = project("verify", "--impl", "cudnn", "--op", "rmsnorm")
+    assert (done.code, project.report["required"]) == (5, ["cudnn"])
+    done = project("verify", "--impl", "torch", "--op", "rmsnorm", "--require", "good")
+    assert (done.code, done.err) == (2, "normcheck: require=good: expected one of torch, which are what is checked\n")
+
+
+def test_shards_of_a_part_are_merged_as_a_part(project: Project) -> None:
+    project.configure('known_failures = "known.txt"\n')
+    (project.folder / "known.txt").write_text("rmsnorm other fp16  # known\n", encoding="utf-8")
+    project.kernel(FIXED)
+    for number in (1, 2):
+        assert (
+            project("verify", "--dtype", "bf16", "--shard", f"{number}/2", "--report", f"json:{number}.json").code == 0
+        )
+    assert project("merge", "1.json", "2.json").code == 0
+
+
+def test_no_report_over_what_is_read(project: Project) -> None:
+    project.kernel(FIXED)
+    before = (project.folder / "pyproject.toml").read_bytes()
+    done = project("verify", "--report", "json:pyproject.toml")
+    assert (done.code, done.err) == (
+        2,
+        "normcheck: report=json:pyproject.toml: expected another file, this one is read\n",
+    )
+    assert (project.folder / "pyproject.toml").read_bytes() == before
+    project("verify", "--shard", "1/1", "--report", "json:1.json")
+    done = project("merge", "1.json", "--report", "junit:./1.json")
+    assert (done.code, done.err) == (2, "normcheck: report=junit:./1.json: expected another file, this one is read\n")
+
+
+def test_a_report_over_a_file_that_cannot_be_written_is_said_before_the_sweep(project: Project) -> None:
+    project.kernel(FIXED)
+    program = Path(sys.executable).resolve()  # runs, so that nobody may write to it, not even root
+    done = project("verify", "--report", f"json:{program}")
+    assert (done.code, done.out) == (2, "")
+    assert "expected a path of a file that can be written, in a folder that exists" in done.err

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sample_runs import failed, finding, skipped, verdict
+from sample_runs import failed, finding, run, skipped, verdict
 
 from normcheck.errors import UsageError
-from normcheck.gate import Terms, decide
+from normcheck.gate import Terms, concluded, decide
 from normcheck.known import LARGEST, Known, marked, read, stale
+from normcheck.reports._plain import outcome
 from normcheck.result import Verdict
 
 ENTRY = Known("rmsnorm", "mine.py", "fp16", "dw sums in fp16", "known.txt:3")
@@ -92,6 +93,12 @@ def test_stale_entries() -> None:
     assert stale([ENTRY], [verdict()], part=True) == ()
 
 
+def test_a_mark_of_the_byte_order_and_windows_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "known.txt"
+    path.write_bytes(b"\xef\xbb\xbfrmsnorm mine.py fp16  # dw sums in fp16\r\n\r\n# more\r\n")
+    assert read(str(path)) == (replace(ENTRY, where=f"{path}:1"),)
+
+
 KNOWN = failed(finding(), known="why")
 CELLS = {
     "pass": verdict(),
@@ -111,6 +118,15 @@ def test_every_mixture_of_cells(size: int) -> None:
         cells = [CELLS[name] for name in names]
         assert decide(cells, Terms()) == (*expected, ()), names
         assert decide(cells, Terms(), complete=False) == (expected[0], 130, ()), names
+
+
+def test_a_run_in_which_all_is_known_to_fail_says_that_nothing_passed() -> None:
+    alone = concluded(run(replace(KNOWN, known=""), skipped()), Terms(known=(ENTRY,)))
+    assert (alone.status, alone.exit_code) == ("pass", 0)
+    assert alone.messages == ("nothing passed: each cell that ran is a known failure",)
+    assert outcome(alone).startswith("NOTHING PASSED  0 cells passed, 1 failed as known")
+    among = concluded(run(replace(KNOWN, known=""), verdict()), Terms(known=(ENTRY,)))
+    assert (among.messages, outcome(among)[:4]) == ((), "PASS")
 
 
 def test_stale_and_required() -> None:

@@ -310,7 +310,7 @@ def test_a_backward_that_its_library_refuses_is_no_finding() -> None:
     assert not result.failed
     assert result.probed.repeats == dict.fromkeys(("mean", "rstd", "y"), True)  # forward is asked all the same
     assert result.probed.invariant.keys() == {"mean", "rstd", "y"}
-    assert result.notes == ("gradients not checked: no plan for it",)
+    assert result.seen.refused == "no plan for it"
 
 
 def test_a_forward_is_probed_where_its_backward_is_refused() -> None:

@@ -104,9 +104,12 @@ def test_cells_of_one_place_share_an_annotation() -> None:
 
 def test_more_places_than_github_shows_are_counted() -> None:
     cells = [failed(finding(), line=i + 1) for i in range(30)]
-    told = [each for each in commands(run(*cells, status="fail", exit_code=1)) if each.name == "error"]
-    assert len(told) == 10
-    assert told[-1].message.startswith("22 more places")
+    messages = tuple(f"drift {number}" for number in range(15))
+    all_told = commands(run(*cells, messages=messages, status="fail", exit_code=1))
+    *told, gate = [each for each in all_told if each.name == "error"]
+    assert len(told) == 9
+    assert gate.message.split("\n") == list(messages)  # one more annotation, and not a line of it lost
+    assert told[-1].message.startswith("23 more places")
 
 
 def test_known_failures_warn() -> None:

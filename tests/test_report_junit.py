@@ -1,4 +1,8 @@
-"""The JUnit report, as somebody else's parser reads it, and what Ant's schema asks of it."""
+"""The JUnit report, as somebody else's parser reads it, and what Ant's schema asks of it.
+
+There is no official schema of JUnit, and no wheel was found that brings one of those in use (junitparser, junit-xml,
+xunitparser, unittest-xml-reporting, nose2, tap2junit do not); so what Ant's asks for is asserted here, rule by rule.
+"""
 
 from __future__ import annotations
 

@@ -214,6 +214,8 @@ def test_last_line_says_the_status_first(name: str, start: str) -> None:
 
 def test_no_cells_at_all() -> None:
     assert written(run(status="nothing", exit_code=5)).rstrip().split("\n")[-1].startswith("NOTHING CHECKED  no cell")
+    stopped = written(run(status="nothing", exit_code=130, complete=False)).rstrip().split("\n")[-1]
+    assert stopped.startswith("INCOMPLETE  stopped before the first cell was finished, 0 cases")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "a_new_kind"])

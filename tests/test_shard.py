@@ -101,13 +101,13 @@ def test_counts_are_summed_and_the_worst_is_kept() -> None:
     assert cell.uncheckable == {"y": Uncheckable(count=4, total=20), "dx": Uncheckable(count=0, total=5)}
     assert cell.repeats == {"y": Steadiness(differ=2, cases=7)}
     assert cell.model == {"y_form": "folded"}
-    assert cell.notes == ("n1", "n2", *derived(cell.uncheckable, {}))
+    assert cell.notes == ("n1", "n2", *derived(cell.uncheckable, {}, {}, 7))
 
 
 def test_notes_on_counts_are_those_of_the_sum() -> None:
     empty = {"dw": Vacuity(zeros=5, total=5, empty=1, checks=1)}
     full = {"dw": Vacuity(zeros=0, total=5, empty=0, checks=1)}
-    notes = tuple(derived({}, empty))
+    notes = tuple(derived({}, empty, {}, 9))
     assert len(notes) == 1
     assert joined(verdict(vacuity=empty, notes=notes), verdict(vacuity=full)).notes == ()
     assert joined(verdict(vacuity=empty, notes=notes), verdict(vacuity=empty, notes=notes)).notes == notes
@@ -192,3 +192,9 @@ def test_a_shard_that_was_interrupted() -> None:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def test_a_cell_that_is_there_twice() -> None:
+    twice = run(verdict(), verdict(), shard="1/1")
+    with pytest.raises(UsageError, match=r"1\.json: expected each cell once, rmsnorm triton bf16 cpu is there 2 times"):
+        merged([("1.json", twice)])

@@ -28,8 +28,11 @@ def make(
 ) -> None:
     """Keep the worst of each output of every cell that passed."""
     from normcheck.baseline import text_of
+    from normcheck.plainfile import resolved
     from normcheck.stored import read
 
+    if resolved(out) in map(resolved, reports):
+        raise UsageError(f"out={one_line(out, 200)}: expected another file, this one is read")
     runs = [(file, read(file)) for file in reports]
     text = text_of(runs)
     try:
@@ -39,6 +42,6 @@ def make(
         raise UsageError(f"out={one_line(out, 200)}: expected a file that can be written ({reason})") from error
     cells = [verdict for _, run in runs for verdict in run.verdicts]
     left_out = [one_line(f"{v.op} {v.implementation} {v.dtype} ({v.status})", 120) for v in cells if v.status != "pass"]
-    typer.echo(
-        f"{out}: {len(cells) - len(left_out)} cells" + (f"; left out: {', '.join(left_out)}" if left_out else "")
-    )
+    kept = len(cells) - len(left_out)
+    told = f"; left out: {', '.join(left_out)}" if left_out else ""
+    typer.echo(f"{one_line(out, 200)}: {kept} cell{'' if kept == 1 else 's'}{told}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -28,17 +29,19 @@ def merge(
     given here comes from [tool.normcheck], except reports.
     """
     given = {name: value for name, value in locals().items() if name in _KEYS}
-    from normcheck.config import settings
+    from normcheck.config import blamed, settings
     from normcheck.gate import concluded
     from normcheck.merge import merged
     from normcheck.request import request_of, targets_of, terms_of
     from normcheck.run import told
     from normcheck.stored import read
 
-    values = {key: value for key, value in settings(given, config).items() if key in _KEYS}
-    request = request_of({**values, "report": report or []})
-    targets = targets_of(request)
-    run = merged([(file, read(file)) for file in shards])
-    terms = terms_of(request, required=run.required)
+    found = settings(given, config)
+    values = {key: value for key, value in found.items() if key in _KEYS}
+    with blamed({**found, "from_config": set(found.get("from_config", ())).intersection(_KEYS)}):
+        request = request_of({**values, "report": report or [], "config": found.get("config", "")})
+        targets = targets_of(request, read=shards)
+        run = merged([(file, read(file)) for file in shards])
+        terms = terms_of(replace(request, part=run.part), required=run.required)
     stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
     raise typer.Exit(told(concluded(run, terms), targets, stream, cells=True))

@@ -21,10 +21,12 @@ def put_summary(console: Console, run: Run) -> None:
 
 
 def word(run: Run) -> str:
-    """The outcome in capitals: ``PASS``, ``FAIL``, ``NOTHING CHECKED``."""
+    """The outcome in capitals: ``PASS``, ``FAIL``, ``NOTHING CHECKED``, ``NOTHING PASSED``."""
     checked = any(verdict.status != "skip" for verdict in run.verdicts)
     nothing = "NOT CHECKED" if checked else "NOTHING CHECKED"
     words = {"pass": "PASS", "fail": "FAIL", "error": "ERROR", "nothing": nothing}
+    if not any(verdict.status == "pass" for verdict in run.verdicts):
+        words["pass"] = "NOTHING PASSED"  # all that ran is known to fail
     known = words.get(run.status, short(run.status.upper(), 20))
     if run.complete:
         return known
@@ -38,7 +40,8 @@ def rest(run: Run) -> str:
         cells["fail"] = [v for v in cells["fail"] if not v.known]
     checked = len(run.verdicts) - len(cells["skip"])
     if not run.verdicts:
-        return f"{short(run.messages[0]) if run.messages else 'no cell is left of what was asked'}{_ending(run)}"
+        why = "no cell is left of what was asked" if run.complete else "stopped before the first cell was finished"
+        return f"{short(run.messages[0]) if run.messages else why}{_ending(run)}"
     if run.status == "fail" and cells["fail"]:
         head = f"{len(cells['fail'])} of {counted(checked, 'cell')} failed: {_named(cells['fail'])}; "
     elif run.status == "error" and cells["error"]:

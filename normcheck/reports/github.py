@@ -2,7 +2,7 @@
 
 The characters that a command must not have are escaped as the runner undoes it: ``%``, CR and LF everywhere, ``:`` and
 ``,`` in properties as well. GitHub shows ten errors of a step: the outcome comes first, and cells with one place share
-an annotation.
+an annotation, and so does what the gate says besides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normcheck.reports.report import Report
 from normcheck.result import Run, Verdict
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-MOST_PLACES = 9
+MOST_PLACES = 8
 LONGEST = 16_000
 BLOCKS = 4
 """Cells of one annotation that are told in full; the others are named."""
@@ -84,7 +84,8 @@ def _outcome(run: Run) -> str:
 
 
 def _messages(run: Run) -> list[str]:
-    return [command("error" if run.exit_code else "warning", line, title="normcheck") for line in messages(run)]
+    told = messages(run)
+    return [command("error" if run.exit_code else "warning", "\n".join(told), title="normcheck")] if told else []
 
 
 REPORT = Report(name="github", write=write, summary="annotations of a GitHub workflow, and its job summary")

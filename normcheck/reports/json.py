@@ -47,6 +47,7 @@ def document(run: Run) -> Json:
         "budget": {name: _number(value) for name, value in run.budget.items()},
         "shard": run.shard,
         "required": list(run.required),
+        "part": run.part,
     }
 
 
@@ -83,6 +84,7 @@ def _verdict(verdict: Verdict) -> Json:
         "failed_at": verdict.failed_at,
         "file": verdict.file,
         "line": verdict.line,
+        "backward_refused": dict(verdict.backward_refused),
     }
 
 

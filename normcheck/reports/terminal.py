@@ -146,8 +146,12 @@ def render_case(
     rows: Sequence[Row],
     findings: Sequence[Finding],
     not_returned: Sequence[str] = (),
+    refused: str = "",
 ) -> None:
-    """Print every check of one case as a table, a block per finding, and a last line that says which it is."""
+    """Print every check of one case as a table, a block per finding, and a last line that says which it is.
+
+    ``refused``: why its backward was refused, "" where it was not.
+    """
     words = case.split()
     cell = " ".join(short(word) for word in (words[0] if words else "", implementation, *words[1:2]) if word)
     put(console, (f"{cell}", "bold"))
@@ -157,6 +161,8 @@ def render_case(
         _put_table(console, rows)
     if not_returned:
         put(console, ("not returned: " + ", ".join(short(output) for output in not_returned), "dim"))
+    if refused:
+        put_lines(console, f"backward was refused: {refused}", style="dim")
     for finding in findings:
         put(console, "")
         put_failure(console, cell, finding)
