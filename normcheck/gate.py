@@ -84,5 +84,7 @@ def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[
         else:
             absent += [(f"{op} {v.dtype}", v.detail) for v in cells if v.status == "skip" and v.dtype in terms.dtypes]
         lacking = [v for v in cells if v.no_backward and terms.judged]  # another shard may have run it
+        if any(v.status != "skip" and not v.no_backward for v in cells):
+            lacking = [v for v in lacking if v.dtype in terms.dtypes]
         absent += [(f"{op} {v.dtype}", f"{NO_BACKWARD}: {refusals(v.backward_refused)}") for v in lacking]
     return absent if own else [("anything", "it is not among the cells")]

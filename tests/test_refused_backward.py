@@ -95,6 +95,9 @@ def test_what_is_required_has_a_backward_that_ran() -> None:
     )
     assert decide([cell], Terms())[1] == 0
     assert decide([cell], replace(required, judged=False))[1] == 0  # a shard
+    other = replace(cell, dtype="fp32", backward_refused={})  # as for an op that ran in one dtype: that is enough,
+    assert decide([cell, other], required)[1] == 0  # where no dtype was asked for by name
+    assert decide([cell, other], replace(required, dtypes=("bf16",)))[1] == 5
     assert decide([replace(cell, cases=201)], required)[1] == 0
 
 
