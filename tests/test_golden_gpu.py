@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from normcheck import discovery
+from normcheck.bench_suites import SUITES
 from normcheck.formats import DTYPES
 from normcheck.mutants.kernel import OPS
+from normcheck.speed import DIRECTIONS
 
 RECORDED = ("cudnn", "torch", "triton")
 FOLDER = Path(__file__).parent.parent / "golden" / "gpu"
@@ -34,12 +36,15 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
 
 
-NOT_REACHED = {("rmsnorm", "triton", "bf16"), ("rmsnorm", "triton", "fp32")}
-"""Cells of that run when its time was up; ``rmsnorm.json`` and ``golden/h200`` have them."""
+NOT_THERE = ("apex", "flashinfer", "quack", "transformer_engine")
+"""Packages that were not installed."""
+
+NOT_REACHED = {("rmsnorm_llama", "liger", dtype) for dtype in DTYPES}
+"""Cells of that run when its time was up; ``rmsnorm_llama.json`` has them."""
 
 
 def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
-    """``verify --profile ci --time-budget 25 --workers 12`` of the four ops that cuDNN has, ended after 200 s."""
+    """``verify --profile ci --time-budget 18 --workers 24`` of every op on two GPUs, ended after 130 s."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("ci", "pass", False)
     expected = {
@@ -47,13 +52,13 @@ def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
         for name, own in discovery.implementations().items()
         for i in own
         for dtype in DTYPES
-        if "cuda" in i.by_default and i.op in OPS
+        if "cuda" in i.by_default and name not in NOT_THERE
     }
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
     assert set(cells) == expected - NOT_REACHED
     for cell in cells.values():
         assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
-        assert cell["cases"] >= 18  # building a plan or compiling takes the time
+        assert cell["cases"] >= 5  # building a plan or compiling takes the time
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
 
 
@@ -66,13 +71,16 @@ def test_the_other_castings_ran_on_a_gpu_and_passed(op: str) -> None:
     assert all(cell["status"] == "pass" and cell["cases"] > 200 for cell in cells.values())
 
 
-def test_every_number_of_the_recorded_bench_is_of_a_verified_kernel() -> None:
-    bench = json.loads((FOLDER.parent / "bench" / "pytorch-layernorm-backward.json").read_text(encoding="utf-8"))
-    assert bench["schema"] == "normcheck-bench/1"
+@pytest.mark.parametrize("name", SUITES)
+def test_every_number_of_the_recorded_benches_is_of_a_verified_kernel(name: str) -> None:
+    bench = json.loads((FOLDER.parent / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+    assert (bench["schema"], bench["complete"]) == ("normcheck-bench/1", True)
     assert bench["environment"]["device"] == "NVIDIA H200"
     measured = [speed for speed in bench["speeds"] if speed["status"] == "measured"]
     assert all(speed["cases"] == 3 and speed["verified_rows"] > 0 for speed in measured)
-    assert {speed["N"] for speed in measured if speed["implementation"] == "triton"} == {2**k for k in range(8, 17)}
+    for direction in DIRECTIONS:
+        own = {s["N"] for s in measured if (s["implementation"], s["direction"]) == ("triton", direction)}
+        assert own == {point.N for point in SUITES[name].points}
 
 
 def test_what_cudnn_refused_is_said() -> None:
