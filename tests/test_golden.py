@@ -352,9 +352,12 @@ def test_a_record_is_not_overwritten(run: Callable[..., Done], tmp_path: Path) -
     done = run("record", *HERE, "rmsnorm", "--out", "a")
     assert (done.code, done.out) == (2, "")
     assert done.err == "normcheck: out=a: exists; expected a new folder, so remove it first\n"
-    done = run("record", *HERE, "rmsnorm", "--out", "no/a")
+    (tmp_path / "file").touch()
+    done = run("record", *HERE, "rmsnorm", "--out", "file/a")
     assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert f"writable, {tmp_path / 'file'} is not" in done.err
+    assert run("record", *HERE, "rmsnorm", "--out", "new/folders/b").code == 0
+    assert (tmp_path / "new" / "folders" / "b" / "manifest.json").is_file()
 
 
 def test_what_does_not_hold_exits_with_1(run: Callable[..., Done], tmp_path: Path, record: Record) -> None:

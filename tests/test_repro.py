@@ -134,7 +134,7 @@ def test_nothing_is_overwritten(run: Callable[..., tuple[int, str, str]], tmp_pa
         assert (code, out) == (2, "")
         assert err.startswith(f"normcheck: dump={there}: exists; expected a new folder")
     assert list((tmp_path / "case").iterdir()) == []
-    assert run("torch", LINE, "--dump", "no/case")[0] == 2
+    assert run("torch", LINE, "--dump", "kernel.py/case")[0] == 2
     assert run("torch", LINE, "--dump", "")[0] == 2
     assert run("cudnn", LINE, "--dump", "refused")[0] == 5
     assert not (tmp_path / "refused").exists()

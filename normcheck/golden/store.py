@@ -36,9 +36,10 @@ def refuse_existing(folder: Path, option: str = "out") -> None:
     try:
         if os.path.lexists(folder):
             raise UsageError(f"{named}: exists; expected a new folder, so remove it first")
-        parent = folder.resolve().parent
-        if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise UsageError(f"{named}: expected a folder around it that is writable")
+        around = next(parent for parent in folder.resolve().parents if os.path.lexists(parent))
+        if not around.is_dir() or not os.access(around, os.W_OK):
+            where = one_line(str(around), 200)
+            raise UsageError(f"{named}: expected a folder around it that is writable, {where} is not")
     except (OSError, ValueError):  # a name that no file can have
         raise UsageError(f"{option}={shown(str(folder), 200)}: expected a path of a new folder") from None
 
@@ -59,6 +60,7 @@ def write_new(
     """
     refuse_existing(folder, option)
     try:
+        folder.resolve().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent) as around:
             beside = Path(around) / "new"
             beside.mkdir(mode=0o755)
