@@ -56,18 +56,20 @@ def test_a_call_like_another_goes_to_its_compilation() -> None:
     kernel = Kernel()
     x, w, again = x_of(), x_of(torch.float32), x_of()
     launch(kernel, (7,), x, w, 16, 1e-5, BLOCK=16, EVEN=True, num_warps=4)
-    launch(kernel, (9, 2), again, w, 16, 1e-6, BLOCK=16, EVEN=True, num_warps=4)
+    launch(kernel, (9, 2), again, w, 48, 1e-6, BLOCK=16, EVEN=True, num_warps=4)
     assert len(kernel.asked) == 1
     ((grid, arguments),) = kernel.launched
     assert grid == (9, 2, 1)
-    assert arguments[0] is again and arguments[1:] == (w, 16, 1e-6, 16, True)
+    assert arguments[0] is again and arguments[1:] == (w, 48, 1e-6, 16, True)
 
 
 CHANGES: dict[str, dict[str, Any]] = {
     "dtype": {"x": x_of(torch.bfloat16)},
     "alignment": {"x": x_of(offset=1)},
     "none": {"w": None},
-    "number": {"n": 17},
+    "one": {"n": 1},
+    "multiple": {"n": 17},
+    "width": {"n": 2**31},
     "constant": {"BLOCK": 32},
     "option": {"num_warps": 8},
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 16
-"""Bytes; what Triton asks of a pointer before it loads 16 bytes at a time."""
+"""What a pointer, in bytes, or a stride is a multiple of where Triton loads 16 bytes at a time."""
 
 _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """A call, as far as its compilation depends on it -> the compilation, and the kernel's constants as arguments."""
@@ -41,7 +41,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | float 
 
 
 def _fact(argument: Tensor | int | float | None) -> Hashable:
-    """What a compilation depends on. (Of an integer it is less than its value, but that takes longer to find.)"""
+    """What a compilation depends on: of an integer, whether it is 1, a multiple of 16, and of 32 bits."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % _ALIGNED == 0
-    return float if isinstance(argument, float) else argument
+    if isinstance(argument, int):
+        return argument == 1, argument % _ALIGNED == 0, -(2**31) <= argument < 2**31
+    return type(argument)
