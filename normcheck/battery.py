@@ -12,8 +12,8 @@ from itertools import cycle
 
 from normcheck.case import EXPANDED, Case
 from normcheck.choices import CLIPS
+from normcheck.data_kinds import NOT_FINITE, ROWS
 from normcheck.implementation import Implementation
-from normcheck.inputs import NOT_FINITE, ROWS
 from normcheck.ops.op import Op
 
 _SHAPES = ((5, 7), (8, 24), (7, 100), (3, 257), (11, 129), (6, 300), (9, 40))

@@ -34,7 +34,7 @@ class Case:
     """One point of the sweep.
 
     ``M`` rows of ``N`` elements; ``eps`` is the op's epsilon; ``rows``, ``dy`` and ``weights`` are kinds of data
-    (``inputs.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False where the op is called
+    (``data_kinds.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False where the op is called
     without one; ``gap`` counts the elements behind each row of a strided tensor; ``options`` are the op's own numbers
     (``lower_clip``, ``upper_clip``) as pairs sorted by name.
     """

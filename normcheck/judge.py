@@ -16,8 +16,9 @@ from torch import Tensor
 from normcheck import bitmask, casting, reference, tolerance
 from normcheck.case import Case
 from normcheck.compare import Comparison, compare, merge
+from normcheck.data_kinds import NOT_FINITE
 from normcheck.formats import FORMATS, Format
-from normcheck.inputs import NOT_FINITE, Inputs
+from normcheck.inputs import Inputs
 from normcheck.ops.op import Op
 from normcheck.table import Model
 from normcheck.tolerance import Bound, Rules, StatisticsBound

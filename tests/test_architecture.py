@@ -55,6 +55,8 @@ FORBIDDEN = {
     "bitmask.py": LIBRARIES,
     "compare.py": LIBRARIES,
     "call.py": (*JUDGES, *LIBRARIES),
+    "random_bits.py": ("normcheck",),
+    "data_kinds.py": (*JUDGES, *LIBRARIES, "normcheck.inputs"),
     "result.py": ("torch", "normcheck"),
     "score.py": ("torch", "normcheck"),
     "speed.py": ("torch",),

@@ -14,9 +14,10 @@ from torch import Tensor
 from normcheck import Implementation, casting, discovery, reference, tolerance
 from normcheck.case import Case
 from normcheck.check import Result, check
+from normcheck.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
 from normcheck.errors import UsageError
 from normcheck.formats import DTYPES, FORMATS
-from normcheck.inputs import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, make, torch_dtype
+from normcheck.inputs import make, torch_dtype
 from normcheck.mutants.casting import CONTROLS, MUTANTS
 from normcheck.mutants.correct import KERNELS
 from normcheck.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded

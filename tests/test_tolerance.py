@@ -18,9 +18,10 @@ from torch import Tensor
 
 from normcheck import discovery, reference, tolerance
 from normcheck.case import Case
+from normcheck.data_kinds import ROWS
 from normcheck.errors import UsageError
 from normcheck.formats import FORMATS
-from normcheck.inputs import ROWS, make, torch_dtype
+from normcheck.inputs import make, torch_dtype
 from normcheck.ops.op import Op
 from normcheck.table import Model, declared_model
 from normcheck.tolerance import EXACT, half_ulp, rules, store
