@@ -17,6 +17,8 @@ TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")
 _JUDGES = (
     "reference",
     "tolerance",
+    "forward_bounds",
+    "backward_bounds",
     "casting",
     "compare",
     "judge",
@@ -51,6 +53,8 @@ FORBIDDEN = {
     "golden/judging.py": (*LIBRARIES, "normcheck.call", "normcheck.attempt"),
     "reference.py": LIBRARIES,
     "tolerance.py": LIBRARIES,
+    "forward_bounds.py": LIBRARIES,
+    "backward_bounds.py": LIBRARIES,
     "casting.py": LIBRARIES,
     "bitmask.py": LIBRARIES,
     "compare.py": LIBRARIES,
