@@ -54,7 +54,36 @@ def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound) -> Te
 
 
 def _xhat_at_most(rows: Rows, given: StatisticsBound) -> Tensor:
+    """The largest that the kernel's own |xhat| may be, (m, N)."""
+    if given is EXACT:
+        return rows.xh_abs
     return (rows.xh_abs if given.d is None else rows.xh_abs + given.d) * (1 + given.al)
+
+
+@dataclass(frozen=True, slots=True)
+class _Largest:
+    """The largest that the kernel's own values behind dx may be, in size."""
+
+    xhat: Tensor  # (m, N)
+    rstd: Tensor  # (m, 1)
+    wd: Tensor  # dy * g, (m, N)
+    wd_mean: Tensor  # (m, 1)
+    flushed: Tensor  # what underflow takes of xhat, (m, 1)
+    grown: Tensor | float  # by how much what has xhat in it twice may be larger
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """``c1`` = |mean(xhat dy g)|, ``c2`` = |mean(dy g)|, 0 where the op has none, and the bounds of their errors.
+
+    ``largest_c1``: what errors of the statistics may make of ``c1``. All (m, 1).
+    """
+
+    c1: Tensor
+    largest_c1: Tensor
+    dc1: Tensor
+    c2: Tensor | float
+    dc2: Tensor | float
 
 
 def output_dx(
@@ -71,82 +100,93 @@ def output_dx(
     End to end the kernel's xhat is rho (xhat - delta) with |rho - 1| <= al, |delta| <= d, which gives the extra terms
     exactly; given the statistics, al = d = 0.
     """
-    u, eta, count, al, d = rules.u, rules.eta, rules.count, given.al, given.d
-    h = rules.chain(rows.x.shape[1])
-    xh_abs, wd_abs, r = rows.xh_abs, bwd.wd.abs(), rows.rstd
-    xa = xh_abs if given is EXACT else (xh_abs if d is None else xh_abs + d) * (1 + al)
-    ra = (1 + al) * r
-    a2 = wd_abs.mean(1, keepdim=True)
-    ux = eta * (1 + ra)
-    dc1 = (xa * wd_abs).mean(1, keepdim=True).mul_(rules.gam(h + count["c1"]))
-    xa_mean = (1 + al) * (1.01 if d is None else 1.01 + d)  # mean |xhat| <= 1, the square being normalised
-    dc1.addcmul_(a2, ux).add_(xa_mean * eta + 3 * eta)
-    c1, k2 = bwd.c1.abs(), (1 + al) ** 2
-    c1a = c1 * k2
-    dc2: Tensor | float = 0.0
-    c2: Tensor | float = 0.0
-    if bwd.c2 is not None:
-        c2 = bwd.c2.abs()
-        dc2 = a2 * rules.gam(h + count["c2"]) + 3 * eta
-        if d is not None:
-            c1a = c1a + k2 * d * c2
-    k_el = count["dx_elementwise"] * u
-    per_row = dc2 * (1 + 8 * u) + k_el * c2 + c1a * ux + 5 * eta
-    edx = (xa * (dc1 * (1 + 8 * u) + k_el * c1a)).add_(wd_abs * k_el).add_(per_row).mul_(ra).add_(eta)
+    u, eta, xa, ra, wd_abs = rules.u, rules.eta, _xhat_at_most(rows, given), (1 + given.al) * rows.rstd, bwd.wd.abs()
+    most = _Largest(xa, ra, wd_abs, wd_abs.mean(1, keepdim=True), eta * (1 + ra), (1 + given.al) ** 2)
+    means = _means(rules, rows, bwd, most, given)
+    k_el = rules.count["dx_elementwise"] * u
+    per_row = means.dc2 * (1 + 8 * u) + k_el * means.c2 + means.largest_c1 * most.flushed + 5 * eta
+    edx = (xa * (means.dc1 * (1 + 8 * u) + k_el * means.largest_c1)).add_(wd_abs * k_el)
+    edx.add_(per_row).mul_(ra).add_(eta)
     if given is not EXACT:
-        per_xh = (k2 - 1) * c1
-        edx += bwd.dx.abs() * al
-        if d is not None:
-            per_xh = per_xh + k2 * d * c2
-            edx += ra * k2 * d * (c1 + d * c2)
-        edx += xh_abs * (ra * per_xh)
+        _add_statistics(edx, rows, bwd, most, means, given)
     if rules.model.bwd_form == "raw":
-        edx += _raw_dx(rules, rows, wd_abs, a2, ra, c1a)
+        edx += _raw_dx(rules, rows, most, means)
     if doubt is not None:
         edx += doubt.dx
-    dy_abs = dy.abs()
-    sums = _gradient_sums(rules, rows, dy_abs, xh_abs, xa, ux, given)
+    sums = _gradient_sums(rules, rows, dy.abs(), most, given)
     stored = store(rules, bwd.dx.abs() + edx, fmt, "dx")
     upper = edx + stored if rules.safety == 1.0 else (edx + stored) * rules.safety
-
-    def terms() -> Mapping[str, Tensor]:
-        ones = torch.ones_like(edx)
-        c1_term, c2_term = ra * dc1 * xa, ra * dc2 * ones
-        ops = (wd_abs + xa * c1a + c2).mul_(k_el).mul_(ra)
-        rest = (edx - c1_term - c2_term - ops - eta).clamp_(min=0)
-        named = {"store": stored * ones, "mean(xhat dy g)": c1_term, "mean(dy g)": c2_term, "ops": ops}
-        if doubt is not None:
-            named[rules.doubt] = doubt.dx
-            rest = (rest - doubt.dx).clamp_(min=0)
-        return {**named, "statistics": rest, "underflow": eta * ones}
-
-    return Bound(upper, None, terms), sums
+    return Bound(upper, None, lambda: _dx_terms(rules, most, means, edx, stored, doubt)), sums
 
 
-def _raw_dx(rules: Rules, rows: Rows, wd_abs: Tensor, a2: Tensor, ra: Tensor, c1a: Tensor) -> Tensor:
+def _means(rules: Rules, rows: Rows, bwd: Backward, most: _Largest, given: StatisticsBound) -> _Means:
+    """The two means over a row, whose errors every element of it has."""
+    eta, count, al, d = rules.eta, rules.count, given.al, given.d
+    h = rules.chain(rows.x.shape[1])
+    dc1 = (most.xhat * most.wd).mean(1, keepdim=True).mul_(rules.gam(h + count["c1"]))
+    xa_mean = (1 + al) * (1.01 if d is None else 1.01 + d)  # mean |xhat| <= 1, the square being normalised
+    dc1.addcmul_(most.wd_mean, most.flushed).add_(xa_mean * eta + 3 * eta)
+    c1 = bwd.c1.abs()
+    largest_c1 = c1 * most.grown
+    if bwd.c2 is None:
+        return _Means(c1, largest_c1, dc1, 0.0, 0.0)
+    c2 = bwd.c2.abs()
+    if d is not None:
+        largest_c1 = largest_c1 + most.grown * d * c2
+    return _Means(c1, largest_c1, dc1, c2, most.wd_mean * rules.gam(h + count["c2"]) + 3 * eta)
+
+
+def _add_statistics(
+    edx: Tensor, rows: Rows, bwd: Backward, most: _Largest, means: _Means, given: StatisticsBound
+) -> None:
+    """Add to ``edx`` what the errors of the kernel's own statistics do to dx."""
+    c1, c2, k2, d = means.c1, means.c2, most.grown, given.d
+    per_xh = (k2 - 1) * c1
+    edx += bwd.dx.abs() * given.al
+    if d is not None:
+        per_xh = per_xh + k2 * d * c2
+        edx += most.rstd * k2 * d * (c1 + d * c2)
+    edx += rows.xh_abs * (most.rstd * per_xh)
+
+
+def _dx_terms(
+    rules: Rules, most: _Largest, means: _Means, edx: Tensor, stored: Tensor | float, doubt: Doubt | None
+) -> Mapping[str, Tensor]:
+    """The parts of the bound of dx, by name."""
+    ones, eta, k_el = torch.ones_like(edx), rules.eta, rules.count["dx_elementwise"] * rules.u
+    c1_term, c2_term = most.rstd * means.dc1 * most.xhat, most.rstd * means.dc2 * ones
+    ops = (most.wd + most.xhat * means.largest_c1 + means.c2).mul_(k_el).mul_(most.rstd)
+    rest = (edx - c1_term - c2_term - ops - eta).clamp_(min=0)
+    named = {"store": stored * ones, "mean(xhat dy g)": c1_term, "mean(dy g)": c2_term, "ops": ops}
+    if doubt is not None:
+        named[rules.doubt] = doubt.dx
+        rest = (rest - doubt.dx).clamp_(min=0)
+    return {**named, "statistics": rest, "underflow": eta * ones}
+
+
+def _raw_dx(rules: Rules, rows: Rows, most: _Largest, means: _Means) -> Tensor:
     """What dx = rstd wd + b x + c, b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N, may lose by cancellation (m, N)."""
+    ra = most.rstd
     h, ra2 = rules.chain(rows.x.shape[1]), ra * ra
-    s = (wd_abs * rows.x_abs).mean(1, keepdim=True)
+    s = (most.wd * rows.x_abs).mean(1, keepdim=True)
     offset = rows.x_abs
     if rows.mean is not None:
         m = rows.mean.abs()
-        s.addcmul_(m, a2)
+        s.addcmul_(m, most.wd_mean)
         offset = offset + m
     lost = ra2.mul(s).mul_(rules.gam(h + 8))  # times |x - mean| ra = |xhat| (1 + al), and 8 u |mean| ra more
-    per_offset = lost * ra * (8 * rules.u) + ra2 * c1a * (4 * rules.u)
+    per_offset = lost * ra * (8 * rules.u) + ra2 * means.largest_c1 * (4 * rules.u)
     return (rows.xh_abs * (lost * (ra / rows.rstd))).addcmul_(offset, per_offset)
 
 
-def _gradient_sums(
-    rules: Rules, rows: Rows, dy_abs: Tensor, xh_abs: Tensor, xa: Tensor, ux: Tensor, given: StatisticsBound
-) -> GradientSums:
-    shift = ux  # what every term may be off by
+def _gradient_sums(rules: Rules, rows: Rows, dy_abs: Tensor, most: _Largest, given: StatisticsBound) -> GradientSums:
+    shift = ux = most.flushed  # what every term may be off by
     if given is not EXACT:
-        shift = (xh_abs * given.al).add_(ux if given.d is None else (1 + given.al) * given.d + ux)
+        shift = (rows.xh_abs * given.al).add_(ux if given.d is None else (1 + given.al) * given.d + ux)
     if rules.model.bwd_form == "raw":
         offset = rows.x_abs if rows.mean is None else rows.x_abs + rows.mean.abs()
         shift = shift + offset * ((1 + given.al) * rows.rstd * (4 * rules.u))
-    return GradientSums((dy_abs * xa).sum(0), (dy_abs * shift).sum(0), dy_abs.sum(0))
+    return GradientSums((dy_abs * most.xhat).sum(0), (dy_abs * shift).sum(0), dy_abs.sum(0))
 
 
 def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:

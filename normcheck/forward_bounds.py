@@ -96,6 +96,31 @@ def output_y(
     ``bias_abs`` is |bias| (N,). The final add cannot err by more than |p|: where g == 0 it is exact, and so is the
     bitmask there.
     """
+    before = _before_store(rules, rows, fwd, scale, bias_abs, given)
+    stored = store(rules, fwd.y.abs() + before, fmt, "y")
+    upper = (before + stored).clamp_(min=NO_ROOM) if isinstance(stored, float) else before + stored
+    if rules.safety != 1.0:
+        upper *= rules.safety
+
+    def terms() -> Mapping[str, Tensor]:
+        eta, g_abs, ones = rules.eta, scale.abs, torch.ones_like(before)
+        mean = ones * 0 if given.d is None else g_abs * given.d * ones
+        rstd = rows.xh_abs * g_abs * given.al
+        return {
+            "store": stored * ones,
+            "rstd": rstd,
+            "mean": mean,
+            "ops": (before - rstd - mean - eta).clamp_(min=0),
+            "underflow": eta * (ones if scale.where is None else ones * scale.where),
+        }
+
+    return YBound(before, Bound(upper, None, terms))
+
+
+def _before_store(
+    rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound
+) -> Tensor:
+    """E of z (m, N): what scaling, the bias and the errors of the statistics do."""
     u, eta, k, al, d, r = rules.u, rules.eta, rules.k_y, given.al, given.d, rows.rstd
     g_abs = scale.abs
     per_xh = (1 + al) * (1 + k * u) - 1
@@ -115,21 +140,4 @@ def output_y(
     before += p_abs.mul_(2.0**-51)  # the reference's own rounding
     if scale.where is not None:
         before *= scale.where
-    stored = store(rules, fwd.y.abs() + before, fmt, "y")
-    upper = (before + stored).clamp_(min=NO_ROOM) if isinstance(stored, float) else before + stored
-    if rules.safety != 1.0:
-        upper *= rules.safety
-
-    def terms() -> Mapping[str, Tensor]:
-        ones = torch.ones_like(before)
-        mean = ones * 0 if d is None else g_abs * d * ones
-        rstd = rows.xh_abs * g_abs * al
-        return {
-            "store": stored * ones,
-            "rstd": rstd,
-            "mean": mean,
-            "ops": (before - rstd - mean - eta).clamp_(min=0),
-            "underflow": eta * (ones if scale.where is None else ones * scale.where),
-        }
-
-    return YBound(before, Bound(upper, None, terms))
+    return before
