@@ -14,9 +14,10 @@ from normcheck import call
 from normcheck.alarm import TimeIsUp, alarm
 from normcheck.case import EXPANDED, Case
 from normcheck.check import Result, check
+from normcheck.data_kinds import ROWS
 from normcheck.environment import memory
 from normcheck.errors import Broken
-from normcheck.inputs import ROWS, SLAB_ELEMENTS
+from normcheck.inputs import SLAB_ELEMENTS
 from normcheck.judge import BLOCK_ELEMENTS, Expectation
 from normcheck.outputs import Problem
 from normcheck.plan import Cell, Plan

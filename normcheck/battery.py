@@ -7,13 +7,13 @@ and of PyTorch's benchmark are among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 
 from normcheck.case import EXPANDED, Case
 from normcheck.choices import CLIPS
+from normcheck.data_kinds import NOT_FINITE, ROWS
 from normcheck.implementation import Implementation
-from normcheck.inputs import NOT_FINITE, ROWS
 from normcheck.ops.op import Op
 
 _SHAPES = ((5, 7), (8, 24), (7, 100), (3, 257), (11, 129), (6, 300), (9, 40))
@@ -42,30 +42,7 @@ LARGE = {
 
 def battery(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case]:
     """The small and middling cases, most telling first."""
-    shapes = cycle(implementation.shapes or _SHAPES)
-    eps, dy, weights = cycle(_EPS), cycle(_DY), cycle(_WEIGHTS)
-    clips, bias, weight_dtype = cycle(CLIPS), cycle(op.biases), cycle(("same", "same", "fp32"))
-    layouts = cycle(_layouts(implementation))
-    seed = iter(range(1, 10000))
-
-    def case(shape: tuple[int, int], rows: str, **fixed: object) -> Case:
-        layout, gap = next(layouts)
-        values: dict[str, object] = {
-            "dy": next(dy),
-            "eps": next(eps),
-            "weights": next(weights),
-            "weight_dtype": "same" if dtype == "fp32" else next(weight_dtype),
-            "bias": next(bias),
-            "layout": layout,
-            "gap": gap,
-            "seed": next(seed),
-        }
-        if op.clamped:
-            lower, upper = next(clips)
-            values["options"] = (("lower_clip", lower), ("upper_clip", upper))
-        values |= fixed
-        return Case(op=op.name, dtype=dtype, M=shape[0], N=shape[1], rows=rows, **values)  # type: ignore[arg-type]
-
+    shapes, case = cycle(implementation.shapes or _SHAPES), _alternating(op, implementation, dtype)
     yield case(next(shapes), "normal", dy="normal", layout="contiguous", gap=0, weight_dtype="same", eps=1e-5)
     for rows in ("blend", "tiny_variance", "offset", "shifted", "blend", "tail", "constant", "small_offset"):
         yield case(next(shapes), rows)
@@ -129,6 +106,34 @@ def far_apart(op: Op, implementation: Implementation, dtype: str) -> Iterator[Ca
         yield Case(
             op=op.name, dtype=dtype, M=65537, N=64, layout="x_strided", gap=32704, bias=op.biases[-1], options=options
         )
+
+
+def _alternating(op: Op, implementation: Implementation, dtype: str) -> Callable[..., Case]:
+    """(shape, rows, ...) -> a case, each with the next of every choice; what is given by name stays as it is given."""
+    eps, dy, weights = cycle(_EPS), cycle(_DY), cycle(_WEIGHTS)
+    clips, bias, weight_dtype = cycle(CLIPS), cycle(op.biases), cycle(("same", "same", "fp32"))
+    layouts = cycle(_layouts(implementation))
+    seed = iter(range(1, 10000))
+
+    def case(shape: tuple[int, int], rows: str, **fixed: object) -> Case:
+        layout, gap = next(layouts)
+        values: dict[str, object] = {
+            "dy": next(dy),
+            "eps": next(eps),
+            "weights": next(weights),
+            "weight_dtype": "same" if dtype == "fp32" else next(weight_dtype),
+            "bias": next(bias),
+            "layout": layout,
+            "gap": gap,
+            "seed": next(seed),
+        }
+        if op.clamped:
+            lower, upper = next(clips)
+            values["options"] = (("lower_clip", lower), ("upper_clip", upper))
+        values |= fixed
+        return Case(op=op.name, dtype=dtype, M=shape[0], N=shape[1], rows=rows, **values)  # type: ignore[arg-type]
+
+    return case
 
 
 def _layouts(implementation: Implementation) -> tuple[tuple[str, int], ...]:

@@ -24,7 +24,8 @@ from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
 from normcheck.memory import Arena, Surroundings
 from normcheck.ops.op import GRADIENTS
-from normcheck.remote import Entry, Link, RemoteRun
+from normcheck.remote import Link, RemoteRun
+from normcheck.stand_ins import Entry
 
 LONGEST_REASON = 500
 """Characters of a reason why something cannot run."""

@@ -34,7 +34,7 @@ class Case:
     """One point of the sweep.
 
     ``M`` rows of ``N`` elements; ``eps`` is the op's epsilon; ``rows``, ``dy`` and ``weights`` are kinds of data
-    (``inputs.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False where the op is called
+    (``data_kinds.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False where the op is called
     without one; ``gap`` counts the elements behind each row of a strided tensor; ``options`` are the op's own numbers
     (``lower_clip``, ``upper_clip``) as pairs sorted by name.
     """
@@ -106,19 +106,8 @@ def parse(line: str, *, options: Mapping[str, tuple[str, ...]], kinds: Mapping[s
     if dtype not in DTYPES:
         raise UsageError(f"dtype={_cut(dtype)!r} in the case line: expected {one_of(DTYPES)}")
     named = _pairs(words[2:])
-    for name in _REQUIRED:
-        if name not in named:
-            raise UsageError(f"{name} is missing in the case line: expected {name}=<integer>")
     own = options[op]
-    for name in own:
-        if name not in named:
-            raise UsageError(f"{name} is missing in the case line: {op} has it, expected {name}=<number>")
-    known = {f.name for f in fields(Case)} - {"op", "dtype", "options"}
-    for name in named:
-        if name not in known and name not in own:
-            raise UsageError(
-                f"{_cut(name)}={_cut(named[name])} in the case line: expected {one_of(sorted({*known, *own}))} for {op}"
-            )
+    _expect_names(named, op, own)
     case = Case(
         op=op,
         dtype=dtype,
@@ -155,6 +144,22 @@ def _validate(case: Case) -> None:
         raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
     if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
         raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
+
+
+def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:
+    """Refuse a line without what it has to say, or with what is no part of a case."""
+    for name in _REQUIRED:
+        if name not in named:
+            raise UsageError(f"{name} is missing in the case line: expected {name}=<integer>")
+    for name in own:
+        if name not in named:
+            raise UsageError(f"{name} is missing in the case line: {op} has it, expected {name}=<number>")
+    known = {f.name for f in fields(Case)} - {"op", "dtype", "options"}
+    for name in named:
+        if name not in known and name not in own:
+            raise UsageError(
+                f"{_cut(name)}={_cut(named[name])} in the case line: expected {one_of(sorted({*known, *own}))} for {op}"
+            )
 
 
 def _pairs(words: list[str]) -> dict[str, str]:

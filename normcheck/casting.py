@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from normcheck.backward_bounds import Doubt, moved_dx
 from normcheck.formats import Format
+from normcheck.forward_bounds import StatisticsBound, YBound
 from normcheck.ops.op import Op
 from normcheck.reference import Backward, Forward, Rows, Scale
-from normcheck.tolerance import Bound, Doubt, Rules, StatisticsBound, YBound, half_ulp, moved_dx, store
+from normcheck.tolerance import Bound, Rules, half_ulp, store
 
 
 @dataclass(frozen=True, slots=True)

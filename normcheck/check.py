@@ -24,8 +24,9 @@ from normcheck.memory import Surroundings
 from normcheck.observe import Begun, Seen, strays, written
 from normcheck.ops.op import Op
 from normcheck.outputs import Problem, usable_outputs
-from normcheck.probes import Depth, Probed, Subject, probe
+from normcheck.probes import Depth, probe
 from normcheck.special import is_special, judge_special
+from normcheck.subject import Probed, Subject
 from normcheck.table import Model, declared_model, table
 
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from normcheck.case import Case
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.implementation import Implementation
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.ops.op import Op
 
 T = TypeVar("T")

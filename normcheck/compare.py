@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def compare(
     """Compare ``actual`` (any dtype) with ``expected`` (fp64) of the same shape, (m, N), (m, 1) or (N,).
 
     ``fmt`` is the format in which the output is stored; ``first_row`` is added to row indices. No bound may be 0: what
-    leaves no room is NO_ROOM of tolerance.py. ``finite``: the caller knows that every bound is. ``zeros``: count what a
+    leaves no room is ``tolerance.NO_ROOM``. ``finite``: the caller knows that every bound is. ``zeros``: count what a
     0 would have passed.
     """
     if actual.numel() == 0:
@@ -78,24 +78,35 @@ def compare(
     passed = _zeros(expected, bound) if zeros else None
     ratio = _ratio(error, bound)
     largest = float(ratio.max())
+    brief = Comparison(largest, error.numel(), uncheckable, passed)
     if largest <= 1 and largest <= floor:
-        return Comparison(largest, error.numel(), uncheckable, passed)
+        return brief
     got = actual.double()
     if not largest <= 1:
         ratio = _excuse(ratio, got, expected, bound, fmt)
         largest = float(ratio.max())
-        if largest > _INFINITE:
-            largest = math.inf
+        brief = replace(brief, ratio=math.inf if largest > _INFINITE else largest)
+    return _with_worst(brief, ratio, error, got, expected, bound, fmt, first_row)
+
+
+def _with_worst(
+    brief: Comparison,
+    ratio: Tensor,
+    error: Tensor,
+    got: Tensor,
+    expected: Tensor,
+    bound: Bound,
+    fmt: Format,
+    first_row: int,
+) -> Comparison:
+    """``brief`` with its sizes, with what is wrong, and with the worst element."""
     wrong = ~(ratio <= 1)
-    failed = not largest <= 1
+    failed = not brief.ratio <= 1
     at = int(ratio.argmax())
     size = torch.where(torch.isfinite(error), error.abs(), torch.zeros_like(error))
     ulp = size / (2 * half_ulp(expected.abs(), fmt))
-    return Comparison(
-        ratio=largest,
-        numel=got.numel(),
-        uncheckable=uncheckable,
-        zeros=passed,
+    return replace(
+        brief,
         max_abs=float(size.max()),
         max_ulp=float(ulp.max()),
         non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),

@@ -19,8 +19,9 @@ from normcheck.memory import Arena
 from normcheck.observe import Begun, begin, with_bits
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem, usable_gradients
-from normcheck.probes import Depth, other_surroundings
+from normcheck.probes import Depth
 from normcheck.remote import RemoteRun
+from normcheck.repeatability import other_surroundings
 from normcheck.table import Model
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ from typing import Any
 import torch
 
 from normcheck import discovery, whereabouts
+from normcheck.answers import broken_of
 from normcheck.environment import memory as machine_memory
 from normcheck.errors import Broken, UsageError
 from normcheck.implementation import Implementation
 from normcheck.memory import Surroundings
-from normcheck.remote import Entry, Question, Reason, RemoteRun, broken_of
+from normcheck.remote import RemoteRun
 from normcheck.shared import DeviceMemory, Memory, Space
+from normcheck.stand_ins import Ended, Entry, Question, Reason
 from normcheck.watched import Worker
 from normcheck.wire import Message
 
@@ -212,19 +213,6 @@ def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -
     if not isinstance(found, list):
         raise UsageError(f"impl={spec}: expected an import that leaves its process alone, which answered nonsense")
     return tuple(_implementation(spec, told, device) for told in found)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Stands where the functions of a file would, whose import ended its process: every call says so."""
-
-    kind: str
-    message: str
-    frames: tuple[str, ...]
-
-    def __call__(self, *arguments: object, **options: object) -> Any:
-        """Raise what the import came to."""
-        raise Broken(self.kind, "", self.message, self.frames)
 
 
 def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implementation:

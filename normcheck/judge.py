@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normcheck import bitmask, casting, reference, tolerance
+from normcheck import bitmask, casting, forward_bounds, reference, tolerance
 from normcheck.case import Case
 from normcheck.compare import Comparison, compare, merge
+from normcheck.data_kinds import NOT_FINITE
 from normcheck.formats import FORMATS, Format
-from normcheck.inputs import NOT_FINITE, Inputs
+from normcheck.forward_bounds import StatisticsBound
+from normcheck.inputs import Inputs
 from normcheck.ops.op import Op
 from normcheck.table import Model
-from normcheck.tolerance import Bound, Rules, StatisticsBound
+from normcheck.tolerance import Bound, Rules
 
 BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
 """Elements judged at once: a temporary of 256 KiB on a CPU, of 128 MiB on a GPU."""
@@ -46,7 +48,7 @@ class Truth:
     rows: reference.Rows
     forward: reference.Forward
     statistics: StatisticsBound
-    y: tolerance.YBound
+    y: forward_bounds.YBound
     judged: Tensor | None
 
 
@@ -98,12 +100,12 @@ class Judge:
         """The op's own numbers by name."""
         return self.case.option_values
 
-    def forward(self, rows: reference.Rows, given: StatisticsBound) -> tuple[reference.Forward, tolerance.YBound]:
+    def forward(self, rows: reference.Rows, given: StatisticsBound) -> tuple[reference.Forward, forward_bounds.YBound]:
         """y and its bound for a block of rows whose statistics are off by ``given``."""
         if casting.casts(self.op, self.rules, self.io):
             return casting.output_y(self.rules, casting.cast(self.rules, rows, given, self.io), self.scale, self.io)
         forward = reference.forward(self.op, rows, self.scale.g, self.bias, self.options)
-        return forward, tolerance.output_y(self.rules, rows, forward, self.scale, self.bias_abs, given, self.io)
+        return forward, forward_bounds.output_y(self.rules, rows, forward, self.scale, self.bias_abs, given, self.io)
 
     def blocks(self) -> list[slice]:
         """Row ranges of at most BLOCK_ELEMENTS; one empty range where M is 0."""
@@ -149,7 +151,7 @@ def judge_of(
     @functools.lru_cache(maxsize=1)  # one block is the usual case, and then forward and backward share it
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, x[first:end].double(), case.eps)
-        statistics = tolerance.statistics(rules, rows, case.eps)
+        statistics = forward_bounds.statistics(rules, rows, case.eps)
         forward, y = judge.forward(rows, statistics)
         return Truth(rows, forward, statistics, y, judged_rows(rows, case))
 
@@ -251,7 +253,7 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     """y against the formula fed with the statistics that the kernel saved: a bound without N in it."""
     mean = own["mean"][block].double() if "mean" in own else None
     rows = reference.normalise_with(t.rows, mean, own["rstd"][block].double())
-    forward, bound = judge.forward(rows, tolerance.saved_statistics(judge.rules, rows))
+    forward, bound = judge.forward(rows, forward_bounds.saved_statistics(judge.rules, rows))
     ok = t.judged
     if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
         finite = torch.isfinite(rows.xh).all(1, keepdim=True)

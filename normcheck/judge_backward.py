@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normcheck import casting, reference, tolerance
+from normcheck import backward_bounds, casting, reference
+from normcheck.backward_bounds import GradientSums
 from normcheck.compare import Comparison, compare, merge
+from normcheck.forward_bounds import EXACT
 from normcheck.judge import END_TO_END, GIVEN_REFERENCE, Checked, Expectation, Judge, Reference, Truth, compared
-from normcheck.tolerance import EXACT, Bound, GradientSums
+from normcheck.tolerance import Bound
 
 
 def judge_gradients(
@@ -42,11 +44,11 @@ def judge_gradients(
         doubt = None
         if own_bits and saved.doubt is not None:
             free = judge.dy[block].double() * saved.doubt[block]
-            doubt = tolerance.doubted(judge.rules, rows, free, judge.scale, statistics, case.M)
+            doubt = backward_bounds.doubted(judge.rules, rows, free, judge.scale, statistics, case.M)
         if casting.casts(op, judge.rules, judge.io):
             cast = casting.cast(judge.rules, rows, statistics, judge.io)
             backward, doubt = casting.gradients(judge.rules, rows, cast, backward, dy, statistics, judge.io, case.M)
-        bound, sums = tolerance.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
+        bound, sums = backward_bounds.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
         totals = totals.plus(backward, sums, doubt, t)
         if dx is not None:
             result = compared(judge, "dx", check, dx[block], backward.dx, bound, judge.io, block.start, t.judged)
@@ -71,7 +73,7 @@ class _Totals:
         return _Totals(zero, zero, GradientSums(zero, zero, zero), None, False)
 
     def plus(
-        self, backward: reference.Backward, sums: GradientSums, doubt: tolerance.Doubt | None, t: Truth
+        self, backward: reference.Backward, sums: GradientSums, doubt: backward_bounds.Doubt | None, t: Truth
     ) -> _Totals:
         mine = self.sums
         doubted = self.doubted
@@ -93,12 +95,12 @@ class _Totals:
         m, (dw_doubt, db_doubt) = judge.case.M, self.doubted or (None, None)
         checks = []
         if "dw" in gradients:
-            bound = tolerance.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, judge.weight)
+            bound = backward_bounds.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, judge.weight)
             if self.spoilt:
                 bound = Bound(torch.full_like(bound.upper, math.inf), None, bound.terms)
             checks.append(Checked("dw", check, self._vector(judge, "dw", check, gradients["dw"], self.dw, bound)))
         if "db" in gradients:
-            bound = tolerance.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
+            bound = backward_bounds.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
             checks.append(Checked("db", check, self._vector(judge, "db", check, gradients["db"], self.db, bound)))
         return checks
 

@@ -1,4 +1,7 @@
-"""Why a term is in a bound: output and term -> the formula, and where it comes from. tolerance.py computes them."""
+"""Why a term is in a bound: output and term -> the formula, and where it comes from.
+
+forward_bounds.py, backward_bounds.py and casting.py compute them.
+"""
 
 from __future__ import annotations
 

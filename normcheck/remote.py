@@ -1,24 +1,24 @@
-"""An implementation whose code is in another process, seen from this one: what it declares, and calls that go there.
+"""A run of an implementation whose code is in another process, seen from this one.
 
 Inputs are laid into shared memory, with all that lies around them, and are copied back after each call, so that what
-was written to them shows here. Outputs are copied out of it, so that nothing that runs later can change them.
+was written to them shows here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from normcheck.answers import Returned, broken_of, complain, copied_out, stray
 from normcheck.case import Case
-from normcheck.errors import Broken, UnsupportedCase
+from normcheck.errors import Broken
 from normcheck.inputs import Inputs
 from normcheck.memory import Stray, Surroundings
-from normcheck.shared import Laid, Space, taken
-from normcheck.whereabouts import NOWHERE, Place
+from normcheck.shared import Laid, Space
 from normcheck.wire import Message
 
 
@@ -72,26 +72,6 @@ class Link(Protocol):
         ...
 
 
-class Returned(dict[str, Tensor]):
-    """Outputs of a forward. ``graph``: how the other process calls the graph behind y, None where there is none;
-    ``gradients``: what came of it, where that was asked for at once."""
-
-    graph: int | None = None
-    gradients: dict[str, Tensor] | Broken | None = None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Stands where an implementation's function would: the function itself is in another process."""
-
-    link: Link
-    place: Place = NOWHERE
-
-    def __call__(self, *arguments: object, **options: object) -> Any:
-        """Never called: ``call`` goes through the link."""
-        raise TypeError("this function is in another process")
-
-
 @dataclass(frozen=True)
 class _Posted:
     """A request on its way: its number, the memory behind what was sent, and what is copied back from where."""
@@ -135,12 +115,12 @@ class RemoteRun:
         if not self._has_begun("forward"):
             self.begin(case, inputs, graph=graph, deferred=deferred)
         answer, space = self._collected()
-        returned = _tensors(space, answer, "forward")
+        returned = copied_out(space, answer, "forward")
         number = answer.get("graph")
         returned.graph = number if isinstance(number, int) else None
         told = answer.get("gradients")
         if isinstance(told, dict):
-            returned.gradients = broken_of(told["broken"]) if "broken" in told else _tensors(space, told, "gradients")
+            returned.gradients = broken_of(told["broken"]) if "broken" in told else copied_out(space, told, "gradients")
         return returned
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Returned:
@@ -148,7 +128,7 @@ class RemoteRun:
         if not self._has_begun("backward"):
             self.begin_backward(case, inputs, saved)
         answer, space = self._collected()
-        return _tensors(space, answer, "backward")
+        return copied_out(space, answer, "backward")
 
     def gradients(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
         """See ``call.autograd``."""
@@ -160,7 +140,7 @@ class RemoteRun:
             return outputs.gradients
         self._begun = self._posted("gradients", None, {"dy": inputs.dy}, {}, graph=outputs.graph)
         answer, space = self._collected()
-        return _tensors(space, answer, "gradients")
+        return copied_out(space, answer, "gradients")
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """See ``memory.Arena.strays``; the other process knows what it returned."""
@@ -171,7 +151,7 @@ class RemoteRun:
 
     def _told(self, answer: Message) -> None:
         told = answer.get("strays")
-        self._strays = [_stray(item) for item in told] if isinstance(told, list) else None
+        self._strays = [stray(item) for item in told] if isinstance(told, list) else None
 
     def _posted(
         self,
@@ -220,90 +200,5 @@ class RemoteRun:
             for laid in posted.back:
                 laid.bring_back()
         self._told(answer)
-        _complain(answer)
+        complain(answer)
         return answer, space
-
-
-def _tensors(space: Space, answer: Message, what: str) -> Returned:
-    """Copies of what was returned."""
-    try:
-        return Returned({str(item["name"]): _received(space, item) for item in answer["returned"]})
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
-        raise _nonsense(what, answer) from None
-
-
-def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
-    """A copy of what was returned. Raises Broken where it could not be shared, ValueError for what is no place."""
-    name, reason = str(item["name"]), item.get("unusable")
-    if reason is not None:
-        raise Broken("shape", name, str(reason))
-    here = space.memory.device
-    if item["device"] != here:
-        raise Broken(
-            "missing", name, f"{name}.device={str(item['device'])[:20]}: expected {here}, where the inputs are"
-        )
-    tensor = taken(space.memory, item)
-    if not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != item["bytes"]:
-        raise ValueError("expected packed elements")  # no more of them than there are bytes
-    return tensor.clone()
-
-
-def _complain(answer: Message) -> None:
-    """Raise what the other process says."""
-    refused, broken = answer.get("refused"), answer.get("broken")
-    if refused is not None:
-        raise UnsupportedCase(str(refused))
-    if broken is not None:
-        raise broken_of(broken)
-
-
-def broken_of(told: object) -> Broken:
-    """What another process tells of something broken, as the exception that it is here."""
-    if not isinstance(told, dict) or told.get("kind") not in _KINDS:
-        return _nonsense("a call", {})
-    frames = told.get("frames")
-    lines = tuple(str(line)[:1000] for line in frames[:20]) if isinstance(frames, list) else ()
-    return Broken(str(told["kind"]), str(told.get("output", ""))[:100], str(told.get("message", ""))[:100_000], lines)
-
-
-_KINDS = ("exception", "missing", "shape", "not_repeatable", "input_modified")
-
-
-def _nonsense(what: str, answer: Message) -> Broken:
-    return Broken("crash", "", f"its process gave no sensible answer to {what}: {str(answer)[:200]}")
-
-
-def _stray(item: object) -> Stray:
-    try:
-        name, elements, bad, where = map(str, item if isinstance(item, list) else ())
-        return Stray(name[:100], int(elements), int(bad), where[:200])
-    except ValueError:
-        raise _nonsense("strays", {"stray": str(item)[:100]}) from None
-
-
-@dataclass(frozen=True)
-class Question:
-    """``supports`` or ``model`` of an implementation in another process: a function of the case."""
-
-    link: Link
-    what: str
-
-    def __call__(self, case: Case) -> Any:
-        """The other process's answer."""
-        self.link.post({"do": self.what, "case": str(case)})
-        answer = self.link.collect()
-        _complain(answer)
-        if "value" not in answer:
-            raise _nonsense(self.what, answer)
-        return answer["value"]
-
-
-@dataclass(frozen=True)
-class Reason:
-    """``unavailable`` of an implementation in another process, which has said why."""
-
-    text: str
-
-    def __call__(self, device: str) -> str:
-        """Why it cannot run; it was asked about the device that is used."""
-        return self.text

@@ -13,12 +13,12 @@ from typing import Any
 from normcheck import baseline, database, discovery, known
 from normcheck.baseline import DRIFT_RATIO, DRIFT_ULP
 from normcheck.case import Case, parse
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.environment import device_of
 from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.formats import DTYPES
 from normcheck.gate import Terms
 from normcheck.implementation import Implementation
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.plainfile import resolved
 from normcheck.plan import PROFILES, Cell, Plan, Profile
 

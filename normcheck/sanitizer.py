@@ -19,7 +19,8 @@ from dataclasses import replace
 from normcheck import call, discovery
 from normcheck.battery import battery
 from normcheck.case import Case, parse
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS, make
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.inputs import make
 from normcheck.outputs import Problem
 from normcheck.plan import Cell
 

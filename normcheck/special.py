@@ -19,7 +19,8 @@ from torch import Tensor
 from normcheck import reference
 from normcheck.case import Case
 from normcheck.compare import Comparison, Element
-from normcheck.inputs import NOT_FINITE, Inputs
+from normcheck.data_kinds import NOT_FINITE
+from normcheck.inputs import Inputs
 from normcheck.judge import Checked, judged_rows
 from normcheck.ops.op import Op
 from normcheck.table import Model

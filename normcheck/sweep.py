@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -82,7 +82,17 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
 
 
 def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> Result | None:
-    """The first failing result, or None when the budget is used up.
+    """The most telling of the failing results, or None where all is right when the budget is used up."""
+    found = _first_failing(cell, plan, tally, progress, start) or _first_again(cell, plan, tally)
+    if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:
+        found = _under_sanitizer(cell, tally)
+        if found:
+            return found[0]
+    return _most_telling(cell, plan, found[0], tally) if found else None
+
+
+def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> list[Result]:
+    """The first failing result, if there is one: explicit cases, then what Hypothesis draws, until time or number ends.
 
     Every case of the sequence has its number, whether it is run or not, so that shards share one sequence.
     """
@@ -112,28 +122,29 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
     try:
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
-        every = battery(cell.op, cell.implementation, cell.dtype)
-        for case in islice(every, _TELLING):
-            fails(case)
-        if plan.device == "cuda":
-            for case in far_apart(cell.op, cell.implementation, cell.dtype):
-                fails(case)
-        for case in every:
-            fails(case)
-        times = plan.profile.large_times if plan.device == "cuda" else 1
-        for case in large(cell.op, cell.implementation, cell.dtype, plan.device, times):
-            fails(case, is_large=True)
+        for case, is_large in _explicit(cell, plan):
+            fails(case, is_large)
         batches = st.tuples(*[cases(choices(cell.op, cell.implementation, cell.dtype))] * _BATCH)
         search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan), tries=most, phases=_DRAW)
     except Stop:
         pass
-    found = found or _first_again(cell, plan, tally)
     tally.failed_at = number
-    if not found and plan.profile.sanitizer and plan.device == "cuda" and shard == 1:
-        found = _under_sanitizer(cell, tally)
-        if found:
-            return found[0]
-    return _most_telling(cell, plan, found[0], tally) if found else None
+    return found
+
+
+def _explicit(cell: Cell, plan: Plan) -> Iterator[tuple[Case, bool]]:
+    """The cases that come before any is drawn, and of each whether it is large."""
+    every = battery(cell.op, cell.implementation, cell.dtype)
+    for case in islice(every, _TELLING):
+        yield case, False
+    if plan.device == "cuda":
+        for case in far_apart(cell.op, cell.implementation, cell.dtype):
+            yield case, False
+    for case in every:
+        yield case, False
+    times = plan.profile.large_times if plan.device == "cuda" else 1
+    for case in large(cell.op, cell.implementation, cell.dtype, plan.device, times):
+        yield case, True
 
 
 def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:

@@ -43,7 +43,7 @@ def of(implementation: Implementation) -> Place:
 def defined(function: object) -> Place:
     """Where a function's ``def`` or its first decorator stands, whatever wraps it."""
     try:
-        place = getattr(function, "place", None)  # a remote.Entry has been told
+        place = getattr(function, "place", None)  # a stand_ins.Entry has been told
         if isinstance(place, Place):
             return place
         code = _code(function)

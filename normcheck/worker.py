@@ -17,9 +17,10 @@ from torch import Tensor
 
 from normcheck import call, discovery, whereabouts
 from normcheck.case import Case, parse
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.errors import Broken, UnsupportedCase, UsageError, told
 from normcheck.implementation import Implementation
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS, Inputs
+from normcheck.inputs import Inputs
 from normcheck.memory import PATTERNS, Arena, Surroundings
 from normcheck.request import device_for
 from normcheck.seclusion import close_all_but, settle

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from normcheck import discovery
 from normcheck.case import LAYOUTS, MAX_ELEMENTS, Case, parse
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.errors import UsageError
 from normcheck.formats import DTYPES
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 
 OPTIONS = {name: op.options for name, op in discovery.ops().items()}
 KINDS = {"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS}

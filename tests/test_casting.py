@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import Implementation, casting, discovery, reference, tolerance
+from normcheck import Implementation, casting, discovery, forward_bounds, reference, tolerance
 from normcheck.case import Case
 from normcheck.check import Result, check
+from normcheck.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
 from normcheck.errors import UsageError
 from normcheck.formats import DTYPES, FORMATS
-from normcheck.inputs import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, make, torch_dtype
+from normcheck.forward_bounds import EXACT
+from normcheck.inputs import make, torch_dtype
 from normcheck.mutants.casting import CONTROLS, MUTANTS
 from normcheck.mutants.correct import KERNELS
 from normcheck.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
@@ -25,7 +27,6 @@ from normcheck.probes import Depth
 from normcheck.repro import repro_case
 from normcheck.sweep import run_cell
 from normcheck.table import Model
-from normcheck.tolerance import EXACT
 
 BY_NAME = discovery.ops()
 OP = BY_NAME["rmsnorm_llama"]
@@ -108,7 +109,7 @@ def test_xhat_from_adversarial_statistics(dtype: str, rows: str) -> None:
     case = Case(op=OP.name, dtype=dtype, M=20, N=129, rows=rows, bias=False)
     io, one = FORMATS[dtype], tolerance.rules(OP, Model())
     exact = reference.normalise(OP, make(case, OP, "cpu").x.double(), case.eps)
-    by = tolerance.statistics(one, exact, case.eps)
+    by = forward_bounds.statistics(one, exact, case.eps)
     found = casting.cast(one, exact, by, io)
     for sign in (-1, 0, 1):
         xh = exact.xh * (1 + sign * by.al) * (1 + sign * one.u)  # .float() is the second rounding
@@ -164,7 +165,7 @@ def in_doubt(dtype: str, n: int) -> tuple[float, float]:
     case = Case(op=OP.name, dtype=dtype, M=64, N=n, bias=False)
     one, io = tolerance.rules(OP, Model()), FORMATS[dtype]
     rows = reference.normalise(OP, make(case, OP, "cpu").x.double(), case.eps)
-    by = (tolerance.saved_statistics(one, rows), tolerance.statistics(one, rows, case.eps))
+    by = (forward_bounds.saved_statistics(one, rows), forward_bounds.statistics(one, rows, case.eps))
     given, whole = (float((casting.cast(one, rows, b, io).doubt > 0).double().mean()) for b in by)
     return given, whole
 
@@ -219,7 +220,7 @@ def test_the_terms_of_y_add_up_to_its_bound() -> None:
     inputs = make(Case(op=OP.name, dtype="fp16", M=9, N=400, bias=False), OP, "cpu")
     one, io = tolerance.rules(OP, Model()), FORMATS["fp16"]
     rows = reference.normalise(OP, inputs.x.double(), 1e-5)
-    by = tolerance.statistics(one, rows, 1e-5)
+    by = forward_bounds.statistics(one, rows, 1e-5)
     bound = casting.output_y(one, casting.cast(one, rows, by, io), reference.scale(OP, inputs.weight), io)[1].y
     assert bound.lower is not None
     parts = sum(bound.terms().values())

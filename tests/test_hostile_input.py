@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 
 from normcheck import cli, discovery
 from normcheck.case import LAYOUTS, MAX_ELEMENTS, parse
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.errors import UsageError
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.recipes import recipe
 from normcheck.table import Model, declared_model
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from normcheck import discovery, inputs
 from normcheck.case import EXPANDED, LAYOUTS, Case
+from normcheck.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.formats import DTYPES
-from normcheck.inputs import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS, Inputs, make
+from normcheck.inputs import Inputs, make
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "inputs.json"
 OPS = discovery.ops()

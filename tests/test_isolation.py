@@ -27,7 +27,7 @@ from killers import IMPLEMENTATIONS
 
 from normcheck import discovery
 from normcheck.case import Case, parse
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.result import KINDS
 
 pytestmark = [

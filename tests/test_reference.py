@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import discovery, reference, tolerance
+from normcheck import backward_bounds, discovery, forward_bounds, reference, tolerance
 from normcheck.formats import FORMATS
 from normcheck.inputs import torch_dtype
 from normcheck.ops.op import Op
@@ -125,8 +125,8 @@ def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
     fwd = reference.forward(op, got, scale.g, bias.double(), CLIPS)
     passed = reference.bits(fwd.z, CLIPS) if op.clamped else torch.ones(M, N, dtype=torch.bool)
     bwd = reference.backward(op, got, scale.g, dy.double() * passed)
-    statistics = tolerance.statistics(rules, got, eps)
-    y_bound = tolerance.output_y(rules, got, fwd, scale, bias.double().abs(), statistics, fmt)
+    statistics = forward_bounds.statistics(rules, got, eps)
+    y_bound = forward_bounds.output_y(rules, got, fwd, scale, bias.double().abs(), statistics, fmt)
 
     with mpmath.workdps(DIGITS):
         exact = Problem(
@@ -148,10 +148,10 @@ def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
         if op.centered:
             assert got.mean is not None
             ratios["mean"] = ratio(got.mean, [[v] for v in mean], statistics.mean.upper)
-        bound, sums = tolerance.output_dx(rules, got, bwd, dy.double() * passed, statistics, fmt)
+        bound, sums = backward_bounds.output_dx(rules, got, bwd, dy.double() * passed, statistics, fmt)
         ratios["dx"] = ratio(bwd.dx, dx, bound.upper)
-        ratios["dw"] = ratio(bwd.dw, [dw], tolerance.output_dw(rules, M, bwd.dw, sums, None, fmt).upper)
-        ratios["db"] = ratio(bwd.db, [db], tolerance.output_db(rules, M, bwd.db, sums, None, fmt).upper)
+        ratios["dw"] = ratio(bwd.dw, [dw], backward_bounds.output_dw(rules, M, bwd.dw, sums, None, fmt).upper)
+        ratios["db"] = ratio(bwd.db, [db], backward_bounds.output_db(rules, M, bwd.db, sums, None, fmt).upper)
     assert {key: value for key, value in ratios.items() if not value < NEGLIGIBLE} == {}
 
 

@@ -16,14 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normcheck import discovery, reference, tolerance
+from normcheck import backward_bounds, discovery, forward_bounds, reference
 from normcheck.case import Case
+from normcheck.data_kinds import ROWS
 from normcheck.errors import UsageError
 from normcheck.formats import FORMATS
-from normcheck.inputs import ROWS, make, torch_dtype
+from normcheck.forward_bounds import EXACT
+from normcheck.inputs import make, torch_dtype
 from normcheck.ops.op import Op
 from normcheck.table import Model, declared_model
-from normcheck.tolerance import EXACT, half_ulp, rules, store
+from normcheck.table import table as read_table
+from normcheck.tolerance import half_ulp, rules, store
 
 OPS = discovery.ops()
 LAYERNORM = OPS["layernorm"]
@@ -87,7 +90,7 @@ def test_store() -> None:
 
 
 def test_every_number_of_the_table_is_read() -> None:
-    table = tolerance.table()
+    table = read_table()
     model = {key: value for key, value in TOML["model"].items() if key != "autograd_cpu"}
     assert {key: getattr(table.model, key) for key in model} == model
     assert dict(table.autograd_cpu) == TOML["model"]["autograd_cpu"]
@@ -113,19 +116,19 @@ def bounds(
     fwd = reference.forward(op, rows, scale.g, bias, dict(options))
     dy, fmt = inputs.dy.double(), FORMATS[dtype]
     bwd = reference.backward(op, rows, scale.g, dy)
-    statistics = tolerance.statistics(one, rows, eps)
+    statistics = forward_bounds.statistics(one, rows, eps)
     found = {"rstd": statistics.rstd.upper, "rstd_lo": statistics.rstd.lower}
     if statistics.mean is not None:
         found["mean"] = statistics.mean.upper
     given = {"": statistics, "_given": EXACT}
-    found["y"] = tolerance.output_y(one, rows, fwd, scale, bias.abs(), statistics, fmt).y.upper
-    saved = tolerance.saved_statistics(one, rows)
-    found["y_given"] = tolerance.output_y(one, rows, fwd, scale, bias.abs(), saved, fmt).y.upper
+    found["y"] = forward_bounds.output_y(one, rows, fwd, scale, bias.abs(), statistics, fmt).y.upper
+    saved = forward_bounds.saved_statistics(one, rows)
+    found["y_given"] = forward_bounds.output_y(one, rows, fwd, scale, bias.abs(), saved, fmt).y.upper
     for suffix, by in given.items():
-        dx, sums = tolerance.output_dx(one, rows, bwd, dy, by, fmt)
+        dx, sums = backward_bounds.output_dx(one, rows, bwd, dy, by, fmt)
         found["dx" + suffix] = dx.upper
-        found["dw" + suffix] = tolerance.output_dw(one, case["M"], bwd.dw, sums, None, fmt).upper
-        found["db" + suffix] = tolerance.output_db(one, case["M"], bwd.db, sums, None, fmt).upper
+        found["dw" + suffix] = backward_bounds.output_dw(one, case["M"], bwd.dw, sums, None, fmt).upper
+        found["db" + suffix] = backward_bounds.output_db(one, case["M"], bwd.db, sums, None, fmt).upper
     return found
 
 
@@ -269,8 +272,8 @@ def test_y_from_adversarial_statistics(op: Op, rows: str) -> None:
         exact = reference.normalise(op, inputs.x.double(), case.eps)
         scale, bias = reference.scale(op, inputs.weight), inputs.bias.double()
         fwd = reference.forward(op, exact, scale.g, bias, dict(options))
-        by = tolerance.statistics(one, exact, case.eps)
-        before = tolerance.output_y(one, exact, fwd, scale, bias.abs(), by, FORMATS[dtype]).before_store
+        by = forward_bounds.statistics(one, exact, case.eps)
+        before = forward_bounds.output_y(one, exact, fwd, scale, bias.abs(), by, FORMATS[dtype]).before_store
         ratios = []
         for sign_mean in (-1, 0, 1):
             mean = None if exact.mean is None else exact.mean + sign_mean * by.mean.upper
@@ -291,7 +294,7 @@ def test_sequential_sums_in_fp32_stay_within_the_statistics_bounds(rows: str, or
     case = Case(op="layernorm", dtype="fp32", M=20, N=257, rows=rows)
     x = make(case, LAYERNORM, "cpu").x
     exact = reference.normalise(LAYERNORM, x.double(), case.eps)
-    by = tolerance.statistics(rules(LAYERNORM, Model(variance="two_pass")), exact, case.eps)
+    by = forward_bounds.statistics(rules(LAYERNORM, Model(variance="two_pass")), exact, case.eps)
     columns = range(257) if order == "forwards" else range(256, -1, -1)
 
     def mean_of(values: Tensor) -> Tensor:
@@ -318,7 +321,7 @@ def y_from_exact(stored: Tensor, dtype: str, safety: float) -> float:
     rows = reference.normalise(LAYERNORM, inputs.x.double(), case.eps)
     scale, bias = reference.scale(LAYERNORM, inputs.weight), inputs.bias.double()
     fwd = reference.forward(LAYERNORM, rows, scale.g, bias, {})
-    bound = tolerance.output_y(one, rows, fwd, scale, bias.abs(), EXACT, FORMATS[dtype]).y.upper
+    bound = forward_bounds.output_y(one, rows, fwd, scale, bias.abs(), EXACT, FORMATS[dtype]).y.upper
     return float(((stored.double() - fwd.y).abs() / bound).max())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from normcheck import discovery
 from normcheck.case import Case, parse
+from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.formats import DTYPES
 from normcheck.golden.judging import model_of
@@ -28,7 +29,6 @@ from normcheck.golden.recorded import (
     owed,
 )
 from normcheck.golden.text import keys_of, list_of, parsed, sealed, text_of, texts_of
-from normcheck.inputs import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.outputs import Problem
 from normcheck.result import KINDS
 

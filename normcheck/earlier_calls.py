@@ -1,0 +1,43 @@
+"""What depends on earlier calls: on the latest forward, or on what was made of weights that have changed since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normcheck import memory
+from normcheck.inputs import Inputs
+from normcheck.memory import NAN, Surroundings
+from normcheck.observe import begin, observe, observe_in_place
+from normcheck.outputs import Problem
+from normcheck.subject import Subject
+from normcheck.two_runs import first_difference
+
+
+def of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
+    """Two forwards, then the backward of the first, as a network with two such layers does it."""
+    i, case = subject.implementation, subject.case
+    if not i.deterministic:
+        return None
+    between = other.each(lambda t: memory.in_bands(t, NAN))
+    begun = begin(i, case, subject.inputs, Surroundings(), deferred=True)
+    seen, _ = observe(i, subject.op, case, begun, subject.bits, between)
+    found = first_difference(subject.first, seen)
+    if found is None:
+        return None
+    name, how_many = found
+    message = f"{name} is not the same when forward is called for other inputs before backward: {how_many}"
+    return Problem("not_repeatable", name, message)
+
+
+def with_other_weights(subject: Subject) -> Problem | None:
+    """The weights changed in place: what was made of the old ones, and kept, is wrong now."""
+    if subject.op.clamped or subject.case.weights != "normal":
+        return None  # the bits that backward is fed with would be others, too; and ties would be lost
+    new = subject.inputs.each(lambda t: t)
+    new = replace(new, weight=new.weight.roll(1), bias=None if new.bias is None else new.bias.roll(1))
+    subject.refill(new)
+    seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
+    for name in subject.wrong_values(new, seen)[:1]:
+        message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
+        return Problem("not_repeatable", name, message)
+    return None
