@@ -191,33 +191,37 @@ def _gradient_sums(rules: Rules, rows: Rows, dy_abs: Tensor, most: _Largest, giv
 
 def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
     """Bound of dw (N,), summed over all ``m`` rows; partial sums must stay in the accumulation format."""
-    summation = sums.dy_xhat * rules.gam(rules.chain(m) + rules.count["dw"])
-    e = (summation + sums.dy_shift).add_(2 * m * rules.eta)
-    if doubt is not None:
-        e += doubt
-    stored = store(rules, dw.abs() + e, fmt, "dw")
-
-    def terms() -> Mapping[str, Tensor]:
-        ones = torch.ones_like(e)
-        bits = ones * 0 if doubt is None else doubt
-        named = {"store": stored * ones, "sum over M": summation, rules.doubt: bits}
-        return {**named, "statistics": sums.dy_shift, "underflow": 2 * m * rules.eta * ones}
-
-    return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)
+    return _summed(rules, m, "dw", dw, sums.dy_xhat, sums.dy_shift, doubt, fmt)
 
 
 def output_db(rules: Rules, m: int, db: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
     """Bound of db (N,), summed over all ``m`` rows."""
-    summation = sums.dy_abs * rules.gam(rules.chain(m) + rules.count["db"])
-    e = summation + 2 * m * rules.eta
+    return _summed(rules, m, "db", db, sums.dy_abs, None, doubt, fmt)
+
+
+def _summed(
+    rules: Rules,
+    m: int,
+    output: str,
+    value: Tensor,
+    size: Tensor,
+    shift: Tensor | None,
+    doubt: Tensor | None,
+    fmt: Format,
+) -> Bound:
+    """Bound of a sum over ``m`` rows: ``size``, the sum of what is added; ``shift``, by which statistics move it."""
+    summation = size * rules.gam(rules.chain(m) + rules.count[output])
+    e = (summation if shift is None else summation + shift) + 2 * m * rules.eta
     if doubt is not None:
         e += doubt
-    stored = store(rules, db.abs() + e, fmt, "db")
+    stored = store(rules, value.abs() + e, fmt, output)
 
     def terms() -> Mapping[str, Tensor]:
         ones = torch.ones_like(e)
         bits = ones * 0 if doubt is None else doubt
         named = {"store": stored * ones, "sum over M": summation, rules.doubt: bits}
+        if shift is not None:
+            named["statistics"] = shift
         return {**named, "underflow": 2 * m * rules.eta * ones}
 
     return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)
