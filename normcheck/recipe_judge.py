@@ -6,7 +6,7 @@ process, so none that ends or blocks its process can be judged here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -97,12 +97,6 @@ def examined(recipe: Recipe, implementation: Implementation, dtype: str) -> Judg
     except Exception as error:
         return Judgement(CAUGHT, reason=f"exception: {type(error).__name__}: {error}")
     return _judgement(recipe, task, {n: got.get(n) for n in task.expected if n in got or n in _REQUIRED})
-
-
-def summed(judgements: Iterable[Judgement]) -> Judgement:
-    """One mutant over ops and dtypes: caught if it is caught in any, else missed if it was exercised in any."""
-    order = (CAUGHT, MISSED, NOT_EXERCISED)
-    return min(judgements, key=lambda j: order.index(j.status), default=Judgement(NOT_EXERCISED))
 
 
 @lru_cache(maxsize=24)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,6 @@ from normcheck.recipe_judge import (
     examined,
     judged,
     problem,
-    summed,
 )
 from normcheck.recipes import BY_DTYPE, EXACT, RECIPES, Recipe, Tolerance, recipe
 
@@ -39,6 +39,12 @@ MAKES = ("sequential_two_pass", "welford_tree_fma", "folded")
 
 def ids(value: object) -> str:
     return value.name if isinstance(value, Recipe) else str(value)
+
+
+def summed(judgements: Iterable[Judgement]) -> Judgement:
+    """One mutant over ops and dtypes: caught if it is caught in any, else missed if it was exercised in any."""
+    order = (CAUGHT, MISSED, NOT_EXERCISED)
+    return min(judgements, key=lambda j: order.index(j.status), default=Judgement(NOT_EXERCISED))
 
 
 def verdict(mutant: str, r: Recipe, dtype: str, ops: tuple[str, ...] = OPS) -> Judgement:
