@@ -94,7 +94,7 @@ def _unclaimed(cell: Cell, case: Case) -> str:
 
 def too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit: a case line may ask for anything."""
-    strided = {"contiguous": 0, "strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
+    strided = {"strided": 2, "rank3_strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
     rows = max(case.M, 1)  # without rows there are still weights, bands as long as a row, and a gap
     elements = rows * (16 * case.N + 6 * strided * case.gap)  # inputs and copies, outputs, gradients, all of it twice
     needed = elements * (4 if case.dtype == "fp32" else 2)

@@ -18,10 +18,13 @@ from normcheck.formats import DTYPES, FORMATS
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
 
-LAYOUTS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED)
+LAYOUTS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided")
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: ``gap``
-elements behind each row of x and dy are not theirs; ``rank3``: (B, S, N); ``dy_expanded``: dy has row stride 0;
-``dy_scalar``: dy is one 1.0 with no strides, as from ``y.sum().backward()``."""
+elements behind each row of x and dy are not theirs; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy
+has row stride 0; ``dy_scalar``: dy is one 1.0 with no strides, as from ``y.sum().backward()``."""
+
+STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
+"""Layouts with a ``gap``."""
 
 MAX_ELEMENTS = 2**34
 """The largest M*N that a case line may ask for; it bounds what a hostile line can make this process allocate."""
@@ -57,7 +60,7 @@ class Case:
     @property
     def rank(self) -> int:
         """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M."""
-        return 3 if self.layout == "rank3" else 2
+        return 3 if self.layout in ("rank3", "rank3_strided") else 2
 
     @property
     def unusual(self) -> bool:
@@ -137,7 +140,7 @@ def _validate(case: Case) -> None:
         raise UsageError(f"eps={case.eps!r}: expected 0 or a normal fp32 number > 0, kernels take it as one")
     if case.weight_dtype == "fp32" and case.dtype == "fp32":
         raise UsageError("weight_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
-    if bool(case.gap) != (case.layout in ("x_strided", "dy_strided", "strided")):
+    if bool(case.gap) != (case.layout in STRIDED):
         raise UsageError(f"gap={case.gap} layout={case.layout}: expected gap > 0 exactly for a strided layout")
     clips = dict(case.options)
     if any(abs(clip) > fp32.max for clip in clips.values()):

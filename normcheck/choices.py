@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
-from normcheck.case import Case
+from normcheck.case import STRIDED, Case
+from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
+from normcheck.cases.claims import Claims
 from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
-from normcheck.implementation import Implementation
-from normcheck.ops.op import Op
 
 T = TypeVar("T")
 
@@ -22,11 +22,8 @@ SIZES_M = (*range(1, 10), 15, 16, 17, 31, 32, 33, 64, 65, 100, 133, 257, 600, 10
 _LONG = (600, 768, 1000, 1003, 1025, 1024, 1152, 1536, 1600, 2049, 2520, 3584, 4097, 4096, 8191, 8200, 16385, 16384)
 SIZES_N = (
     *(*range(1, 20), 24, 31, 32, 33, 40, 63, 64, 65, 96, 100, 127, 129, 128, 132, 160, 255, 257, 256, 300, 513),
-    *(*_LONG, 20000),
+    *(*_LONG, 20000, *MODEL_SIZES),
 )
-EPS = (1e-5, 1e-3, 1e-1, 1e-6, 1e-8, 0.5, 1e-12)
-CLIPS = ((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
-"""Exactly representable in every dtype: what a limit that is not should mean is a question of convention."""
 GAPS = (1, 3, 8, 64)
 ELEMENTS = (4096, 4096, 4096, 32768)
 """How many elements a drawn case may have; M is cut to it."""
@@ -53,28 +50,25 @@ class Choices:
     seeds: int
 
 
-def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 999) -> Choices:
-    """Everything that ``implementation`` claims to support of ``op`` in ``dtype``."""
-    layout = [("contiguous", 0), ("misaligned", 0)]
-    if implementation.strided:
-        layout += [(name, gap) for gap in GAPS for name in ("x_strided", "dy_strided", "strided")]
-        layout += [("dy_expanded", 0)] + [("dy_scalar", 0)] * (implementation.backward is None)
-    if 3 in implementation.ranks:
-        layout += [("rank3", 0)] * 3
-    weight_dtypes = ("same",) if dtype == "fp32" else ("same", "fp32")
+def choices(claims: Claims, *, seeds: int = 999) -> Choices:
+    """Everything that an implementation of these claims takes."""
+    own = claims.values("layout")
+    layout = [(name, 0) for name in own if name not in STRIDED]
+    layout += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
+    weight_dtypes, biases = claims.values("weight_dtype"), claims.values("bias")
     return Choices(
-        op=op.name,
-        dtype=dtype,
-        shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: shape[0] * shape[1])),
-        m=SIZES_M,
-        n=SIZES_N,
+        op=claims.op.name,
+        dtype=claims.dtype,
+        shapes=tuple(s for s in claims.shapes if claims.admits("M", s[0]) and claims.admits("N", s[1])),
+        m=tuple(m for m in SIZES_M if claims.admits("M", m)),
+        n=tuple(n for n in SIZES_N if claims.admits("N", n)),
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS,
-        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in op.biases),
+        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases),
         eps=EPS,
-        clips=CLIPS if op.clamped else (),
-        layout=(*[layout[0]] * 4, *layout),
+        clips=CLIPS if claims.op.clamped else (),
+        layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
         seeds=seeds,
     )
 

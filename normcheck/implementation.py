@@ -53,6 +53,8 @@ class Implementation:
     unavailable: Callable[[str], str | None] | None = None
     dtypes: tuple[str, ...] = DTYPES
     ranks: tuple[int, ...] = (2,)
+    biases: tuple[bool, ...] = (False, True)
+    weight_dtypes: tuple[str, ...] = ("io", "fp32")
     strided: bool = True
     model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
     shapes: tuple[tuple[int, int], ...] | None = None

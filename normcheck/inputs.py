@@ -95,7 +95,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     """x or dy (M, N), to be filled, in the layout of the case."""
-    stride = (case.N + (case.gap if case.layout in ("strided", f"{name}_strided") else 0), 1)
+    stride = (case.N + (case.gap if case.layout in ("strided", "rank3_strided", f"{name}_strided") else 0), 1)
     if name == "dy" and case.layout in EXPANDED:
         stride = (0, int(case.layout == "dy_expanded"))
     return placed((case.M, case.N), stride, dtype, device, shift=_shift(case))

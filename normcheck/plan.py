@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normcheck.case import Case
+from normcheck.cases.core import Extent
 from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How much a cell may cost. ``max_examples`` cases; ``seconds`` of searching, and the same again for shrinking.
+    """How much a cell may cost, and what it must have run.
+
+    ``extent``: of its core, which may take ``core_seconds``, compiling and the like apart. After it come other cases:
+    ``max_examples`` in all, ``seconds`` of searching, and the same again for shrinking.
 
     ``large_share``: the share of the seconds that a single large case may be expected to take. On a GPU each large case
     is run ``large_times``, with other data: races show in some runs only. ``sanitizer``: whether a
@@ -22,17 +26,22 @@ class Profile:
     name: str
     max_examples: int
     seconds: float
+    extent: Extent
+    core_seconds: float
     large_share: float = 0.4
     large_times: int = 1
     sanitizer: bool = False
 
 
+_QUICK = Extent(rows=4097, paired_rows=4096, elements=320_000, heights=3, widths=2, dear_rows=300)
+_CI = Extent(rows=8193, paired_rows=4096, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
+
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 300, 4.0),
-        Profile("ci", 1500, 45.0, large_times=4),
-        Profile("deep", 20000, 900.0, large_times=25, sanitizer=True),
+        Profile("quick", 300, 4.0, _QUICK, 60.0),
+        Profile("ci", 1500, 45.0, _CI, 300.0, large_times=4),
+        Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, sanitizer=True),
     )
 }
 

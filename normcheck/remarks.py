@@ -24,10 +24,13 @@ def derived(
     for name, u in uncheckable.items():
         if u.share > limit and name != "bitmask":  # a bit in doubt is what the definition of the op leaves open
             notes.append(f"{u.share:.1%} of {name} could not be checked: its bound is not finite there")
-    for name, v in vacuity.items():
-        if v.empty == v.checks:
-            notes.append(f"{name} was not checked: zeros in its place would have passed")
+    notes += [f"{name} was not checked: zeros in its place would have passed" for name in empty_outputs(vacuity)]
     return notes
+
+
+def empty_outputs(vacuity: Mapping[str, Vacuity]) -> list[str]:
+    """The outputs that zeros would have passed for in every check: nothing is known of them."""
+    return [name for name, v in vacuity.items() if v.empty == v.checks]
 
 
 def refusals(refused: Mapping[str, int]) -> str:

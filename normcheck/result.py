@@ -123,10 +123,30 @@ class Steadiness:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How much of its core a cell has run: the cases without which nobody may say that it passes.
+
+    ``planned``: cases of the core, of which ``run`` were run; ``missed``: what no case has reached, in words, () if the
+    core is finished; ``left_out``: what this core does not ask, and why; ``refused``: share of the cases that the
+    implementation's declaration promises, but it refuses; ``building``: seconds that first calls took beyond what they
+    take again, as compiling and planning do.
+    """
+
+    planned: int
+    run: int
+    missed: tuple[str, ...] = ()
+    left_out: str = ""
+    refused: float = 0.0
+    building: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The outcome of a cell: op x implementation x dtype on a device.
 
-    ``status``: pass, fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``skipped``: reason
+    ``status``: pass, thin (nothing is wrong, and not all was looked at that a pass stands on; ``detail`` says what),
+    fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``core``: what was run of that, None
+    for a case alone. ``skipped``: reason
     -> number of cases that this implementation, or its library, refused; ``backward_refused``: likewise of cases that
     were checked, but for their gradients. ``model``: what the implementation declares.
     ``notes``: what a reader of a pass must know. ``known``: why a cell that failed was known to, or "". ``failed_at``:
@@ -162,6 +182,7 @@ class Verdict:
     file: str = ""
     line: int | None = None
     backward_refused: Mapping[str, int] = field(default_factory=dict)
+    core: Coverage | None = None
 
     @property
     def no_backward(self) -> bool:

@@ -18,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from normcheck.attempt import died, run_case, timed_out
 from normcheck.case import Case
+from normcheck.cases.claims import claims_of
 from normcheck.check import Result
 from normcheck.choices import Choices, cases, choices, within
 from normcheck.explain import signature, worst_ratio
@@ -79,7 +80,7 @@ def _rank(values: Sequence[object], own: object) -> int:
 
 def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
     """The simplest failing case found within a budget, failing in the same output; at worst the one given."""
-    every = choices(cell.op, cell.implementation, cell.dtype)
+    every = choices(claims_of(cell.op, cell.implementation, cell.dtype))
     wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, _SECONDS)
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 
 from hypothesis import Phase
 from hypothesis import strategies as st
 
 from normcheck import sanitizer, whereabouts
 from normcheck.attempt import died, run_case, timed_out, why_not
-from normcheck.battery import battery, far_apart, large
+from normcheck.cases.beyond import far_apart, large, model_sizes, telling
 from normcheck.call import link_of, poisoned_memory
 from normcheck.case import Case
+from normcheck.cases.claims import Claims, claims_of
 from normcheck.check import Result, context_lost, undeclared_model
 from normcheck.choices import cases, choices
+from normcheck.coverage import CoreRun
 from normcheck.explain import finding, place, worst_ratio
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth, not_as_before
-from normcheck.remarks import derived, refusals
+from normcheck.remarks import derived, empty_outputs, refusals
 from normcheck.result import Finding, Uncheckable, Verdict
 from normcheck.shrink import Stop, search, seed_of, shrunk
 from normcheck.tally import Tally
@@ -34,7 +36,6 @@ _MEMORY_EVERY = 2
 _ROWS_EVERY = 8
 _HUGE = 1 << 28
 _LOOKING = 10.0  # seconds of that, at most
-_TELLING = 30  # cases of the battery that are looked at again after a failure: every kind of rows once
 
 
 def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
@@ -46,9 +47,9 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     if link is not None:
         link.ready()
     start = time.perf_counter()
-    tally = Tally(undeclared_model(cell.implementation, plan.device))
+    tally, core = Tally(undeclared_model(cell.implementation, plan.device)), CoreRun(cell, plan)
     with poisoned_memory():
-        failed = _search(cell, plan, tally, progress, start)
+        failed = _search(cell, plan, tally, progress, core)
         final = failed is not None and _context_lost(cell, failed)
         smallest = failed if failed is None or final else shrunk(cell, plan, failed)
         failure = None
@@ -61,7 +62,18 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     if failure is None and not tally.cases:
         skip = _verdict(cell, plan, "skip", detail=refusals(tally.refused) or "no case was drawn", seconds=seconds)
         return replace(skip, skipped=dict(tally.refused))
-    return summed_up(cell, plan, tally, failure, seconds)
+    return _covered(summed_up(cell, plan, tally, failure, seconds), core)
+
+
+def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
+    """A verdict with how much of its core was run: a pass without all of it is thin."""
+    verdict = replace(verdict, core=core.coverage())
+    assert verdict.core is not None
+    gaps = [f"core not finished, {core.why_thin()}: {', '.join(verdict.core.missed)}"] * bool(verdict.core.missed)
+    gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
+    if verdict.status != "pass" or not gaps:
+        return verdict
+    return replace(verdict, status="thin", detail="; ".join(gaps))
 
 
 def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
@@ -81,9 +93,9 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
     return summed_up(cell, plan, tally, failure, seconds)
 
 
-def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> Result | None:
+def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: CoreRun) -> Result | None:
     """The most telling of the failing results, or None where all is right when the budget is used up."""
-    found = _first_failing(cell, plan, tally, progress, start) or _first_again(cell, plan, tally)
+    found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
     if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:
         found = _under_sanitizer(cell, tally)
         if found:
@@ -91,24 +103,27 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: flo
     return _most_telling(cell, plan, found[0], tally) if found else None
 
 
-def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, start: float) -> list[Result]:
-    """The first failing result, if there is one: explicit cases, then what Hypothesis draws, until time or number ends.
+def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: CoreRun) -> list[Result]:
+    """The first failing result, if there is one: the core, then large cases and what Hypothesis draws, until time or
+    number ends.
 
     Every case of the sequence has its number, whether it is run or not, so that shards share one sequence.
     """
-    most, end = plan.profile.max_examples, start + plan.profile.seconds
-    shard, shards = plan.shard
+    most, (shard, shards) = plan.profile.max_examples, plan.shard
     found: list[Result] = []
-    number = -1
+    number, end = -1, math.inf
 
-    def run(case: Case, depth: Depth) -> None:
+    def run(case: Case, depth: Depth, *, own: bool = True) -> tuple[Result, float]:
         began = time.perf_counter()
         result = run_case(cell, case, plan, tally.floors, depth)
-        tally.add(result, time.perf_counter() - began)
-        progress(tally.cases, max(tally.floors.values(), default=0.0))
+        seconds = time.perf_counter() - began
+        if own or result.failed:
+            tally.add(result, seconds)
+            progress(tally.cases, max(tally.floors.values(), default=0.0))
         if result.failed:
             found.append(result)
             raise Stop
+        return result, seconds
 
     def fails(case: Case, is_large: bool = False) -> bool:
         nonlocal number
@@ -122,9 +137,15 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, sta
     try:
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
-        for case, is_large in _explicit(cell, plan):
+        while core.length <= most and tally.cases < most and (step := core.next()) is not None:
+            number = step.number
+            result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
+            core.saw(step, result, seconds)
+        number = core.length - 1
+        end = time.perf_counter() + plan.profile.seconds
+        for case, is_large in _explicit(cell, plan, core.claims):
             fails(case, is_large)
-        batches = st.tuples(*[cases(choices(cell.op, cell.implementation, cell.dtype))] * _BATCH)
+        batches = st.tuples(*[cases(choices(core.claims))] * _BATCH)
         search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan), tries=most, phases=_DRAW)
     except Stop:
         pass
@@ -132,18 +153,18 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, sta
     return found
 
 
-def _explicit(cell: Cell, plan: Plan) -> Iterator[tuple[Case, bool]]:
-    """The cases that come before any is drawn, and of each whether it is large."""
-    every = battery(cell.op, cell.implementation, cell.dtype)
-    for case in islice(every, _TELLING):
-        yield case, False
+_DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
+
+
+def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:
+    """The cases between the core and what is drawn, and of each whether it is large."""
     if plan.device == "cuda":
-        for case in far_apart(cell.op, cell.implementation, cell.dtype):
+        for case in far_apart(claims):
             yield case, False
-    for case in every:
+    for case in model_sizes(claims, seed_of(cell, plan)):
         yield case, False
     times = plan.profile.large_times if plan.device == "cuda" else 1
-    for case in large(cell.op, cell.implementation, cell.dtype, plan.device, times):
+    for case in large(claims, plan.device, times, seed_of(cell, plan)):
         yield case, True
 
 
@@ -191,7 +212,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     best, end = failed, time.perf_counter() + min(plan.profile.seconds / 4, _LOOKING)
     if _context_lost(cell, failed) or died(failed):
         return failed
-    for case in islice(battery(cell.op, cell.implementation, cell.dtype), _TELLING):
+    for case in telling(claims_of(cell.op, cell.implementation, cell.dtype), plan.seed):
         if time.perf_counter() > end or timed_out(best):
             break
         result = run_case(cell, case, plan, tally.floors, Depth.OFF)

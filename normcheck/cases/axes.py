@@ -1,0 +1,154 @@
+"""The axes of a case, and what a case covers of them: values, and the pairs of values that belong together.
+
+A kernel branches on few things: whether a row is one block or several, whether a tail is left, how many rows a program
+takes, which strides it is given. So sizes fall into classes, and every class meets every other axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from normcheck.case import EXPANDED, Case
+from normcheck.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
+
+Value = tuple[str, Any]
+"""An axis and a value of it."""
+
+Pair = tuple[int, Any, Any]
+"""A number in PAIRS, and a value of each of its two axes."""
+
+EPS = (1e-5, 1e-3, 1e-1, 1e-6, 1e-8, 0.5, 1e-12)
+CLIPS = ((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
+"""Exactly representable in every dtype: what a limit that is not should mean is a question of convention."""
+
+MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008, 12288, 14336)
+"""Hidden sizes of well-known models."""
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Sizes that kernels treat alike: ``low`` to ``high``, of one ``fit`` ("" for any); ``sizes``, most telling first."""
+
+    low: int
+    high: int
+    fit: str
+    sizes: tuple[int, ...]
+
+
+NO_END = 1 << 62
+ROUND, EVEN, RAGGED = "a power of two", "a multiple of 8", "no multiple of 8"
+
+ROW_CLASSES = (
+    SizeClass(0, 0, "", (0,)),
+    SizeClass(1, 1, "", (1,)),
+    SizeClass(2, 8, "", (2, 5, 3, 8, 4, 7, 6)),
+    SizeClass(9, 63, "", (33, 20, 17, 31, 24, 32, 50)),
+    SizeClass(64, 255, "", (65, 129, 100, 133, 128, 64, 200)),
+    SizeClass(256, 4096, "", (300, 257, 1061, 600, 2049, 513, 1000)),
+    SizeClass(4097, 65535, "", (4097, 5000, 8193)),
+    SizeClass(65536, NO_END, "", (65537, 70001)),
+)
+"""Classes of M."""
+
+COLUMN_CLASSES = (
+    SizeClass(1, 1, RAGGED, (1,)),
+    SizeClass(2, 63, ROUND, (16, 2, 8, 32, 4)),
+    SizeClass(2, 63, EVEN, (24, 40, 48, 56)),
+    SizeClass(2, 63, RAGGED, (3, 7, 17, 5, 31, 33, 63, 19)),
+    SizeClass(64, 1023, ROUND, (64, 512, 128, 256)),
+    SizeClass(64, 1023, EVEN, (768, 96, 1000, 160, 320, 640)),
+    SizeClass(64, 1023, RAGGED, (129, 257, 100, 513, 65, 127, 300, 1003)),
+    SizeClass(1024, 4096, ROUND, (1024, 2048, 4096)),
+    SizeClass(1024, 4096, EVEN, (1536, 1152, 1600, 2520, 3000)),
+    SizeClass(1024, 4096, RAGGED, (1025, 2049, 1500, 3001, 4095)),
+    SizeClass(4097, NO_END, ROUND, (8192, 16384)),
+    SizeClass(4097, NO_END, EVEN, (8200, 20000, 10000)),
+    SizeClass(4097, NO_END, RAGGED, (4097, 16385, 8191, 10007)),
+)
+"""Classes of N."""
+
+
+def row_class(rows: int) -> SizeClass:
+    """The class of an M."""
+    return next(c for c in ROW_CLASSES if c.low <= rows <= c.high)
+
+
+def column_class(columns: int) -> SizeClass:
+    """The class of an N."""
+    fit = fit_of(columns)
+    return next(c for c in COLUMN_CLASSES if c.low <= columns <= c.high and (columns == 1 or c.fit == fit))
+
+
+def fit_of(columns: int) -> str:
+    """How rows of this length fill blocks and vectors."""
+    if columns > 1 and columns & (columns - 1) == 0:
+        return ROUND
+    return RAGGED if columns % 8 else EVEN
+
+
+ORDINARY = tuple(ROWS)
+"""Kinds of rows whose outputs are all judged by value; a blend has them all."""
+
+SPECIAL = tuple(SPECIAL_ROWS)
+
+PAIRS = (
+    ("m", "n"), ("m", "layout"), ("m", "bias"), ("m", "weight_dtype"), ("m", "dy"), ("m", "probe"),
+    ("n", "bias"), ("n", "weight_dtype"), ("n", "probe"), ("n", "rows"),
+    ("width", "layout"), ("width", "dy"), ("width", "eps"), ("width", "weights"), ("width", "clips"), ("fit", "layout"),
+    ("layout", "bias"), ("layout", "weight_dtype"), ("layout", "dy"), ("layout", "rows"), ("layout", "probe"),
+    ("bias", "weight_dtype"), ("bias", "weights"), ("bias", "dy"), ("bias", "probe"), ("bias", "rows"),
+    ("weight_dtype", "weights"), ("weight_dtype", "dy"), ("weight_dtype", "probe"), ("weight_dtype", "rows"),
+    ("eps", "rows"), ("eps", "layout"), ("clips", "weights"), ("clips", "bias"), ("dy", "rows"),
+    ("width", "special"), ("m", "special"),
+)  # fmt: skip
+"""The axes whose values belong together. "m" and "n" are classes of M and N, "width" is a class of N without its fit,
+"special" is a kind of rows or of dy that is about NaN, infinities, the largest number or the sign of zero."""
+
+
+def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
+    """Axis -> the values that a case covers; ``probe``: what its probes are asked, of PROBES.
+
+    Of a case without rows, or about special values, only that much is sure.
+    """
+    m, n = row_class(case.M), column_class(case.N)
+    sizes = {"M": (case.M,), "N": (case.N,), "shape": ((case.M, case.N),), "m": (m.low,)}
+    if not case.M:
+        return sizes
+    sizes |= {"n": ((n.low, n.fit),), "width": (n.low,)}
+    special = tuple(dict.fromkeys([case.rows] * (case.rows in SPECIAL) + [f"dy {case.dy}"] * (case.dy in NOT_FINITE)))
+    if special:
+        return {**sizes, "special": special, "layout": (case.layout,)}
+    return {
+        **sizes,
+        "fit": (n.fit,),
+        "layout": (case.layout,),
+        "rows": ORDINARY[: case.M] if case.rows == "blend" else (case.rows,),
+        "dy": () if case.layout in EXPANDED else (case.dy,),
+        "weights": (case.weights,),
+        "weight_dtype": (case.weight_dtype,),
+        "bias": (case.bias,),
+        "eps": (case.eps,),
+        "clips": (tuple(value for _, value in case.options),) if case.options else (),
+        "probe": (probe,),
+    }
+
+
+PROBES = ("reason", "memory", "rows")
+"""How deep the probes go, the cheapest first: only the reason of a wrong value, a second run, other rows as well."""
+
+
+def values_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Value]:
+    """Every value that a case covers."""
+    for axis, values in axes.items():
+        for value in values:
+            yield axis, value
+
+
+def pairs_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Pair]:
+    """Every pair of values that a case covers."""
+    for number, (one, other) in enumerate(PAIRS):
+        for a in axes.get(one, ()):
+            for b in axes.get(other, ()):
+                yield number, a, b

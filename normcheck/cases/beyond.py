@@ -1,0 +1,77 @@
+"""The cases that come after a core while there is time: large ones, rows far apart, the sizes of well-known models.
+
+And a few of a core's own: those that show best what a fault is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from normcheck.case import Case
+from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
+from normcheck.cases.claims import Claims
+from normcheck.cases.core import Extent, core
+from normcheck.data_kinds import WEIGHT_KINDS
+
+LARGE = {
+    "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192)),
+    "cuda": (
+        (4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192), (8192, 2048), (32768, 256), (32768, 1024),
+        (32768, 4096), (4096, 65536), (65537, 64), (8192, 8192),
+    ),
+}  # fmt: skip
+"""Shapes of the sources, and those where long sums, many rows and wide rows live: run where time allows."""
+
+_SMALL = Extent(rows=20, paired_rows=20, elements=3000, heights=2, widths=1, dear_rows=20)
+_TOLD = 24
+
+
+def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
+    """Small cases that show every kind of rows, gradient and layout: they tell best what is wrong with a kernel."""
+    return tuple(planned.case for planned in core(claims, _SMALL, seed))[:_TOLD]
+
+
+def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
+    """Two rows of each hidden size of a well-known model, in an order of this ``seed``; none where shapes are given."""
+    order = random.Random(seed)
+    sizes = [n for n in MODEL_SIZES if not claims.shapes and claims.admits("N", n)]
+    for n in order.sample(sizes, len(sizes)):
+        yield _drawn(claims, order, 2, n, rows=order.choice(("tail", "shifted", "normal")))
+
+
+def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
+    """The large cases, in order of their size, ``times`` over with other data.
+
+    An implementation with shapes of its own has its large ones there.
+    """
+    if claims.shapes:
+        return
+    order = random.Random(seed + 1)
+    for m, n in sorted(LARGE[device], key=lambda shape: shape[0] * shape[1]) * times:
+        if claims.admits("M", m) and claims.admits("N", n):
+            dy = order.choice(("shifted", "correlated"))
+            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy)
+
+
+def far_apart(claims: Claims) -> Iterator[Case]:
+    """Rows so far apart that the last begins at element 2^31, for a GPU: what counts elements in 32 bits is wrong."""
+    if not claims.shapes and "x_strided" in claims.values("layout") and claims.dtype != "fp32":
+        order = random.Random(0)
+        yield _drawn(claims, order, 65537, 64, layout="x_strided", gap=32704, eps=1e-5, weight_dtype="same")
+
+
+def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -> Case:
+    """A contiguous case of this size; what is not ``fixed`` is drawn, each choice by itself, so that none goes in step
+    with another."""
+    clips = order.choice(CLIPS) if claims.op.clamped else ()
+    values: dict[str, Any] = {
+        "weights": order.choice(WEIGHT_KINDS),
+        "weight_dtype": order.choice(claims.values("weight_dtype")),
+        "bias": order.choice(claims.values("bias")),
+        "eps": order.choice(EPS[:4]),
+        "options": (("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+        "seed": order.randrange(1000),
+    }
+    return Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **{**values, **fixed})

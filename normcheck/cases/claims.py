@@ -1,0 +1,79 @@
+"""What may be asked of an implementation: what it declares, less what it has refused so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from normcheck.case import EXPANDED, Case
+from normcheck.implementation import Implementation
+from normcheck.ops.op import Op
+
+REFUSABLE = ("bias", "weight_dtype", "layout")
+"""The axes of a case, beside its size, whose values an implementation may refuse one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """What may be asked, each tuple simplest first.
+
+    ``shapes``: the (M, N) to take, () for any. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and the
+    value that was refused.
+    """
+
+    op: Op
+    dtype: str
+    biases: tuple[bool, ...]
+    weight_dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...] = ()
+    refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
+
+    def without(self, axis: str, value: Any) -> Claims:
+        """The same without a value that was refused."""
+        return replace(self, refused=self.refused | {(axis, value)})
+
+    def without_shape(self, shape: tuple[int, int]) -> Claims:
+        """The same without an (M, N) that was refused; the last one stays, for () stands for any."""
+        left = tuple(own for own in self.shapes if own != shape)
+        return replace(self, shapes=left or self.shapes)
+
+    def admits(self, axis: str, value: Any) -> bool:
+        """Whether nobody has refused this value."""
+        return (axis, value) not in self.refused
+
+    def values(self, axis: str) -> tuple[Any, ...]:
+        """What is left of one of REFUSABLE; its simplest value where all were refused."""
+        every = {"bias": self.biases, "weight_dtype": self.weight_dtypes, "layout": self.layouts}[axis]
+        return tuple(value for value in every if self.admits(axis, value)) or every[:1]
+
+    def takes(self, case: Case) -> bool:
+        """Whether nothing of a case was refused, as far as that is known."""
+        asked = {"M": case.M, "N": case.N, "bias": case.bias, "weight_dtype": case.weight_dtype, "layout": case.layout}
+        return all(self.admits(axis, value) for axis, value in asked.items())
+
+
+def claims_of(op: Op, implementation: Implementation, dtype: str) -> Claims:
+    """What ``implementation`` declares that it takes of ``op`` in ``dtype``."""
+    biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
+    wide = dtype != "fp32" and "fp32" in implementation.weight_dtypes
+    weight_dtypes = (("same",) if "io" in implementation.weight_dtypes or dtype == "fp32" else ()) + ("fp32",) * wide
+    return Claims(
+        op=op,
+        dtype=dtype,
+        biases=biases,
+        weight_dtypes=weight_dtypes or ("same",),
+        layouts=_layouts(implementation),
+        shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
+    )
+
+
+def _layouts(implementation: Implementation) -> tuple[str, ...]:
+    layouts = ["contiguous", "misaligned"]
+    if implementation.strided:
+        layouts += ["x_strided", "dy_strided", "strided", *EXPANDED]
+    if 3 in implementation.ranks:
+        layouts += ["rank3", *["rank3_strided"] * implementation.strided]
+    if implementation.backward is not None and "dy_scalar" in layouts:
+        layouts.remove("dy_scalar")  # a backward of its own gets a dy whose last stride is 1
+    return tuple(layouts)

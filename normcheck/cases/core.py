@@ -1,0 +1,470 @@
+"""The core of a cell: the cases that must have been run before anybody may say that it passes.
+
+A covering design. Every value of every axis is in it, and every pair of values that belong together (``axes.PAIRS``),
+as far as the implementation admits them; the cases that find most for their cost come first. It depends on the seed of
+the run: another one has other sizes of the same classes, other combinations and other data.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from normcheck.case import EXPANDED, Case
+from normcheck.cases.axes import (
+    CLIPS,
+    COLUMN_CLASSES,
+    EPS,
+    MODEL_SIZES,
+    ORDINARY,
+    PAIRS,
+    PROBES,
+    ROW_CLASSES,
+    SPECIAL,
+    Pair,
+    SizeClass,
+    Value,
+    column_class,
+    covered,
+    pairs_of,
+    row_class,
+    values_of,
+)
+from normcheck.cases.claims import Claims
+from normcheck.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
+
+ALL_OPENED = 1000
+"""More cases than open any core."""
+
+GAPS = (3, 8, 1, 64)
+"""Elements behind each row of a strided tensor, in a core; 8 keeps a row of 16-bit elements aligned to 16 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How far a core goes.
+
+    ``rows``: the largest M; ``paired_rows``: the largest M that meets every value of every other axis; ``dear_rows``,
+    ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest M * N;
+    ``heights``, ``widths``: how many sizes of each class of M and of N.
+    """
+
+    rows: int
+    paired_rows: int
+    elements: int
+    heights: int
+    widths: int
+    dear_rows: int
+    dear_paired: int = 255
+
+    @property
+    def with_dear_rows(self) -> Extent:
+        """The same for a kernel whose rows are dear."""
+        return replace(self, rows=self.dear_rows, paired_rows=self.dear_paired)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case of a core, and what its probes are asked, of ``axes.PROBES``.
+
+    ``opens``: how many of the cases that open a core are dealt with after it, 0 for a case that comes after all of them.
+    """
+
+    case: Case
+    probe: str
+    opens: int = 0
+
+
+Goals = frozenset[Value | Pair]
+"""What a core must cover: values, and pairs of them."""
+
+
+def goals_of(planned: Planned) -> Set[Value | Pair]:
+    """What a case covers of the goals of any core."""
+    axes = covered(planned.case, planned.probe)
+    return {*values_of(axes), *pairs_of(axes)}
+
+
+def core(
+    claims: Claims, extent: Extent, seed: int, *, model_size: int = 0, done: Goals = frozenset(), used: int = 0
+) -> tuple[Planned, ...]:
+    """The cases that cover every goal but those that are ``done``, most telling first.
+
+    ``seed``: of the run; ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none; ``used``: how many of the cases
+    that open a core are dealt with.
+    """
+    return _core(claims, extent, seed, model_size, done, used)
+
+
+@lru_cache(maxsize=64)
+def _core(
+    claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int
+) -> tuple[Planned, ...]:
+    return tuple(_Design(claims, extent, seed, model_size, done, used).cases())
+
+
+@lru_cache(maxsize=64)
+def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) -> Goals:
+    """Everything that a core of these claims covers."""
+    sizes = _sizes(claims, extent, seed, model_size)
+    axes = _axes(claims, sizes)
+    values = {(axis, value) for axis, found in axes.items() for value in found}
+    pairs = {
+        (number, a, b)
+        for number, (one, other) in enumerate(PAIRS)
+        for a in axes.get(one, ())
+        for b in axes.get(other, ())
+        if _belongs(one, a, other, b, sizes, extent)
+    }
+    return frozenset(values | pairs)
+
+
+def _axes(claims: Claims, sizes: _Sizes) -> Mapping[str, tuple[Any, ...]]:
+    """Axis -> the values that a core must have."""
+    heights = [m for own in sizes.heights.values() for m in own]
+    widths = [n for own in sizes.widths.values() for n in own]
+    columns = [column_class(n) for n in widths]
+    axes: dict[str, tuple[Any, ...]] = {
+        "M": tuple(heights),
+        "N": tuple(widths),
+        "m": tuple(dict.fromkeys(map(_low, heights))),
+        "n": tuple(dict.fromkeys((c.low, c.fit) for c in columns)),
+        "width": tuple(dict.fromkeys(c.low for c in columns)),
+        "fit": tuple(dict.fromkeys(c.fit for c in columns)),
+        "layout": claims.values("layout"),
+        "bias": claims.values("bias"),
+        "weight_dtype": claims.values("weight_dtype"),
+        "weights": WEIGHT_KINDS,
+        "eps": EPS,
+        "rows": ORDINARY,
+        "dy": tuple(kind for kind in DY_KINDS if kind not in NOT_FINITE),
+        "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
+        "probe": PROBES[1:],
+    }
+    if claims.op.clamped:
+        axes["clips"] = CLIPS
+    if claims.shapes:
+        axes["shape"] = sizes.shapes
+    return axes
+
+
+def _belongs(one: str, a: Any, other: str, b: Any, sizes: _Sizes, extent: Extent) -> bool:
+    """Whether a pair of values can be in one case, and is worth one."""
+    pair = {one: a, other: b}
+    rows = pair.get("m")
+    if rows is not None and (not rows or rows > extent.paired_rows):
+        return False
+    if pair.get("probe") == "rows" and rows is not None and rows not in (2, 9):
+        return False  # one row has no other rows; many cost as many runs more
+    if "special" in pair:
+        return pair["special"] in ("nan", "inf", "dy nan") and rows in (None, 2, 9, 64)
+    if pair.get("layout") in EXPANDED and "dy" in pair:
+        return False  # its rows are one row, or a single 1
+    if (one, other) == ("m", "n"):
+        return _meet(a, b, sizes, extent)
+    return True
+
+
+def _meet(low: int, column: tuple[int, str], sizes: _Sizes, extent: Extent) -> bool:
+    """Whether some size of a class of rows and one of a class of columns are small enough to be together."""
+    if sizes.shapes:
+        return any((_low(m), _key(n)) == (low, column) for m, n in sizes.shapes)
+    return min(sizes.heights[low]) * min(sizes.widths[column]) <= extent.elements
+
+
+def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
+    return tuple(shape for shape in claims.shapes if claims.admits("M", shape[0]) and claims.admits("N", shape[1]))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Class of rows, and of columns, by its first size -> the sizes of it that a core has."""
+
+    heights: Mapping[int, tuple[int, ...]]
+    widths: Mapping[tuple[int, str], tuple[int, ...]]
+    shapes: tuple[tuple[int, int], ...] = ()
+
+
+def _sizes(claims: Claims, extent: Extent, seed: int, model_size: int) -> _Sizes:
+    """The sizes of a core: of each class the first ones, and others with another ``seed`` than 0."""
+    if claims.shapes:
+        shapes = _shapes(claims)
+        rows, columns = [m for m, _ in shapes], [n for _, n in shapes]
+        heights = {low: tuple(dict.fromkeys(m for m in rows if row_class(m).low == low)) for low in map(_low, rows)}
+        widths = {key: tuple(dict.fromkeys(n for n in columns if _key(n) == key)) for key in map(_key, columns)}
+        return _Sizes(heights, widths, shapes)
+
+    def some(every: SizeClass, axis: str, most: int, limit: int) -> tuple[int, ...]:
+        sizes = list(every.sizes)
+        if seed:
+            random.Random(f"{seed} {axis} {every}").shuffle(sizes)
+        return tuple([size for size in sizes if size <= limit and claims.admits(axis, size)][:most])
+
+    heights = {c.low: some(c, "M", extent.heights, extent.rows) for c in ROW_CLASSES}
+    widths = {(c.low, c.fit): some(c, "N", extent.widths, extent.elements) for c in COLUMN_CLASSES}
+    if model_size and claims.admits("N", model_size):
+        widths[_key(model_size)] = (*widths[_key(model_size)], model_size)
+    return _Sizes({k: v for k, v in heights.items() if v}, {k: v for k, v in widths.items() if v})
+
+
+def _low(rows: int) -> int:
+    return row_class(rows).low
+
+
+def _key(columns: int) -> tuple[int, str]:
+    found = column_class(columns)
+    return found.low, found.fit
+
+
+_NEUTRAL: Mapping[str, Any] = {"layout": "contiguous", "weight_dtype": "same", "dy": "normal", "eps": 1e-5, "weights": "normal"}
+
+
+def _alone(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
+    """A small case for each value that is often refused, with nothing else unusual in it."""
+    for bias in claims.biases[1:]:
+        yield 5, 24, "shifted", {**_NEUTRAL, "bias": bias}
+    for weight_dtype in claims.weight_dtypes[1:]:
+        yield 5, 24, "normal", {**_NEUTRAL, "weight_dtype": weight_dtype}
+    for layout in claims.layouts[1:]:
+        yield 5, 24, "shifted", {**_NEUTRAL, "layout": layout}
+
+
+def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
+    """M, N, rows and what else is fixed of the cases that open a core: what finds most for its cost."""
+    yield 5, 7, "normal", _NEUTRAL
+    yield 20, 24, "blend", {"layout": "contiguous"}
+    yield 2, 129, "tail", {}
+    yield 65, 64, "shifted", {}
+    yield 20, 129, "blend", {}
+    yield 2, 768, "tail", {}
+    yield 3, 1024, "shifted", {}
+    yield 2, 1025, "tail", {}
+    yield 5, 3, "offset", {}
+    yield 2, 8200, "shifted", {"layout": "contiguous"}
+    yield 1, 4097, "blend", {}
+    yield 1, 1, "normal", {}
+    yield 300, 16, "blend", {}
+    yield from _alone(claims)
+    for m, n, rows, dy in ((5, 40, "nan", "normal"), (5, 24, "inf", "normal"), (5, 7, "shifted", "nan")):
+        yield m, n, rows, {**_NEUTRAL, "dy": dy}
+    yield 0, 24, "normal", _NEUTRAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    """A size that a core may have, and what it is of: its classes, with their names in PAIRS."""
+
+    M: int
+    N: int
+    axes: Mapping[str, Any]
+    cost: float
+
+
+class _Design:
+    """Makes one core: it chooses the size that leaves least undone for its cost, then every other value likewise."""
+
+    def __init__(
+        self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int
+    ) -> None:
+        self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
+        self._random = random.Random(f"{seed} core")
+        self._sizes_of = _sizes(claims, extent, seed, model_size)
+        self._axes = _axes(claims, self._sizes_of)
+        self._left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
+        self._candidates = self._every_size()
+        self._number = used  # of the case that is being made, from 1
+
+    def cases(self) -> Iterator[Planned]:
+        """The cases, until nothing is left to cover, or nothing that is left can be."""
+        for m, n, rows, fixed in list(_opening(self._claims))[self._used :]:
+            size = self._like(m, n)
+            self._number += 1
+            if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
+                yield replace(self._taken(self._filled(size, {**fixed, "rows": rows})), opens=self._number)
+        while (found := self._next()) is not None:
+            self._number += 1
+            yield self._taken(found)
+
+    def _admits(self, axis: str, value: Any) -> bool:
+        return axis not in ("bias", "weight_dtype", "layout") or self._claims.admits(axis, value)
+
+    def _taken(self, planned: Planned) -> Planned:
+        self._left -= goals_of(planned)
+        return planned
+
+    def _next(self) -> Planned | None:
+        """The next case, None if no case covers anything that is left."""
+        special = next((goal for goal in self._ordered() if _is_special(goal)), None)
+        if special is None or len(self._left) > 2 * len(ORDINARY):
+            planned = self._filled(self._best_size(), {})
+            if goals_of(planned) & self._left:
+                return planned
+        for goal in self._ordered():
+            aimed = self._aimed(goal)
+            if aimed is not None:
+                return aimed
+        return None
+
+    def _ordered(self) -> list[Any]:
+        return sorted(self._left, key=repr)
+
+    def _aimed(self, goal: Any) -> Planned | None:
+        """A case that covers this very goal, None if there is none."""
+        wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
+        fixed = {axis: value for axis, value in wanted.items() if axis in ("layout", "bias", "weight_dtype", "weights", "dy", "eps", "clips", "rows", "probe")}
+        if "special" in wanted:
+            kind = wanted["special"]
+            fixed |= {"dy": kind.removeprefix("dy "), "rows": "shifted"} if kind.startswith("dy ") else {"rows": kind, "dy": "normal"}
+        sizes = [s for s in self._candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
+        for size in sorted(sizes, key=lambda size: (size.cost if size.M > 1 else size.cost + 50)):
+            planned = self._filled(size, fixed)
+            if goal in goals_of(planned):
+                return planned
+        return None
+
+    def _every_size(self) -> list[_Size]:
+        if self._claims.shapes:
+            pairs = list(self._sizes_of.shapes)
+        else:
+            heights = [m for own in self._sizes_of.heights.values() for m in own]
+            widths = [n for own in self._sizes_of.widths.values() for n in own]
+            pairs = [(m, n) for m in heights for n in widths if m * n <= self._extent.elements]
+        if self._seed:
+            self._random.shuffle(pairs)
+        return [self._size(m, n) for m, n in pairs]
+
+    def _size(self, m: int, n: int) -> _Size:
+        low, fit = _key(n)
+        axes = {"M": m, "N": n, "m": _low(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
+        return _Size(M=m, N=n, axes=axes, cost=_BASE + (m + m * (n == 1)) + m * n / 4000)  # one column tells little
+
+    def _like(self, m: int, n: int) -> _Size | None:
+        """The size of this core that stands for (m, n) of the first one; None if all of its class were refused."""
+        if self._claims.shapes:
+            return self._candidates[self._number % len(self._candidates)] if m and self._candidates else None
+        rows, columns = self._sizes_of.heights.get(_low(m), ()), self._sizes_of.widths.get(_key(n), ())
+        if not rows or not columns:
+            return None
+        height = rows[min(row_class(m).sizes.index(m), len(rows) - 1)]
+        return self._size(height, columns[min(column_class(n).sizes.index(n), len(columns) - 1)])
+
+    def _best_size(self) -> _Size:
+        """The size at which a case covers most for its cost, as far as that shows before its other values are known."""
+        undone, kinds = Counter[Any](), Counter[Any]()
+        for goal in self._left:
+            if len(goal) == 2:
+                undone[goal] += 8
+                continue
+            one, other = PAIRS[goal[0]]
+            count = kinds if other == "rows" else undone
+            count[one, goal[1]] += 1
+            count[other, goal[2]] += 1
+        best: Counter[str] = Counter()  # axis -> kinds of rows that its least finished value has not met
+        for (axis, _), number in kinds.items():
+            best[axis] = max(best[axis], number)
+        others = [axis for axis in best if axis not in ("n", "rows")]
+
+        def worth(size: _Size) -> float:
+            found = sum(min(undone[axis, value], 10) for axis, value in size.axes.items() if axis != "shape")
+            found += 8 * ((_MEETING, size.axes["m"], size.axes["n"]) in self._left)
+            found += 12 * (("shape", size.axes["shape"]) in self._left)
+            found += min(size.M, kinds["n", size.axes["n"]]) + sum(min(size.M, best[axis]) for axis in others)
+            return found / size.cost
+
+        return max((size for size in self._candidates if size.M), key=worth, default=self._candidates[0])
+
+    def _filled(self, size: _Size, fixed: Mapping[str, Any]) -> Planned:
+        """A case of this size that covers as much of what is left as its other values can."""
+        values = dict(fixed)
+        chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
+        axes = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips")
+        for axis in axes:
+            if axis == "clips" and not self._claims.op.clamped:
+                continue
+            if axis not in values:
+                values[axis] = self._choice(axis, size, chosen, values)
+            chosen[axis] = _expanded(axis, values[axis], size.M)
+        case = self._case(size, values)
+        if "probe" in values:
+            return Planned(case, values["probe"])
+        return Planned(case, self._probe(size, case))
+
+    def _choice(
+        self, axis: str, size: _Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]
+    ) -> Any:
+        options: Sequence[Any] = self._axes[axis]
+        if axis == "rows":
+            options = ("blend", *ORDINARY)
+        elif axis == "layout" and not size.M:
+            options = ("contiguous",)
+        if self._seed:
+            options = self._random.sample(list(options), len(options))
+        turn = self._number % len(options)
+        options = (*options[turn:], *options[:turn])
+        return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), chosen))
+
+    def _gain(self, axis: str, values: Iterable[Any], chosen: Mapping[str, tuple[Any, ...]]) -> float:
+        """How much of what is left these values of an axis cover, with those that are chosen already."""
+        gain = 0.0
+        for value in values:
+            gain += 4.0 * ((axis, value) in self._left)
+            for number, (one, other) in enumerate(PAIRS):
+                if axis == one:
+                    gain += sum((number, value, b) in self._left for b in chosen.get(other, ()))
+                elif axis == other:
+                    gain += sum((number, a, value) in self._left for a in chosen.get(one, ()))
+        return gain
+
+    def _case(self, size: _Size, values: Mapping[str, Any]) -> Case:
+        layout = values["layout"]
+        clips = values.get("clips")
+        return Case(
+            op=self._claims.op.name,
+            dtype=self._claims.dtype,
+            M=size.M,
+            N=size.N,
+            eps=values["eps"],
+            rows=values["rows"],
+            dy="normal" if layout in EXPANDED else values["dy"],
+            layout=layout,
+            seed=self._random.randrange(1, 10**6) if self._seed else self._number,
+            weights=values["weights"],
+            weight_dtype=values["weight_dtype"],
+            bias=values["bias"],
+            gap=GAPS[self._number % len(GAPS)] if "strided" in layout else 0,
+            options=(("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+        )
+
+    def _probe(self, size: _Size, case: Case) -> str:
+        """As deep as something is left that only that depth covers; a second run of few rows costs little anyway."""
+        if not size.M:
+            return "memory"
+        for probe in ("rows", "memory"):
+            if probe == "rows" and not 2 <= size.M <= _ROWS_FEW:
+                continue
+            new = goals_of(Planned(case, probe)) & self._left
+            if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
+                return probe
+        return "memory" if size.M <= _MEMORY_ROWS else "reason"
+
+
+_MEETING = PAIRS.index(("m", "n"))
+_BASE = 12
+"""What a case costs, in rows of an interpreted kernel, however few it has."""
+_ROWS_FEW, _MEMORY_ROWS = 20, 40
+"""Up to how many rows a case is run in another order of them, and a second time at all."""
+
+
+def _is_special(goal: Any) -> bool:
+    return "special" in (goal[:1] if len(goal) == 2 else PAIRS[goal[0]])
+
+
+def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
+    """The values of an axis that a choice of it covers."""
+    if axis == "rows" and value == "blend":
+        return ORDINARY[:rows]
+    return (value,)

@@ -1,0 +1,260 @@
+"""The core of one cell as it is run: what comes next, what a refusal means, what it costs, and what was not reached."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normcheck.case import EXPANDED, STRIDED, Case
+from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of
+from normcheck.cases.claims import REFUSABLE, Claims, claims_of
+from normcheck.cases.core import ALL_OPENED, GAPS, Planned, core, goals, goals_of
+from normcheck.cases.missed import in_words
+from normcheck.check import Result
+from normcheck.plan import Cell, Plan
+from normcheck.result import Coverage
+from normcheck.shrink import seed_of
+
+RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
+"""How much a case costs by what its probes are asked, in runs of the kernel: counted in the probes' calls."""
+
+DEAR_ROW = 6e-4
+"""Seconds from which on a row is dear. Torch takes some 2e-6, our tiled kernels under the interpreter 2e-4, a kernel
+with a program for each row 2e-3 and more."""
+
+_BUILDING = 2.0  # times the seconds of a core: what compiling and the like may take beside it
+_JUDGING = {"cpu": 2.5e-6, "cuda": 2e-8}  # seconds for an element, at most; for planning only
+
+
+@dataclass(frozen=True)
+class Step:
+    """A case to run. ``number``: its place in the sequence that all shards share; ``own``: whether this shard counts it."""
+
+    planned: Planned
+    number: int
+    own: bool
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A value that may be why a case was refused, asked alone: a case that was run before, but for this value."""
+
+    axis: str
+    value: Any
+    case: Case
+
+
+class CoreRun:
+    """Gives the cases of a core one by one and is told what became of each.
+
+    What an implementation refuses costs little: the value that it refuses is found by asking it alone, and the rest of
+    the core is drawn anew without it. Shards share one sequence: all of them run what opens the core, which shows what
+    is refused, and then each its own part of the rest, which is not drawn anew any more.
+    """
+
+    def __init__(self, cell: Cell, plan: Plan) -> None:
+        self._device, self._limit, self._shard = plan.device, plan.profile.core_seconds, plan.shard
+        self._declared = self._claims = claims_of(cell.op, cell.implementation, cell.dtype)
+        self._seed, self._extent = plan.seed, plan.profile.extent
+        self._model_size = MODEL_SIZES[seed_of(cell, plan) % len(MODEL_SIZES)]
+        self._done: set[Value | Pair] = set()
+        self._elsewhere: set[Value | Pair] = set()  # what other shards cover
+        self._given_up: set[Value | Pair] = set()  # what is refused only together
+        self._number, self._run, self._combinations = -1, 0, 0
+        self._admitted: set[tuple[str, Any]] = set()
+        self._base: Case | None = None
+        self._questions: deque[_Question] = deque()
+        self._suspect: Planned | None = None
+        self._spent = self._building = self._predicted = 0.0
+        self._row = self._call = math.inf
+        self._built: set[tuple[object, ...]] = set()
+        self._opened, self._used = False, 0
+        self._profile_rows = self._extent.rows
+        self._queue = self._planned()
+        self._skipped: list[Planned] = []
+
+    @property
+    def claims(self) -> Claims:
+        """What is left of what the implementation declares."""
+        return self._claims
+
+    @property
+    def length(self) -> int:
+        """How many numbers of the sequence have been given away."""
+        return self._number + 1
+
+    def next(self) -> Step | None:
+        """The next case, None if the core is finished or nothing that is left of it is affordable."""
+        if self._questions:
+            return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
+        if not self._opened and not (self._queue and self._queue[0].opens):
+            self._look_ahead()
+        while self._queue:
+            planned = self._queue.popleft()
+            self._number += 1
+            self._used = max(self._used, planned.opens)
+            if not self._claims.takes(planned.case):
+                continue
+            own = self._number % self._shard[1] == self._shard[0] - 1
+            if not own and self._opened:
+                self._elsewhere |= goals_of(planned)
+            elif self._affordable(planned):
+                return Step(planned, self._number, own)
+            else:
+                self._skipped.append(planned)
+        return None
+
+    def saw(self, step: Step, result: Result, seconds: float) -> None:
+        """Take note of what became of a case, and of what it took."""
+        planned = step.planned
+        question = self._questions.popleft() if self._questions else None
+        if result.refused:
+            self._refused(planned, question)
+            return
+        self._count(planned, seconds)
+        self._run += 1
+        self._done |= goals_of(planned)
+        self._admitted |= set(_asked(planned.case).items())
+        if planned.case.M > 1 and (self._base is None or planned.case.M * planned.case.N < self._base.M * self._base.N):
+            self._base = planned.case
+        if question is not None:
+            self._answered()
+
+    def coverage(self) -> Coverage:
+        """What was run of the core, and what was not."""
+        wanted = goals(self._claims, self._extent, self._seed, self._model_size)
+        left = wanted - self._done - self._elsewhere - self._given_up
+        return Coverage(
+            planned=self._run + len(self._skipped) + len(self._queue),
+            run=self._run,
+            missed=in_words(left),
+            left_out=self._left_out(),
+            refused=self._refused_share(),
+            building=self._building,
+        )
+
+    def why_thin(self) -> str:
+        """Why the core is not finished: the time that it took, and would have taken."""
+        if self._building > _BUILDING * self._limit:
+            return f"compiling and the like took {self._building:.0f} s"
+        about = f", about {self._predicted:.0f} s for all" if self._predicted > self._limit else ""
+        return f"{self._limit:g} s are allowed{about}"
+
+    def _planned(self) -> deque[Planned]:
+        done = frozenset(self._done | self._given_up)
+        used = ALL_OPENED if self._opened else self._used
+        return deque(core(self._claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
+
+    def _replan(self) -> None:
+        if self._shard[1] == 1 or not self._opened:
+            self._queue = self._planned()
+
+    def _look_ahead(self) -> None:
+        """Once the core has been opened it is known what a row costs, and so what the rest will."""
+        self._opened = True
+        if DEAR_ROW < self._row < math.inf and self._shard[1] == 1 and not self._claims.shapes:
+            self._extent = self._extent.with_dear_rows
+            self._queue = self._planned()
+        self._predicted = self._spent + sum(map(self._expected, self._queue))
+
+    def _refused(self, planned: Planned, question: _Question | None) -> None:
+        """Look for the value that is refused, asking one at a time, and draw the rest anew without it."""
+        if question is not None:
+            self._drop(question.axis, question.value)
+            return
+        asked = {item: value for item, value in _asked(planned.case).items() if (item, value) not in self._admitted}
+        self._suspect = planned
+        if self._base is None or len(asked) == 1:
+            if len(asked) == 1:
+                self._drop(*next(iter(asked.items())))
+            return  # nothing has run yet: another case tells more
+        if not asked:
+            self._give_up()
+        for axis, value in asked.items():
+            self._questions.append(_Question(axis, value, _with(self._base, axis, value)))
+        if self._claims.shapes and set(asked) & {"M", "N"}:
+            self._questions = deque(q for q in self._questions if q.axis not in ("M", "N"))
+            if not self._questions:
+                self._give_up()
+
+    def _answered(self) -> None:
+        """A value that was asked alone is taken; if all were, the case was refused for what it has together."""
+        if not self._questions and self._suspect is not None:
+            self._give_up()
+
+    def _drop(self, axis: str, value: Any) -> None:
+        self._questions.clear()
+        self._suspect = None
+        self._claims = self._claims.without(axis, value)
+        self._replan()
+
+    def _give_up(self) -> None:
+        """Leave out the sizes and declarations of a refused case as far as they come together."""
+        assert self._suspect is not None
+        case, self._suspect = self._suspect.case, None
+        if self._claims.shapes:
+            self._claims = self._claims.without_shape((case.M, case.N))
+        self._combinations += 1
+        whole = {axis: values for axis, values in covered(case, "memory").items() if axis in _STRUCTURAL}
+        self._given_up |= set(pairs_of(whole)) - self._done
+        self._replan()
+
+    def _affordable(self, planned: Planned) -> bool:
+        if self._building > _BUILDING * self._limit:
+            return False
+        return self._spent + self._expected(planned) <= self._limit
+
+    def _expected(self, planned: Planned) -> float:
+        """Seconds that a case is expected to take, once everything is built."""
+        runs, case = RUNS[planned.probe], planned.case
+        call = self._call if self._call < math.inf else 0.0
+        row = self._row if self._row < math.inf else 0.0
+        return runs * (call + row * case.M) + case.M * case.N * _JUDGING[self._device]
+
+    def _count(self, planned: Planned, seconds: float) -> None:
+        """What a case took: its own seconds, and those beyond them that the first call of a kind took to build."""
+        case, runs = planned.case, RUNS[planned.probe]
+        kind = (case.N, case.weight_dtype, case.bias, case.layout, case.M == 1)
+        expected = _SLACK * self._expected(planned) if self._call < math.inf else 0.0
+        beyond = max(0.0, seconds - expected) if kind not in self._built else 0.0
+        self._built.add(kind)
+        self._building += beyond
+        self._spent += seconds - beyond
+        self._call = min(self._call, seconds / runs)
+        if case.M >= _ROWS_TELL:
+            self._row = min(self._row, seconds / runs / case.M)
+
+    def _left_out(self) -> str:
+        if self._extent.rows == self._profile_rows or self._claims.shapes:
+            return ""
+        return f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core"
+
+    def _refused_share(self) -> float:
+        """Of the ordinary cases that the declaration promises, those that were refused; an op's bias is optional."""
+        every = core(self._declared, self._extent, self._seed, model_size=self._model_size)
+        usual = [p.case for p in every if not p.case.unusual and (len(self._declared.biases) == 1 or self._takes_bias(p.case))]
+        refused = sum(not self._claims.takes(case) for case in usual) + self._combinations
+        return min(1.0, refused / len(usual)) if usual else 0.0
+
+    def _takes_bias(self, case: Case) -> bool:
+        return self._claims.admits("bias", case.bias)
+
+
+_SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building
+_ROWS_TELL = 16  # from so many rows on they cost more than the call
+_STRUCTURAL = ("m", "n", "layout", "bias", "weight_dtype", "shape")
+
+
+def _asked(case: Case) -> dict[str, Any]:
+    """What an implementation may refuse of a case."""
+    return {**{axis: getattr(case, axis) for axis in REFUSABLE}, "N": case.N, "M": case.M}
+
+
+def _with(base: Case, axis: str, value: Any) -> Case:
+    changed: dict[str, Any] = {axis: value}
+    if axis == "layout":
+        changed["gap"] = GAPS[0] if value in STRIDED else 0
+        changed["dy"] = "normal" if value in EXPANDED else base.dy
+    return replace(base, **changed)
