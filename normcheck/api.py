@@ -72,13 +72,15 @@ def assert_conforms(
     device: str = "auto",
     timeout: float = 120.0,
     case: str = "",
+    allow_thin: bool = False,
 ) -> None:
-    """Raise AssertionError, with what the terminal would show, unless ``fn`` passes; also where nothing was checked.
+    """Raise AssertionError, with what the terminal would show, unless ``fn`` passes; also if nothing was checked.
 
-    Arguments are those of ``verify``.
+    Arguments are those of ``verify``; ``allow_thin`` accepts a pass of which not all of the core was run, as with few
+    ``max_examples``.
     """
     __tracebackhide__ = True
-    run = _run(fn, op, dtypes, _request(locals()), case)
+    run = _run(fn, op, dtypes, _request(locals()), case, allow_thin=allow_thin)
     if run.exit_code:
         stream = io.StringIO()
         terminal.render(run, terminal.console_for(stream, width=100))
@@ -107,7 +109,9 @@ def _request(given: dict[str, Any]) -> Request:
     return Request(isolation=False, **{name: given[name] for name in names})
 
 
-def _run(fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: str) -> Run:
+def _run(
+    fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: str, *, allow_thin: bool = False
+) -> Run:
     begun = time.perf_counter()
     implementation, spec = _implementation(fn, op)
     wanted = (dtypes,) if isinstance(dtypes, str) else tuple(dict.fromkeys(dtypes))
@@ -138,7 +142,7 @@ def _run(fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: 
         status="",
         exit_code=BROKEN,
     )
-    return concluded(run, Terms(required=(implementation.name,)))
+    return concluded(run, Terms(required=(implementation.name,), allow_thin=allow_thin))
 
 
 def _told(verdict: Verdict, spec: str) -> Verdict:

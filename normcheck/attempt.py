@@ -87,6 +87,8 @@ def _unclaimed(cell: Cell, case: Case) -> str:
         return f"layout={case.layout}: strided=False is declared"
     if case.layout == "dy_scalar" and cell.implementation.backward is not None:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
+    if case.bias not in cell.implementation.biases and len(cell.op.biases) > 1:
+        return f"bias={'yes' if case.bias else 'none'}: biases={cell.implementation.biases} is declared"
     if case.rank not in cell.implementation.ranks:
         return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
     return ""

@@ -117,7 +117,7 @@ def drifted(baseline: Baseline, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     messages = []
     for verdict in verdicts:
         stored = baseline.cells.get(_key(verdict))
-        if stored is None or verdict.status != "pass":
+        if stored is None or verdict.status not in ("pass", "thin"):
             continue
         for output, old in stored.worst.items():
             said = f"drift from {baseline.file}: {' '.join(_key(verdict)[:3])} {output}"

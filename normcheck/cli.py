@@ -14,6 +14,7 @@ from normcheck.commands import golden as golden_commands
 from normcheck.commands.doctor import doctor
 from normcheck.commands.merge import merge
 from normcheck.commands.options import (
+    AllowThin,
     Baseline,
     Config,
     Device,
@@ -60,9 +61,11 @@ def verify(
         ),
     ] = None,
     max_examples: Annotated[
-        int | None, typer.Option("--max-examples", help="Cases per cell, however long they take.")
+        int | None, typer.Option("--max-examples", help="Cases per cell, its core included.")
     ] = None,
-    time_budget: Annotated[float | None, typer.Option("--time-budget", help="Seconds per cell.")] = None,
+    time_budget: Annotated[
+        float | None, typer.Option("--time-budget", help="Seconds per cell, after its core.")
+    ] = None,
     seed: Annotated[
         str | None, typer.Option("--seed", help="Another seed draws other cases; random draws one. Default: 0.")
     ] = None,
@@ -71,6 +74,7 @@ def verify(
         typer.Option("--device", help="auto, cpu or cuda. Default: auto.", autocompletion=complete.devices),
     ] = None,
     require: Require = None,
+    allow_thin: AllowThin = None,
     report: Reports = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="Seconds that a case may take. Default: 120.")
@@ -101,7 +105,8 @@ def verify(
     What is not given here comes from [tool.normcheck] in the nearest pyproject.toml.
 
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
-    3 normcheck itself failed; 5 nothing was checked, or a required implementation did not run; 130 interrupted.
+    3 normcheck itself failed; 5 nothing was checked, a required implementation did not run, or a cell that is required,
+    or of profile ci or deep, is thin; 130 interrupted.
     """
     given = {name: value for name, value in locals().items() if name not in ("config", "quiet", "verbose")}
     from normcheck.config import blamed, settings
@@ -230,8 +235,28 @@ app.command()(repro)
 
 
 @app.command(name="list")
-def list_() -> None:
-    """Ops, implementations and reports, each with why it cannot run here."""
+def list_(
+    cases: Annotated[bool, typer.Option("--cases", help="The core of --op: the cases that a pass stands on.")] = False,
+    op: Op = None,
+    impl: Impl = None,
+    dtype: Dtype = None,
+    profile: Annotated[
+        str, typer.Option("--profile", help="quick, ci or deep.", autocompletion=complete.profiles)
+    ] = "quick",
+    seed: Annotated[int, typer.Option("--seed", help="As of verify: another seed has another core.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Ops, implementations and reports, each with why it cannot run here; with --cases the core of an op.
+
+    --cases prints a case line each, for repro, of what --impl declares, or of everything that the op has.
+    """
+    if cases:
+        from normcheck.commands.cases import show_cases
+
+        show_cases(op or [], impl or [], dtype or [], profile=profile, seed=seed, device=device, stream=sys.stdout)
+        return
+    if op or impl or dtype:
+        raise UsageError("op, impl, dtype: expected --cases with them; without it everything is listed")
     from normcheck.catalogue import show
 
     show(sys.stdout)

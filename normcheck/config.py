@@ -34,6 +34,7 @@ KEYS: dict[str, str] = {
     "workers": "integer",
     "isolation": "boolean",
     "require": "strings",
+    "allow_thin": "boolean",
     "known_failures": "string",
     "baseline": "string",
     "drift_ratio": "number",

@@ -28,6 +28,11 @@ _BUILDING = 2.0  # times the seconds of a core: what compiling and the like may 
 _JUDGING = {"cpu": 2.5e-6, "cuda": 2e-8}  # seconds for an element, at most; for planning only
 
 
+def model_size_of(cell: Cell, seed: int) -> int:
+    """The hidden size of a well-known model that is in the core of this cell: another one in another cell."""
+    return MODEL_SIZES[seed_of(cell, seed) % len(MODEL_SIZES)]
+
+
 @dataclass(frozen=True)
 class Step:
     """A case to run. ``number``: its place in the sequence that all shards share; ``own``: whether this shard counts it."""
@@ -58,7 +63,7 @@ class CoreRun:
         self._device, self._limit, self._shard = plan.device, plan.profile.core_seconds, plan.shard
         self._declared = self._claims = claims_of(cell.op, cell.implementation, cell.dtype)
         self._seed, self._extent = plan.seed, plan.profile.extent
-        self._model_size = MODEL_SIZES[seed_of(cell, plan) % len(MODEL_SIZES)]
+        self._model_size = model_size_of(cell, plan.seed)
         self._done: set[Value | Pair] = set()
         self._elsewhere: set[Value | Pair] = set()  # what other shards cover
         self._given_up: set[Value | Pair] = set()  # what is refused only together
@@ -234,7 +239,11 @@ class CoreRun:
     def _refused_share(self) -> float:
         """Of the ordinary cases that the declaration promises, those that were refused; an op's bias is optional."""
         every = core(self._declared, self._extent, self._seed, model_size=self._model_size)
-        usual = [p.case for p in every if not p.case.unusual and (len(self._declared.biases) == 1 or self._takes_bias(p.case))]
+        usual = [
+            p.case
+            for p in every
+            if not p.case.unusual and (len(self._declared.biases) == 1 or self._takes_bias(p.case))
+        ]
         refused = sum(not self._claims.takes(case) for case in usual) + self._combinations
         return min(1.0, refused / len(usual)) if usual else 0.0
 

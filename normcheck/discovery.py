@@ -134,9 +134,8 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 
 def wrapped(forward: Any, takes_bias: bool, op: str, name: str, source: str) -> Implementation:
     """A plain function, adapted, as an implementation of ``op``; gradients come from autograd."""
-    return Implementation(
-        name=name, op=op, forward=forward, supports=None if takes_bias else _takes_no_bias, source=source
-    )
+    no_bias = {} if takes_bias else {"supports": _takes_no_bias, "biases": (False,)}
+    return Implementation(name=name, op=op, forward=forward, source=source, **no_bias)
 
 
 def _takes_no_bias(case: Any) -> str | None:
@@ -186,6 +185,8 @@ def validated(item: object, spec: str) -> Implementation:
             raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
     if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
+    if not isinstance(item.biases, tuple) or not item.biases or not all(b is True or b is False for b in item.biases):
+        raise UsageError(f"biases={shown(item.biases)} {where}: expected a tuple with False, True or both")
     if not isinstance(item.by_default, tuple) or not all(d in DEVICES for d in item.by_default):
         raise UsageError(f"by_default={shown(item.by_default)} {where}: expected a tuple with {one_of(DEVICES)}, or ()")
     if not callable(item.model) and not isinstance(item.model, Mapping):

@@ -21,7 +21,8 @@ class Terms:
     ``required``: implementations that must have run; ``known``: cells that are known to fail; ``baseline``: what may
     not have drifted. ``part``: the cells of the run are not all that these are about. ``judged``: False for a shard,
     which sees only some of a cell's cases: there nothing is stale and nothing has drifted, before ``normcheck merge``.
-    ``dtypes``: those that were asked for by name, in each of which what is required must have run.
+    ``dtypes``: those that were asked for by name, in each of which what is required must have run. ``allow_thin``: a
+    cell whose core was not finished does not fail the run.
     """
 
     required: tuple[str, ...] = ()
@@ -30,14 +31,24 @@ class Terms:
     part: bool = False
     judged: bool = True
     dtypes: tuple[str, ...] = ()
+    allow_thin: bool = False
 
 
-def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) -> tuple[str, int, tuple[str, ...]]:
+STRICT = ("ci", "deep")
+"""Profiles of which no cell may be thin; of others those that are required may not."""
+
+MOST_REFUSED = 1 / 3
+"""Share of what an implementation declares that it may refuse and still count as having run."""
+
+
+def decide(
+    verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True, profile: str = "quick"
+) -> tuple[str, int, tuple[str, ...]]:
     """(status, exit code, messages) of a run.
 
     A finding that is not known decides first, and so do a known failure that is none any more, and drift; then whether
-    normcheck itself failed; then whether everything that was required ran, for each op that was asked of it; a run that
-    checked nothing never passes. An interrupted run says so.
+    normcheck itself failed; then whether everything that was required ran, for each op that was asked of it, and all of
+    what a pass stands on; a run that checked nothing never passes. An interrupted run says so.
     """
     faults: tuple[str, ...] = ()
     if terms.judged:
@@ -48,6 +59,7 @@ def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) 
         for name in terms.required
         for op, detail in _absent(verdicts, name, terms)
     )
+    absent += () if terms.allow_thin else _thin(verdicts, terms, profile)
     if faults or any(v.status == "fail" and not v.known for v in verdicts):
         status, code = "fail", FOUND
     elif any(v.status == "error" for v in verdicts):
@@ -63,14 +75,27 @@ def decide(verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True) 
 def concluded(run: Run, terms: Terms) -> Run:
     """``run`` with the status, exit code and messages that it has under ``terms``, and with its known cells marked."""
     run = replace(run, verdicts=tuple(known.marked(verdict, terms.known) for verdict in run.verdicts))
-    status, code, messages = decide(run.verdicts, terms, complete=run.complete)
+    status, code, messages = decide(run.verdicts, terms, complete=run.complete, profile=run.profile)
     if terms.baseline and terms.judged:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
     if not terms.judged and (terms.known or terms.baseline):
         messages += ("a shard: stale known failures and drift are found by normcheck merge",)
-    if status == "pass" and not any(v.status == "pass" for v in run.verdicts):
+    if status == "pass" and not any(v.status in ("pass", "thin") for v in run.verdicts):
         messages += ("nothing passed: each cell that ran is a known failure",)
     return replace(run, status=status, exit_code=code, messages=messages)
+
+
+def _thin(verdicts: Sequence[Verdict], terms: Terms, profile: str) -> tuple[str, ...]:
+    """What is too little to be a pass: a message for each thin cell that must not be, and what refuses too much."""
+    messages = []
+    for v in verdicts:
+        said = f"{v.implementation} {v.op} {v.dtype}"
+        if v.status == "thin" and (profile in STRICT or v.implementation in terms.required):
+            messages.append(f"{said} is thin: {v.detail}; more time or --allow-thin lets it pass")
+        refused = v.core.refused if v.core is not None and v.status in ("pass", "thin") else 0.0
+        if refused > MOST_REFUSED and v.implementation in terms.required:
+            messages.append(f"required {said} refuses {refused:.0%} of what it declares: declare less, or take more")
+    return tuple(messages)
 
 
 def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[str, str]]:

@@ -33,7 +33,8 @@ class Implementation:
     significant bit first, or bool (M, N).
 
     ``supports(case)`` returns None, or why this case cannot run. ``unavailable(device)`` returns None, or why nothing
-    can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks`` and ``strided`` say what is claimed. ``model`` declares
+    can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks``, ``biases`` (without, with one, or both, as far as the op
+    has them) and ``strided`` say what is claimed. ``model`` declares
     facts about the arithmetic (keys of ``[model]`` in tolerances.toml), as a dict or as a function of the case.
     ``shapes``: where every new (M, N) is expensive, the few that a sweep may use. ``source`` is a link or a path.
 

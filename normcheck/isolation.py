@@ -229,6 +229,7 @@ def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implemen
             unavailable=Reason(str(reason)) if reason else None,
             dtypes=tuple(told["dtypes"]),
             ranks=tuple(told["ranks"]),
+            biases=tuple(told["biases"]),
             strided=bool(told["strided"]),
             model=Question(link, "model") if declared is None else dict(declared),
             shapes=None if told["shapes"] is None else tuple(tuple(shape) for shape in told["shapes"]),

@@ -11,7 +11,7 @@ from typing import TypeVar
 from normcheck.errors import UsageError, one_line
 from normcheck.gate import BROKEN
 from normcheck.remarks import derived, refusals
-from normcheck.result import Run, Steadiness, Uncheckable, Vacuity, Verdict, Worst
+from normcheck.result import Coverage, Run, Steadiness, Uncheckable, Vacuity, Verdict, Worst
 
 T = TypeVar("T")
 
@@ -107,13 +107,19 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
     first = parts[0]
     failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
     broken = next((v for v in parts if v.status == "error"), None)
-    status = next((s for s in ("fail", "error", "pass") if any(v.status == s for v in parts)), "skip")
+    status = next((s for s in ("fail", "error", "thin", "pass") if any(v.status == s for v in parts)), "skip")
     skipped, refused = Counter[str](), Counter[str]()
     for verdict in parts:
         skipped.update(verdict.skipped)
         refused.update(verdict.backward_refused)
     cases = sum(v.cases for v in parts)
-    detail = {"fail": failed and failed.detail, "error": broken and broken.detail, "skip": first.detail}.get(status)
+    thin = [v.detail for v in parts if v.status == "thin"]
+    detail = {
+        "thin": "; ".join(dict.fromkeys(thin)),
+        "fail": failed and failed.detail,
+        "error": broken and broken.detail,
+        "skip": first.detail,
+    }.get(status)
     worst = _joined([v.worst for v in parts], _worse)
     uncheckable = _joined([v.uncheckable for v in parts], _both)
     vacuity = _joined([v.vacuity for v in parts], _weighed)
@@ -142,6 +148,21 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         line=first.line,
         failed_at=failed.failed_at if failed else None,
         backward_refused=dict(refused),
+        core=_core([v.core for v in parts if v.core is not None]),
+    )
+
+
+def _core(parts: Sequence[Coverage]) -> Coverage | None:
+    """The core of a cell from its shards, each of which knows what it owed: what none of them owes is finished."""
+    if not parts:
+        return None
+    return Coverage(
+        planned=sum(part.planned for part in parts),
+        run=sum(part.run for part in parts),
+        missed=tuple(dict.fromkeys(words for part in parts for words in part.missed)),
+        left_out=parts[0].left_out,
+        refused=max(part.refused for part in parts),
+        building=sum(part.building for part in parts),
     )
 
 

@@ -52,6 +52,7 @@ class Request:
     drift_ulp: float = DRIFT_ULP
     shard: str = ""
     database: str = ""
+    allow_thin: bool = False
     part: bool = False
     config: str = ""
     from_config: tuple[str, ...] = ()
@@ -149,6 +150,7 @@ def terms_of(request: Request, *, required: Sequence[str] = ()) -> Terms:
         part=request.part,
         judged=not request.shard,
         dtypes=request.dtypes,
+        allow_thin=request.allow_thin,
     )
 
 

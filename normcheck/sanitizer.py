@@ -17,8 +17,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from normcheck import call, discovery
-from normcheck.cases.beyond import telling
 from normcheck.case import Case, parse
+from normcheck.cases.beyond import telling
 from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.inputs import make
 from normcheck.outputs import Problem

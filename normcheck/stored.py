@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from normcheck.document import Node, load
 from normcheck.reports.json import SCHEMA
-from normcheck.result import KINDS, Finding, Run, Steadiness, Uncheckable, Vacuity, Verdict, Where, Worst
+from normcheck.result import KINDS, Coverage, Finding, Run, Steadiness, Uncheckable, Vacuity, Verdict, Where, Worst
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def _verdict(cell: Node) -> Verdict:
         implementation=cell["implementation"].text(),
         dtype=cell["dtype"].text(),
         device=cell["device"].text(),
-        status=cell["status"].text(("pass", "fail", "skip", "error")),
+        status=cell["status"].text(("pass", "thin", "fail", "skip", "error")),
         detail=cell["detail"].text(),
         cases=cell["cases"].integer(),
         seconds=cell["seconds"].number(),
@@ -58,6 +58,18 @@ def _verdict(cell: Node) -> Verdict:
         line=_maybe(cell.get("line", None), Node.integer),
         failed_at=_maybe(cell.get("failed_at", None), lambda node: node.integer(-1)),
         backward_refused=_each(cell.get("backward_refused", {}), Node.integer),
+        core=_maybe(cell.get("core", None), _core),
+    )
+
+
+def _core(node: Node) -> Coverage:
+    return Coverage(
+        planned=node["planned"].integer(),
+        run=node["run"].integer(),
+        missed=node["missed"].texts(),
+        left_out=node["left_out"].text(),
+        refused=node["refused"].number(),
+        building=node["building"].number(),
     )
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from normcheck import sanitizer, whereabouts
 from normcheck.attempt import died, run_case, timed_out, why_not
-from normcheck.cases.beyond import far_apart, large, model_sizes, telling
 from normcheck.call import link_of, poisoned_memory
 from normcheck.case import Case
+from normcheck.cases.beyond import far_apart, large, model_sizes, telling
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.check import Result, context_lost, undeclared_model
 from normcheck.choices import cases, choices
@@ -67,13 +67,13 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
 
 def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     """A verdict with how much of its core was run: a pass without all of it is thin."""
-    verdict = replace(verdict, core=core.coverage())
-    assert verdict.core is not None
-    gaps = [f"core not finished, {core.why_thin()}: {', '.join(verdict.core.missed)}"] * bool(verdict.core.missed)
+    coverage = core.coverage()
+    if verdict.status != "pass":  # the search ended with the failure
+        return replace(verdict, core=replace(coverage, missed=()))
+    verdict = replace(verdict, core=coverage)
+    gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
-    if verdict.status != "pass" or not gaps:
-        return verdict
-    return replace(verdict, status="thin", detail="; ".join(gaps))
+    return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
 
 
 def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
@@ -146,7 +146,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         for case, is_large in _explicit(cell, plan, core.claims):
             fails(case, is_large)
         batches = st.tuples(*[cases(choices(core.claims))] * _BATCH)
-        search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan), tries=most, phases=_DRAW)
+        search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan.seed), tries=most, phases=_DRAW)
     except Stop:
         pass
     tally.failed_at = number
@@ -161,10 +161,10 @@ def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bo
     if plan.device == "cuda":
         for case in far_apart(claims):
             yield case, False
-    for case in model_sizes(claims, seed_of(cell, plan)):
+    for case in model_sizes(claims, seed_of(cell, plan.seed)):
         yield case, False
     times = plan.profile.large_times if plan.device == "cuda" else 1
-    for case in large(claims, plan.device, times, seed_of(cell, plan)):
+    for case in large(claims, plan.device, times, seed_of(cell, plan.seed)):
         yield case, True
 
 

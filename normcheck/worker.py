@@ -100,6 +100,7 @@ def _described(i: Implementation, device: str) -> Message:
         "op": i.op,
         "dtypes": list(i.dtypes),
         "ranks": list(i.ranks),
+        "biases": list(i.biases),
         "strided": i.strided,
         "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
         "deterministic": i.deterministic,

@@ -29,7 +29,10 @@ MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008,
 
 @dataclass(frozen=True)
 class SizeClass:
-    """Sizes that kernels treat alike: ``low`` to ``high``, of one ``fit`` ("" for any); ``sizes``, most telling first."""
+    """Sizes that kernels treat alike: ``low`` to ``high``, of one ``fit`` ("" for any).
+
+    ``sizes``: those that a core may have, most telling first.
+    """
 
     low: int
     high: int

@@ -19,7 +19,6 @@ from normcheck.cases.axes import (
     CLIPS,
     COLUMN_CLASSES,
     EPS,
-    MODEL_SIZES,
     ORDINARY,
     PAIRS,
     PROBES,
@@ -101,9 +100,7 @@ def core(
 
 
 @lru_cache(maxsize=64)
-def _core(
-    claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int
-) -> tuple[Planned, ...]:
+def _core(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> tuple[Planned, ...]:
     return tuple(_Design(claims, extent, seed, model_size, done, used).cases())
 
 
@@ -220,7 +217,13 @@ def _key(columns: int) -> tuple[int, str]:
     return found.low, found.fit
 
 
-_NEUTRAL: Mapping[str, Any] = {"layout": "contiguous", "weight_dtype": "same", "dy": "normal", "eps": 1e-5, "weights": "normal"}
+_NEUTRAL: Mapping[str, Any] = {
+    "layout": "contiguous",
+    "weight_dtype": "same",
+    "dy": "normal",
+    "eps": 1e-5,
+    "weights": "normal",
+}
 
 
 def _alone(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
@@ -267,9 +270,7 @@ class _Size:
 class _Design:
     """Makes one core: it chooses the size that leaves least undone for its cost, then every other value likewise."""
 
-    def __init__(
-        self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int
-    ) -> None:
+    def __init__(self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> None:
         self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
         self._random = random.Random(f"{seed} core")
         self._sizes_of = _sizes(claims, extent, seed, model_size)
@@ -315,12 +316,20 @@ class _Design:
     def _aimed(self, goal: Any) -> Planned | None:
         """A case that covers this very goal, None if there is none."""
         wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
-        fixed = {axis: value for axis, value in wanted.items() if axis in ("layout", "bias", "weight_dtype", "weights", "dy", "eps", "clips", "rows", "probe")}
+        fixed = {
+            axis: value
+            for axis, value in wanted.items()
+            if axis in ("layout", "bias", "weight_dtype", "weights", "dy", "eps", "clips", "rows", "probe")
+        }
         if "special" in wanted:
             kind = wanted["special"]
-            fixed |= {"dy": kind.removeprefix("dy "), "rows": "shifted"} if kind.startswith("dy ") else {"rows": kind, "dy": "normal"}
+            fixed |= (
+                {"dy": kind.removeprefix("dy "), "rows": "shifted"}
+                if kind.startswith("dy ")
+                else {"rows": kind, "dy": "normal"}
+            )
         sizes = [s for s in self._candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
-        for size in sorted(sizes, key=lambda size: (size.cost if size.M > 1 else size.cost + 50)):
+        for size in sorted(sizes, key=lambda size: size.cost if size.M > 1 else size.cost + 50):
             planned = self._filled(size, fixed)
             if goal in goals_of(planned):
                 return planned
@@ -393,9 +402,7 @@ class _Design:
             return Planned(case, values["probe"])
         return Planned(case, self._probe(size, case))
 
-    def _choice(
-        self, axis: str, size: _Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]
-    ) -> Any:
+    def _choice(self, axis: str, size: _Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
         options: Sequence[Any] = self._axes[axis]
         if axis == "rows":
             options = ("blend", *ORDINARY)

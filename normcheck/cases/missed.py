@@ -30,7 +30,9 @@ def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
         words.append(f"not {', '.join(exact[:_NAMED])}" + (" ..." if len(exact) > _NAMED else ""))
     shapes = [f"{m}x{n}" for m, n in values.get("shape", [])]  # type: ignore[misc]
     if shapes:
-        words.append(f"not {', '.join(shapes[:_NAMED])}" + (f" and {len(shapes) - _NAMED} more" * (len(shapes) > _NAMED)))
+        words.append(
+            f"not {', '.join(shapes[:_NAMED])}" + (f" and {len(shapes) - _NAMED} more" * (len(shapes) > _NAMED))
+        )
     pairs = sum(len(goal) == 3 for goal in goals)
     if pairs:
         words.append(f"{pairs} pairs of values that belong together")

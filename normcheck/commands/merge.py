@@ -8,15 +8,25 @@ from typing import Annotated
 
 import typer
 
-from normcheck.commands.options import Baseline, Config, DriftRatio, DriftUlp, KnownFailures, Reports, Require
+from normcheck.commands.options import (
+    AllowThin,
+    Baseline,
+    Config,
+    DriftRatio,
+    DriftUlp,
+    KnownFailures,
+    Reports,
+    Require,
+)
 
-_KEYS = ("require", "known_failures", "baseline", "drift_ratio", "drift_ulp")
+_KEYS = ("require", "allow_thin", "known_failures", "baseline", "drift_ratio", "drift_ulp")
 
 
 def merge(
     shards: Annotated[list[str], typer.Argument(metavar="REPORT.json...", help="JSON reports of verify --shard K/N.")],
     report: Reports = None,
     require: Require = None,
+    allow_thin: AllowThin = None,
     known_failures: KnownFailures = None,
     baseline: Baseline = None,
     drift_ratio: DriftRatio = None,

@@ -32,6 +32,10 @@ Require = Annotated[
         "--require", help="Implementation that must run here; may repeat.", autocompletion=complete.implementations
     ),
 ]
+AllowThin = Annotated[
+    bool | None,
+    typer.Option("--allow-thin", help="A cell whose core was not finished does not fail the run.", show_default=False),
+]
 Reports = Annotated[
     list[str] | None,
     typer.Option(

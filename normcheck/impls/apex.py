@@ -58,6 +58,7 @@ IMPLEMENTATIONS = (
         op="rmsnorm",
         forward=rmsnorm,
         supports=_supports_rmsnorm,
+        biases=(False,),
         unavailable=_unavailable,
         ranks=(2, 3),
         by_default=(),

@@ -35,6 +35,7 @@ IMPLEMENTATIONS = (
         op="rmsnorm",
         forward=rmsnorm,
         supports=_supports,
+        biases=(False,),
         unavailable=partial(missing, "flashinfer.norm", "flashinfer"),
         dtypes=("fp16", "bf16"),
         by_default=(),

@@ -114,6 +114,7 @@ IMPLEMENTATIONS = (
             forward=partial(rmsnorm, op),
             backward=partial(rmsnorm_backward, op),
             supports=_supports_rmsnorm,
+            biases=(False,),
             unavailable=_unavailable,
             ranks=(2, 3),
             by_default=("cuda",),

@@ -80,6 +80,7 @@ IMPLEMENTATIONS = (
         op="rmsnorm",
         forward=rmsnorm,
         supports=no_bias,
+        biases=(False,),
         ranks=(2, 3),
         model={"special": "row", "reason": _SPOILS_ROW},
         by_default=("cuda",),

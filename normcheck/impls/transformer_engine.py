@@ -63,6 +63,7 @@ IMPLEMENTATIONS = tuple(
         forward=partial(forward, op),
         backward=partial(backward, op),
         supports=_supports,
+        biases=(False,) if op == "rmsnorm" else (True,),
         unavailable=partial(missing, "transformer_engine.pytorch", "Transformer Engine"),
         ranks=(2, 3),
         by_default=(),

@@ -28,9 +28,13 @@ from normcheck.reports._text import (
 )
 from normcheck.result import Steadiness, Verdict, Worst
 
-MARKS = {"pass": "pass", "fail": "FAIL", "skip": "skip", "error": "error"}
+MARKS = {"pass": "pass", "thin": "thin", "fail": "FAIL", "skip": "skip", "error": "error"}
 INDENT = 6
 REDRAW_SECONDS = 0.1
+MOST_REFUSED = 1 / 3
+"""Share of what is declared that may be refused before a report says so."""
+BUILT = 1.0
+"""Seconds of first calls from which on a report tells them."""
 VACUOUS = 0.5
 """From this share of an output on, a report says that zeros would pass."""
 
@@ -89,6 +93,8 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: b
         put(console, *parts, hang=INDENT)
         put(console, *outcome, indent=INDENT)
     put_lines(console, verdict.known, indent=INDENT, label="known: ", style="dim")
+    if verdict.status == "thin":
+        put_lines(console, verdict.detail, indent=INDENT, style="yellow")
     facts = _facts(verdict)
     if facts:
         put(console, ("; ".join(facts), "dim"), indent=INDENT)
@@ -130,6 +136,12 @@ def _facts(verdict: Verdict) -> list[str]:
         facts.append("zeros would pass: " + ", ".join(empty))
     facts += _steadiness("other bits when run again", "", verdict.repeats)
     facts += _steadiness("other bits among other rows", "batch invariant", verdict.invariance)
+    if verdict.core is not None and verdict.core.refused > MOST_REFUSED:
+        facts.append(f"refuses {percent(verdict.core.refused, 1)} of what it declares")
+    if verdict.core is not None and verdict.core.left_out:
+        facts.append(verdict.core.left_out)
+    if verdict.core is not None and verdict.core.building >= BUILT:
+        facts.append(f"{seconds(verdict.core.building)} of compiling and the like")
     if verdict.skipped and verdict.status != "skip":
         facts.append(f"{counted(sum(verdict.skipped.values()), 'case')} skipped")
     if verdict.model:

@@ -25,7 +25,10 @@ def word(run: Run) -> str:
     checked = any(verdict.status != "skip" for verdict in run.verdicts)
     nothing = "NOT CHECKED" if checked else "NOTHING CHECKED"
     words = {"pass": "PASS", "fail": "FAIL", "error": "ERROR", "nothing": nothing}
-    if not any(verdict.status == "pass" for verdict in run.verdicts):
+    thin = any(verdict.status == "thin" for verdict in run.verdicts)
+    if thin:  # nothing is wrong, and not all was looked at that PASS stands on
+        words |= {"pass": "THIN", "nothing": "THIN"}
+    if not thin and not any(verdict.status == "pass" for verdict in run.verdicts):
         words["pass"] = "NOTHING PASSED"  # all that ran is known to fail
     known = words.get(run.status, short(run.status.upper(), 20))
     if run.complete:
@@ -35,7 +38,9 @@ def word(run: Run) -> str:
 
 def rest(run: Run) -> str:
     """What is wrong, then what was done."""
-    cells = {status: [v for v in run.verdicts if v.status == status] for status in ("pass", "fail", "error", "skip")}
+    cells = {
+        status: [v for v in run.verdicts if v.status == status] for status in ("pass", "thin", "fail", "error", "skip")
+    }
     if run.status != "pass":  # what is known is not what a run failed by
         cells["fail"] = [v for v in cells["fail"] if not v.known]
     checked = len(run.verdicts) - len(cells["skip"])
@@ -46,6 +51,8 @@ def rest(run: Run) -> str:
         head = f"{len(cells['fail'])} of {counted(checked, 'cell')} failed: {_named(cells['fail'])}; "
     elif run.status == "error" and cells["error"]:
         head = f"{len(cells['error'])} of {counted(checked, 'cell')} could not be judged: {_named(cells['error'])}; "
+    elif cells["thin"] and run.status in ("pass", "nothing") and run.complete:
+        head = f"{len(cells['thin'])} of {counted(checked, 'cell')} thin: {_named(cells['thin'])}; "
     elif run.status in ("fail", "error", "nothing") and run.messages:
         head = f"{short(run.messages[0])}; "
     else:
@@ -67,6 +74,7 @@ def _name(verdict: Verdict) -> str:
 def _counts(run: Run, cells: dict[str, list[Verdict]], *, named: bool) -> str:
     """How many cells had which outcome. Nought failed is said of a pass, for it is what the reader looks for."""
     passed, failed, errors, skipped = (len(cells[status]) for status in ("pass", "fail", "error", "skip"))
+    thin = len(cells["thin"])
     if skipped == len(run.verdicts):
         return f"{counted(skipped, 'cell')} skipped ({_skips(cells['skip'])})"
     counts = [f"{passed} passed" if named else f"{counted(passed, 'cell')} passed"]
@@ -75,6 +83,8 @@ def _counts(run: Run, cells: dict[str, list[Verdict]], *, named: bool) -> str:
         counts.append(f"{failed} failed" + (" as known" if failed else ""))
     elif failed and run.status != "fail":
         counts.append(f"{failed} failed")
+    if thin and not (named and run.status in ("pass", "nothing")):
+        counts.append(f"{thin} thin")
     known = sum(verdict.status == "fail" and bool(verdict.known) for verdict in run.verdicts)
     if known and run.status != "pass":
         counts.append(f"{known} failed as known")
@@ -97,7 +107,7 @@ def _ending(run: Run) -> str:
     skipped = sum(sum(verdict.skipped.values()) for verdict in run.verdicts if verdict.status != "skip")
     if skipped:
         cases += f" and {skipped:,} not run"
-    passed = [verdict for verdict in run.verdicts if verdict.status == "pass"]
+    passed = [verdict for verdict in run.verdicts if verdict.status in ("pass", "thin")]
     worst = worst_of((_worst_name(v, output), w) for v in passed for output, w in v.worst.items())
     if run.status != "pass" or worst is None:
         return cases

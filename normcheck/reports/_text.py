@@ -17,7 +17,7 @@ from rich.text import Text
 Part = str | tuple[str, str]
 """A piece of a line: text, or text with a Rich style."""
 
-STATUS_STYLES = {"pass": "green", "fail": "bold red", "skip": "yellow", "error": "bold magenta"}
+STATUS_STYLES = {"pass": "green", "thin": "bold yellow", "fail": "bold red", "skip": "yellow", "error": "bold magenta"}
 
 LONGEST_MESSAGE = 2_000
 LONGEST_NAME = 120

@@ -57,8 +57,8 @@ def _annotations(run: Run) -> list[str]:
     """Errors first, then what the gate knows of; what is beyond GitHub's limit is counted by the last one."""
     places: dict[tuple[str, Place], list[Verdict]] = {}
     for verdict in run.verdicts:
-        if verdict.status in ("fail", "error"):
-            level = "warning" if is_known(verdict) else "error"
+        if verdict.status in ("fail", "error", "thin"):
+            level = "warning" if is_known(verdict) or verdict.status == "thin" else "error"
             places.setdefault((level, place(verdict)), []).append(verdict)
     lines = []
     for level in ("error", "warning"):

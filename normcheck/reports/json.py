@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TextIO, TypeVar
 
 from normcheck.reports.report import Report
-from normcheck.result import Finding, Run, Steadiness, Uncheckable, Vacuity, Verdict, Where, Worst
+from normcheck.result import Coverage, Finding, Run, Steadiness, Uncheckable, Vacuity, Verdict, Where, Worst
 
 SCHEMA = "normcheck-report/1"
 
@@ -85,6 +85,18 @@ def _verdict(verdict: Verdict) -> Json:
         "file": verdict.file,
         "line": verdict.line,
         "backward_refused": dict(verdict.backward_refused),
+        "core": None if verdict.core is None else _core(verdict.core),
+    }
+
+
+def _core(core: Coverage) -> Json:
+    return {
+        "planned": core.planned,
+        "run": core.run,
+        "missed": list(core.missed),
+        "left_out": core.left_out,
+        "refused": _number(core.refused),
+        "building": _number(core.building),
     }
 
 

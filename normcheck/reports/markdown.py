@@ -75,9 +75,11 @@ def _table(run: Run) -> Iterator[str]:
     for verdict in run.verdicts:
         mark = MARKS.get(verdict.status, short(verdict.status, 20))
         mark = "**FAIL**" if verdict.status == "fail" else code(mark) if mark not in MARKS.values() else mark
-        mark = "known" if is_known(verdict) else mark
+        mark = "known" if is_known(verdict) else "**thin**" if verdict.status == "thin" else mark
         names = (code(short(name)) for name in (verdict.op, verdict.implementation, verdict.dtype))
-        counts = (f"{verdict.cases:,}", seconds(verdict.seconds)) if verdict.status in ("pass", "fail") else ("", "")
+        counts = (
+            (f"{verdict.cases:,}", seconds(verdict.seconds)) if verdict.status in ("pass", "thin", "fail") else ("", "")
+        )
         yield f"| {' | '.join((mark, *names, *counts, _outcome(verdict)))} |\n"
 
 
@@ -86,7 +88,8 @@ def _outcome(verdict: Verdict) -> str:
     if verdict.status in ("skip", "error") or (verdict.failure is not None and verdict.failure.kind != "mismatch"):
         return code(short(said(verdict), 200))
     worst = worst_of(verdict.worst.items())
-    return "nothing compared" if worst is None else f"worst {_text.ratio(worst[1].ratio)} {code(short(worst[0], 20))}"
+    told = "nothing compared" if worst is None else f"worst {_text.ratio(worst[1].ratio)} {code(short(worst[0], 20))}"
+    return f"{told}; {code(short(said(verdict), 300))}" if verdict.status == "thin" else told
 
 
 def _folded(verdict: Verdict, width: int) -> str:

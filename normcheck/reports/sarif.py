@@ -65,6 +65,7 @@ def _invocation(run: Run) -> Json:
     """The run itself; cells that were skipped or could not be judged are notifications of it."""
     told = [_notification("error", f"{cell(v)}: {said(v)}", v) for v in run.verdicts if v.status == "error"]
     told += [_notification("note", f"not run: {cell(v)}: {said(v)}", v) for v in run.verdicts if v.status == "skip"]
+    told += [_notification("warning", f"thin: {cell(v)}: {said(v)}", v) for v in run.verdicts if v.status == "thin"]
     level = "warning" if run.status == "pass" else "error"
     told += [_notification(level, line, None) for line in messages(run)]
     return {
