@@ -35,7 +35,7 @@ def model_size_of(cell: Cell, seed: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """A case to run. ``number``: its place in the sequence that all shards share; ``own``: whether this shard counts it."""
+    """A case to run. ``number``: its place in the sequence that shards share; ``own``: whether this shard counts it."""
 
     planned: Planned
     number: int
@@ -239,16 +239,9 @@ class CoreRun:
     def _refused_share(self) -> float:
         """Of the ordinary cases that the declaration promises, those that were refused; an op's bias is optional."""
         every = core(self._declared, self._extent, self._seed, model_size=self._model_size)
-        usual = [
-            p.case
-            for p in every
-            if not p.case.unusual and (len(self._declared.biases) == 1 or self._takes_bias(p.case))
-        ]
+        usual = [p.case for p in every if not p.case.unusual and self._claims.admits("bias", p.case.bias)]
         refused = sum(not self._claims.takes(case) for case in usual) + self._combinations
         return min(1.0, refused / len(usual)) if usual else 0.0
-
-    def _takes_bias(self, case: Case) -> bool:
-        return self._claims.admits("bias", case.bias)
 
 
 _SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -134,8 +135,8 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 
 def wrapped(forward: Any, takes_bias: bool, op: str, name: str, source: str) -> Implementation:
     """A plain function, adapted, as an implementation of ``op``; gradients come from autograd."""
-    no_bias = {} if takes_bias else {"supports": _takes_no_bias, "biases": (False,)}
-    return Implementation(name=name, op=op, forward=forward, source=source, **no_bias)
+    made = Implementation(name=name, op=op, forward=forward, source=source)
+    return made if takes_bias else replace(made, supports=_takes_no_bias, biases=(False,))
 
 
 def _takes_no_bias(case: Any) -> str | None:

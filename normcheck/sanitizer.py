@@ -19,6 +19,7 @@ from dataclasses import replace
 from normcheck import call, discovery
 from normcheck.case import Case, parse
 from normcheck.cases.beyond import telling
+from normcheck.cases.claims import claims_of
 from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.inputs import make
 from normcheck.outputs import Problem

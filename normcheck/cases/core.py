@@ -48,8 +48,8 @@ class Extent:
     """How far a core goes.
 
     ``rows``: the largest M; ``paired_rows``: the largest M that meets every value of every other axis; ``dear_rows``,
-    ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest M * N;
-    ``heights``, ``widths``: how many sizes of each class of M and of N.
+    ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest
+    M * N; ``heights``, ``widths``: how many sizes of each class of M and of N.
     """
 
     rows: int
@@ -70,7 +70,7 @@ class Extent:
 class Planned:
     """A case of a core, and what its probes are asked, of ``axes.PROBES``.
 
-    ``opens``: how many of the cases that open a core are dealt with after it, 0 for a case that comes after all of them.
+    ``opens``: how many of the cases that open a core are dealt with after it, 0 for a case that comes after them all.
     """
 
     case: Case
@@ -225,6 +225,9 @@ _NEUTRAL: Mapping[str, Any] = {
     "weights": "normal",
 }
 
+_CHOSEN = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips")
+"""The axes of a case beside its size, in the order in which they are chosen."""
+
 
 def _alone(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
     """A small case for each value that is often refused, with nothing else unusual in it."""
@@ -287,7 +290,6 @@ class _Design:
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
                 yield replace(self._taken(self._filled(size, {**fixed, "rows": rows})), opens=self._number)
         while (found := self._next()) is not None:
-            self._number += 1
             yield self._taken(found)
 
     def _admits(self, axis: str, value: Any) -> bool:
@@ -299,6 +301,7 @@ class _Design:
 
     def _next(self) -> Planned | None:
         """The next case, None if no case covers anything that is left."""
+        self._number += 1
         special = next((goal for goal in self._ordered() if _is_special(goal)), None)
         if special is None or len(self._left) > 2 * len(ORDINARY):
             planned = self._filled(self._best_size(), {})
@@ -316,18 +319,10 @@ class _Design:
     def _aimed(self, goal: Any) -> Planned | None:
         """A case that covers this very goal, None if there is none."""
         wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
-        fixed = {
-            axis: value
-            for axis, value in wanted.items()
-            if axis in ("layout", "bias", "weight_dtype", "weights", "dy", "eps", "clips", "rows", "probe")
-        }
+        fixed = {axis: value for axis, value in wanted.items() if axis in (*_CHOSEN, "probe")}
         if "special" in wanted:
-            kind = wanted["special"]
-            fixed |= (
-                {"dy": kind.removeprefix("dy "), "rows": "shifted"}
-                if kind.startswith("dy ")
-                else {"rows": kind, "dy": "normal"}
-            )
+            of_dy, kind = wanted["special"].startswith("dy "), wanted["special"].removeprefix("dy ")
+            fixed |= {"dy": kind, "rows": "shifted"} if of_dy else {"rows": kind, "dy": "normal"}
         sizes = [s for s in self._candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
         for size in sorted(sizes, key=lambda size: size.cost if size.M > 1 else size.cost + 50):
             planned = self._filled(size, fixed)
@@ -390,8 +385,7 @@ class _Design:
         """A case of this size that covers as much of what is left as its other values can."""
         values = dict(fixed)
         chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
-        axes = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips")
-        for axis in axes:
+        for axis in _CHOSEN:
             if axis == "clips" and not self._claims.op.clamped:
                 continue
             if axis not in values:
