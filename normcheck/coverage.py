@@ -62,7 +62,7 @@ class CoreRun:
     def __init__(self, cell: Cell, plan: Plan) -> None:
         self._device, self._limit, self._shard = plan.device, plan.profile.core_seconds, plan.shard
         self._declared = self._claims = claims_of(cell.op, cell.implementation, cell.dtype)
-        self._seed, self._extent = plan.seed, plan.profile.extent
+        self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
         self._model_size = model_size_of(cell, plan.seed)
         self._done: set[Value | Pair] = set()
         self._elsewhere: set[Value | Pair] = set()  # what other shards cover
@@ -72,7 +72,7 @@ class CoreRun:
         self._base: Case | None = None
         self._questions: deque[_Question] = deque()
         self._suspect: Planned | None = None
-        self._spent = self._building = self._predicted = 0.0
+        self._spent = self._building = 0.0
         self._row = self._call = math.inf
         self._built: set[tuple[object, ...]] = set()
         self._opened, self._used = False, 0
@@ -96,7 +96,7 @@ class CoreRun:
             return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
         if not self._opened and not (self._queue and self._queue[0].opens):
             self._look_ahead()
-        while self._queue:
+        while self._queue or self._drawn_anew():
             planned = self._queue.popleft()
             self._number += 1
             self._used = max(self._used, planned.opens)
@@ -144,28 +144,32 @@ class CoreRun:
         """Why the core is not finished: the time that it took, and would have taken."""
         if self._building > _BUILDING * self._limit:
             return f"compiling and the like took {self._building:.0f} s"
-        about = f", about {self._predicted:.0f} s for all" if self._predicted > self._limit else ""
+        needed = self._spent + sum(map(self._expected, self._skipped))
+        about = f", about {needed:.0f} s for all" if needed > self._limit else ""
         return f"{self._limit:g} s are allowed{about}"
 
     def _planned(self) -> deque[Planned]:
+        self._planned_for = self._claims, self._combinations
         done = frozenset(self._done | self._given_up)
         used = ALL_OPENED if self._opened else self._used
         return deque(core(self._claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
 
-    def _replan(self) -> None:
-        if self._shard[1] == 1 or not self._opened:
-            self._queue = self._planned()
+    def _drawn_anew(self) -> bool:
+        """Whether there is more to run since values were refused: what they were to cover is drawn without them."""
+        if self._planned_for == (self._claims, self._combinations) or self._shard[1] > 1 or not self._opened:
+            return False
+        self._queue = self._planned()
+        return bool(self._queue)
 
     def _look_ahead(self) -> None:
         """Once the core has been opened it is known what a row costs, and so what the rest will."""
         self._opened = True
         if DEAR_ROW < self._row < math.inf and self._shard[1] == 1 and not self._claims.shapes:
             self._extent = self._extent.with_dear_rows
-            self._queue = self._planned()
-        self._predicted = self._spent + sum(map(self._expected, self._queue))
+        self._queue = self._planned()
 
     def _refused(self, planned: Planned, question: _Question | None) -> None:
-        """Look for the value that is refused, asking one at a time, and draw the rest anew without it."""
+        """Look for the value that is refused, asking one at a time."""
         if question is not None:
             self._drop(question.axis, question.value)
             return
@@ -193,7 +197,6 @@ class CoreRun:
         self._questions.clear()
         self._suspect = None
         self._claims = self._claims.without(axis, value)
-        self._replan()
 
     def _give_up(self) -> None:
         """Leave out the sizes and declarations of a refused case as far as they come together."""
@@ -204,7 +207,6 @@ class CoreRun:
         self._combinations += 1
         whole = {axis: values for axis, values in covered(case, "memory").items() if axis in _STRUCTURAL}
         self._given_up |= set(pairs_of(whole)) - self._done
-        self._replan()
 
     def _affordable(self, planned: Planned) -> bool:
         if self._building > _BUILDING * self._limit:
@@ -246,7 +248,7 @@ class CoreRun:
 
 _SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on they cost more than the call
-_STRUCTURAL = ("m", "n", "layout", "bias", "weight_dtype", "shape")
+_STRUCTURAL = ("m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
 
 
 def _asked(case: Case) -> dict[str, Any]:

@@ -60,6 +60,10 @@ class Extent:
     dear_rows: int
     dear_paired: int = 255
 
+    def on(self, device: str) -> Extent:
+        """The same on ``cpu`` or ``cuda``: there a row costs little, and a grid has sides of at most 65535."""
+        return replace(self, rows=max(self.rows, 65537)) if device == "cuda" else self
+
     @property
     def with_dear_rows(self) -> Extent:
         """The same for a kernel whose rows are dear."""
@@ -400,8 +404,8 @@ class _Design:
         options: Sequence[Any] = self._axes[axis]
         if axis == "rows":
             options = ("blend", *ORDINARY)
-        elif axis == "layout" and not size.M:
-            options = ("contiguous",)
+        elif axis == "layout" and "dy" in values:  # which an expanded dy has not
+            options = tuple(layout for layout in options if layout not in EXPANDED)
         if self._seed:
             options = self._random.sample(list(options), len(options))
         turn = self._number % len(options)

@@ -40,7 +40,7 @@ def show_cases(
         for dtype in dtypes or DTYPES:
             cell = Cell(known[implementation.op], implementation, dtype, spec)
             claims = claims_of(cell.op, implementation, dtype)
-            planned = core(claims, PROFILES[profile].extent, seed, model_size=model_size_of(cell, seed))
+            planned = core(claims, PROFILES[profile].extent.on(here), seed, model_size=model_size_of(cell, seed))
             stream.writelines(f"{one.case}\n" for one in planned)
 
 
