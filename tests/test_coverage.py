@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,9 @@ import torch
 from torch import Tensor
 
 from normcheck import UnsupportedCase, discovery
+from normcheck.cases import core as design
+from normcheck.cases.axes import MODEL_SIZES
+from normcheck.cases.claims import claims_of
 from normcheck.gate import NOTHING, PASS, Terms, decide
 from normcheck.implementation import Implementation
 from normcheck.plan import PROFILES, Cell, Plan, Profile
@@ -196,3 +203,37 @@ def test_the_gate_and_thin_cells() -> None:
         assert messages == ("mine rmsnorm fp16 is thin: no M above 11; more time or --allow-thin lets it pass",)
         assert decide([thin, full], Terms(allow_thin=True), profile=profile)[1] == PASS
     assert decide([thin, full], Terms(required=("mine",), allow_thin=True))[1] == PASS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "output"), [("rows64", "y"), ("half", "y"), ("dw32", "dw"), ("good", "")])
+def test_faults_of_tall_and_of_round_shapes_are_found_by_default(name: str, output: str, tmp_path: Path) -> None:
+    """In every dtype: each passed the default profile with some twenty small cases."""
+    report = tmp_path / "run.json"
+    spec = f"{Path(__file__).with_name('row_kernels.py')}:{name}"
+    command = [sys.executable, "-m", "normcheck", "verify", "--impl", spec, "--op", "layernorm", "--time-budget", "0.1"]
+    done = subprocess.run(
+        [*command, "--report", f"json:{report}"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == (1 if output else 0), done.stdout + done.stderr
+    for verdict in json.loads(report.read_text())["verdicts"]:
+        assert verdict["status"] == ("fail" if output else "pass"), verdict["detail"]
+        if output:
+            assert verdict["failure"]["output"] == output
+            assert verdict["seconds"] < 30
+
+
+def test_a_kernel_that_knows_the_default_run_by_heart_is_found_by_another_seed() -> None:
+    declared = claims_of(discovery.ops()["rmsnorm"], Implementation(name="x", op="rmsnorm", forward=rmsnorm), "fp16")
+    known = {(planned.case.M, planned.case.N) for planned in design.core(declared, PROFILES["quick"].extent, 0)}
+
+    def learnt(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        right = (x.numel() // x.shape[-1], x.shape[-1]) in known or x.shape[-1] in MODEL_SIZES
+        return rmsnorm(x, weight, bias, eps=eps) * (1 if right else 1.5)
+
+    implementation = Implementation(name="mine", op="rmsnorm", forward=learnt)
+    cell = Cell(discovery.ops()["rmsnorm"], implementation, "fp16", "tests")
+    verdicts = [run_cell(cell, Plan((cell,), QUICK, seed, "cpu", 120.0), lambda c, w: None) for seed in (0, 1, 2)]
+    assert verdicts[0].core is not None
+    assert (verdicts[0].core.missed, verdicts[0].cases >= verdicts[0].core.run) == ((), True)
+    assert [verdict.status for verdict in verdicts[1:]] == ["fail", "fail"]
