@@ -157,7 +157,10 @@ def differentiable(inputs: Inputs) -> Inputs:
 
 
 def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Surrounded) -> dict[str, Tensor]:
-    """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd."""
+    """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd.
+
+    Where y is wider than dy, autograd itself casts dy to the dtype of y.
+    """
     if isinstance(arena, RemoteRun):
         return arena.gradients(outputs, inputs)
     y = outputs["y"]

@@ -120,8 +120,7 @@ def _refusal(case: Case, broken: Broken) -> str:
     gone_wrong = "CUDA error" in broken.message or "Triton Error" in broken.message
     if not case.unusual or broken.kind != "exception" or gone_wrong:
         return ""
-    what = "M=0" if case.M == 0 else f"layout={case.layout}"
-    return f"{what}: {' '.join(broken.message.split())[:200]}"
+    return f"{', '.join(case.unusual)}: {' '.join(broken.message.split())[:200]}"
 
 
 def _no_memory(broken: Broken, device: str) -> str:

@@ -61,7 +61,8 @@ def choices(op: Op, implementation: Implementation, dtype: str, *, seeds: int = 
         layout += [("dy_expanded", 0)] + [("dy_scalar", 0)] * (implementation.backward is None)
     if 3 in implementation.ranks:
         layout += [("rank3", 0)] * 3
-    weight_dtypes = ("same",) if dtype == "fp32" else ("same", "fp32")
+    both = dtype != "fp32" and "fp32" in implementation.weight_dtypes
+    weight_dtypes = ("same", "fp32") if both else ("same",)
     return Choices(
         op=op.name,
         dtype=dtype,

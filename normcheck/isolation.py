@@ -230,6 +230,8 @@ def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implemen
             dtypes=tuple(told["dtypes"]),
             ranks=tuple(told["ranks"]),
             strided=bool(told["strided"]),
+            weight_dtypes=tuple(told["weight_dtypes"]),
+            overwrites=tuple(told["overwrites"]),
             model=Question(link, "model") if declared is None else dict(declared),
             shapes=None if told["shapes"] is None else tuple(tuple(shape) for shape in told["shapes"]),
             deterministic=bool(told["deterministic"]),

@@ -101,6 +101,8 @@ def _described(i: Implementation, device: str) -> Message:
         "dtypes": list(i.dtypes),
         "ranks": list(i.ranks),
         "strided": i.strided,
+        "weight_dtypes": list(i.weight_dtypes),
+        "overwrites": list(i.overwrites),
         "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
         "deterministic": i.deterministic,
         "batch_invariant": i.batch_invariant,
