@@ -94,12 +94,12 @@ def check(
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
         if context_lost(first) and call.link_of(implementation) is None:  # nothing on the GPU can be looked at
             return Result(case, model or table().model, problems=(first,))
-        refusal = _refusal(case, broken) or _no_memory(broken, device)
-        problems = written(pristine, given) + strays(arena, {})
+        refusal = _refusal(case, first) or _no_memory(broken, device)
+        problems = written(implementation, pristine, given) + strays(arena, {})
         if refusal and not problems:
             return Result(case, model or table().model, refused=refusal)
         return Result(case, model or table().model, problems=(*problems, first))
-    done = written(pristine, given) + strays(arena, result.seen.named)
+    done = written(implementation, pristine, given) + strays(arena, result.seen.named)
     result = replace(result, problems=(*result.problems, *done))
     if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
         return result
@@ -115,12 +115,11 @@ def context_lost(problem: Problem) -> bool:
 _STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
 
 
-def _refusal(case: Case, broken: Broken) -> str:
+def _refusal(case: Case, problem: Problem) -> str:
     """Why an exception counts as a clear refusal of an unusual case; "" where it does not, as a GPU that went wrong."""
-    gone_wrong = "CUDA error" in broken.message or "Triton Error" in broken.message
-    if not case.unusual or broken.kind != "exception" or gone_wrong:
+    if not case.unusual or problem.kind != "exception" or problem.gpu_failed:
         return ""
-    return f"{', '.join(case.unusual)}: {' '.join(broken.message.split())[:200]}"
+    return f"{', '.join(case.unusual)}: {' '.join(problem.message.split())[:200]}"
 
 
 def _no_memory(broken: Broken, device: str) -> str:

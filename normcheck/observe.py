@@ -72,7 +72,7 @@ def observe(
     """
     before, given, arena = begun.before, begun.given, begun.arena
     seen, problems = _called(implementation, op, case, given, arena, bits, begun.surroundings.inputs, between)
-    return seen, (*problems, *written(before, given), *strays(arena, seen.named))
+    return seen, (*problems, *written(implementation, before, given), *strays(arena, seen.named))
 
 
 def observe_in_place(
@@ -133,20 +133,23 @@ def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, T
     return own
 
 
-def written(before: Inputs, after: Inputs) -> tuple[Problem, ...]:
-    """What was written to the inputs and around them: ``after`` began as a copy of ``before``."""
-    pairs = zip(before.named(), after.named(), strict=True)
-    return tuple(problem for (name, old), (_, new) in pairs for problem in _written(name, name, old, new))
+def written(implementation: Implementation, before: Inputs, after: Inputs) -> tuple[Problem, ...]:
+    """What was written to the inputs and around them: ``after`` began as a copy of ``before``.
+
+    Writing into what the implementation declares to overwrite is no problem, writing around it is.
+    """
+    pairs, free = zip(before.named(), after.named(), strict=True), implementation.overwrites
+    return tuple(p for (name, old), (_, new) in pairs for p in _written(name, name, old, new, free=name in free))
 
 
-def _written(what: str, output: str, before: Tensor, after: Tensor) -> list[Problem]:
+def _written(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
     if memory.moved(before, after):
         message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
         return [Problem("input_modified", output, message)]
     if memory.untouched(before, after):
         return []
     found = []
-    changed = int(memory.differing(before, after).sum())
+    changed = 0 if free else int(memory.differing(before, after).sum())
     if changed:
         message = f"{what} was modified: {changed} of {before.numel()} elements; inputs belong to the caller"
         found.append(Problem("input_modified", output, message))

@@ -23,6 +23,11 @@ class Problem:
     message: str
     frames: tuple[str, ...] = ()
 
+    @property
+    def gpu_failed(self) -> bool:
+        """Whether an exception says that a GPU, or Triton's launch on it, went wrong."""
+        return "CUDA error" in self.message or "Triton Error" in self.message
+
 
 def usable_outputs(
     op: Op, case: Case, inputs: Inputs, returned: Mapping[str, Tensor]
