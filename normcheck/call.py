@@ -266,7 +266,7 @@ def _frames(error: BaseException, implementation: Implementation | None) -> tupl
     return lines if cause is None else (*lines, f"because of {one_line(told(cause), 400)}")
 
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = bool | int | float | str | None
 """What a backward gets as its forward returned it, and what nobody checks."""
 
 
@@ -286,7 +286,7 @@ def _named(returned: object, what: str, required: str) -> dict[str, object]:
         got = f"y={one_line(type(items['y']).__name__, 60)}" if "y" in items else str(sorted(items))
         expected = "a tensor" if "y" in items else "'y' among them"
         raise Broken("missing", "y", f"{what} returned {got}: expected {expected}")
-    return {name: value for name, value in items.items() if isinstance(value, Tensor | _PLAIN)}
+    return {name: value for name, value in items.items() if isinstance(value, (Tensor, _PLAIN))}
 
 
 def _tensors(named: Mapping[str, object]) -> dict[str, Tensor]:
