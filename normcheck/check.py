@@ -156,6 +156,8 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
     outputs, problems = usable_outputs(op, case, this.pristine, returned)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
+    if implementation.overwrites:
+        notes += (f"declares that it may overwrite {' and '.join(implementation.overwrites)}",)
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
         return Result(case, this.model, (), problems, missing, notes=notes), None, None
