@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normcheck import bitmask, call, memory
 from normcheck.case import Case
+from normcheck.checks.refusal import refused_clearly
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
@@ -101,7 +102,8 @@ def _called(
             return Seen(outputs), ()
         if between is not None:
             call.forward(implementation, case, call.differentiable(between), arena)
-        return Seen(outputs, usable_gradients(given, call.autograd(returned, leaves, arena))[0]), ()
+        gradients, refused = by_autograd(case, returned, leaves, arena)
+        return Seen(outputs, {} if refused else usable_gradients(given, gradients)[0], refused), ()
     outputs, _ = usable_outputs(op, case, given, call.forward(implementation, case, given, arena))
     if "y" not in outputs:
         return Seen(outputs), ()
@@ -110,7 +112,8 @@ def _called(
     saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
     before = {name: memory.copy(t, NAN) for name, t in saved.items()}
     try:
-        gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+        with refused_clearly(case):
+            gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
     except UnsupportedCase as refused:
         return Seen(outputs, refused=call.refusal(refused)), ()
     problems = tuple(p for name, t in before.items() for p in _written(f"saved {name}", name, t, saved[name]))
@@ -122,6 +125,17 @@ def _called(
         message = f"{name} is not the same when backward is called twice in a row with the same arguments"
         return Seen(outputs, gradients), (Problem("not_repeatable", name, message),)
     return Seen(outputs, gradients), ()
+
+
+def by_autograd(
+    case: Case, returned: Mapping[str, Tensor], leaves: Inputs, arena: Arena | RemoteRun
+) -> tuple[dict[str, Tensor], str]:
+    """Gradients through the y of ``returned``, by name; and why they were refused, "" where they were not."""
+    try:
+        with refused_clearly(case):
+            return call.autograd(returned, leaves, arena), ""
+    except UnsupportedCase as refused:
+        return {}, call.refusal(refused)
 
 
 def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, Tensor]:

@@ -235,6 +235,45 @@ def test_everything_unusual_is_named_in_a_refusal() -> None:
     assert replace(LAYERNORM, dtype="fp32", weight_dtype="fp32").unusual == ()
 
 
+class RefusingBackward(torch.autograd.Function):
+    """Its backward wants one dtype; its forward takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, wrong: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return rmsnorm(x, weight, eps=eps)[0] * wrong
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        if weight.dtype != x.dtype:
+            raise RuntimeError("one dtype, please")
+        return (*gradients(dy, x, weight, rmsnorm(x, weight, eps=ctx.eps)[1]), None, None)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_backward_that_refuses_does_not_hide_a_wrong_forward(own: bool) -> None:
+    def kernel(wrong: float) -> Implementation:
+        def forward(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Any:
+            return RefusingBackward.apply(x, weight, eps, wrong)
+
+        def backward(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("one dtype, please")
+
+        return Implementation(name="mine", op="rmsnorm", forward=forward, backward=backward if own else None)
+
+    case = replace(RMSNORM, weight_dtype="fp32")
+    right, wrong = result_of(kernel(1.0), case), result_of(kernel(1.25), case)
+    assert not right.failed
+    assert right.refused == ""
+    assert right.seen.refused.startswith("weight_dtype=fp32: backward")
+    assert right.seen.refused.endswith("raised RuntimeError: one dtype, please")
+    assert right.not_returned == ("rstd", "dx", "dw")
+    assert right.probed is not None and right.probed.repeats == {"y": True}
+    assert {c.output for c in wrong.wrong} == {"y"}
+
+
 def test_a_rounded_weight_is_wrong_or_declared() -> None:
     implementation = Implementation(name="mine", op="rmsnorm", forward=rounding_the_weight)
     for dtype in HALF:
