@@ -87,7 +87,7 @@ def forward(
     """
     if isinstance(arena, RemoteRun):
         return arena.forward(case, inputs, graph=implementation.backward is None, deferred=deferred)
-    lent = () if implementation.backward is None else implementation.overwrites
+    lent = () if implementation.backward is None else {"x"} & {*implementation.overwrites}  # it does not get dy
     with guarded("forward", implementation), overwriting.put_back(lent, inputs):
         with arena:
             returned = implementation.forward(

@@ -736,6 +736,7 @@ IMPLEMENTATIONS = (
     *(replace(i, name=f"declared {what}", overwrites=NAMES[what]) for what, i in OVER.items()),
     *(replace(i, name=f"silent {what}") for what, i in OVER.items()),
     replace(OVER["dy"], name="behind", backward=behind, overwrites=("dy",)),
+    replace(OVER["dy"], name="x, declared dy", forward=OVER["x"].forward, overwrites=("dy",)),
 )
 """
 
@@ -747,6 +748,7 @@ def test_overwriting_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert {name: v["failure"]["kind"] for name, v in found.items() if v["failure"]} == {
         **{f"silent {what}": "input_modified" for what in OVER},
         "behind": "out_of_bounds_write",
+        "x, declared dy": "input_modified",
     }
 
 

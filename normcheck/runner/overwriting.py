@@ -6,7 +6,7 @@ elements are put back: what was written around them shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class _Lent:
 
 
 @contextmanager
-def put_back(names: Sequence[str], inputs: Inputs) -> Iterator[None]:
+def put_back(names: Collection[str], inputs: Inputs) -> Iterator[None]:
     """At the end of the block, also by an exception, the inputs of these ``names`` are what they were before it."""
     places = [memory.elements(tensor) for name, tensor in inputs.named() if name in names]
     lent = [_Lent(place, place.clone(), place.untyped_storage().nbytes()) for place in places]
