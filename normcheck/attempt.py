@@ -91,6 +91,8 @@ def _unclaimed(cell: Cell, case: Case) -> str:
         return f"bias={'yes' if case.bias else 'none'}: biases={cell.implementation.biases} is declared"
     if case.rank not in cell.implementation.ranks:
         return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
+    if case.weight_dtype == "fp32" and "fp32" not in cell.implementation.weight_dtypes:
+        return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
     return ""
 
 

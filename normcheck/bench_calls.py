@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 
@@ -62,11 +62,13 @@ def _forward(implementation: Implementation, point: Point, inputs: Inputs) -> Ca
 
 
 def _backward(implementation: Implementation, point: Point, inputs: Inputs) -> Call:
-    saved = call.forward(implementation, case_of(point), inputs, nullcontext())
+    plain = call.Unwatched()
+    saved = call.forward(implementation, case_of(point), inputs, plain)
     dy, x, weight, bias = inputs.dy, inputs.x, inputs.weight, inputs.bias
     own, options = implementation.backward, dict(point.options)
     if own is not None:
-        return lambda: own(dy, x, weight, bias, saved, eps=point.eps, **options)
+        kept = {**(plain.beside or {}), **saved}
+        return lambda: own(dy, x, weight, bias, kept, eps=point.eps, **options)
     y, leaves = saved["y"], [t for t in (x, weight, bias) if t is not None]
     return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True)
 

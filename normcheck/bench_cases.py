@@ -77,6 +77,7 @@ def verify(cell: Cell, point: Point, plan: Plan) -> Verified:
     if point.bias or False in cell.op.biases or not needs_bias:
         return found
     reason = found.refused or (found.failure.message if found.failure is not None else "")
+    reason = reason.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # it is the bias that is missing here
     again = _verified(cell, replace(point, bias=True), plan)
     return replace(again, note=f"timed with a bias, because without one: {reason}") if again.passed else found
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 import torch
@@ -25,16 +25,26 @@ from normcheck.inputs import Inputs
 from normcheck.memory import Arena, Surroundings
 from normcheck.ops.op import GRADIENTS
 from normcheck.remote import Link, RemoteRun
+from normcheck.runner import overwriting
 from normcheck.stand_ins import Entry
 
 LONGEST_REASON = 500
 """Characters of a reason why something cannot run."""
 
 _SNAPSHOT = 1 << 26  # bytes up to which a result is looked at twice
+_OWN_FILES = (__file__, memory.__file__, overwriting.__file__)
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
-Surrounded = AbstractContextManager[object] | RemoteRun
+class Unwatched(nullcontext[None]):
+    """Where code is called whose memory nobody watches, as while it is timed. ``beside``: as of ``memory.Arena``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: Mapping[str, object] | None = None
+
+
+Surrounded = Arena | Unwatched | RemoteRun
 """What is active while code under test runs: an arena in this process, or a run of the process where the code is."""
 
 
@@ -69,17 +79,24 @@ def forward(
 ) -> dict[str, Tensor]:
     """Call forward; the tensors that it returned, by name. ``y`` is always there. ``arena`` is active meanwhile.
 
-    ``deferred``: gradients by autograd are asked for only after other calls.
+    ``deferred``: gradients by autograd are asked for only after other calls. Numbers and text that the first forward of
+    a run returned beside its tensors are kept with ``arena``, for the backward. What the implementation may overwrite
+    is put back, but for autograd: the graph behind y may need what was written.
 
     Raises Broken if it raises or returns anything but y or a dict with y, UnsupportedCase if its library refuses.
     """
     if isinstance(arena, RemoteRun):
         return arena.forward(case, inputs, graph=implementation.backward is None, deferred=deferred)
-    with guarded("forward", implementation), arena:
-        returned = implementation.forward(
-            inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
-        )
-        return _settled(lambda: _named(returned, "forward", "y"), inputs.x)
+    lent = () if implementation.backward is None else {"x"} & {*implementation.overwrites}  # it does not get dy
+    with guarded("forward", implementation), overwriting.put_back(lent, inputs):
+        with arena:
+            returned = implementation.forward(
+                inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
+            )
+            named = _settled(lambda: _named(returned, "forward", "y"), inputs.x)
+        if arena.beside is None:
+            arena.beside = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
+        return overwriting.apart(_tensors(named), inputs)
 
 
 def backward(
@@ -89,21 +106,26 @@ def backward(
     saved: Mapping[str, Tensor],
     arena: Surrounded,
 ) -> dict[str, Tensor]:
-    """Call the implementation's own backward with ``saved``; the gradients that it returned, by name."""
+    """Call the implementation's own backward with ``saved``; the gradients that it returned, by name.
+
+    What the implementation may overwrite is put back.
+    """
     if isinstance(arena, RemoteRun):
         return arena.backward(case, inputs, saved)
     assert implementation.backward is not None
-    with guarded("backward", implementation), arena:
-        returned = implementation.backward(
-            inputs.dy,
-            inputs.x,
-            inputs.weight,
-            inputs.bias,
-            dict(saved),
-            eps=case.eps,
-            **dict(case.option_values),
-        )
-        return _settled(lambda: _named(returned, "backward", "dx"), inputs.x)
+    with guarded("backward", implementation), overwriting.put_back(implementation.overwrites, inputs):
+        with arena:
+            returned = implementation.backward(
+                inputs.dy,
+                inputs.x,
+                inputs.weight,
+                inputs.bias,
+                {**(arena.beside or {}), **saved},
+                eps=case.eps,
+                **dict(case.option_values),
+            )
+            named = _settled(lambda: _named(returned, "backward", "dx"), inputs.x)
+        return overwriting.apart(_tensors(named), inputs)
 
 
 def supports(implementation: Implementation, case: Case) -> str | None:
@@ -157,7 +179,10 @@ def differentiable(inputs: Inputs) -> Inputs:
 
 
 def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Surrounded) -> dict[str, Tensor]:
-    """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd."""
+    """Gradients by torch autograd through y; empty where y does not depend on the inputs by autograd.
+
+    Where y is wider than dy, autograd itself casts dy to the dtype of y.
+    """
     if isinstance(arena, RemoteRun):
         return arena.gradients(outputs, inputs)
     y = outputs["y"]
@@ -167,7 +192,8 @@ def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Surrounded) -
     with guarded("backward, by torch autograd through y,"), arena:
         gradients = torch.autograd.grad(y, leaves, inputs.dy, allow_unused=True)
         _synchronise(inputs.x)
-    return {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
+    named = {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
+    return overwriting.apart(named, inputs)
 
 
 def adapt(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
@@ -226,52 +252,66 @@ def guarded(what: str, implementation: Implementation | None = None) -> Iterator
 
 
 def _frames(error: BaseException, implementation: Implementation | None) -> tuple[str, ...]:
-    """The innermost frames of a traceback, without normcheck's own around the call; one is the implementation's."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, memory.__file__)]
+    """The innermost frames of a traceback, without normcheck's own around the call; one is the implementation's.
+
+    What was raised while another exception was handled ends with that one: it is the cause.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _OWN_FILES]
     file = whereabouts.of(implementation).file if implementation else ""
     own, shown_frames = [f for f in frames if f.filename == file][-1:], frames[-_FRAMES:]
     if own and own[0] not in shown_frames:
         shown_frames = [*own, *shown_frames[1:]]
-    return tuple(f"{f.filename}:{f.lineno} in {f.name}: {(f.line or '')[:400]}" for f in shown_frames)
+    lines = tuple(f"{f.filename}:{f.lineno} in {f.name}: {(f.line or '')[:400]}" for f in shown_frames)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return lines if cause is None else (*lines, f"because of {one_line(told(cause), 400)}")
 
 
-def _named(returned: object, what: str, required: str) -> dict[str, Tensor]:
+_PLAIN = bool | int | float | str | None
+"""What a backward gets as its forward returned it, and what nobody checks."""
+
+
+def _named(returned: object, what: str, required: str) -> dict[str, object]:
+    """The tensors and plain values of ``returned``, by name. Raises Broken for anything but y, or a dict with it."""
     if isinstance(returned, Tensor) and required == "y":
         return {"y": returned}
     if not isinstance(returned, Mapping):
-        expected = "a tensor or a dict with 'y'" if required == "y" else "a dict with 'dx', 'dw' and, with a bias, 'db'"
-        raise Broken("missing", required, f"{what} returned {type(returned).__name__}: expected {expected}")
-    tensors: dict[str, Tensor] = {}
+        expected = "y, a tensor, or a dict such as {'y': y, 'rstd': rstd}"
+        if required != "y":
+            expected = "a dict with 'dx', 'dw' and, with a bias, 'db'"
+        of = one_line(type(returned).__name__, 60)
+        raise Broken("missing", required, f"{what} returned {of}: expected {expected}")
     with guarded(f"reading what {what} returned"):
-        items = [(one_line(str(name), 60), value) for name, value in returned.items()]
-    for name, value in items:
-        if isinstance(value, Tensor):
-            tensors[name] = value
-        elif value is not None:
-            of = one_line(type(value).__name__, 60)
-            raise Broken("missing", name, f"{what} returned {name}={of}: expected a tensor")
-    if required == "y" and "y" not in tensors:
-        raise Broken("missing", "y", f"{what} returned {sorted(tensors)}: expected 'y' among them")
-    return tensors
+        items = {one_line(str(name), 60): value for name, value in returned.items()}
+    if required == "y" and not isinstance(items.get("y"), Tensor):
+        got = f"y={one_line(type(items['y']).__name__, 60)}" if "y" in items else str(sorted(items))
+        expected = "a tensor" if "y" in items else "'y' among them"
+        raise Broken("missing", "y", f"{what} returned {got}: expected {expected}")
+    return {name: value for name, value in items.items() if isinstance(value, (Tensor, _PLAIN))}
 
 
-def _settled(named: Callable[[], dict[str, Tensor]], tensor: Tensor) -> dict[str, Tensor]:
-    """The ``named`` tensors once the device has done everything, also on streams of which nobody knows.
+def _tensors(named: Mapping[str, object]) -> dict[str, Tensor]:
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+
+def _settled(named: Callable[[], dict[str, object]], tensor: Tensor) -> dict[str, object]:
+    """What is ``named`` once the device has done everything, also on streams of which nobody knows.
 
     Who uses a result waits for the current stream only. So what changes after that was returned too early.
     """
     if not tensor.is_cuda:
         return named()
     torch.cuda.current_stream(tensor.device).synchronize()
-    tensors = named()
-    small = {n: t.detach() for n, t in tensors.items() if t.is_cuda and t.numel() * t.element_size() <= _SNAPSHOT}
+    found = named()
+    small = {
+        n: t.detach() for n, t in _tensors(found).items() if t.is_cuda and t.numel() * t.element_size() <= _SNAPSHOT
+    }
     early = {n: t.clone() for n, t in small.items() if t.layout == torch.strided}
     _synchronise(tensor)
     for name, before in early.items():
         if not memory.same_bits(before, small[name]):
             message = f"{name} was still being written, by another stream, when it was returned"
             raise Broken("not_repeatable", name, message)
-    return tensors
+    return found
 
 
 def _synchronise(tensor: Tensor) -> None:

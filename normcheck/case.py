@@ -63,9 +63,19 @@ class Case:
         return 3 if self.layout in ("rank3", "rank3_strided") else 2
 
     @property
-    def unusual(self) -> bool:
-        """Whether a clear refusal is as good as an answer: no rows, or a layout that many kernels do not take."""
-        return self.M == 0 or self.layout == "misaligned" or self.layout in EXPANDED
+    def weight_format(self) -> str:
+        """The name of the dtype of weight and bias."""
+        return self.dtype if self.weight_dtype == "same" else self.weight_dtype
+
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """What of it many kernels do not take, as in its line: for these a clear refusal is as good as an answer."""
+        asked = {
+            "M=0": self.M == 0,
+            f"layout={self.layout}": self.layout == "misaligned" or self.layout in EXPANDED,
+            "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
+        }
+        return tuple(words for words, unusual in asked.items() if unusual)
 
     @property
     def batch(self) -> int:

@@ -22,7 +22,7 @@ from normcheck.formats import Format
 from normcheck.forward_bounds import StatisticsBound, YBound
 from normcheck.ops.op import Op
 from normcheck.reference import Backward, Forward, Rows, Scale
-from normcheck.tolerance import Bound, Rules, half_ulp, store
+from normcheck.tolerance import NO_ROOM, Bound, Rules, half_ulp, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forwa
     """y (m, N) and its bound: the weight times any xhat from ``low`` to ``high``, in fp32 or in the io dtype.
 
     A product of two numbers of the io dtype is exact in fp32, with an fp32 weight it is rounded there; then comes the
-    store. One multiplication in the io dtype gives the same number as the two steps.
+    store in ``fmt``. One multiplication in the io dtype gives the same number as the two steps.
     """
     y = cast.value * scale.g
     ends = cast.low * scale.g, cast.high * scale.g
@@ -85,7 +85,8 @@ def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forwa
         ones = torch.ones_like(y)
         return {"store": stored * ones, "xhat near the middle of two": doubt, "product": ops}
 
-    upper, lower = ((side + ops + stored) * rules.safety for side in (above, below))
+    # A zero weight has no error at all, and y in fp32 no store.
+    upper, lower = (((side + ops + stored) * rules.safety).clamp_(min=NO_ROOM) for side in (above, below))
     return Forward(y, y, y), YBound(before, Bound(upper, lower, terms))
 
 

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from normcheck import call, memory
 from normcheck.case import Case
+from normcheck.checks.refusal import refusal
 from normcheck.errors import Broken, UnsupportedCase
-from normcheck.gradients import Call, Gradients, autograd_checks, backward_checks
+from normcheck.gradients import Call, Gradients, autograd_checks, backward_checks, gradient_names
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs, make
 from normcheck.judge import Checked, Expectation, Reference, judge_forward, judge_of
 from normcheck.judge_backward import judge_gradients
 from normcheck.memory import Surroundings
-from normcheck.observe import Begun, Seen, strays, written
+from normcheck.observe import Begun, Seen, by_autograd, strays, written
 from normcheck.ops.op import Op
 from normcheck.outputs import Problem, usable_outputs
 from normcheck.probes import Depth, probe
@@ -88,18 +89,18 @@ def check(
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY, watch=watch)
         this = Call(implementation, op, case, pristine, given, arena, model, judge, depth)
         result, saved, second = _checked(this)
-    except UnsupportedCase as refused:
-        return Result(case, model or table().model, refused=call.refusal(refused))
+    except UnsupportedCase as unsupported:
+        return Result(case, model or table().model, refused=call.refusal(unsupported))
     except Broken as broken:
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
         if context_lost(first) and call.link_of(implementation) is None:  # nothing on the GPU can be looked at
             return Result(case, model or table().model, problems=(first,))
-        refusal = _refusal(case, broken) or _no_memory(broken, device)
-        problems = written(pristine, given) + strays(arena, {})
-        if refusal and not problems:
-            return Result(case, model or table().model, refused=refusal)
+        refused = refusal(case, first) or _no_memory(broken, device)
+        problems = written(implementation, pristine, given) + strays(arena, {})
+        if refused and not problems:
+            return Result(case, model or table().model, refused=refused)
         return Result(case, model or table().model, problems=(*problems, first))
-    done = written(pristine, given) + strays(arena, result.seen.named)
+    done = written(implementation, pristine, given) + strays(arena, result.seen.named)
     result = replace(result, problems=(*result.problems, *done))
     if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
         return result
@@ -113,15 +114,6 @@ def context_lost(problem: Problem) -> bool:
 
 
 _STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
-
-
-def _refusal(case: Case, broken: Broken) -> str:
-    """Why an exception counts as a clear refusal of an unusual case; "" where it does not, as a GPU that went wrong."""
-    gone_wrong = "CUDA error" in broken.message or "Triton Error" in broken.message
-    if not case.unusual or broken.kind != "exception" or gone_wrong:
-        return ""
-    what = "M=0" if case.M == 0 else f"layout={case.layout}"
-    return f"{what}: {' '.join(broken.message.split())[:200]}"
 
 
 def _no_memory(broken: Broken, device: str) -> str:
@@ -158,6 +150,8 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
     outputs, problems = usable_outputs(op, case, this.pristine, returned)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
+    if implementation.overwrites:
+        notes += (f"declares that it may overwrite {' and '.join(implementation.overwrites)}",)
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
         return Result(case, this.model, (), problems, missing, notes=notes), None, None
@@ -167,10 +161,12 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
     unusable = bool(problems) and implementation.backward is not None
     second = None
     if implementation.backward is None:
-        own_gradients = call.autograd(returned, inputs, this.arena)
+        own_gradients, refused = by_autograd(this.case, returned, inputs, this.arena)
         second = this.second_ahead()
         checked, saved = judge_forward(this.judge, outputs)
-        gradients = autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
+        gradients = Gradients(not_returned=gradient_names(inputs), refused=refused)
+        if not refused:
+            gradients = autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
     elif unusable:  # a backward that is fed with what is wrong, or not fed, says nothing about itself
         checked, saved = judge_forward(this.judge, outputs)
         names = ", ".join(problem.output for problem in problems)

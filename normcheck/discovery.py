@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from normcheck.case import MAX_ELEMENTS
 from normcheck.errors import UsageError, one_line, one_of, shown, told
 from normcheck.formats import DTYPES
-from normcheck.implementation import DEVICES, Implementation
+from normcheck.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation
 from normcheck.ops.op import Op
 from normcheck.reports.report import Report
 
@@ -188,6 +188,12 @@ def validated(item: object, spec: str) -> Implementation:
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
     if not isinstance(item.biases, tuple) or not item.biases or not all(b is True or b is False for b in item.biases):
         raise UsageError(f"biases={shown(item.biases)} {where}: expected a tuple with False, True or both")
+    if not isinstance(item.weight_dtypes, tuple) or item.weight_dtypes not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
+        expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"
+        raise UsageError(f"weight_dtypes={shown(item.weight_dtypes)} {where}: expected {expected}")
+    if not isinstance(item.overwrites, tuple) or not all(name in OVERWRITABLE for name in item.overwrites):
+        expected = f"a tuple with {one_of(OVERWRITABLE)}, or ()"
+        raise UsageError(f"overwrites={shown(item.overwrites)} {where}: expected {expected}")
     if not isinstance(item.by_default, tuple) or not all(d in DEVICES for d in item.by_default):
         raise UsageError(f"by_default={shown(item.by_default)} {where}: expected a tuple with {one_of(DEVICES)}, or ()")
     if not callable(item.model) and not isinstance(item.model, Mapping):

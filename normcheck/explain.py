@@ -9,7 +9,9 @@ from dataclasses import replace
 from normcheck import whereabouts
 from normcheck.bit_diff import bit_diff
 from normcheck.check import Result, check
+from normcheck.checks import own_limit
 from normcheck.compare import Comparison
+from normcheck.implementation import OVERWRITABLE
 from normcheck.judge import END_TO_END, GIVEN_OWN, Checked
 from normcheck.locate import locate
 from normcheck.outputs import Problem
@@ -80,6 +82,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             reproduce=reproduce,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
+            advice=own_limit.advice(first) or _overwriting(first),
             line=whereabouts.line_in(whereabouts.of(cell.implementation), first.frames),
         )
     found = _mismatch(first, line, reproduce)
@@ -89,6 +92,13 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
         told = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, device)
         advice = f"{told}\n{advice}".strip()
     return replace(found, also=tuple(name for name in also if name != first.output), advice=advice)
+
+
+def _overwriting(problem: Problem) -> str:
+    """How to declare that an input may be written to, "" when the problem is another."""
+    if problem.kind != "input_modified" or problem.output not in OVERWRITABLE:
+        return ""
+    return f'If callers know that the kernel overwrites {problem.output}, declare overwrites=("{problem.output}",).'
 
 
 def _first(result: Result) -> Problem | Checked:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normcheck import call, memory
 from normcheck.case import Case
+from normcheck.checks.refusal import refused_clearly
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
@@ -125,7 +126,8 @@ def backward_checks(this: Call, outputs: Mapping[str, Tensor], saved: Reference)
 
 
 def _backward(this: Call, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return call.backward(this.implementation, this.case, this.given, saved, this.arena)
+    with refused_clearly(this.case):
+        return call.backward(this.implementation, this.case, this.given, saved, this.arena)
 
 
 def _reconsidered(

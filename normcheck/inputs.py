@@ -15,7 +15,7 @@ from torch import Tensor
 
 from normcheck.case import EXPANDED, Case
 from normcheck.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
-from normcheck.formats import FORMATS
+from normcheck.formats import FORMATS, Format
 from normcheck.memory import placed
 from normcheck.ops.op import Op
 from normcheck.random_bits import hashed, normal, uniform
@@ -58,6 +58,11 @@ def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a format's name."""
     dtype: torch.dtype = getattr(torch, FORMATS[name].torch_name)
     return dtype
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The format of a torch dtype that a tensor of a case may have."""
+    return next(f for f in FORMATS.values() if getattr(torch, f.torch_name) == dtype)
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
@@ -108,8 +113,7 @@ def _shift(case: Case) -> int:
 
 def _parameter(case: Case, device: str, values: Tensor) -> Tensor:
     """fp64 -> the weights' dtype through fp32, which every device rounds alike."""
-    dtype = torch.float32 if case.weight_dtype == "fp32" else torch_dtype(case.dtype)
-    return placed((case.N,), (1,), dtype, device, shift=_shift(case)).copy_(values.float())
+    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case)).copy_(values.float())
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -231,6 +231,8 @@ def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implemen
             ranks=tuple(told["ranks"]),
             biases=tuple(told["biases"]),
             strided=bool(told["strided"]),
+            weight_dtypes=tuple(told["weight_dtypes"]),
+            overwrites=tuple(told["overwrites"]),
             model=Question(link, "model") if declared is None else dict(declared),
             shapes=None if told["shapes"] is None else tuple(tuple(shape) for shape in told["shapes"]),
             deterministic=bool(told["deterministic"]),

@@ -19,7 +19,7 @@ from normcheck.compare import Comparison, compare, merge
 from normcheck.data_kinds import NOT_FINITE
 from normcheck.formats import FORMATS, Format
 from normcheck.forward_bounds import StatisticsBound
-from normcheck.inputs import Inputs
+from normcheck.inputs import Inputs, format_of
 from normcheck.ops.op import Op
 from normcheck.table import Model
 from normcheck.tolerance import Bound, Rules
@@ -100,12 +100,22 @@ class Judge:
         """The op's own numbers by name."""
         return self.case.option_values
 
-    def forward(self, rows: reference.Rows, given: StatisticsBound) -> tuple[reference.Forward, forward_bounds.YBound]:
-        """y and its bound for a block of rows whose statistics are off by ``given``."""
+    def forward(
+        self, rows: reference.Rows, given: StatisticsBound, fmt: Format
+    ) -> tuple[reference.Forward, forward_bounds.YBound]:
+        """y and its bound for a block of rows whose statistics are off by ``given``; y is stored in ``fmt``."""
         if casting.casts(self.op, self.rules, self.io):
-            return casting.output_y(self.rules, casting.cast(self.rules, rows, given, self.io), self.scale, self.io)
+            return casting.output_y(self.rules, casting.cast(self.rules, rows, given, self.io), self.scale, fmt)
         forward = reference.forward(self.op, rows, self.scale.g, self.bias, self.options)
-        return forward, forward_bounds.output_y(self.rules, rows, forward, self.scale, self.bias_abs, given, self.io)
+        return forward, forward_bounds.output_y(self.rules, rows, forward, self.scale, self.bias_abs, given, fmt)
+
+    def stored(self, block: slice, fmt: Format) -> Truth:
+        """The truth of a block whose y is stored in ``fmt``, which need not be the io format; see ``Op.y_dtypes``."""
+        t = self.truth(block)
+        if fmt == self.io:
+            return t
+        forward, y = self.forward(t.rows, t.statistics, fmt)
+        return replace(t, forward=forward, y=y)
 
     def blocks(self) -> list[slice]:
         """Row ranges of at most BLOCK_ELEMENTS; one empty range where M is 0."""
@@ -152,10 +162,10 @@ def judge_of(
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, x[first:end].double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
-        forward, y = judge.forward(rows, statistics)
+        forward, y = judge.forward(rows, statistics, io)
         return Truth(rows, forward, statistics, y, judged_rows(rows, case))
 
-    weight = FORMATS["fp32"] if case.weight_dtype == "fp32" else io
+    weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
     judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block, watch)
     return judge
@@ -209,14 +219,15 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     found: dict[tuple[str, str], list[tuple[int, Comparison]]] = {}
     kept: dict[str, list[Tensor]] = {"mean": [], "rstd": [], "bits": [], "ties": [], "doubt": []}
     y = outputs["y"].reshape(case.M, case.N)
+    fmt = format_of(y.dtype)
     own = {name: outputs[name].reshape(case.M, 1) for name in op.statistics if name in outputs}
     got_bits = bits_of(outputs["bitmask"], case) if "bitmask" in outputs else None
     for block in judge.blocks():
-        t, first = judge.truth(block), block.start
+        t, first = judge.stored(block, fmt), block.start
         results = list(_statistics_checks(judge, t, own, block, kept))
         if len(own) == len(op.statistics) and judge.rules.model.y_given_stats:
             results.append(("y", GIVEN_OWN, _y_given_stats(judge, t, y[block], own, block)))
-        whole = compared(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
+        whole = compared(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, fmt, first, t.judged)
         results.append(("y", END_TO_END, whole))
         if op.clamped:
             free = _doubt(judge, t)
@@ -253,12 +264,13 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     """y against the formula fed with the statistics that the kernel saved: a bound without N in it."""
     mean = own["mean"][block].double() if "mean" in own else None
     rows = reference.normalise_with(t.rows, mean, own["rstd"][block].double())
-    forward, bound = judge.forward(rows, forward_bounds.saved_statistics(judge.rules, rows))
+    fmt = format_of(y.dtype)
+    forward, bound = judge.forward(rows, forward_bounds.saved_statistics(judge.rules, rows), fmt)
     ok = t.judged
     if not math.isfinite(float(rows.xh.sum())):  # statistics that are not finite are a finding of their own
         finite = torch.isfinite(rows.xh).all(1, keepdim=True)
         ok = finite if ok is None else finite & ok
-    return compared(judge, "y", GIVEN_OWN, y, forward.y, bound.y, judge.io, block.start, ok)
+    return compared(judge, "y", GIVEN_OWN, y, forward.y, bound.y, fmt, block.start, ok)
 
 
 def bits_of(returned: Tensor, case: Case) -> Tensor:

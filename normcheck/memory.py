@@ -123,12 +123,18 @@ def untouched(before: Tensor, after: Tensor) -> bool:
     return torch.equal(_bits(before), _bits(after))
 
 
+def elements(tensor: Tensor) -> Tensor:
+    """The elements of ``tensor`` that have memory of their own: a view with one row where all rows share one."""
+    stride = tensor.stride()
+    shape = tuple(min(n, 1) if s == 0 else n for n, s in zip(tensor.shape, stride, strict=True))
+    return tensor.detach().as_strided(shape, stride, tensor.storage_offset())
+
+
 def trespass(before: Tensor, after: Tensor) -> tuple[int, str]:
     """How many elements outside the tensor differ in two buffers of one geometry; where the first lies, in words."""
     wrong = _bits(before) != _bits(after)
     inside = torch.zeros_like(wrong)
-    shape = tuple(1 if s == 0 else n for n, s in zip(before.shape, before.stride(), strict=True))
-    inside.as_strided(shape, before.stride(), before.storage_offset()).fill_(True)
+    elements(inside.as_strided(before.shape, before.stride(), before.storage_offset())).fill_(True)
     places = (wrong & ~inside).nonzero().flatten()
     if not len(places):
         return 0, ""
@@ -159,11 +165,13 @@ class Arena(TorchFunctionMode):
     """While active, what torch's factory functions return lies between guard bands; what is fresh is poisoned.
 
     It sees what is called from Python. Memory that C++ code allocates is poisoned by torch itself, see ``call``.
+    ``beside``: what the first forward of the run returned beside tensors, for its backward; None before that.
     """
 
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__()
         self._fresh, self._around = surroundings.fresh, surroundings.allocated
+        self.beside: Mapping[str, object] | None = None
         self._blocks: list[tuple[Tensor, int, int, torch.dtype]] = []  # buffer as integers, first and end of the tensor
 
     def __torch_function__(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from normcheck import bitmask, call, memory
 from normcheck.case import Case
+from normcheck.checks.refusal import refused_clearly
 from normcheck.errors import UnsupportedCase
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
@@ -72,7 +73,7 @@ def observe(
     """
     before, given, arena = begun.before, begun.given, begun.arena
     seen, problems = _called(implementation, op, case, given, arena, bits, begun.surroundings.inputs, between)
-    return seen, (*problems, *written(before, given), *strays(arena, seen.named))
+    return seen, (*problems, *written(implementation, before, given), *strays(arena, seen.named))
 
 
 def observe_in_place(
@@ -101,7 +102,8 @@ def _called(
             return Seen(outputs), ()
         if between is not None:
             call.forward(implementation, case, call.differentiable(between), arena)
-        return Seen(outputs, usable_gradients(given, call.autograd(returned, leaves, arena))[0]), ()
+        gradients, refused = by_autograd(case, returned, leaves, arena)
+        return Seen(outputs, {} if refused else usable_gradients(given, gradients)[0], refused), ()
     outputs, _ = usable_outputs(op, case, given, call.forward(implementation, case, given, arena))
     if "y" not in outputs:
         return Seen(outputs), ()
@@ -110,7 +112,8 @@ def _called(
     saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
     before = {name: memory.copy(t, NAN) for name, t in saved.items()}
     try:
-        gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+        with refused_clearly(case):
+            gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
     except UnsupportedCase as refused:
         return Seen(outputs, refused=call.refusal(refused)), ()
     problems = tuple(p for name, t in before.items() for p in _written(f"saved {name}", name, t, saved[name]))
@@ -124,6 +127,17 @@ def _called(
     return Seen(outputs, gradients), ()
 
 
+def by_autograd(
+    case: Case, returned: Mapping[str, Tensor], leaves: Inputs, arena: Arena | RemoteRun
+) -> tuple[dict[str, Tensor], str]:
+    """Gradients through the y of ``returned``, by name; and why they were refused, "" where they were not."""
+    try:
+        with refused_clearly(case):
+            return call.autograd(returned, leaves, arena), ""
+    except UnsupportedCase as refused:
+        return {}, call.refusal(refused)
+
+
 def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, Tensor]:
     """``outputs`` with the reference's ``bits``, bool (M, N), in the form in which the kernel returned its own."""
     own = dict(outputs)
@@ -133,20 +147,23 @@ def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, T
     return own
 
 
-def written(before: Inputs, after: Inputs) -> tuple[Problem, ...]:
-    """What was written to the inputs and around them: ``after`` began as a copy of ``before``."""
-    pairs = zip(before.named(), after.named(), strict=True)
-    return tuple(problem for (name, old), (_, new) in pairs for problem in _written(name, name, old, new))
+def written(implementation: Implementation, before: Inputs, after: Inputs) -> tuple[Problem, ...]:
+    """What was written to the inputs and around them: ``after`` began as a copy of ``before``.
+
+    Writing into what the implementation declares to overwrite is no problem, writing around it is.
+    """
+    pairs, free = zip(before.named(), after.named(), strict=True), implementation.overwrites
+    return tuple(p for (name, old), (_, new) in pairs for p in _written(name, name, old, new, free=name in free))
 
 
-def _written(what: str, output: str, before: Tensor, after: Tensor) -> list[Problem]:
+def _written(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
     if memory.moved(before, after):
         message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
         return [Problem("input_modified", output, message)]
     if memory.untouched(before, after):
         return []
     found = []
-    changed = int(memory.differing(before, after).sum())
+    changed = 0 if free else int(memory.differing(before, after).sum())
     if changed:
         message = f"{what} was modified: {changed} of {before.numel()} elements; inputs belong to the caller"
         found.append(Problem("input_modified", output, message))

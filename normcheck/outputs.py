@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.bitmask import packed_columns
 from normcheck.case import Case
-from normcheck.inputs import Inputs
+from normcheck.inputs import Inputs, torch_dtype
 from normcheck.ops.op import Op
 
 
@@ -22,6 +22,11 @@ class Problem:
     output: str
     message: str
     frames: tuple[str, ...] = ()
+
+    @property
+    def gpu_failed(self) -> bool:
+        """Whether an exception says that a GPU, or Triton's launch on it, went wrong."""
+        return "CUDA error" in self.message or "Triton Error" in self.message
 
 
 def usable_outputs(
@@ -35,7 +40,8 @@ def usable_outputs(
             continue
         tensor = returned[name].detach()
         if name == "y":
-            problem = _against(name, tensor, tuple(inputs.x.shape), inputs.x.dtype, inputs.x.device)
+            allowed = tuple(map(torch_dtype, op.y_dtypes(case.dtype, case.weight_format)))
+            problem = _against(name, tensor, tuple(inputs.x.shape), allowed, inputs.x.device)
         elif name == "bitmask":
             problem = _bitmask(tensor, case, inputs.x.device)
         else:
@@ -60,7 +66,7 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
             )
             continue
         tensor = returned[name].detach()
-        problem = _against(name, tensor, tuple(like.shape), like.dtype, like.device)
+        problem = _against(name, tensor, tuple(like.shape), (like.dtype,), like.device)
         if problem is None:
             usable[name] = tensor
         else:
@@ -69,14 +75,14 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
 
 
 def _against(
-    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> Problem | None:
     if tensor.layout != torch.strided:
         return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
     if tuple(tensor.shape) != shape:
         return Problem("shape", name, f"{name}.shape={tuple(tensor.shape)}: expected {shape}")
-    if tensor.dtype != dtype:
-        return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected {dtype}")
+    if tensor.dtype not in dtypes:
+        return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected {' or '.join(map(str, dtypes))}")
     return _elsewhere(name, tensor, device)
 
 

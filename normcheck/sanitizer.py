@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 from normcheck import call, discovery
@@ -96,7 +95,7 @@ def main(spec: str, name: str, line: str) -> None:
     )
     implementation = next(i for i in discovery.select(spec, (case.op,)) if i.name == name)
     inputs = make(case, ops[case.op], "cuda").each(lambda t: t.clone())
-    plain: nullcontext[None] = nullcontext()
+    plain = call.Unwatched()
     if implementation.backward is None:
         leaves = call.differentiable(inputs)
         call.autograd(call.forward(implementation, case, leaves, plain), leaves, plain)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from normcheck import memory
 from normcheck.case import Case
 from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
@@ -53,5 +54,5 @@ class Subject:
     def refill(self, values: Inputs) -> None:
         """Lay ``values`` into the very memory of the first run."""
         for (_, place), (_, new) in zip(self.given.named(), values.named(), strict=True):
-            if 0 not in place.stride():
-                place.copy_(new)
+            own = memory.elements(place)
+            own.copy_(new[tuple(slice(n) for n in own.shape)])

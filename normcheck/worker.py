@@ -102,6 +102,8 @@ def _described(i: Implementation, device: str) -> Message:
         "ranks": list(i.ranks),
         "biases": list(i.biases),
         "strided": i.strided,
+        "weight_dtypes": list(i.weight_dtypes),
+        "overwrites": list(i.overwrites),
         "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
         "deterministic": i.deterministic,
         "batch_invariant": i.batch_invariant,

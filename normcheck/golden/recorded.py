@@ -82,9 +82,10 @@ Geometry = tuple[torch.dtype, tuple[int, ...]]
 def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
     """Tensor name -> the dtypes and shapes that it may have: y, dx (M, N), statistics (M,), dw, db (N,)."""
     io = torch_dtype(case.dtype)
-    weight = torch.float32 if case.weight_dtype == "fp32" else io
+    weight = torch_dtype(case.weight_format)
     rows, vector, statistic = (io, (case.M, case.N)), (weight, (case.N,)), (torch.float32, (case.M,))
-    allowed: dict[str, tuple[Geometry, ...]] = {"y": (rows,)}
+    y_dtypes = op.y_dtypes(case.dtype, case.weight_format)
+    allowed: dict[str, tuple[Geometry, ...]] = {"y": tuple((torch_dtype(name), rows[1]) for name in y_dtypes)}
     for name in op.statistics:
         allowed[name] = allowed[FED + name] = (statistic,)
     if op.clamped:

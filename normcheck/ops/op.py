@@ -45,5 +45,13 @@ class Op:
         """Names of the op's own numbers."""
         return ("lower_clip", "upper_clip") if self.clamped else ()
 
+    def y_dtypes(self, io: str, weight: str) -> tuple[str, ...]:
+        """The dtypes that y may have, by name, where x is in ``io`` and the weight in ``weight``.
+
+        A rounded xhat times a wider weight is wider by promotion, and LlamaRMSNorm returns it so; rounded to the dtype
+        of x it is right as well. Any other op stores y in the dtype of x.
+        """
+        return (io, weight) if self.rounds_xhat and weight != io else (io,)
+
 
 GRADIENTS = ("dx", "dw", "db")

@@ -1,0 +1,1 @@
+"""One case on one kernel: judged, probed, explained."""

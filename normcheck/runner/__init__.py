@@ -1,0 +1,1 @@
+"""One call of an implementation, in memory that tells."""
