@@ -269,9 +269,15 @@ def bits_of(returned: Tensor, case: Case) -> Tensor:
 
 
 def _doubt(judge: Judge, t: Truth) -> Tensor:
+    """Bool (m, N): the bits that may go either way. NaN lies between no limits, so what a NaN or an infinity in x makes
+    NaN has a bit, 0; a NaN of fp64 alone, as of 0 * inf where eps is 0, has none.
+    """
     how = judge.rules.model.bitmask_compare
     free = bitmask.doubtful(t.forward.z, t.y.before_store, judge.options, judge.io, how)
-    return free if t.judged is None else free | ~t.judged
+    if t.judged is None:
+        return free
+    spoilt = ~torch.isfinite(t.rows.x_abs.sum(1, keepdim=True)) & torch.isnan(t.forward.z)
+    return (free | ~t.judged) & ~spoilt
 
 
 def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: int) -> Comparison:

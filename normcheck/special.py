@@ -86,12 +86,11 @@ def _allowed(op: Op, case: Case, inputs: Inputs) -> Iterator[Outputs]:
     lower = case.option_values["lower_clip"]
     bits = reference.bits(forward.z, case.option_values)
     unknown = torch.isnan(forward.z)
-    for passed in (bits, bits | unknown):
-        for y in (forward.y, torch.where(unknown, lower, forward.y)):
-            for masked in (dy * passed, torch.where(passed, dy, 0.0)):
-                whole = _with_gradients(op, rows, g, masked, {**found, "y": y})
-                yield whole
-                yield {**whole, "dw": torch.where(passed, dy * rows.xh, 0.0).sum(0)}
+    for y in (forward.y, torch.where(unknown, lower, forward.y)):
+        for masked in (dy * bits, torch.where(bits, dy, 0.0)):
+            whole = _with_gradients(op, rows, g, masked, {**found, "y": y})
+            yield whole
+            yield {**whole, "dw": torch.where(bits, dy * rows.xh, 0.0).sum(0)}
 
 
 def _with_gradients(
