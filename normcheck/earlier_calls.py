@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from normcheck import memory
 from normcheck.inputs import Inputs
 from normcheck.memory import NAN, Surroundings
-from normcheck.observe import begin, observe, observe_in_place
+from normcheck.observe import Seen, begin, observe, observe_in_place
 from normcheck.outputs import Problem
 from normcheck.subject import Subject
 from normcheck.two_runs import first_difference
@@ -37,7 +39,33 @@ def with_other_weights(subject: Subject) -> Problem | None:
     new = replace(new, weight=new.weight.roll(1), bias=None if new.bias is None else new.bias.roll(1))
     subject.refill(new)
     seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
-    for name in subject.wrong_values(new, seen)[:1]:
-        message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
-        return Problem("not_repeatable", name, message)
-    return None
+    name = remembered(subject, new, seen, None)
+    if not name:
+        return None
+    message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
+    return Problem("not_repeatable", name, message)
+
+
+def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None) -> str:
+    """The first output of ``seen``, a run on ``values`` in the memory of the first run, that earlier calls made wrong.
+
+    A wrong value accuses memory only if a call on the same values in new memory gives another one, or if the output
+    still has the first run's bits. Otherwise the kernel is wrong for these values, whoever asks, and "" is returned: no
+    case line says them, and the sweep draws values like them as cases of their own, with a bound and a place to show.
+    ``bits``: bool (M, N), the reference's bitmask for ``values``.
+    """
+    wrong = subject.wrong_values(values, seen)
+    if not wrong:
+        return ""
+    subject.refill(values)  # what the run may have written to its inputs is no part of the question
+    i, case = subject.implementation, subject.case
+    begun = begin(i, case, subject.given.each(memory.displaced), Surroundings())
+    fresh, _ = observe(i, subject.op, case, begun, bits)
+    still_wrong = set(subject.wrong_values(values, fresh))
+    for name in wrong:
+        mine, own = seen.named[name], fresh.named.get(name)
+        if name not in still_wrong or own is None or (i.deterministic and not memory.same_bits(mine, own)):
+            return name
+        if bool(mine.any()) and memory.same_bits(mine, subject.first.named[name]):
+            return name
+    return ""

@@ -219,7 +219,7 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
         whole = compared(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, judge.io, first, t.judged)
         results.append(("y", END_TO_END, whole))
         if op.clamped:
-            free = _doubt(judge, t)
+            free = doubtful_bits(judge, t)
             kept["bits"].append(reference.bits(t.forward.z, judge.options))
             kept["ties"].append(bitmask.ties(t.forward.z, judge.options))
             kept["doubt"].append(free | kept["ties"][-1])
@@ -268,7 +268,7 @@ def bits_of(returned: Tensor, case: Case) -> Tensor:
     return bitmask.unpack(returned.reshape(case.M, bitmask.packed_columns(case.N)), case.N)
 
 
-def _doubt(judge: Judge, t: Truth) -> Tensor:
+def doubtful_bits(judge: Judge, t: Truth) -> Tensor:
     """Bool (m, N): the bits that may go either way. NaN lies between no limits, so what a NaN or an infinity in x makes
     NaN has a bit, 0; a NaN of fp64 alone, as of 0 * inf where eps is 0, has none.
     """

@@ -85,6 +85,7 @@ def _verdict(verdict: Verdict) -> Json:
         "file": verdict.file,
         "line": verdict.line,
         "backward_refused": dict(verdict.backward_refused),
+        "undeclared": {output: _worst(worst) for output, worst in _ordered(verdict.undeclared)},
     }
 
 
@@ -133,6 +134,7 @@ def _failure(finding: Finding) -> Json:
         "advice": finding.advice,
         "traceback": list(finding.traceback),
         "line": finding.line,
+        "cause": finding.cause,
     }
 
 

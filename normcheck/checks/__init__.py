@@ -1,0 +1,1 @@
+"""One case on one kernel: what is judged of it, and how it is told."""

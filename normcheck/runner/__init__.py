@@ -1,0 +1,1 @@
+"""One call of a kernel, and what it leaves behind."""
