@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from normcheck import memory
+from normcheck.call import link_of
 from normcheck.inputs import Inputs
 from normcheck.memory import NAN, Surroundings
 from normcheck.observe import Seen, begin, observe, observe_in_place
@@ -49,23 +50,30 @@ def with_other_weights(subject: Subject) -> Problem | None:
 def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None) -> str:
     """The first output of ``seen``, a run on ``values`` in the memory of the first run, that earlier calls made wrong.
 
-    A wrong value accuses memory only if a call on the same values in new memory gives another one, or if the output
-    still has the first run's bits. Otherwise the kernel is wrong for these values, whoever asks, and "" is returned: no
-    case line says them, and the sweep draws values like them as cases of their own, with a bound and a place to show.
+    A wrong value accuses memory only if a fresh call on the same values is right, or gives other bits. Otherwise the
+    kernel is wrong for these values, whoever asks, and "" is returned: no case line says them, so nobody could run them
+    again, and the sweep draws values like them as cases of their own, which show where and by how much.
     ``bits``: bool (M, N), the reference's bitmask for ``values``.
     """
     wrong = subject.wrong_values(values, seen)
     if not wrong:
         return ""
-    subject.refill(values)  # what the run may have written to its inputs is no part of the question
-    i, case = subject.implementation, subject.case
-    begun = begin(i, case, subject.given.each(memory.displaced), Surroundings())
-    fresh, _ = observe(i, subject.op, case, begun, bits)
-    still_wrong = set(subject.wrong_values(values, fresh))
+    fresh = _fresh(subject, values, bits)
+    still_wrong = subject.wrong_values(values, fresh)
     for name in wrong:
-        mine, own = seen.named[name], fresh.named.get(name)
-        if name not in still_wrong or own is None or (i.deterministic and not memory.same_bits(mine, own)):
-            return name
-        if bool(mine.any()) and memory.same_bits(mine, subject.first.named[name]):
+        mine, other = seen.named[name], fresh.named.get(name)
+        as_before = other is not None and (not subject.implementation.deterministic or memory.same_bits(mine, other))
+        if name not in still_wrong or not as_before:
             return name
     return ""
+
+
+def _fresh(subject: Subject, values: Inputs, bits: Tensor | None) -> Seen:
+    """A run on ``values`` in new memory, and in a new process if the code is in another one: there each call finds its
+    tensors at the same addresses, and what a process remembers for ever it does not forget with new memory."""
+    link = link_of(subject.implementation)
+    if link is not None:
+        link.close()
+    subject.refill(values)  # of the geometry of the first run, without what the latest may have written
+    begun = begin(subject.implementation, subject.case, subject.given, Surroundings())
+    return observe(subject.implementation, subject.op, subject.case, begun, bits)[0]

@@ -21,9 +21,6 @@ from torch.overrides import TorchFunctionMode
 _ALIGNED = 512
 """Bytes: what allocators align to on a GPU, and more than on a CPU. A band keeps it, so that kernels do as always."""
 
-_DISPLACED = 1 << 20
-"""Bytes by which a tensor is moved: a multiple of what it is aligned to, and more than most tensors have."""
-
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -84,17 +81,6 @@ def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
     else:
         buffer = torch.where(bits == NAN.bits[tensor.dtype], pattern.bits[tensor.dtype], bits)
     return buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def displaced(tensor: Tensor) -> Tensor:
-    """``tensor`` with its whole buffer, of the same geometry, further behind in a larger buffer.
-
-    Where the tensors of each call are laid into the same shared memory, it has an address that it did not have before.
-    """
-    bits = _bits(tensor)
-    front = bits.new_full((_DISPLACED // tensor.element_size(),), NAN.bits[tensor.dtype])
-    place = tensor.storage_offset() + len(front)
-    return torch.cat((front, bits)).view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), place)
 
 
 def in_bands(tensor: Tensor, pattern: Pattern) -> Tensor:
