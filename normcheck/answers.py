@@ -20,9 +20,11 @@ _KINDS = ("exception", "missing", "shape", "not_repeatable", "input_modified")
 
 class Returned(dict[str, Tensor]):
     """Outputs of a forward. ``graph``: how the other process calls the graph behind y, None where there is none;
-    ``gradients``: what came of it, where that was asked for at once."""
+    ``joined``: how many gradients of x are added up in it; ``gradients``: what came of it, where that was asked for at
+    once."""
 
     graph: int | None = None
+    joined: int = 0
     gradients: dict[str, Tensor] | Broken | None = None
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normcheck import memory
 from normcheck.call import supports
-from normcheck.earlier_calls import of_the_latest_forward, with_other_weights
+from normcheck.earlier_calls import of_the_latest_forward, remembered, with_other_weights
 from normcheck.inputs import Inputs
 from normcheck.memory import NAN, Surroundings
 from normcheck.observe import begin, observe, observe_in_place
@@ -37,10 +37,10 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
         if name in _BY_ROW and name in moved.named
     }
     if not all(invariant.values()):
-        wrong = subject.wrong_values(rolled, moved)
-        if wrong:
-            message = f"{wrong[0]} is wrong for new values in memory that was used before: it depends on earlier calls"
-            return replace(probed, problems=(Problem("not_repeatable", wrong[0], message),))
+        name = remembered(subject, rolled, moved, bits)
+        if name:
+            message = f"{name} is wrong for new values in memory that was used before: it depends on earlier calls"
+            return replace(probed, problems=(Problem("not_repeatable", name, message),))
     stale = with_other_weights(subject)
     if stale is not None:
         return replace(probed, problems=(stale,))

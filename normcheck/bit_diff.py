@@ -11,7 +11,7 @@ from normcheck import bitmask, reference
 from normcheck.case import Case
 from normcheck.compare import Element
 from normcheck.inputs import make
-from normcheck.judge import Judge, bits_of, judge_of
+from normcheck.judge import Judge, bits_of, doubtful_bits, judge_of
 from normcheck.ops.op import Op
 from normcheck.table import Model
 
@@ -66,7 +66,7 @@ def _limits(judge: Judge, z: float, before: float, at: tuple[int, int]) -> str:
     name, limit = min(judge.options.items(), key=lambda option: abs(z - option[1]))
     distance = abs(z - limit)
     if math.isnan(z):
-        return f"z at {list(at)} is NaN"
+        return f"z at {list(at)} is NaN, which lies between no limits: 0"
     if distance == 0:
         return f"z at {list(at)} is {name}={limit:.9g} itself, exactly: lower_clip < z < upper_clip is strict, so 0"
     side = "above" if z > limit else "below"
@@ -83,10 +83,8 @@ def _otherwise(judge: Judge, returned: Tensor) -> list[str]:
     readings = _readings(judge.case, returned)
     wrong, ones, zeros = dict.fromkeys(readings, 0), 0, 0
     for block in judge.blocks():
-        truth, how = judge.truth(block), judge.rules.model.bitmask_compare
-        judged = ~bitmask.doubtful(truth.forward.z, truth.y.before_store, judge.options, judge.io, how)
-        if truth.judged is not None:
-            judged &= truth.judged
+        truth = judge.truth(block)
+        judged = ~doubtful_bits(judge, truth)
         right = reference.bits(truth.forward.z, judge.options)
         ones += int((right & judged).sum())
         zeros += int((~right & judged).sum())

@@ -17,7 +17,7 @@ from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.expected import expectations
 from normcheck.implementation import Implementation
 from normcheck.inputs import make
-from normcheck.judge import GIVEN_OWN, Expectation, Judge, judge_of
+from normcheck.judge import GIVEN_OWN, Expectation, Judge, doubtful_bits, judge_of
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.reasons import REASONS
 from normcheck.request import device_for, parsed, selected
@@ -175,7 +175,7 @@ def _write_bit(stream: TextIO, judge: Judge, at: tuple[int, ...]) -> None:
     z, before = truth.forward.z[here], truth.y.before_store[here].expand(1, 1)
     how = judge.rules.model.bitmask_compare
     reach = float(bitmask.band(z, before, judge.io, how))
-    free = bool(bitmask.doubtful(z, before, judge.options, judge.io, how))
+    free = bool(doubtful_bits(judge, truth)[here])
     lower, upper = judge.options["lower_clip"], judge.options["upper_clip"]
     bit = int(lower < float(z) < upper)
     stream.write(f"\nlower_clip < z < upper_clip\n  expected  {bit}\n  z         {float(z):.17g}\n")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normcheck import memory, whereabouts
 from normcheck.alarm import TimeIsUp
+from normcheck.answers import Returned
 from normcheck.case import Case
 from normcheck.errors import Broken, UnsupportedCase, UsageError, one_line, shown, told
 from normcheck.implementation import Implementation
@@ -25,7 +26,7 @@ from normcheck.inputs import Inputs
 from normcheck.memory import Arena, Surroundings
 from normcheck.ops.op import GRADIENTS
 from normcheck.remote import Link, RemoteRun
-from normcheck.runner import overwriting
+from normcheck.runner import graph, overwriting
 from normcheck.stand_ins import Entry
 
 LONGEST_REASON = 500
@@ -176,6 +177,11 @@ def differentiable(inputs: Inputs) -> Inputs:
     x, weight, bias = leaves
     assert x is not None and weight is not None
     return Inputs(x, weight, bias, inputs.dy)
+
+
+def joined(outputs: Mapping[str, Tensor], inputs: Inputs) -> int:
+    """How many gradients of x autograd adds up in its dtype, see ``graph.joined``; ``inputs`` as forward got them."""
+    return outputs.joined if isinstance(outputs, Returned) else graph.joined(outputs["y"], inputs.x)
 
 
 def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Surrounded) -> dict[str, Tensor]:

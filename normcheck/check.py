@@ -15,6 +15,7 @@ from torch import Tensor
 from normcheck import call, memory
 from normcheck.case import Case
 from normcheck.checks.refusal import refusal
+from normcheck.checks.undeclared import undeclared
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.gradients import Call, Gradients, autograd_checks, backward_checks, gradient_names
 from normcheck.implementation import Implementation
@@ -26,7 +27,7 @@ from normcheck.observe import Begun, Seen, by_autograd, strays, written
 from normcheck.ops.op import Op
 from normcheck.outputs import Problem, usable_outputs
 from normcheck.probes import Depth, probe
-from normcheck.special import is_special, judge_special
+from normcheck.special import is_special, judge_special, what_an_infinity_does
 from normcheck.subject import Probed, Subject
 from normcheck.table import Model, declared_model, table
 
@@ -37,7 +38,8 @@ class Result:
 
     ``model`` is what it was judged by; ``notes`` are for whoever reads a pass; ``probed`` is what the probes measured,
     None where they were not asked; ``seen`` is what the first run returned, ``staged`` the gradients
-    of a backward that was fed with the reference's statistics.
+    of a backward that was fed with the reference's statistics. ``joined``: how many gradients of x autograd added up in
+    half precision. ``undeclared``: the checks without what the implementation declares, if that widens a bound.
     """
 
     case: Case
@@ -50,6 +52,8 @@ class Result:
     probed: Probed | None = None
     seen: Seen = field(default_factory=Seen)
     staged: Mapping[str, Tensor] = field(default_factory=dict)
+    joined: int = 0
+    undeclared: tuple[Checked, ...] = ()
 
     @property
     def wrong(self) -> tuple[Checked, ...]:
@@ -81,13 +85,14 @@ def check(
     normcheck.
     """
     pristine = make(case, op, device)
+    base = model or undeclared_model(implementation, device)
     given = pristine.each(lambda t: memory.copy(t, memory.NAN))
     arena = call.surrounded(implementation, Surroundings())
     try:
         model = model or model_of(implementation, case, device)
         call.begin(implementation, case, given, arena)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY, watch=watch)
-        this = Call(implementation, op, case, pristine, given, arena, model, judge, depth)
+        this = Call(implementation, op, case, pristine, given, arena, model, base, judge, depth)
         result, saved, second = _checked(this)
     except UnsupportedCase as unsupported:
         return Result(case, model or table().model, refused=call.refusal(unsupported))
@@ -147,6 +152,7 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
     implementation, op, case = this.implementation, this.op, this.case
     inputs = call.differentiable(this.given) if implementation.backward is None else this.given
     returned = call.forward(implementation, case, inputs, this.arena)
+    joined = call.joined(returned, inputs) if implementation.backward is None and case.dtype != "fp32" else 0
     outputs, problems = usable_outputs(op, case, this.pristine, returned)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
@@ -158,6 +164,7 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
     special: tuple[Checked, ...] = ()
     if is_special(case):  # before backward has had a chance to write to them
         special = judge_special(op, case, this.pristine, Seen(outputs).named, this.model)
+        notes += tuple(filter(None, [what_an_infinity_does(op, case, this.pristine, outputs)]))
     unusable = bool(problems) and implementation.backward is not None
     second = None
     if implementation.backward is None:
@@ -190,6 +197,8 @@ def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
         notes=notes + gradients.notes,
         seen=seen,
         staged=gradients.staged,
+        joined=joined,
+        undeclared=undeclared(this, outputs, gradients),
     )
     return result, None if unusable else saved, second
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from normcheck import memory
+from normcheck.call import link_of
 from normcheck.inputs import Inputs
 from normcheck.memory import NAN, Surroundings
-from normcheck.observe import begin, observe, observe_in_place
+from normcheck.observe import Seen, begin, observe, observe_in_place
 from normcheck.outputs import Problem
 from normcheck.subject import Subject
 from normcheck.two_runs import first_difference
@@ -37,7 +40,40 @@ def with_other_weights(subject: Subject) -> Problem | None:
     new = replace(new, weight=new.weight.roll(1), bias=None if new.bias is None else new.bias.roll(1))
     subject.refill(new)
     seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
-    for name in subject.wrong_values(new, seen)[:1]:
-        message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
-        return Problem("not_repeatable", name, message)
-    return None
+    name = remembered(subject, new, seen, None)
+    if not name:
+        return None
+    message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
+    return Problem("not_repeatable", name, message)
+
+
+def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None) -> str:
+    """The first output of ``seen``, a run on ``values`` in the memory of the first run, that earlier calls made wrong.
+
+    A wrong value accuses memory only if a fresh call on the same values is right, or gives other bits. Otherwise the
+    kernel is wrong for these values, whoever asks, and "" is returned: no case line says them, so nobody could run them
+    again, and the sweep draws values like them as cases of their own, which show where and by how much.
+    ``bits``: bool (M, N), the reference's bitmask for ``values``.
+    """
+    wrong = subject.wrong_values(values, seen)
+    if not wrong:
+        return ""
+    fresh = _fresh(subject, values, bits)
+    still_wrong = subject.wrong_values(values, fresh)
+    for name in wrong:
+        mine, other = seen.named[name], fresh.named.get(name)
+        as_before = other is not None and (not subject.implementation.deterministic or memory.same_bits(mine, other))
+        if name not in still_wrong or not as_before:
+            return name
+    return ""
+
+
+def _fresh(subject: Subject, values: Inputs, bits: Tensor | None) -> Seen:
+    """A run on ``values`` in new memory, and in a new process if the code is in another one: there each call finds its
+    tensors at the same addresses, and what a process remembers for ever it does not forget with new memory."""
+    link = link_of(subject.implementation)
+    if link is not None:
+        link.close()
+    subject.refill(values)  # of the geometry of the first run, without what the latest may have written
+    begun = begin(subject.implementation, subject.case, subject.given, Surroundings())
+    return observe(subject.implementation, subject.op, subject.case, begun, bits)[0]

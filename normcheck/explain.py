@@ -10,6 +10,7 @@ from normcheck import whereabouts
 from normcheck.bit_diff import bit_diff
 from normcheck.check import Result, check
 from normcheck.checks import own_limit
+from normcheck.checks.cause import cause
 from normcheck.compare import Comparison
 from normcheck.implementation import OVERWRITABLE
 from normcheck.judge import END_TO_END, GIVEN_OWN, Checked
@@ -40,12 +41,6 @@ _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
 
 
 _WAY = ("", "mean", "rstd", "y", "bitmask", "input", "dx", "dw", "db")
-
-_HALF_AUTOGRAD = (
-    "These gradients come from torch autograd, where two things lose digits in half precision: torch's own layer_norm "
-    "called in that dtype on a CPU, and an upcast of x written twice, whose two gradients are each rounded before they "
-    "are added. Upcast once, before everything."
-)
 
 
 def signature(result: Result) -> tuple[str, str]:
@@ -86,12 +81,13 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             line=whereabouts.line_in(whereabouts.of(cell.implementation), first.frames),
         )
     found = _mismatch(first, line, reproduce)
-    advice = _advice(cell, result, device) if advise else ""
+    why = cause(cell.op, result, device)
+    advice = _advice(cell, result, device) if advise and not why else ""
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
         returned = result.seen.outputs.get("bitmask")
         told = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, device)
         advice = f"{told}\n{advice}".strip()
-    return replace(found, also=tuple(name for name in also if name != first.output), advice=advice)
+    return replace(found, also=tuple(name for name in also if name != first.output), advice=advice, cause=why)
 
 
 def _overwriting(problem: Problem) -> str:
@@ -165,5 +161,4 @@ def _advice(cell: Cell, result: Result, device: str) -> str:
         tried = check(cell.implementation, cell.op, result.case, device, model=model, depth=Depth.OFF)
         if not tried.failed:
             return text
-    by_autograd = cell.implementation.backward is None and cell.dtype != "fp32"
-    return _HALF_AUTOGRAD if by_autograd and {c.output for c in result.wrong} <= {"dx", "dw", "db"} else ""
+    return ""

@@ -25,6 +25,9 @@ from normcheck.remote import RemoteRun
 from normcheck.repeatability import other_surroundings
 from normcheck.table import Model
 
+UNREAD = "backward does not read the bitmask"
+"""The note on a backward that makes its own bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
@@ -47,6 +50,8 @@ class Gradients:
 class Call:
     """A case on an implementation: ``pristine`` inputs, the copies of them that were ``given``, and the arena.
 
+    ``model`` is what it is judged by, ``base`` what it would be if the implementation declared nothing.
+
     Another process works while this one judges: what it will be asked next is begun before, the second run, too.
     """
 
@@ -57,6 +62,7 @@ class Call:
     given: Inputs
     arena: Arena | RemoteRun
     model: Model
+    base: Model
     judge: Judge
     depth: Depth
 
@@ -152,7 +158,7 @@ def _reconsidered(
             staged = any(c.check == GIVEN_REFERENCE for c in checked)
             checked = judge_gradients(judge, stage, saved, given=True, own_bits=True) if staged else ()
             checked += judge_gradients(judge, found.end_to_end, saved, given=False, own_bits=True)
-            notes += ("backward does not read the bitmask",)
+            notes += (UNREAD,)
     return replace(found, checked=checked, notes=notes)
 
 

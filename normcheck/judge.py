@@ -230,7 +230,7 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
         whole = compared(judge, "y", END_TO_END, y[block], t.forward.y, t.y.y, fmt, first, t.judged)
         results.append(("y", END_TO_END, whole))
         if op.clamped:
-            free = _doubt(judge, t)
+            free = doubtful_bits(judge, t)
             kept["bits"].append(reference.bits(t.forward.z, judge.options))
             kept["ties"].append(bitmask.ties(t.forward.z, judge.options))
             kept["doubt"].append(free | kept["ties"][-1])
@@ -280,10 +280,16 @@ def bits_of(returned: Tensor, case: Case) -> Tensor:
     return bitmask.unpack(returned.reshape(case.M, bitmask.packed_columns(case.N)), case.N)
 
 
-def _doubt(judge: Judge, t: Truth) -> Tensor:
+def doubtful_bits(judge: Judge, t: Truth) -> Tensor:
+    """Bool (m, N): the bits that may go either way. NaN lies between no limits, so what a NaN or an infinity in x makes
+    NaN has a bit, 0; a NaN of fp64 alone, as of 0 * inf where eps is 0, has none.
+    """
     how = judge.rules.model.bitmask_compare
     free = bitmask.doubtful(t.forward.z, t.y.before_store, judge.options, judge.io, how)
-    return free if t.judged is None else free | ~t.judged
+    if t.judged is None:
+        return free
+    spoilt = ~torch.isfinite(t.rows.x_abs.sum(1, keepdim=True)) & torch.isnan(t.forward.z)
+    return (free | ~t.judged) & ~spoilt
 
 
 def _bit_comparison(judge: Judge, t: Truth, got: Tensor, free: Tensor, first: int) -> Comparison:

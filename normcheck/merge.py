@@ -148,6 +148,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         line=first.line,
         failed_at=failed.failed_at if failed else None,
         backward_refused=dict(refused),
+        undeclared=_joined([v.undeclared for v in parts], _worse),
         core=_core([v.core for v in parts if v.core is not None]),
     )
 

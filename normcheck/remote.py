@@ -118,6 +118,8 @@ class RemoteRun:
         returned = copied_out(space, answer, "forward")
         number = answer.get("graph")
         returned.graph = number if isinstance(number, int) else None
+        joined = answer.get("joined")
+        returned.joined = joined if isinstance(joined, int) else 0
         told = answer.get("gradients")
         if isinstance(told, dict):
             returned.gradients = broken_of(told["broken"]) if "broken" in told else copied_out(space, told, "gradients")

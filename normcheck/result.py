@@ -46,7 +46,8 @@ class Finding:
     ``ratio``: of the worst element at ``index``; ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
     (above 1 is wrong), ``max_ulp`` counts units in the last place of the output's dtype. ``terms``: the parts of the
     bound at the worst element, largest first. ``also``: other outputs that are wrong on the same case. ``line``: the
-    innermost line of the traceback in the file where the implementation is defined.
+    innermost line of the traceback in the file where the implementation is defined. ``cause``: what in the kernel makes
+    it wrong, and what to do, in one line; "" where that is not known for sure.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class Finding:
     traceback: tuple[str, ...] = ()
     advice: str = ""
     line: int | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +155,8 @@ class Verdict:
     the number of the case that failed first, from 0 in the order of the sweep; -1 for one of the database.
 
     By output: ``vacuity``, what zeros would have passed; ``repeats``, whether another run of a case gave the same bits;
-    ``invariance``, whether a row had the same bits among other rows.
+    ``invariance``, whether a row had the same bits among other rows; ``undeclared``, where what is declared widens a
+    bound or leaves out a check: the worst under the bounds of an implementation that declares nothing.
 
     ``file``, ``line``: where the implementation's forward is defined; relative to the current directory where it is
     inside, "" and None where that is not known.
@@ -183,6 +186,7 @@ class Verdict:
     line: int | None = None
     backward_refused: Mapping[str, int] = field(default_factory=dict)
     core: Coverage | None = None
+    undeclared: Mapping[str, Worst] = field(default_factory=dict)
 
     @property
     def no_backward(self) -> bool:

@@ -1,11 +1,13 @@
 """NaN and infinity: which elements must not be finite, and that no others are.
 
-The contract of an op is what its fp64 formula says, element by element: a NaN in a row of x makes that row's y and dx
-NaN and every element of dw, but no other row's; an infinity in rmsnorm leaves the rest of its row alone. Values need no
-bound here, and NaN may stand for infinity. A saved rstd may be finite where fp64 has none, as after max(variance, 0): y
-shows what the row was. With ``special="row"`` an element that is not finite may spoil all of its row. Where the
-definition of a clamped op leaves something open (a NaN clamped to a limit, its bit, a cotangent masked by a product or
-by a choice), everything that it allows is right.
+What fp64 makes non-finite stays so: a NaN in a row of x makes that row's y and dx NaN and every element of dw, but no
+other row's. An infinity in rmsnorm may do the same to its row, or leave the rest of it alone, as the formula does:
+sums around a running mean, as torch's on a GPU, meet Inf - Inf. With ``special="exact"`` only the formula is right,
+element by element; ``what_an_infinity_does`` says which it was. Values need no bound here, and NaN may stand for
+infinity. A saved rstd may be finite where fp64 has none, as after max(variance, 0): y shows what the row was.
+
+NaN lies between no limits: its bit is 0, and no gradient passes there. What the definition of a clamped op leaves open
+(a NaN clamped to a limit or not, a cotangent masked by a product or by a choice) is right either way.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from normcheck.table import Model
 
 SPECIAL = "special values"
 """The name of this check."""
+
+SPOILS_ROW = "an infinity in x makes the rest of its row of y NaN"
+LEAVES_ROW = "an infinity in x leaves the rest of its row of y alone"
 
 Outputs = Mapping[str, Tensor]
 
@@ -54,6 +59,18 @@ def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs, model: 
             wrong = torch.where(got, ~finite.any(0) & (name != "rstd"), finite.all(0) & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
     return tuple(checks)
+
+
+def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs) -> str:
+    """What an infinity in x did to its row of y, for a reader of the cell; "" where the formula leaves no choice."""
+    if case.rows != "inf" or "y" not in returned:
+        return ""
+    exact = torch.stack([torch.isfinite(one["y"]) for one in _allowed(op, case, inputs)]).all(0)
+    rest = exact & ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1, keepdim=True)
+    if not bool(rest.any()):
+        return ""
+    alone = torch.isfinite(returned["y"].detach().reshape(rest.shape))[rest]
+    return LEAVES_ROW if bool(alone.all()) else SPOILS_ROW
 
 
 def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor) -> dict[str, Tensor]:
@@ -86,12 +103,11 @@ def _allowed(op: Op, case: Case, inputs: Inputs) -> Iterator[Outputs]:
     lower = case.option_values["lower_clip"]
     bits = reference.bits(forward.z, case.option_values)
     unknown = torch.isnan(forward.z)
-    for passed in (bits, bits | unknown):
-        for y in (forward.y, torch.where(unknown, lower, forward.y)):
-            for masked in (dy * passed, torch.where(passed, dy, 0.0)):
-                whole = _with_gradients(op, rows, g, masked, {**found, "y": y})
-                yield whole
-                yield {**whole, "dw": torch.where(passed, dy * rows.xh, 0.0).sum(0)}
+    for y in (forward.y, torch.where(unknown, lower, forward.y)):
+        for masked in (dy * bits, torch.where(bits, dy, 0.0)):
+            whole = _with_gradients(op, rows, g, masked, {**found, "y": y})
+            yield whole
+            yield {**whole, "dw": torch.where(bits, dy * rows.xh, 0.0).sum(0)}
 
 
 def _with_gradients(

@@ -58,6 +58,7 @@ def _verdict(cell: Node) -> Verdict:
         line=_maybe(cell.get("line", None), Node.integer),
         failed_at=_maybe(cell.get("failed_at", None), lambda node: node.integer(-1)),
         backward_refused=_each(cell.get("backward_refused", {}), Node.integer),
+        undeclared=_each(cell.get("undeclared", {}), _worst),
         core=_maybe(cell.get("core", None), _core),
     )
 
@@ -121,6 +122,7 @@ def _finding(node: Node) -> Finding:
         advice=node.get("advice", "").text(),
         line=_maybe(node.get("line", None), Node.integer),
         traceback=node.get("traceback", []).texts(),
+        cause=node.get("cause", "").text(),
     )
 
 

@@ -296,4 +296,5 @@ def summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, sec
         invariance=dict(tally.invariance),
         failed_at=None if failure is None else tally.failed_at,
         backward_refused=dict(tally.backward_refused),
+        undeclared=dict(tally.undeclared),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from normcheck.case import Case
 from normcheck.check import Result
@@ -38,6 +38,7 @@ class Tally:
     first: Result | None = None
     too_slow: dict[str, None] = field(default_factory=dict)
     failed_at: int = 0
+    undeclared: dict[str, Worst] = field(default_factory=dict)
 
     @property
     def floors(self) -> Mapping[str, float]:
@@ -69,16 +70,16 @@ class Tally:
         if result.probed is not None:
             _count(self.repeats, result.probed.repeats)
             _count(self.invariance, result.probed.invariant)
-        if result.model != self.base:
+        if replace(result.model, reason="") != self.base:  # a reason alone declares nothing
             for key, value in vars(result.model).items():
                 if value != getattr(self.base, key):
                     self.declared[key] = one_line(str(value), 500)
+        for checked in result.undeclared:
+            _keep(self.undeclared, result.case, checked)
 
     def note(self, case: Case, checked: Checked) -> None:
         """Keep the worst of each output."""
-        c = checked.comparison
-        if checked.output not in self.worst or c.ratio > self.worst[checked.output].ratio:
-            self.worst[checked.output] = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(case))
+        _keep(self.worst, case, checked)
 
     def _weigh(self, name: str, zeros: int, total: int) -> None:
         """What zeros would have passed of one check."""
@@ -89,6 +90,12 @@ class Tally:
             empty=old.empty + (zeros == total),
             checks=old.checks + 1,
         )
+
+
+def _keep(worst: dict[str, Worst], case: Case, checked: Checked) -> None:
+    name, c = checked.output, checked.comparison
+    if name not in worst or c.ratio > worst[name].ratio:
+        worst[name] = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(case))
 
 
 def _is_meant(case: Case) -> bool:

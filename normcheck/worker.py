@@ -23,6 +23,7 @@ from normcheck.implementation import Implementation
 from normcheck.inputs import Inputs
 from normcheck.memory import PATTERNS, Arena, Surroundings
 from normcheck.request import device_for
+from normcheck.runner.graph import joined
 from normcheck.seclusion import close_all_but, settle
 from normcheck.shared import DeviceMemory, HostMemory, Memory, Space, taken
 from normcheck.wire import Inbox, Message, packed, received
@@ -151,6 +152,7 @@ def _forward(state: _State, message: Message) -> Message:
         state.calls += 1
         state.graphs.append((state.calls, returned, leaves))
         answer["graph"] = state.calls
+        answer["joined"] = joined(returned["y"], leaves.x) if message["dtype"] != "fp32" else 0
         if "dy" in given:
             answer["gradients"] = _at_once(state, space, message, given)
     return {**answer, "strays": _strays(state, arena)} if message["graph"] else answer  # backward will tell

@@ -125,6 +125,7 @@ def passing() -> Run:
             skipped={"N must be a multiple of 8": 27},
             notes=("y is judged with bounds 1.7 times wider, because the kernel declares y_form=folded.",),
             model={"y_form": "folded"},
+            undeclared={"y": worst(1.7), "bitmask": worst(0.5)},
         ),
         verdict(op="layernorm_zero_centered", dtype="fp32", seconds=0.061, worst={"db": worst(0.0123)}),
         skipped(),
@@ -218,6 +219,7 @@ def hostile() -> Run:
         also=(HOSTILE,),
         traceback=(HOSTILE * 1000,) * 50,
         advice=HOSTILE,
+        cause=HOSTILE,
     )
     cell = failed(failure, op=HOSTILE, implementation=HOSTILE, dtype=HOSTILE, worst={HOSTILE: worst(2.0)})
     noted = verdict(
@@ -226,6 +228,7 @@ def hostile() -> Run:
         not_returned=(HOSTILE,),
         skipped={HOSTILE: 1},
         model={HOSTILE: HOSTILE},
+        undeclared={HOSTILE: worst(2.0)},
         uncheckable={HOSTILE: Uncheckable(count=1, total=2)},
     )
     return run(

@@ -124,7 +124,7 @@ def test_what_is_said_of_a_limit() -> None:
     assert "z at [0, 4] is upper_clip=0.75 itself, exactly: " in _limits(judge, 0.75, 0.0, (0, 4))
     assert "0.25 below upper_clip=0.75, 500 times" in _limits(judge, 0.5, 5e-4, (0, 4))
     assert _limits(judge, -1.0, 0.0, (0, 4)).endswith("0.5 below lower_clip=-0.5")
-    assert _limits(judge, float("nan"), 0.0, (0, 4)) == "z at [0, 4] is NaN"
+    assert _limits(judge, float("nan"), 0.0, (0, 4)) == "z at [0, 4] is NaN, which lies between no limits: 0"
 
 
 def test_a_mask_of_bools_has_bytes_too() -> None:

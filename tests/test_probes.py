@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from normcheck import Implementation, UnsupportedCase, discovery
 from normcheck.attempt import run_case
-from normcheck.call import poisoned_memory
+from normcheck.call import adapt, poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result, check
 from normcheck.mutants.kernel import CLEAN, Kernel, Run
@@ -222,6 +225,72 @@ def test_a_cache_by_address() -> None:
     result = result_of(layernorm(finishing(remember)))
     assert kinds(result) == [("not_repeatable", "y")]
     assert "depends on earlier calls" in result.problems[0].message
+
+
+def t5_layer_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """transformers' T5LayerNorm. x is upcast twice, so dx loses digits in half precision; it remembers nothing."""
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    x = x * torch.rsqrt(variance + eps)
+    if weight.dtype in [torch.float16, torch.bfloat16]:
+        x = x.to(weight.dtype)
+    return weight * x
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm"])
+def test_what_remembers_nothing_is_not_told_to_depend_on_earlier_calls(op: str, dtype: str) -> None:
+    """Where dx is right for the weights and the rows as they come, and wrong for them in another order."""
+    mine = Implementation(name="t5", op=op, forward=adapt(t5_layer_norm)[0])
+    right = 0
+    for seed in range(100):
+        result = result_of(mine, Case(op=op, dtype=dtype, M=2 + seed % 3, N=3 + seed % 5, seed=seed, bias=False))
+        right += not result.wrong
+        assert kinds(result) == []
+    assert right > 20 or (op == "rmsnorm" and dtype != "fp32")  # where y is wrong, it is another op
+
+
+@pytest.mark.parametrize("what", ["gamma", "rstd"])
+def test_what_is_remembered_by_address_is_found(what: str) -> None:
+    kept: dict[object, Tensor] = {}
+    if what == "gamma":
+        kernel = Kernel(gamma=lambda c: kept.setdefault(c.w_io.data_ptr(), c.w.clone()))
+    else:
+        kernel = Kernel(rstd=lambda c: kept.setdefault((c.x_io.data_ptr(), len(c.x)), CLEAN.rstd(c)).clone())
+    result = result_of(layernorm(kernel))
+    assert [p.kind for p in result.problems] == ["not_repeatable"]
+    assert result.problems[0].message.endswith("it depends on earlier calls")
+
+
+REMEMBERING = """
+from normcheck.mutants.kernel import CLEAN, Kernel
+
+kept = {{}}
+
+
+def recalled(c):
+    return kept.setdefault(({key}, c.M), CLEAN.{what}(c)).clone()
+
+
+IMPLEMENTATIONS = (Kernel({what}=recalled).implementation("mine", "layernorm"),)
+"""
+"""A clean kernel that keeps what it computed in the first call with the same key."""
+
+
+@pytest.mark.parametrize(
+    ("what", "key"), [("gamma", "0"), ("gamma", "c.w_io.data_ptr()"), ("rstd", "0"), ("rstd", "c.x_io.data_ptr()")]
+)
+def test_what_a_process_remembers_is_found(what: str, key: str, tmp_path: Path) -> None:
+    """There the tensors of each call lie at the same addresses, and some are remembered whatever the address."""
+    file = tmp_path / "mine.py"
+    file.write_text(REMEMBERING.format(what=what, key=key))
+    done = subprocess.run(
+        [sys.executable, "-m", "normcheck", "repro", str(file), str(CASE)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "it depends on earlier calls" in " ".join(done.stdout.split())
 
 
 BY_BATCH = Kernel(rstd=lambda c: CLEAN.rstd(c) * (1 + 2.0**-23 * (c.M > 1)))

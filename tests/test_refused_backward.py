@@ -19,6 +19,7 @@ from normcheck.merge import merged
 from normcheck.remarks import NO_BACKWARD
 from normcheck.reports.json import REPORT
 from normcheck.result import Verdict
+from normcheck.special import LEAVES_ROW
 from normcheck.stored import read
 
 FEW: dict[str, Any] = {"max_examples": 24, "device": "cpu", "dtypes": "fp16"}
@@ -64,7 +65,7 @@ def test_always_refused_is_no_finding_but_is_said_and_does_not_conform() -> None
     assert cell.backward_refused == {WHY: 24}
     assert cell.not_returned == ("dx", "dw", "db")
     assert cell.repeats["y"].cases > 0
-    assert cell.notes == (f"{NO_BACKWARD}: {WHY} (24 cases)",)
+    assert cell.notes == (LEAVES_ROW, f"{NO_BACKWARD}: {WHY} (24 cases)")
     with pytest.raises(AssertionError, match=f"required mine did not run rmsnorm fp16: {NO_BACKWARD}"):
         normcheck.assert_conforms(implementation, **FEW)
 
@@ -75,7 +76,7 @@ def test_refused_for_some_rows_only() -> None:
     count = cell.backward_refused[WHY]
     assert (cell.status, cell.no_backward, "dx" in cell.worst) == ("pass", False, True), cell.detail
     assert 0 < count < 24
-    assert cell.notes == (f"gradients not checked where it was refused: {WHY} ({count} cases)",)
+    assert cell.notes == (LEAVES_ROW, f"gradients not checked where it was refused: {WHY} ({count} cases)")
     normcheck.assert_conforms(implementation, **FEW)
 
 

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from normcheck import Implementation, discovery
+from normcheck.call import adapt
 from normcheck.case import Case
 from normcheck.check import Result, check
+from normcheck.inputs import make
+from normcheck.judge import END_TO_END
 from normcheck.mutants.correct import CONTROLS
 from normcheck.mutants.kernel import CLEAN, Kernel
-from normcheck.special import SPECIAL, is_special
+from normcheck.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special
 
 OPS = discovery.ops()
 KINDS = [{"rows": "nan"}, {"rows": "inf"}, {"dy": "nan"}, {"dy": "inf"}, {"rows": "inf", "dy": "nan"}]
 
 
-def case_of(op: str, **fields: str) -> Case:
+def case_of(op: str, **fields: Any) -> Case:
     options = (("lower_clip", -0.5), ("upper_clip", 1.0)) if OPS[op].clamped else ()
-    return Case(**{"op": op, "dtype": "fp16", "M": 5, "N": 12, "options": options, **fields})  # type: ignore[arg-type]
+    return Case(**{"op": op, "dtype": "fp16", "M": 5, "N": 12, "options": options, **fields})
 
 
-def result_of(implementation: Implementation, **fields: str) -> Result:
+def result_of(implementation: Implementation, **fields: Any) -> Result:
     return check(implementation, OPS[implementation.op], case_of(implementation.op, **fields), "cpu")
 
 
@@ -73,25 +77,74 @@ def test_a_nan_in_dy_that_reaches_db_elsewhere() -> None:
     assert wrong(result_of(kernel.implementation("mine", "layernorm"), dy="nan"))["db"] == SPECIAL
 
 
-def test_an_infinity_leaves_the_rest_of_an_rms_row_alone() -> None:
+def test_an_infinity_leaves_the_rest_of_an_rms_row_alone_where_that_is_declared() -> None:
     kernel = Kernel(preact=lambda c: c.plus_b(c.xh * c.g) + 0 * c.x.sum(1, keepdim=True))
-    assert wrong(result_of(kernel.implementation("mine", "rmsnorm"), rows="inf")) == {"y": SPECIAL}
-    assert not result_of(CLEAN.implementation("mine", "rmsnorm"), rows="inf").failed
+    exact = {"model": {"special": "exact"}}
+    assert wrong(result_of(kernel.implementation("mine", "rmsnorm", **exact), rows="inf")) == {"y": SPECIAL}
+    assert not result_of(CLEAN.implementation("mine", "rmsnorm", **exact), rows="inf").failed
 
 
 def test_where_the_definition_leaves_a_choice_all_are_right() -> None:
-    """A clamp by comparisons turns a NaN into a limit, and its bit may be either."""
+    """A clamp by comparisons turns a NaN into a limit; a cotangent is masked by a product or by a choice."""
 
     def clip(c: object) -> Tensor:
         z = c.z  # type: ignore[attr-defined]
         return torch.where(z > c.lo, torch.where(z < c.hi, z, c.hi), c.lo)  # type: ignore[attr-defined]
 
-    for mask in (lambda c: (c.z > c.lo) & (c.z < c.hi), lambda c: ~((c.z <= c.lo) | (c.z >= c.hi))):
+    for change in ({"clip": clip}, {}):
         for masked in (lambda c: torch.where(c.bits, c.dy, 0), lambda c: c.dy * c.bits):
-            kernel = Kernel(clip=clip, mask=mask, masked=masked)
+            kernel = Kernel(masked=masked, **change)
             for fields in KINDS:
                 result = result_of(kernel.implementation("mine", "layernorm_relu_bitmask"), **fields)
                 assert not result.failed, (fields, wrong(result))
+
+
+UNORDERED = Kernel(mask=lambda c: ~((c.z <= c.lo) | (c.z >= c.hi)))
+"""Bits that say "not outside the limits": 1 for NaN."""
+
+
+@pytest.mark.parametrize("compare", ["either", "fp32", "rounded"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("rows", ["nan", "inf"])
+def test_nan_lies_between_no_limits_so_its_bit_is_0(rows: str, dtype: str, compare: str) -> None:
+    model = {"bitmask_compare": compare}
+    kernel = UNORDERED.implementation("mine", "layernorm_relu_bitmask", model=model)
+    result = result_of(kernel, rows=rows, dtype=dtype)
+    assert wrong(result) == {"bitmask": END_TO_END}
+    spoilt = ~torch.isfinite(make(result.case, OPS["layernorm_relu_bitmask"], "cpu").x).all(1)
+    (bits,) = (c.comparison.wrong for c in result.wrong)
+    assert bits is not None
+    assert torch.equal(bits.all(1), spoilt)
+    assert torch.equal(bits.any(1), spoilt)
+    assert not result_of(kernel, dtype=dtype).failed
+
+
+def test_the_gradient_of_a_nan_is_not_passed_on() -> None:
+    """db hangs on it: dx and dw are NaN there, whatever is passed."""
+
+    def unordered(
+        x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, lower_clip: float, upper_clip: float
+    ) -> Tensor:
+        z = torch.nn.functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps)
+        inside = ~((z <= lower_clip) | (z >= upper_clip))
+        return torch.where(inside, z, z.detach().clamp(lower_clip, upper_clip)).to(x.dtype)
+
+    mine = Implementation(name="mine", op="layernorm_relu_bitmask", forward=adapt(unordered)[0])
+    assert "db" in wrong(result_of(mine, rows="nan"))
+    assert not result_of(mine, rows="normal").failed
+
+
+def test_a_nan_of_fp64_alone_has_no_bit() -> None:
+    """0 * inf: a constant row with eps 0. In fp32 its variance need not be 0."""
+    result = result_of(UNORDERED.implementation("mine", "layernorm_relu_bitmask"), rows="constant", eps=0.0)
+    assert "bitmask" not in wrong(result)
+
+
+@pytest.mark.parametrize("fault", ["P09", "P10"])
+def test_a_nan_of_one_row_is_found_in_others_and_where_it_is_swallowed(fault: str) -> None:
+    """Whatever is the default for an infinity."""
+    for op in ("layernorm", "rmsnorm"):
+        assert result_of(discovery.mutants()[fault].make(op), rows="nan").failed
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
@@ -107,11 +160,24 @@ def test_a_saved_rstd_may_be_finite_where_y_is_not() -> None:
     assert not result_of(kernel.implementation("clamped", "layernorm"), rows="nan").failed
 
 
-def test_an_infinity_that_spoils_its_row_must_be_declared() -> None:
-    """torch's rms_norm does so on a GPU."""
+def test_an_infinity_may_spoil_its_row_and_no_other() -> None:
+    """torch's rms_norm does so on a GPU, and nobody calls it a bug; exactness is for who declares it."""
     its_row = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(1, keepdim=True), torch.nan, CLEAN.rstd(c)))
     all_rows = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(), torch.nan, CLEAN.rstd(c)))
-    assert result_of(its_row.implementation("undeclared", "rmsnorm"), rows="inf").failed
-    for kernel, fails in ((its_row, False), (all_rows, True)):
-        declared = kernel.implementation("declared", "rmsnorm", model={"special": "row"})
-        assert result_of(declared, rows="inf").failed == fails
+    for kernel, special, fails in ((its_row, "row", False), (its_row, "exact", True), (all_rows, "row", True)):
+        mine = kernel.implementation("mine", "rmsnorm", model={"special": special})
+        assert result_of(mine, rows="inf").failed == fails
+    assert not result_of(its_row.implementation("undeclared", "rmsnorm"), rows="inf").failed
+
+
+def test_an_infinity_that_is_swallowed_is_found() -> None:
+    kernel = Kernel(load=lambda t, name: torch.where(t.isinf(), 0, t) if name == "x" else t)
+    assert result_of(kernel.implementation("mine", "rmsnorm"), rows="inf").failed
+
+
+def test_what_an_infinity_does_is_told() -> None:
+    its_row = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(1, keepdim=True), torch.nan, CLEAN.rstd(c)))
+    for kernel, told in ((its_row, SPOILS_ROW), (CLEAN, LEAVES_ROW)):
+        assert result_of(kernel.implementation("mine", "rmsnorm"), rows="inf").notes == (told,)
+        assert result_of(kernel.implementation("mine", "rmsnorm"), rows="nan").notes == ()
+        assert result_of(kernel.implementation("mine", "layernorm"), rows="inf").notes == ()  # fp64 leaves nothing

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import RUNS, hostile, passing, verdict
+from sample_runs import RUNS, failed, finding, hostile, passing, verdict, worst
 
 from normcheck import document, stored
 from normcheck.errors import UsageError
@@ -26,9 +26,12 @@ def fullest() -> Run:
         invariance={"y": Steadiness(differ=1, cases=9)},
         known="why",
         failed_at=12,
+        undeclared={"y": worst(3.2)},
     )
     budget = {"max_examples": 300, "seconds": 4.0}
-    return replace(passing(), verdicts=(cell,), budget=budget, shard="2/3", required=("mine",), seed=-4 * 10**400)
+    caused = failed(finding(cause="x is upcast twice"), dtype="bf16")
+    cells, seed = (cell, caused), -4 * 10**400
+    return replace(passing(), verdicts=cells, budget=budget, shard="2/3", required=("mine",), seed=seed)
 
 
 ALL: dict[str, Callable[[], Run]] = {**RUNS, "hostile": hostile, "fullest": fullest}

@@ -24,7 +24,7 @@ from normcheck.formats import FORMATS
 from normcheck.forward_bounds import EXACT
 from normcheck.inputs import make, torch_dtype
 from normcheck.ops.op import Op
-from normcheck.table import Model, declared_model
+from normcheck.table import Model, declared_model, is_wider
 from normcheck.table import table as read_table
 from normcheck.tolerance import half_ulp, rules, store
 
@@ -227,7 +227,8 @@ def test_gam() -> None:
         ({"bitmask_compare": ""}, "expected one of either, fp32, rounded"),
         ({"rsqrt_ulp": -1}, "model.rsqrt_ulp=-1"),
         ({"rsqrt_ulp": 2.0}, "model.rsqrt_ulp=2.0"),
-        ({"rsqrt_ulp": 10**9}, "an integer from 0 to 1024"),
+        ({"rsqrt_ulp": 10**9}, "an integer from 0 to 16; a root that is off by more is not one in fp32"),
+        ({"rsqrt_ulp": 17}, "model.rsqrt_ulp=17"),
         ({"ftz": 1}, "model.ftz=1"),
         ({"y_given_stats": "no"}, "expected true or false"),
         ({"reason": 5}, "model.reason=5"),
@@ -360,3 +361,61 @@ def test_given_the_statistics_the_bound_has_no_n_in_it() -> None:
     assert narrow.max() == wide.max() or wide.max() / narrow.max() < 2.01  # one binade: a larger y
     at_one = bounds(LAYERNORM, Model(), "fp16", rows="normal", N=16384, M=1)
     assert (at_one["y"] / at_one["y_given"]).max() > 2  # end to end it grows with N
+
+
+def _newton(q: Tensor, start: Tensor, steps: int) -> Tensor:
+    for _ in range(steps):
+        start = start * (1.5 - 0.5 * q * start * start)
+    return start
+
+
+def test_the_limit_of_rsqrt_ulp_admits_every_root_in_fp32_and_no_estimate() -> None:
+    """Ulps as the table counts them, 2^-23 of the root; every 97th of the fp32 numbers from 1 to 4."""
+    q = (torch.arange(0, 1 << 24, 97) + (127 << 23)).int().view(torch.float32)
+    exact = q.double().rsqrt()
+    magic = (0x5F3759DF - (q.view(torch.int32) >> 1)).view(torch.float32)
+    eight_bits = (exact.float().view(torch.int32) & ~((1 << 15) - 1)).view(torch.float32)
+    up, zero = torch.full_like(q, math.inf), torch.zeros_like(q)
+    root_down = torch.nextafter(q.sqrt(), zero)
+    roots = {
+        "1/sqrt": 1 / q.sqrt(),
+        "two floats above": torch.nextafter(torch.nextafter(exact.float(), up), up),
+        "a root off by 1, a division off by 2": torch.nextafter(torch.nextafter(1 / root_down, up), up),
+        "a root in fp16, one step": _newton(q, exact.half().float(), 1),
+        "bit trick, three steps": _newton(q, magic, 3),
+        "8 bits, two steps": _newton(q, eight_bits, 2),
+    }
+    estimates = {
+        "bit trick, two steps": _newton(q, magic, 2),
+        "8 bits, one step": _newton(q, eight_bits, 1),
+        "a root in fp16": exact.half().float(),
+        "a root in bf16": exact.bfloat16().float(),
+    }
+    ulps = {name: float((r.double() / exact - 1).abs().max() * 2**23) for name, r in (roots | estimates).items()}
+    declared_model(Model(), {"rsqrt_ulp": 16}, "mine")
+    assert max(ulps[name] for name in roots) < 16 / 3
+    assert min(ulps[name] for name in estimates) > 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("declared", "wider"),
+    [
+        ({"rsqrt_ulp": 4}, True),
+        ({"y_form": "folded"}, True),
+        ({"bwd_form": "raw"}, True),
+        ({"y_given_stats": False}, True),
+        ({"rsqrt_ulp": 2, "reason": "CUDA's rsqrtf"}, False),
+        ({"chain": 2**34}, False),
+        ({"variance": "two_pass", "ftz": False, "special": "exact"}, False),
+        ({"bitmask_compare": "rounded"}, False),
+        ({"chain": 64, "y_form": "folded"}, True),
+    ],
+    ids=str,
+)
+def test_what_widens_a_bound(declared: dict[str, Any], wider: bool) -> None:
+    assert is_wider(declared_model(read_table().model, declared, "mine"), read_table().model) == wider
+
+
+def test_raw_sums_are_no_widening_where_they_are_the_default() -> None:
+    raw = declared_model(Model(), {"bwd_form": "raw"}, "mine")
+    assert not is_wider(raw, raw)

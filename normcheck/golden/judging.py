@@ -20,8 +20,8 @@ from normcheck.judge import Checked, Judge, Reference, judge_forward, judge_of
 from normcheck.judge_backward import judge_gradients
 from normcheck.ops.op import GRADIENTS, Op
 from normcheck.outputs import Problem
-from normcheck.special import is_special, judge_special
-from normcheck.table import Model, declared_model
+from normcheck.special import is_special, judge_special, what_an_infinity_does
+from normcheck.table import Model, declared_model, is_wider
 
 
 def judged(recorded: Recorded, device: str) -> Result:
@@ -30,7 +30,7 @@ def judged(recorded: Recorded, device: str) -> Result:
     Raises UsageError where its inputs, made anew, are not those that it was recorded with.
     """
     op, case = discovery.ops()[recorded.case.op], recorded.case
-    model = model_of(recorded, device)
+    model, base = model_of(recorded, device), undeclared_model(placeholder(recorded), device)
     if recorded.refused:
         return Result(case, model, refused=recorded.refused)
     inputs = _same_inputs(recorded, op)
@@ -38,15 +38,25 @@ def judged(recorded: Recorded, device: str) -> Result:
     missing = tuple(name for name in op.outputs if name not in outputs)
     if "y" not in outputs:
         return Result(case, model, problems=recorded.problems, not_returned=missing)
-    judge = judge_of(op, case, inputs, model, {}, zeros=True)
-    checked, saved = judge_forward(judge, outputs)
-    gradients = _gradients(recorded, judge, inputs, outputs, saved)
-    checked += gradients.checked
+    checked, gradients = _checked(recorded, judge_of(op, case, inputs, model, {}, zeros=True), inputs, outputs)
+    undeclared: tuple[Checked, ...] = ()
+    if is_wider(model, base):
+        undeclared, _ = _checked(recorded, judge_of(op, case, inputs, base, {}), inputs, outputs)
     if is_special(case):
         checked += judge_special(op, case, inputs, {**outputs, **gradients.end_to_end}, model)
     problems = dict.fromkeys((*recorded.problems, *gradients.problems))
     absent = missing + gradients.not_returned
-    return Result(case, model, checked, tuple(problems), absent, notes=gradients.notes)
+    notes = (*gradients.notes, *filter(None, [what_an_infinity_does(op, case, inputs, outputs)]))
+    return Result(case, model, checked, tuple(problems), absent, notes=notes, undeclared=undeclared)
+
+
+def _checked(
+    recorded: Recorded, judge: Judge, inputs: Inputs, outputs: Mapping[str, Tensor]
+) -> tuple[tuple[Checked, ...], Gradients]:
+    """Every check of values by one judge; the gradients, and what else there is to say of them."""
+    checked, saved = judge_forward(judge, outputs)
+    gradients = _gradients(recorded, judge, inputs, outputs, saved)
+    return checked + gradients.checked, gradients
 
 
 def not_here(*arguments: object, **options: object) -> Any:

@@ -119,6 +119,7 @@ def _verdict(entries: list[Recorded], device: str, folder: str) -> tuple[Verdict
         model=dict(tally.declared),
         notes=(*tally.notes, *([f"{len(failed)} of {tally.cases} cases do not hold"] if failed else [])),
         vacuity=dict(tally.vacuity),
+        undeclared=dict(tally.undeclared),
     ), checks
 
 

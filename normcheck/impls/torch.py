@@ -13,7 +13,6 @@ from normcheck.implementation import Implementation
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SPOILS_ROW = "on a GPU torch sums squares around a running mean, and Inf - Inf is NaN"
 _DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
 
 
@@ -82,10 +81,6 @@ IMPLEMENTATIONS = (
         op="rmsnorm",
         forward=rmsnorm,
         ranks=(2, 3),
-        model={
-            "special": "row",
-            "reason": _SPOILS_ROW,
-        },
         source=f"{_DOCS}rms_norm.html",
     ),
 )

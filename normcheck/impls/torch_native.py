@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
 _RAW = "torch's backward on a CPU works with raw moments"
-_SPOILS_ROW = "on a GPU torch sums squares around a running mean, and Inf - Inf is NaN"
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
@@ -82,7 +81,6 @@ IMPLEMENTATIONS = (
         supports=no_bias,
         biases=(False,),
         ranks=(2, 3),
-        model={"special": "row", "reason": _SPOILS_ROW},
         by_default=("cuda",),
         source=f"{_DOCS}rms_norm.html",
     ),

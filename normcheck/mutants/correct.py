@@ -304,19 +304,13 @@ _PLAIN: Mapping[str, Callable[..., Tensor]] = {
     "rmsnorm": rmsnorm,
 }
 
-_FUNCTIONAL = (
-    {"bwd_form": "raw"},
-    {"bwd_form": "raw", "special": "row", "reason": "torch's rms_norm on a GPU: Inf - Inf in a running mean"},
-)
-"""What torch's own functions need declared: its layer_norm, its rms_norm."""
-
 CONTROLS: tuple[Implementation, ...] = (
     *(kernel.implementation(make, op, **FIELDS.get(make, {})) for make, kernel in KERNELS.items() for op in OPS),
     *(Implementation(name="autograd_var", op=op, forward=_PLAIN[op], ranks=(2, 3)) for op in OPS),
     *(Implementation(name="autograd_squares", op=op, forward=_squares(op)) for op in OPS),
     # torch's own CPU backward of layer_norm works on raw moments.
     *(
-        Implementation(name="autograd_functional", op=op, forward=_functional(op), model=_FUNCTIONAL[op == "rmsnorm"])
+        Implementation(name="autograd_functional", op=op, forward=_functional(op), model={"bwd_form": "raw"})
         for op in OPS
     ),
 )

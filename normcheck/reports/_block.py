@@ -40,6 +40,7 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
     mark: Part = ("KNOWN", "bold yellow") if known else ("FAIL", "bold red")
     put(console, mark, " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
     put_lines(console, known, indent=2, label="Known: ")
+    put_lines(console, finding.cause, indent=2, label="Cause: ", style="bold")
     if not _says_nothing_new(finding):
         put_lines(console, finding.message, indent=2)
     _put_numbers(console, finding)

@@ -146,8 +146,18 @@ def _facts(verdict: Verdict) -> list[str]:
         facts.append(f"{counted(sum(verdict.skipped.values()), 'case')} skipped")
     if verdict.model:
         declared = (f"{short(key)}={short(str(value))}" for key, value in verdict.model.items())
-        facts.append("declares " + ", ".join(declared))
+        facts.append("declares " + ", ".join(declared) + _bought(verdict))
     return facts
+
+
+def _bought(verdict: Verdict) -> str:
+    """What the declarations of a cell that passes buy: where its outputs lie under the bounds without them."""
+    worst = worst_of(verdict.undeclared.items())
+    if verdict.status != "pass" or worst is None:
+        return ""
+    beyond = [(output, w) for output, w in verdict.undeclared.items() if not w.ratio <= 1]
+    told = ", ".join(f"{short(output)} up to {_text.ratio(w.ratio)}" for output, w in beyond or [worst])
+    return f": {'' if beyond else 'needless here, '}{told} of the undeclared bound"
 
 
 def _steadiness(differs: str, same: str, counts: Mapping[str, Steadiness]) -> list[str]:

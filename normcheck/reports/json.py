@@ -85,6 +85,7 @@ def _verdict(verdict: Verdict) -> Json:
         "file": verdict.file,
         "line": verdict.line,
         "backward_refused": dict(verdict.backward_refused),
+        "undeclared": {output: _worst(worst) for output, worst in _ordered(verdict.undeclared)},
         "core": None if verdict.core is None else _core(verdict.core),
     }
 
@@ -145,6 +146,7 @@ def _failure(finding: Finding) -> Json:
         "advice": finding.advice,
         "traceback": list(finding.traceback),
         "line": finding.line,
+        "cause": finding.cause,
     }
 
 
