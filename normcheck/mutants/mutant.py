@@ -33,7 +33,8 @@ class Mutant:
     ``kinds``. ``when``: what a case needs for it to show, "" where ordinary cases do. ``promised``: the least profile
     that promises to kill it. ``device``: "cuda" where it shows on a GPU only. ``language``: "triton" where it is a
     fault of our Triton kernels, not of the clean torch kernel. ``not_exercised``: why it cannot be run at all, such as
-    an op that this project does not have.
+    an op that this project does not have. ``kernel`` makes the kernel that ``make`` gives as an implementation; None
+    if that is no kernel of steps.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Mutant:
     device: str = ""
     language: str = "torch"
     not_exercised: str = ""
+    kernel: Callable[[], Kernel] | None = None
 
 
 def mutant(
@@ -59,11 +61,13 @@ def mutant(
     A kernel that remembers something is given as a function that makes one, so that each ``make`` starts afresh.
     """
 
-    def make(op: str) -> Implementation:
-        made = kernel if isinstance(kernel, Kernel) else kernel()
-        return made.implementation(id, op, model=model or {})
+    def made() -> Kernel:
+        return kernel if isinstance(kernel, Kernel) else kernel()
 
-    return Mutant(id=id, make=make, **fields)
+    def make(op: str) -> Implementation:
+        return made().implementation(id, op, model=model or {})
+
+    return Mutant(id=id, make=make, kernel=made, **fields)
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:
