@@ -130,12 +130,11 @@ def _put_regimes(console: Console, audit: Audit) -> None:
         return
     put(console, "")
     put(console, ("Under regimes", "bold"))
-    widest = max(map(len, audit.regimes))
     for regime, score in audit.regimes.items():
-        skipped = f", {len(score.not_exercised):,} not exercised" if score.not_exercised else ""
         style = STYLES[KILLED if len(score.killed) == score.run else SURVIVED]
-        killed = f"killed {len(score.killed):,} of {score.run:,} under {regime:<{widest}}"
-        put(console, (killed.rstrip() if not skipped else killed, style), skipped, indent=2, hang=4)
+        skipped = f", {len(score.not_exercised):,} not exercised" if score.not_exercised else ""
+        killed = f"killed {len(score.killed):,} of {score.run:,} under {short(regime)}"
+        put(console, (killed, style), skipped, indent=2, hang=4)
 
 
 def _put_controls(console: Console, audit: Audit) -> None:
@@ -204,14 +203,13 @@ def _score(audit: Audit) -> str:
     score, regimes = audit.score, tuple(audit.regimes.values())
     by = "" if audit.complete else "stopped before the end; so far "
     by += f"recipe {short(audit.recipe)}: " if audit.recipe else ""
-    killed = sum(cell.status == KILLED for cell in audit.exercised)
-    cells = counted(len(audit.exercised), "cell")
-    cells = cells if killed == len(audit.exercised) else f"{killed:,} of {cells}"
-    words = [f"{by}{len(score.killed)} of {counted(score.run, 'mutant')} killed ({cells})"]
+    plain = [cell for cell in audit.exercised if not cell.regime]
+    words = [f"{len(score.killed)} of {counted(score.run, 'mutant')} killed ({_cells(plain)})"]
     if regimes:
-        under = f"{sum(len(s.killed) for s in regimes)} of {sum(s.run for s in regimes)} killed under regimes"
-        plain = any(not cell.regime for cell in audit.outcomes)
-        words = [words[0], under] if plain else [f"{by}{under} ({cells})"]
+        under = f"{sum(len(s.killed) for s in regimes):,} of {sum(s.run for s in regimes):,} killed under regimes"
+        within = [cell for cell in audit.exercised if cell.regime]
+        words = [*(words if any(not cell.regime for cell in audit.outcomes) else []), f"{under} ({_cells(within)})"]
+    words[0] = by + words[0]
     if survivors := [id for s in (score, *regimes) for id in s.survivors]:
         unpromised = "" if audit.broken_promises else f", which {short(audit.profile)} does not promise to kill"
         words.append(f"{len(survivors)} survived: {_named(survivors)}{unpromised}")
@@ -225,6 +223,11 @@ def _score(audit: Audit) -> str:
         words.append(f"{kernels}: {f'{len(accused)} accused' if accused else 'none accused'}")
     median = f"median {_text.seconds(audit.median_seconds)} a cell, " if audit.exercised else ""
     return f"{', '.join(words)}; {median}{_duration(audit.seconds)}"
+
+
+def _cells(exercised: Sequence[Outcome]) -> str:
+    killed, cells = sum(cell.status == KILLED for cell in exercised), counted(len(exercised), "cell")
+    return cells if killed == len(exercised) else f"{killed:,} of {cells}"
 
 
 def _named(ids: Sequence[str]) -> str:
