@@ -218,7 +218,7 @@ def _score(audit: Audit) -> str:
     if skipped := sum(len(s.not_exercised) for s in (score, *regimes)):
         words.append(f"{skipped} not exercised")
     if audit.controls:
-        kernels = counted(len({control.name for control in audit.controls}), "correct kernel")
+        kernels = counted(len({control.name for control in audit.controls if not control.reason}), "correct kernel")
         accused = list(dict.fromkeys(control.name for control in audit.accused))
         words.append(f"{kernels}: {f'{len(accused)} accused' if accused else 'none accused'}")
     median = f"median {_text.seconds(audit.median_seconds)} a cell, " if audit.exercised else ""
