@@ -1,7 +1,8 @@
 """Correct kernels, transcribed line by line from libraries that many models run on; gradients come from autograd.
 
-Each declares the dtypes in which it is right. In half timm's ``rms_norm`` squares and averages in the dtype of x, and
-torch's ``layer_norm`` saves its statistics in it on a CPU, so that the backward that takes them is off.
+Each declares the dtypes in which it is right. In half timm's ``rms_norm`` squares and averages in the dtype of x;
+torch's ``layer_norm`` saves its statistics in it on a CPU, so that the backward that takes them is off; and T5's dx is
+a sum of two parts that were rounded to it, off by up to 1.6 times the bound, or infinite.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ def llama(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
     variance = hidden.pow(2).mean(-1, keepdim=True)
     hidden = hidden * torch.rsqrt(variance + eps)
     return weight * hidden.to(dtype)
+
+
+def t5(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
+    """T5LayerNorm.forward, x (M, N) or (B, S, N)."""
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    hidden = x * torch.rsqrt(variance + eps)
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        hidden = hidden.to(weight.dtype)
+    return weight * hidden
 
 
 def timm(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
@@ -60,6 +70,15 @@ CONTROLS: tuple[Implementation, ...] = (
         supports=_weight_as_x,
         ranks=(2, 3),
         source=f"{_TRANSFORMERS}/llama/modeling_llama.py",
+    ),
+    Implementation(
+        name="transformers_t5",
+        op="rmsnorm_llama",
+        forward=t5,
+        supports=_weight_as_x,
+        dtypes=("fp32",),
+        ranks=(2, 3),
+        source=f"{_TRANSFORMERS}/t5/modeling_t5.py",
     ),
     Implementation(
         name="timm_rms_norm",
