@@ -115,7 +115,8 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
         asked = pairs(regimes, there, ops, dtypes, every_cell=request.regime_cells == "all")
         return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in asked)
     narrowed = request.ops or request.dtypes or request.mutants or request.recipe
-    sampled = () if narrowed else sample(pairs(tuple(REGIMES.values()), there, ops, dtypes))
+    promised = [mutant for mutant in there if PROMISES.index(mutant.promised) <= PROMISES.index(request.profile)]
+    sampled = () if narrowed else sample(pairs(tuple(REGIMES.values()), promised, ops, dtypes))
     mutants = [
         trial(name=mutant.id, op=op, dtype=dtype)
         for mutant in chosen

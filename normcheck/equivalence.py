@@ -8,13 +8,13 @@ bits, makes it a fault; whether the gate finds it among its own cases is then fo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from normcheck.attempt import run_case
 from normcheck.battery import battery
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result
-from normcheck.implementation import Implementation
 from normcheck.memory import same_bits
 from normcheck.mutants.mutant import Mutant
 from normcheck.mutants.regimes import Regime
@@ -23,13 +23,16 @@ from normcheck.ops.op import Op
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
 
+INTERPRETED = 40
+"""Cases of the battery that an interpreted kernel is tried on: every kind of rows, every layout, NaN and infinity."""
+
 
 def told_apart(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -> bool:
     """Whether any case of the battery, moved into ``regime``, tells the fault from the clean kernel."""
     faulty = Cell(op, under(regime, mutant).make(op.name), dtype, mutant.id)
     clean = Cell(op, without_fault(regime, mutant).make(op.name), dtype, "clean")
     with poisoned_memory():
-        for case in moved(regime, op, faulty.implementation, dtype):
+        for case in _tried(regime, mutant, faulty):
             found = run_case(faulty, case, plan)
             if found.failed or not _same(found, run_case(clean, case, plan, depth=Depth.OFF)):
                 return True
@@ -40,13 +43,13 @@ def failing(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -> C
     """The first case of the battery, moved into ``regime``, that the gate fails; None if it passes in all."""
     faulty = Cell(op, under(regime, mutant).make(op.name), dtype, mutant.id)
     with poisoned_memory():
-        cases = moved(regime, op, faulty.implementation, dtype)
-        return next((case for case in cases if run_case(faulty, case, plan).failed), None)
+        return next((case for case in _tried(regime, mutant, faulty) if run_case(faulty, case, plan).failed), None)
 
 
-def moved(regime: Regime, op: Op, implementation: Implementation, dtype: str) -> Iterator[Case]:
-    """The cases of the battery, each moved into ``regime``."""
-    return map(regime.into, battery(op, implementation, dtype))
+def _tried(regime: Regime, mutant: Mutant, cell: Cell) -> Iterator[Case]:
+    """The cases of the battery, each moved into ``regime``; of an interpreted kernel, which is slow, the first ones."""
+    cases = map(regime.into, battery(cell.op, cell.implementation, cell.dtype))
+    return islice(cases, INTERPRETED if mutant.language == "triton" else None)
 
 
 def _same(one: Result, other: Result) -> bool:

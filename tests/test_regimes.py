@@ -236,7 +236,17 @@ def test_a_survivor_says_which_case_would_have_found_it() -> None:
     op = discovery.ops()["rmsnorm"]
     case = failing(REGIMES["one_n:4097"], MUTANTS["mD08"], op, "fp16", PLAN)
     assert case is not None and case.N == 4097
-    assert failing(REGIMES["one_n:8200"], MUTANTS["mF03"], discovery.ops()["layernorm"], "fp32", PLAN) is None
+
+
+@pytest.mark.parametrize("id", ["mF03", "dx-c1-n-1"])
+def test_what_is_said_to_drown_in_wide_rows_does_so_and_no_earlier(id: str) -> None:
+    """A fault that declares the widest row in which it shows hides nothing: no case finds it in the next regime."""
+    fault, op = MUTANTS[id], discovery.ops()["layernorm"]
+    assert why_not(REGIMES["one_n:4097"], fault).startswith("its fault is within what fp32 additions may be off by")
+    assert why_not(REGIMES["one_n:1025"], fault) == why_not(REGIMES["tall"], fault) == ""
+    assert failing(REGIMES["one_n:4097"], fault, op, "fp32", PLAN) is None
+    assert failing(REGIMES["one_n:1025"], fault, op, "fp32", PLAN) is not None
+    assert {m.id for m in MUTANTS.values() if m.widest is not None} == {"mF03", "dx-c1-n-1"}
 
 
 # --- Which are run

@@ -16,6 +16,10 @@ VALUES = ("mismatch", "non_finite")
 UNWRITTEN = ("unwritten", *VALUES)
 """What memory that is left unwritten is found as: by what it held before, or by its values."""
 
+WITHIN_ADDITIONS = 4096
+"""``widest`` of a sum over N that is divided by N - 1: off by 1 / (N - 1), which is less than the (N - 1) * 2^-24 that
+N - 1 additions may be off by from N = 4098 on, and with the roundings beside them from 4097 on."""
+
 STATS = ("mean", "rstd", "y", "bitmask", "dx", "dw")
 """What a wrong mean breaks, ``RSTD`` what a wrong variance does, ``Y`` what a wrong value before the clip does."""
 
@@ -34,7 +38,8 @@ class Mutant:
     that promises to kill it. ``device``: "cuda" where it shows on a GPU only. ``language``: "triton" where it is a
     fault of our Triton kernels, not of the clean torch kernel. ``not_exercised``: why it cannot be run at all, such as
     an op that this project does not have. ``kernel`` makes the kernel that ``make`` gives as an implementation; None
-    if that is no kernel of steps.
+    if that is no kernel of steps. ``widest``: the last N at which the fault is more than fp32 additions, in whatever
+    order, may be off by; None if it is at every N.
     """
 
     id: str
@@ -51,6 +56,7 @@ class Mutant:
     language: str = "torch"
     not_exercised: str = ""
     kernel: Callable[[], Kernel] | None = None
+    widest: int | None = None
 
 
 def mutant(

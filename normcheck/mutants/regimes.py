@@ -37,7 +37,7 @@ class Regime:
     bias)`` decides for forward and backward. If ``holds_dy(dy)`` is given, backward must satisfy it as well, and
     forward is the mutant's own in every call. ``first_row``: the rows before it stay clean if the fault can be divided.
     ``why_not(op, dtype)``: "" or why the calls of this cell are all in the regime, or none. ``into(case)`` is the case,
-    moved into the regime.
+    moved into the regime. ``width``: the only N that it has; 0 if it has any.
     """
 
     id: str
@@ -47,6 +47,7 @@ class Regime:
     holds_dy: Callable[[Tensor], bool] | None = None
     first_row: int = 0
     why_not: Callable[[str, str], str] = lambda op, dtype: ""
+    width: int = 0
 
 
 def _rows(x: Tensor) -> int:
@@ -98,6 +99,7 @@ _EVERY = (
             what=f"only where N is {width:,}",
             holds=lambda x, weight, bias, width=width: bool(x.shape[-1] == width),  # type: ignore[misc]
             into=partial(_one_n, width),
+            width=width,
         )
         for width in WIDTHS
     ),

@@ -26,6 +26,8 @@ def why_not(regime: Regime, mutant: Mutant) -> str:
         return mutant.not_exercised
     if regime.holds_dy is not None and not set(mutant.outputs) <= set(_OF_BACKWARD):
         return "it may be a fault of forward, which is not given dy"
+    if mutant.widest is not None and regime.width > mutant.widest:
+        return f"its fault is within what fp32 additions may be off by where N is {regime.width:,}"
     reasons = {regime.why_not(op, dtype) for op in mutant.ops for dtype in mutant.dtypes}
     return "" if "" in reasons else min(reasons)
 
