@@ -2,7 +2,7 @@
 
 Many a fault is none in some regime: where N = 1, a row has no other column to be mixed up with. Which, is not declared
 but tried, on the cases of the battery, moved into the regime. A case that the gate fails, or one output with other
-bits, makes it a fault; whether the gate finds it among its own cases is then for the sweep to show.
+numbers, makes it a fault; whether the gate finds it among its own cases is then for the sweep to show.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from torch import Tensor
+
 from normcheck.attempt import run_case
 from normcheck.battery import battery
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result
-from normcheck.memory import same_bits
 from normcheck.mutants.mutant import Mutant
 from normcheck.mutants.regimes import Regime
 from normcheck.mutants.under import under, without_fault
@@ -53,6 +54,14 @@ def _tried(regime: Regime, mutant: Mutant, cell: Cell) -> Iterator[Case]:
 
 
 def _same(one: Result, other: Result) -> bool:
-    """Whether two results have the same outputs and gradients, bit for bit."""
-    first, second = ({**result.seen.named, **result.staged} for result in (one, other))
-    return first.keys() == second.keys() and all(same_bits(first[name], second[name]) for name in first)
+    """Whether two results have the same outputs and gradients, number for number: no bound sees the sign of a zero."""
+    of_one, of_other = ([result.seen.named, result.staged] for result in (one, other))
+    return all(
+        first.keys() == second.keys() and all(_equal(first[name], second[name]) for name in first)
+        for first, second in zip(of_one, of_other, strict=True)
+    )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape have the same numbers, a NaN being like any other."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -219,6 +219,7 @@ def test_a_pair_that_makes_no_sense_says_why() -> None:
     ("id", "regime", "op", "is_one"),
     [
         ("mA06", "one_n:1", "rmsnorm", False),  # one column has no other gamma
+        ("P16", "one_n:1", "layernorm", False),  # dx is 0 with one sign or the other
         ("mF02", "one_n:64", "rmsnorm", False),  # a power of two is its own block
         ("mF02", "one_n:129", "rmsnorm", True),
         ("X10", "strided", "rmsnorm", False),  # there dy is never expanded
