@@ -222,6 +222,8 @@ def test_a_pair_that_makes_no_sense_says_why() -> None:
         ("P16", "one_n:1", "layernorm", False),  # dx is 0 with one sign or the other
         ("mF02", "one_n:64", "rmsnorm", False),  # a power of two is its own block
         ("mF02", "one_n:129", "rmsnorm", True),
+        ("mF15.triton", "one_n:1024", "layernorm", False),  # full blocks, though smaller ones than ours
+        ("mF15.triton", "one_n:1025", "layernorm", True),
         ("X10", "strided", "rmsnorm", False),  # there dy is never expanded
         ("X10", "tall", "rmsnorm", True),
         ("P14", "tall", "rmsnorm", False),  # rows are there

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normcheck.implementation import Implementation
 from normcheck.impls.triton import implementation as triton_kernels
+from normcheck.mutants._patched import Patched
 from normcheck.mutants.kernel import CLEAN, Kernel, Run
 from normcheck.mutants.mutant import Mutant
 from normcheck.mutants.regimes import Regime
@@ -56,6 +57,8 @@ def under(regime: Regime, mutant: Mutant) -> Mutant:
 
 def clean(mutant: Mutant, op: str) -> Implementation:
     """The kernel that ``mutant`` differs from by its fault: our Triton kernels, or the clean torch kernel."""
+    if isinstance(mutant.make, Patched):
+        return mutant.make.without_fault()(op)
     if mutant.language == "triton":
         return triton_kernels(op, name="clean")
     return CLEAN.implementation("clean", op)
