@@ -16,20 +16,29 @@ from normcheck.environment import environment
 from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES
 from normcheck.gate import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
+from normcheck.mutants.regimes import REGIMES, Regime
 from normcheck.processes import spread
 from normcheck.recipes import recipe
 from normcheck.reports import audit as report
 from normcheck.reports import audit_json
 from normcheck.request import Request, Target, device_for, targets_of
+from normcheck.rotation import pairs, sample
 from normcheck.score import Audit, Control, Outcome
-from normcheck.trial import PROMISES, Trial, Tried, apart, died, start, tried
+from normcheck.trial import PROMISES, Trial, Tried, apart, died, start, tried, why_not
 
 MOST_WORKERS = 8
+ALL = "all"
+"""Every regime, or every cell of a mutant under a regime."""
+CELLS = ("one", ALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRequest:
-    """The options of ``normcheck audit``, as they were given. ``workers``: None for as many as there are cores."""
+    """The options of ``normcheck audit``, as they were given. ``workers``: None for as many as there are cores.
+
+    ``regimes``: only mutants under these, ``("all",)`` for every one; ``regime_cells``: each pair in ``one`` op and
+    dtype, or in ``all`` that have the fault.
+    """
 
     ops: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -39,6 +48,8 @@ class AuditRequest:
     device: str = "auto"
     workers: int | None = None
     recipe: str = ""
+    regimes: tuple[str, ...] = ()
+    regime_cells: str = "one"
     reports: tuple[str, ...] = ()
 
 
@@ -82,7 +93,11 @@ def exit_code(outcomes: Sequence[Outcome], controls: Sequence[Control], *, recip
 
 
 def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
-    """Every cell to run: the mutants in their order, then the correct kernels, unless single mutants are asked for."""
+    """Every cell to run: the mutants in their order, those under a regime, then the correct kernels.
+
+    An audit of everything has a sample of the mutants under regimes. One of single mutants has no correct kernels, one
+    of regimes neither those nor plain mutants.
+    """
     known = discovery.mutants()
     _known("op", request.ops, tuple(discovery.ops()))
     _known("dtype", request.dtypes, DTYPES)
@@ -91,25 +106,43 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 4)
             raise UsageError(f"mutant={name}: expected {one_of(near or known)}")
+    regimes = _regimes(request)
     device, ops, dtypes = _scope(request)
     trial = partial(Trial, profile=request.profile, seed=request.seed, device=device, recipe=request.recipe)
+    chosen = [mutant for mutant in known.values() if not request.mutants or mutant.id in request.mutants]
+    there = [mutant for mutant in chosen if not why_not(mutant, device)]
+    if regimes:
+        asked = pairs(regimes, there, ops, dtypes, every_cell=request.regime_cells == "all")
+        return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in asked)
+    narrowed = request.ops or request.dtypes or request.mutants or request.recipe
+    promised = [mutant for mutant in there if PROMISES.index(mutant.promised) <= PROMISES.index(request.profile)]
+    sampled = () if narrowed else sample(pairs(tuple(REGIMES.values()), promised, ops, dtypes))
     mutants = [
         trial(name=mutant.id, op=op, dtype=dtype)
-        for mutant in known.values()
-        if not request.mutants or mutant.id in request.mutants
+        for mutant in chosen
         if not request.recipe or mutant.language == "torch"  # the same faults again, and far too slow interpreted
         for op in mutant.ops
         if op in ops
         for dtype in mutant.dtypes
         if dtype in dtypes
     ]
+    under = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
     controls = [
         trial(name=control.name, op=control.op, dtype=dtype, control=True)
         for control in (() if request.mutants else discovery.controls())
         for dtype in control.dtypes
         if control.op in ops and dtype in dtypes
     ]
-    return (*mutants, *controls)
+    return (*mutants, *under, *controls)
+
+
+def _regimes(request: AuditRequest) -> tuple[Regime, ...]:
+    """The regimes that are asked for; empty if none is."""
+    _known("regime", request.regimes, (*REGIMES, ALL))
+    _known("regime_cells", (request.regime_cells,), CELLS)
+    if request.regimes and request.recipe:
+        raise UsageError(f"regime={request.regimes[0]}: expected no --recipe with it, a recipe judges plain mutants")
+    return tuple(r for r in REGIMES.values() if ALL in request.regimes or r.id in request.regimes)
 
 
 def _scope(request: AuditRequest) -> tuple[str, set[str], set[str]]:

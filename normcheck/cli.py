@@ -145,6 +145,22 @@ def audit(
             autocompletion=complete.recipes,
         ),
     ] = "",
+    regime: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--regime",
+            help="Only faults that are there in some calls alone, such as tall or one_n:768, or all; may repeat.",
+            autocompletion=complete.regimes,
+        ),
+    ] = None,
+    regime_cells: Annotated[
+        str,
+        typer.Option(
+            "--regime-cells",
+            help="one or all: the ops and dtypes that a fault under a regime is run in.",
+            autocompletion=complete.regime_cells,
+        ),
+    ] = "one",
     seed: Annotated[int, typer.Option("--seed", help="Another seed draws other cases.")] = 0,
     device: Device = "auto",
     report: Annotated[
@@ -173,6 +189,8 @@ def audit(
         device=device,
         workers=workers,
         recipe=recipe,
+        regimes=tuple(regime or ()),
+        regime_cells=regime_cells,
         reports=tuple(report or ()),
     )
     raise typer.Exit(run_audit(request, tuple(sys.argv[1:])))

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from normcheck.bitmask import unpack
+from normcheck.call import supports
+from normcheck.case import Case
 from normcheck.formats import FORMATS
 from normcheck.implementation import Implementation
 from normcheck.recipes import BY_DTYPE, MSE_MEAN, Draw, Recipe, Tolerance
@@ -87,11 +89,14 @@ def judged(recipe: Recipe, mutant: Implementation, clean: Implementation, dtype:
 def examined(recipe: Recipe, implementation: Implementation, dtype: str) -> Judgement:
     """What the recipe says of an implementation by itself: of a correct one, ``caught`` is a false alarm.
 
-    Statistics and bitmasks that it does not return are not compared.
+    Statistics and bitmasks that it does not return are not compared. Not exercised: the recipe has another op or dtype,
+    or the implementation does not support the recipe's case, such as one with a bias.
     """
     if reason := _outside(recipe, implementation.op, dtype):
         return Judgement(NOT_EXERCISED, reason=reason)
     task = problem(recipe, implementation.op, dtype)
+    if reason := supports(implementation, _case(task, implementation.op, dtype)) or "":
+        return Judgement(NOT_EXERCISED, reason=reason)
     try:
         got = _outputs(implementation, task)
     except Exception as error:
@@ -152,6 +157,12 @@ def _reference(
     if recipe.bias_after_store and bias is not None:
         out["y"] = product.to(x.dtype) + bias
     return out, y, leaves
+
+
+def _case(task: Problem, op: str, dtype: str) -> Case:
+    """The case that comes nearest to the recipe's inputs."""
+    (M, N), options = task.x.shape, tuple(sorted(task.options.items()))
+    return Case(op=op, dtype=dtype, M=M, N=N, eps=task.eps, bias=task.bias is not None, options=options)
 
 
 def _mse_gradient(y: Tensor, target: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """What an audit of the gate finds, as plain frozen data: planted faults killed or not, correct kernels accused or not.
 
 Reports read this and nothing else of an audit. A cell is mutant x op x dtype; the score counts mutants, and a mutant
-counts as killed only if every cell of it that was run was killed.
+counts as killed only if every cell of it that was run was killed. A mutant under a regime, whose fault is there in some
+calls only, is one more mutant, with an id of its own, and has a score of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Outcome:
     ``status``: killed, survived, not_exercised (with a ``reason``, always) or error (normcheck itself failed, and
     ``reason`` says how). ``kind``, ``output``, ``case``: of the finding that killed it, the case as it was shrunk.
     ``cases`` were run in ``seconds``. ``what`` and ``source`` are the mutant's; ``promised``: this profile promises to
-    kill it.
+    kill it. ``regime``: in which calls the fault is there, "" for all.
     """
 
     id: str
@@ -36,6 +37,22 @@ class Outcome:
     what: str = ""
     source: str = ""
     promised: bool = True
+    regime: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Mutants by what became of them, their ids in the order of the outcomes."""
+
+    killed: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+    not_exercised: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> int:
+        """How many were run, also those that normcheck failed to judge."""
+        return len(self.killed) + len(self.survivors) + len(self.errors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +100,26 @@ class Audit:
         return {id: tuple(own) for id, own in cells.items()}
 
     @property
-    def killed(self) -> tuple[str, ...]:
-        """Ids of the mutants that were run and killed: in every cell that was run, by a recipe in any."""
-        return self._with(KILLED)
+    def score(self) -> Score:
+        """Of the mutants whose fault is there in all calls.
+
+        Killed: in every cell that was run, by a recipe in any. Survived: in a cell or more, of a recipe in all that
+        were run. Not exercised: no cell was run.
+        """
+        return self._score_of("")
 
     @property
-    def survivors(self) -> tuple[str, ...]:
-        """Ids of the mutants that survived in a cell or more, of a recipe in all that were run."""
-        return self._with(SURVIVED)
+    def regimes(self) -> dict[str, Score]:
+        """Regime -> of the mutants under it."""
+        return {name: self._score_of(name) for name in dict.fromkeys(cell.regime for cell in self.outcomes) if name}
 
-    @property
-    def not_exercised(self) -> tuple[str, ...]:
-        """Ids of the mutants of which no cell was run."""
-        return self._with(NOT_EXERCISED)
-
-    def _with(self, status: str) -> tuple[str, ...]:
-        return tuple(id for id, cells in self.mutants.items() if self.status_of(cells) == status)
+    def _score_of(self, regime: str) -> Score:
+        own = {id: self.status_of(cells) for id, cells in self.mutants.items() if cells[0].regime == regime}
+        killed, survivors, skipped, errors = (
+            tuple(id for id, found in own.items() if found == status)
+            for status in (KILLED, SURVIVED, NOT_EXERCISED, ERROR)
+        )
+        return Score(killed=killed, survivors=survivors, not_exercised=skipped, errors=errors)
 
     def status_of(self, cells: tuple[Outcome, ...]) -> str:
         """The status of a mutant from those of its cells: the worst of those that were run, of a recipe the best."""

@@ -13,9 +13,14 @@ import torch
 
 from normcheck import discovery
 from normcheck.alarm import TimeIsUp, alarm
+from normcheck.equivalence import failing, told_apart
 from normcheck.implementation import Implementation
 from normcheck.mutants.kernel import CLEAN
 from normcheck.mutants.mutant import Mutant
+from normcheck.mutants.regimes import REGIMES, Regime
+from normcheck.mutants.under import under
+from normcheck.mutants.under import why_not as why_not_under
+from normcheck.ops.op import Op
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.recipe_judge import CAUGHT, Judgement, examined, judged
 from normcheck.recipe_judge import NOT_EXERCISED as NOT_RUN
@@ -37,7 +42,8 @@ class Trial:
     """What to run, as plain data that can be sent to another process.
 
     ``name``: a mutant's id, or with ``control`` the name of a correct kernel. ``recipe``: judge by this fixed
-    tolerance instead of the gate, where it is not empty.
+    tolerance instead of the gate, where it is not empty. ``regime``: the fault is there only in its calls, where it is
+    not empty.
     """
 
     name: str
@@ -48,6 +54,7 @@ class Trial:
     device: str
     control: bool = False
     recipe: str = ""
+    regime: str = ""
 
 
 Tried = Outcome | Control
@@ -84,17 +91,27 @@ def apart(trial: Trial) -> bool:
 
 def blank(trial: Trial) -> Outcome:
     """What is known of a mutant's cell before it is run."""
-    mutant = discovery.mutants()[trial.name]
+    mutant = _planted(trial)
     return Outcome(
         id=mutant.id,
         op=trial.op,
         dtype=trial.dtype,
         status=NOT_EXERCISED,
-        reason=why_not(mutant, trial.device),
+        reason=why_not(mutant, trial.device) or _why_not_under(trial),
         what=mutant.what,
         source=mutant.source,
         promised=PROMISES.index(mutant.promised) <= PROMISES.index(trial.profile),
+        regime=trial.regime,
     )
+
+
+def _planted(trial: Trial) -> Mutant:
+    mutant = discovery.mutants()[trial.name]
+    return under(REGIMES[trial.regime], mutant) if trial.regime else mutant
+
+
+def _why_not_under(trial: Trial) -> str:
+    return why_not_under(REGIMES[trial.regime], discovery.mutants()[trial.name]) if trial.regime else ""
 
 
 def why_not(mutant: Mutant, device: str) -> str:
@@ -118,9 +135,14 @@ def _outcome(trial: Trial) -> Outcome:
     outcome = blank(trial)
     if outcome.reason:
         return outcome
-    verdict = _verdict(trial, discovery.mutants()[trial.name].make(trial.op))
+    if trial.regime and not told_apart(*_within(trial)):
+        return replace(outcome, reason="no case within the regime tells it from the clean kernel")
+    verdict = _verdict(trial, _planted(trial).make(trial.op))
     status = {"fail": KILLED, "pass": SURVIVED, "skip": NOT_EXERCISED}.get(verdict.status, ERROR)
     failure = verdict.failure
+    reason = verdict.detail if status in (NOT_EXERCISED, ERROR) else _nearest(verdict) if not failure else ""
+    if status == SURVIVED and trial.regime:
+        reason = f"{_missed(trial)}; {reason}"
     return replace(
         outcome,
         status=status,
@@ -129,8 +151,20 @@ def _outcome(trial: Trial) -> Outcome:
         case=failure.case if failure else "",
         cases=verdict.cases,
         seconds=verdict.seconds,
-        reason=verdict.detail if status in (NOT_EXERCISED, ERROR) else _nearest(verdict) if not failure else "",
+        reason=reason,
     )
+
+
+def _within(trial: Trial) -> tuple[Regime, Mutant, Op, str, Plan]:
+    """What a fault under a regime is tried with, apart from any sweep."""
+    op, plan = discovery.ops()[trial.op], Plan((), PROFILES[trial.profile], trial.seed, trial.device, TIMEOUT)
+    return REGIMES[trial.regime], discovery.mutants()[trial.name], op, trial.dtype, plan
+
+
+def _missed(trial: Trial) -> str:
+    """What a sweep lacks that let a fault live: a case within the regime, or a bound that it exceeds."""
+    case = failing(*_within(trial))
+    return f"not run, and fails: {case}" if case else "passes in every case within the regime: its bound allows it"
 
 
 def _nearest(verdict: Verdict) -> str:

@@ -21,7 +21,7 @@ from normcheck.plan import Profile
 from normcheck.reports import audit as report
 from normcheck.reports import audit_json
 from normcheck.reports._text import console_for
-from normcheck.score import Audit, Control, Outcome
+from normcheck.score import Audit, Control, Outcome, Score
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "reports"
 UPDATE = "NORMCHECK_UPDATE_GOLDEN"
@@ -145,9 +145,69 @@ def test_a_survivor_fails_the_audit(run: Callable[..., Done], plant: Callable[..
 
 
 def test_a_mutant_is_killed_only_in_all_of_its_cells() -> None:
-    assert sample().killed == ("variance-n-1", "mR07")
-    assert sample().survivors == ("mY11",)
-    assert sample().not_exercised == ("mW18.race", "mP01")
+    assert sample().score == Score(
+        killed=("variance-n-1", "mR07"), survivors=("mY11",), not_exercised=("mW18.race", "mP01")
+    )
+
+
+def test_a_mutant_under_a_regime_has_a_score_of_its_own() -> None:
+    found = sampled()
+    assert found.score == sample().score
+    assert found.regimes == {
+        "tall": Score(killed=("variance-n-1@tall",)),
+        "one_n:768": Score(survivors=("mY11@one_n:768",), not_exercised=("mR07@one_n:768",)),
+    }
+    document = audit_json.document(found)
+    assert (document["killed"], document["survivors"], document["not_exercised"]) == (
+        2,
+        ["mY11"],
+        ["mW18.race", "mP01"],
+    )
+    assert document["regimes"] == {
+        "tall": {"killed": 1, "run": 1, "survivors": [], "not_exercised": []},
+        "one_n:768": {"killed": 0, "run": 1, "survivors": ["mY11@one_n:768"], "not_exercised": ["mR07@one_n:768"]},
+    }
+    entries = document["mutants"]
+    assert isinstance(entries, list)
+    assert [entry["regime"] for entry in entries[-3:]] == ["tall", "one_n:768", "one_n:768"]
+    assert audit.exit_code(found.outcomes[-3:-2], (), recipe="", complete=True) == 0
+    assert audit.exit_code(found.outcomes[-3:], (), recipe="", complete=True) == 1
+
+
+def test_mutants_under_regimes_are_run_and_told(run: Callable[..., Done], plant: Callable[..., None]) -> None:
+    plant("twice", "none", "later", "absent")
+    done = run(*TINY, "--regime", "strided", "--regime", "no_bias", "--report", "json:out.json")
+    assert done.code == 0
+    assert "\nkilled    twice@strided " in done.out
+    words = " ".join(done.out.split())
+    told = "Under regimes killed 1 of 1 under no_bias, 2 not exercised killed 1 of 1 under strided, 2 not exercised Not"
+    assert told in words
+    same = "no case within the regime tells it from the clean kernel"
+    assert f"none@no_bias, later@no_bias, none@strided, later@strided: {same}" in words
+    assert done.last.startswith("PASS  2 of 2 killed under regimes (2 cells), 4 not exercised; median ")
+    twice, none = document()["mutants"][:2]
+    assert (twice["id"], twice["regime"], twice["status"]) == ("twice@no_bias", "no_bias", "killed")
+    assert twice["case"].endswith("bias=none")
+    assert twice["what"] == "y is twice what it should be, only without a bias"
+    assert (none["id"], none["status"]) == ("none@no_bias", "not_exercised")
+
+
+def test_what_lives_under_a_regime_fails_the_audit(
+    run: Callable[..., Done], plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("twice")
+    monkeypatch.setitem(trial.PROFILES, "quick", Profile("quick", 3, 60.0, 0.0))  # no case of N = 768 among them
+    done = run(*TINY, "--regime", "one_n:768")
+    assert done.code == 1
+    assert "survived rmsnorm fp32: 3 cases; not run, and fails: rmsnorm fp32 M=5 N=768 " in " ".join(done.out.split())
+    assert done.last.startswith("FAIL  0 of 1 killed under regimes (0 of 1 cell), 1 survived: twice@one_n:768; ")
+
+
+def test_every_cell_of_a_mutant_under_a_regime(run: Callable[..., Done], plant: Callable[..., None]) -> None:
+    plant("twice")
+    argv = ("--op", "rmsnorm", "--device", "cpu", "--workers", "1", "--regime", "strided", "--regime-cells")
+    assert "PASS  1 of 1 killed under regimes (1 cell); " in run(*argv, "one").last
+    assert "PASS  1 of 1 killed under regimes (3 cells); " in run(*argv, "all").last
 
 
 def test_what_the_profile_does_not_promise_may_survive(run: Callable[..., Done], plant: Callable[..., None]) -> None:
@@ -229,6 +289,9 @@ def test_an_interrupted_audit_reports_what_was_done(
         (("--report", "terminal:-"), "report=terminal:-: expected json:PATH"),
         (("--report", "json:no/such/folder.json"), "report=json:no/such/folder.json: expected a path"),
         (("--recipe", "guess"), "recipe=guess: expected "),
+        (("--regime", "wide"), "regime=wide: expected one of tall, one_n:1, "),
+        (("--regime", "tall", "--recipe", "kernelbench"), "regime=tall: expected no --recipe with it"),
+        (("--regime", "tall", "--regime-cells", "2"), "regime_cells=2: expected one of one, all"),
     ],
 )
 def test_wrong_usage(run: Callable[..., Done], argv: tuple[str, ...], complaint: str) -> None:
@@ -346,9 +409,23 @@ def accusing() -> Audit:
     return replace(passing(), controls=controls, exit_code=1)
 
 
+def sampled() -> Audit:
+    told = {"cases": 88, "what": "the variance is divided by N - 1, only from 64 rows on"}
+    none = {"kind": "", "output": "", "case": ""}
+    reason = "not run, and fails: rmsnorm bf16 M=5 N=768; largest ratio 0.97 (y), rmsnorm bf16 M=3 N=1"
+    under = (
+        outcome("variance-n-1@tall", "layernorm", "fp16", regime="tall", **told),
+        outcome("mY11@one_n:768", "rmsnorm", "bf16", regime="one_n:768", status="survived", reason=reason, **none),
+        outcome("mR07@one_n:768", "rmsnorm", "fp16", regime="one_n:768", status="not_exercised", reason="none", **none),
+    )
+    return sample(outcomes=(*sample().outcomes, *under))
+
+
 SAMPLES: dict[str, Callable[[], Audit]] = {
     "pass": passing,
     "fail": sample,
+    "regimes": sampled,
+    "regimes_only": lambda: replace(sampled(), outcomes=sampled().outcomes[-3:], controls=()),
     "accused": accusing,
     "recipe": lambda: replace(sample(), recipe="atol=1e-2,rtol=1e-2", exit_code=0),
     "nothing": lambda: replace(sample(), outcomes=sample().outcomes[-2:], controls=(), exit_code=5),

@@ -134,6 +134,8 @@ def test_a_shell_completes_commands_options_and_their_values() -> None:
         ("verify --device c", ["cpu", "cuda"]),
         ("audit --profile c", ["ci"]),
         ("audit --recipe kernel", ["kernelbench"]),
+        ("audit --regime la", ["late_rows"]),
+        ("audit --regime-cells ", ["one", "all"]),
         ("audit --report ", ["json:"]),
         ("bench --suite triton", ["triton-tutorial"]),
         ("bench --report p", ["png:"]),
@@ -148,7 +150,8 @@ def test_every_option_that_names_something_is_completed(words: str, offered: lis
 
 
 def test_completion_imports_no_torch() -> None:
-    names = "ops", "implementations", "dtypes", "devices", "profiles", "outputs", "suites", "recipes", "reports"
+    names = ("ops", "implementations", "dtypes", "devices", "profiles", "outputs", "suites", "recipes", "reports")
+    names += ("regimes", "regime_cells")
     asked = "; ".join(f"assert complete.{name}('')" for name in names)
     done = python(f"import sys; from normcheck.commands import complete; {asked}; print('torch' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr

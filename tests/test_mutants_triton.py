@@ -40,6 +40,7 @@ UNCHANGED = Patched(
     forward=(Lines(old="MAX_BLOCK = 16384", new="MAX_BLOCK = 16384"),),
     backward=(Lines(old="MAX_BLOCK = 8192", new="MAX_BLOCK = 8192"),),
 )
+OURS = {own.op: own for own in IMPLEMENTATIONS}
 OPTIONS = {"layernorm_relu_bitmask": {"lower_clip": -0.5, "upper_clip": 1.0}}
 requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRITON_INTERPRET not set")
 
@@ -89,6 +90,17 @@ def test_an_unchanged_text_computes_the_same_bits(own: Implementation, M: int, N
     assert module_of(UNCHANGED, "backward").load_tile is module_of(UNCHANGED, "forward").load_tile
     for name in ours:
         assert torch.equal(ours[name], loaded[name]), name
+
+
+@pytest.mark.parametrize(
+    "mutant", [m for m in PATCHED if m.make.without_fault().backward], ids=lambda mutant: mutant.id
+)
+def test_lines_that_are_called_harmless_are(mutant: object) -> None:
+    made = mutant.make.without_fault()(mutant.ops[0])
+    for M, N in ((5, 7), (70, 20), (9, 129)):
+        ours, found = (outputs_of(i, M, N, torch.float32) for i in (OURS[made.op], made))
+        for name in ours:
+            torch.testing.assert_close(found[name], ours[name], rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_patched_is_ours() -> None:

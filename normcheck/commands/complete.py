@@ -40,6 +40,7 @@ def _among(*names: str) -> Callable[[str], list[str]]:
 devices = _among("auto", "cpu", "cuda")
 profiles = _among("quick", "ci", "deep")
 audit_reports = _among("json:")
+regime_cells = _among("one", "all")
 bench_reports = _among("csv:", "json:", "png:")
 
 
@@ -64,6 +65,13 @@ def recipes(incomplete: str) -> list[str]:
     from normcheck.recipes import RECIPES
 
     return _starting(RECIPES, incomplete)
+
+
+def regimes(incomplete: str) -> list[str]:
+    """Regimes of an audit."""
+    from normcheck.mutants.regimes import REGIMES
+
+    return _starting((*REGIMES, "all"), incomplete)
 
 
 def reports(incomplete: str) -> list[str]:

@@ -23,11 +23,15 @@ _SHARED = "from normcheck.kernels.forward import"
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A piece of source text and what stands in its place; ``times`` is how often it occurs, no more and no less."""
+    """A piece of source text and what stands in its place; ``times`` is how often it occurs, no more and no less.
+
+    ``harmless``: no fault by itself, such as a smaller block, in which a fault of another line shows.
+    """
 
     old: str
     new: str
     times: int = 1
+    harmless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,11 @@ class Patched:
     def __call__(self, op: str) -> Implementation:
         """The patched kernels' implementation of ``op``."""
         return implementation(op, name=self.name, kernels=partial(module_of, self), source=__name__)
+
+    def without_fault(self) -> Patched:
+        """Our kernels with nothing but the harmless lines replaced."""
+        forward, backward = (tuple(line for line in lines if line.harmless) for lines in (self.forward, self.backward))
+        return Patched(name=f"{self.name}.harmless", forward=forward, backward=backward)
 
     def source(self, part: str) -> str:
         """The text of forward.py or backward.py with its lines replaced; NormcheckError where one is not as it was."""

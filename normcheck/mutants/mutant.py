@@ -16,6 +16,10 @@ VALUES = ("mismatch", "non_finite")
 UNWRITTEN = ("unwritten", *VALUES)
 """What memory that is left unwritten is found as: by what it held before, or by its values."""
 
+WITHIN_ADDITIONS = 4096
+"""``widest`` of a sum over N that is divided by N - 1: off by 1 / (N - 1), which is less than the (N - 1) * 2^-24 that
+N - 1 additions may be off by from N = 4098 on, and with the roundings beside them from 4097 on."""
+
 STATS = ("mean", "rstd", "y", "bitmask", "dx", "dw")
 """What a wrong mean breaks, ``RSTD`` what a wrong variance does, ``Y`` what a wrong value before the clip does."""
 
@@ -33,7 +37,9 @@ class Mutant:
     ``kinds``. ``when``: what a case needs for it to show, "" where ordinary cases do. ``promised``: the least profile
     that promises to kill it. ``device``: "cuda" where it shows on a GPU only. ``language``: "triton" where it is a
     fault of our Triton kernels, not of the clean torch kernel. ``not_exercised``: why it cannot be run at all, such as
-    an op that this project does not have.
+    an op that this project does not have. ``kernel`` makes the kernel that ``make`` gives as an implementation; None
+    if that is no kernel of steps. ``widest``: the last N at which the fault is more than fp32 additions, in whatever
+    order, may be off by; None if it is at every N.
     """
 
     id: str
@@ -49,6 +55,8 @@ class Mutant:
     device: str = ""
     language: str = "torch"
     not_exercised: str = ""
+    kernel: Callable[[], Kernel] | None = None
+    widest: int | None = None
 
 
 def mutant(
@@ -59,11 +67,13 @@ def mutant(
     A kernel that remembers something is given as a function that makes one, so that each ``make`` starts afresh.
     """
 
-    def make(op: str) -> Implementation:
-        made = kernel if isinstance(kernel, Kernel) else kernel()
-        return made.implementation(id, op, model=model or {})
+    def made() -> Kernel:
+        return kernel if isinstance(kernel, Kernel) else kernel()
 
-    return Mutant(id=id, make=make, **fields)
+    def make(op: str) -> Implementation:
+        return made().implementation(id, op, model=model or {})
+
+    return Mutant(id=id, make=make, kernel=made, **fields)
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:

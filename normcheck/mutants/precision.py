@@ -19,7 +19,15 @@ from normcheck.mutants.kernel import (
     rounded,
     truncated,
 )
-from normcheck.mutants.mutant import RSTD, STATS, UNWRITTEN, Mutant, implementations, mutant
+from normcheck.mutants.mutant import (
+    RSTD,
+    STATS,
+    UNWRITTEN,
+    WITHIN_ADDITIONS,
+    Mutant,
+    implementations,
+    mutant,
+)
 
 _BF16, _FP16 = torch.bfloat16, torch.float16
 
@@ -163,6 +171,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=Kernel(mean1=lambda c: c.sum_n(c.xh * c.wd) / max(c.N - 1, 1)),
         outputs=("dx",),
+        widest=WITHIN_ADDITIONS,
     ),
     mutant(
         id="dx-last-element-missing",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normcheck.mutants.kernel import CLEAN, HALF, LAYERNORMS, Kernel, Run, chain_in, mean_in_io, rounded
-from normcheck.mutants.mutant import RSTD, STATS, Mutant, implementations, mutant
+from normcheck.mutants.mutant import RSTD, STATS, WITHIN_ADDITIONS, Mutant, implementations, mutant
 
 
 def _first(columns: Callable[[int], int]) -> Kernel:
@@ -53,6 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         kernel=Kernel(variance=lambda c: c.sum_n(c.xc * c.xc) / max(c.N - 1, 1)),
         ops=LAYERNORMS,
         outputs=RSTD,
+        widest=WITHIN_ADDITIONS,
     ),
     mutant(
         id="mF04",

@@ -39,8 +39,9 @@ _GROUPS_OF_4 = Lines(
     old="t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_bias=bias is not None)\n"
     "    per_group = group_rows(M, t.rows, t.groups)",
     new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n    per_group = t.rows",
+    harmless=True,
 )
-"""No fault: tiles and groups of 4 rows or fewer, so that a few rows are several groups."""
+"""Tiles and groups of 4 rows or fewer, so that a few rows are several groups."""
 
 
 def _mutant(id: str, *, forward: tuple[Lines, ...] = (), backward: tuple[Lines, ...] = (), **fields: Any) -> Mutant:
@@ -103,7 +104,7 @@ MUTANTS = (
         what="blocks of 64 columns, of which the mean leaves out the last where it is not full",
         source="invented",
         forward=(
-            Lines(old="MAX_BLOCK = 16384", new="MAX_BLOCK = 64"),
+            Lines(old="MAX_BLOCK = 16384", new="MAX_BLOCK = 64", harmless=True),
             Lines(
                 old="total += load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])",
                 new="total += load_tile(x_ptr, rows, cols, x_stride, here & (cols < N // BLOCK * BLOCK)[None, :])",
@@ -194,7 +195,7 @@ MUTANTS = (
         what="blocks of 64 columns, of which c1 and c2 leave out the last where it is not full",
         source="invented",
         backward=(
-            Lines(old="MAX_BLOCK = 8192", new="MAX_BLOCK = 64"),
+            Lines(old="MAX_BLOCK = 8192", new="MAX_BLOCK = 64", harmless=True),
             Lines(old="for start in range(0, N, BLOCK):", new="for start in range(0, N // BLOCK * BLOCK, BLOCK):"),
         ),
         dtypes=("fp32",),

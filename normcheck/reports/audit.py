@@ -39,6 +39,7 @@ def render(audit: Audit, console: Console, *, details: bool = False) -> None:
             _put_details(console, cells)
         if not audit.recipe:
             _put_case(console, cells)
+    _put_regimes(console, audit)
     _put_controls(console, audit)
     _put_not_exercised(console, audit)
     put(console, "")
@@ -123,6 +124,19 @@ def _cell(cell: Outcome | Control) -> str:
     return f"{short(cell.op)} {short(cell.dtype)}"
 
 
+def _put_regimes(console: Console, audit: Audit) -> None:
+    """The score under each regime."""
+    if not audit.regimes:
+        return
+    put(console, "")
+    put(console, ("Under regimes", "bold"))
+    for regime, score in audit.regimes.items():
+        style = STYLES[KILLED if len(score.killed) == score.run else SURVIVED]
+        skipped = f", {len(score.not_exercised):,} not exercised" if score.not_exercised else ""
+        killed = f"killed {len(score.killed):,} of {score.run:,} under {short(regime)}"
+        put(console, (killed, style), skipped, indent=2, hang=4)
+
+
 def _put_controls(console: Console, audit: Audit) -> None:
     if not audit.controls:
         return
@@ -145,7 +159,7 @@ def _put_controls(console: Console, audit: Audit) -> None:
 def _put_not_exercised(console: Console, audit: Audit) -> None:
     """Each reason once, with the mutants that it holds for, and the ops where others of its cells were run."""
     reasons: dict[str, dict[str, None]] = {}
-    whole = set(audit.not_exercised)
+    whole = {id for score in (audit.score, *audit.regimes.values()) for id in score.not_exercised}
     for cell in audit.outcomes:
         if cell.status == NOT_EXERCISED:
             name = short(cell.id) if cell.id in whole else f"{short(cell.id)} ({_cell(cell)})"
@@ -186,26 +200,34 @@ def _word(audit: Audit) -> tuple[str, str]:
 def _score(audit: Audit) -> str:
     if not audit.outcomes and not audit.controls:
         return f"no cell is left of what was asked; {_duration(audit.seconds)}"
-    mutants = len(audit.mutants) - len(audit.not_exercised)
+    score, regimes = audit.score, tuple(audit.regimes.values())
     by = "" if audit.complete else "stopped before the end; so far "
     by += f"recipe {short(audit.recipe)}: " if audit.recipe else ""
-    killed = sum(cell.status == KILLED for cell in audit.exercised)
-    cells = counted(len(audit.exercised), "cell")
-    cells = cells if killed == len(audit.exercised) else f"{killed:,} of {cells}"
-    words = [f"{by}{len(audit.killed)} of {counted(mutants, 'mutant')} killed ({cells})"]
-    if audit.survivors:
+    plain = [cell for cell in audit.exercised if not cell.regime]
+    words = [f"{len(score.killed)} of {counted(score.run, 'mutant')} killed ({_cells(plain)})"]
+    if regimes:
+        under = f"{sum(len(s.killed) for s in regimes):,} of {sum(s.run for s in regimes):,} killed under regimes"
+        within = [cell for cell in audit.exercised if cell.regime]
+        words = [*(words if any(not cell.regime for cell in audit.outcomes) else []), f"{under} ({_cells(within)})"]
+    words[0] = by + words[0]
+    if survivors := [id for s in (score, *regimes) for id in s.survivors]:
         unpromised = "" if audit.broken_promises else f", which {short(audit.profile)} does not promise to kill"
-        words.append(f"{len(audit.survivors)} survived: {_named(audit.survivors)}{unpromised}")
+        words.append(f"{len(survivors)} survived: {_named(survivors)}{unpromised}")
     if audit.errors:
         words.append(f"{counted(len(audit.errors), 'cell')} not judged")
-    if audit.not_exercised:
-        words.append(f"{len(audit.not_exercised)} not exercised")
+    if skipped := sum(len(s.not_exercised) for s in (score, *regimes)):
+        words.append(f"{skipped} not exercised")
     if audit.controls:
-        kernels = counted(len({control.name for control in audit.controls}), "correct kernel")
+        kernels = counted(len({control.name for control in audit.controls if not control.reason}), "correct kernel")
         accused = list(dict.fromkeys(control.name for control in audit.accused))
         words.append(f"{kernels}: {f'{len(accused)} accused' if accused else 'none accused'}")
     median = f"median {_text.seconds(audit.median_seconds)} a cell, " if audit.exercised else ""
     return f"{', '.join(words)}; {median}{_duration(audit.seconds)}"
+
+
+def _cells(exercised: Sequence[Outcome]) -> str:
+    killed, cells = sum(cell.status == KILLED for cell in exercised), counted(len(exercised), "cell")
+    return cells if killed == len(exercised) else f"{killed:,} of {cells}"
 
 
 def _named(ids: Sequence[str]) -> str:

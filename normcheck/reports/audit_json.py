@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TextIO
 
 from normcheck.reports._strict import number
-from normcheck.score import KILLED, NOT_EXERCISED, SURVIVED, Audit, Control, Outcome
+from normcheck.score import KILLED, NOT_EXERCISED, SURVIVED, Audit, Control, Outcome, Score
 
 SCHEMA = "normcheck-audit/1"
 
@@ -21,7 +21,10 @@ def write(audit: Audit, stream: TextIO) -> None:
 
 
 def document(audit: Audit) -> Json:
-    """Everything in ``audit`` as plain JSON values; ``mutants`` has an entry per mutant x op x dtype."""
+    """Everything in ``audit`` as plain JSON values; ``mutants`` has an entry per mutant x op x dtype.
+
+    ``killed``, ``survivors`` and ``not_exercised`` are of the mutants under no regime, ``regimes`` of those under each.
+    """
     return {
         "schema": SCHEMA,
         "normcheck": audit.environment.get("normcheck", "unknown"),
@@ -32,18 +35,29 @@ def document(audit: Audit) -> Json:
         "seconds": number(audit.seconds),
         "environment": dict(audit.environment),
         "mutants": [_entry(outcome) for outcome in audit.outcomes],
-        "killed": len(audit.killed),
-        "survivors": list(audit.survivors),
-        "not_exercised": list(audit.not_exercised),
+        "killed": len(audit.score.killed),
+        "survivors": list(audit.score.survivors),
+        "not_exercised": list(audit.score.not_exercised),
         "counts": _counts(audit),
         "controls": [_entry(control) for control in audit.controls],
         "exit_code": audit.exit_code,
         "complete": audit.complete,
+        "regimes": {regime: _score(score) for regime, score in audit.regimes.items()},
     }
 
 
 def _entry(cell: Outcome | Control) -> Json:
     return {name: number(value) if isinstance(value, float) else value for name, value in asdict(cell).items()}
+
+
+def _score(score: Score) -> Json:
+    """What became of the mutants under one regime; ``run`` of them were run."""
+    return {
+        "killed": len(score.killed),
+        "run": score.run,
+        "survivors": list(score.survivors),
+        "not_exercised": list(score.not_exercised),
+    }
 
 
 def _counts(audit: Audit) -> Json:

@@ -1,0 +1,71 @@
+"""Correct kernels that are transcribed from libraries: they are the libraries' own bits, and nobody accuses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from normcheck import discovery
+from normcheck.formats import DTYPES
+from normcheck.implementation import Implementation
+from normcheck.mutants.libraries import CONTROLS
+from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.recipe_judge import MISSED, NOT_EXERCISED, examined
+from normcheck.recipes import recipe
+from normcheck.result import Verdict
+from normcheck.sweep import run_cell
+
+BY_NAME = {control.name: control for control in CONTROLS}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict:
+    """The verdict of 60 cases."""
+    profile = replace(PROFILES["quick"], max_examples=60, seconds=600.0, large_share=0.0)
+    cell = Cell(discovery.ops()[implementation.op], implementation, dtype, "tests")
+    return run_cell(cell, Plan((cell,), profile, seed, "cpu", 120.0), lambda cases, worst: None)
+
+
+def test_an_audit_has_them() -> None:
+    assert set(BY_NAME) <= {control.name for control in discovery.controls()}
+
+
+def test_a_recipe_asks_them_only_what_they_support() -> None:
+    """A recipe that adds a bias says nothing about a kernel without one."""
+    control = BY_NAME["timm_rms_norm"]
+    refused = examined(recipe("torch-testing"), control, "fp32")
+    assert (refused.status, refused.reason) == (NOT_EXERCISED, "takes no bias")
+    assert examined(recipe("kernelbench"), control, "fp32").status == MISSED
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(control.name, dtype) for control in CONTROLS for dtype in control.dtypes])
+def test_nobody_accuses_them(name: str, dtype: str) -> None:
+    verdict = verdict_of(BY_NAME[name], dtype, seed=sum(map(ord, name + dtype)))
+    assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)
+    assert verdict.status == "pass"
+
+
+@pytest.mark.parametrize("name", ["timm_rms_norm", "torch_nn_layer_norm", "transformers_t5"])
+def test_what_is_right_in_fp32_only_says_so(name: str) -> None:
+    """Where a dtype is not declared, the kernel is wrong in it: the declaration hides nothing."""
+    control = BY_NAME[name]
+    assert control.dtypes == ("fp32",)
+    for dtype in ("fp16", "bf16"):
+        assert verdict_of(replace(control, dtypes=DTYPES), dtype, seed=0).status == "fail"
+
+
+def test_the_modules_of_torch_give_the_same_bits() -> None:
+    x, weight, bias = torch.randn(3, 7), torch.randn(7), torch.randn(7)
+    rms, layer = torch.nn.RMSNorm(7, eps=1e-3), torch.nn.LayerNorm(7, eps=1e-3)
+    with torch.no_grad():
+        rms.weight.copy_(weight)
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    assert torch.equal(BY_NAME["torch_nn_rms_norm"].forward(x, weight, None, eps=1e-3), rms(x))
+    assert torch.equal(BY_NAME["torch_nn_layer_norm"].forward(x, weight, bias, eps=1e-3), layer(x))
