@@ -1,7 +1,7 @@
 """Cases that failed in earlier runs, to be run first in the next: a folder with a text file a cell, a case line each.
 
 Not Hypothesis' own database: that keeps the choices that led to a case, which mean another case after any change of
-what may be drawn, and a failure of the battery was never drawn. A case line means the same in every version, can be
+what may be drawn, and a failure of the core was never drawn. A case line means the same in every version, can be
 read in a CI artifact, and is data: what does not parse is left out, and said.
 """
 

@@ -1,7 +1,7 @@
 """Whether a fault is one at all under a regime: what nothing can tell from the clean kernel is no fault there.
 
 Many a fault is none in some regime: where N = 1, a row has no other column to be mixed up with. Which, is not declared
-but tried, on the cases of the battery, moved into the regime. A case that the gate fails, or one output with other
+but tried, on the cases of a core, moved into the regime. A case that the gate fails, or one output with other
 numbers, makes it a fault; whether the gate finds it among its own cases is then for the sweep to show.
 """
 
@@ -13,9 +13,10 @@ from itertools import islice
 from torch import Tensor
 
 from normcheck.attempt import run_case
-from normcheck.battery import battery
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
+from normcheck.cases.claims import claims_of
+from normcheck.cases.core import core
 from normcheck.check import Result
 from normcheck.mutants.mutant import Mutant
 from normcheck.mutants.regimes import Regime
@@ -25,11 +26,11 @@ from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
 
 INTERPRETED = 40
-"""Cases of the battery that an interpreted kernel is tried on: every kind of rows, every layout, NaN and infinity."""
+"""Cases of a core that an interpreted kernel is tried on: every kind of rows, every layout, NaN and infinity."""
 
 
 def told_apart(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -> bool:
-    """Whether any case of the battery, moved into ``regime``, tells the fault from the clean kernel."""
+    """Whether any case of a core, moved into ``regime``, tells the fault from the clean kernel."""
     faulty = Cell(op, under(regime, mutant).make(op.name), dtype, mutant.id)
     clean = Cell(op, without_fault(regime, mutant).make(op.name), dtype, "clean")
     with poisoned_memory():
@@ -41,15 +42,18 @@ def told_apart(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -
 
 
 def failing(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -> Case | None:
-    """The first case of the battery, moved into ``regime``, that the gate fails; None if it passes in all."""
+    """The first case of a core, moved into ``regime``, that the gate fails; None if it passes in all."""
     faulty = Cell(op, under(regime, mutant).make(op.name), dtype, mutant.id)
     with poisoned_memory():
         return next((case for case in _tried(regime, mutant, faulty) if run_case(faulty, case, plan).failed), None)
 
 
 def _tried(regime: Regime, mutant: Mutant, cell: Cell) -> Iterator[Case]:
-    """The cases of the battery, each moved into ``regime``; of an interpreted kernel, which is slow, the first ones."""
-    cases = map(regime.into, battery(cell.op, cell.implementation, cell.dtype))
+    """The cases of a core, each moved into ``regime``; of an interpreted kernel, which is slow, the first ones."""
+    cases = (
+        regime.into(planned.case)
+        for planned in core(claims_of(cell.op, cell.implementation, cell.dtype), plan.profile.extent, 0)
+    )
     return islice(cases, INTERPRETED if mutant.language == "triton" else None)
 
 

@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 import torch
 
-from normcheck import battery, choices, discovery
+from normcheck import choices, discovery
 from normcheck import sweep as sweeping
 from normcheck.call import adapt
+from normcheck.case import Case
 from normcheck.check import check
 from normcheck.implementation import Implementation
 from normcheck.inputs import make
@@ -70,7 +71,8 @@ def seconds_of(run: Callable[[], object], repeats: int) -> float:
 def sweep(implementation: Implementation, cases: int) -> None:
     op = discovery.ops()[implementation.op]
     cell = Cell(op, implementation, "fp16", "benchmark")
-    profile = replace(PROFILES["quick"], max_examples=cases, seconds=600.0, large_share=0.0)
+    extent = replace(PROFILES["quick"].extent, elements=4096)
+    profile = replace(PROFILES["quick"], extent=extent, max_examples=cases, seconds=600.0, large_share=0.0)
     plan = Plan((cell,), profile, 0, "cpu", 60.0)
     run_cell(cell, replace(plan, profile=replace(profile, max_examples=50)), lambda *_: None)
     without = seconds_without_probes(cell, plan)
@@ -81,8 +83,7 @@ def sweep(implementation: Implementation, cases: int) -> None:
     rates = f"{verdict.cases / wall:.0f} a second of wall time, {verdict.cases / cpu:.0f} a second of one core"
     print(f"{op.name}, {implementation.name}: {verdict.status}, {verdict.cases} cases, {rates}")
     print(f"  the probes cost {cpu / without - 1:.0%} to {cpu / again - 1:.0%} of what looking at values alone does")
-    case = next(battery.battery(op, implementation, "fp16"))
-    case = replace(case, M=16, N=129)
+    case = Case(op=op.name, dtype="fp16", M=16, N=129, bias=op.biases[0])
     floors = dict.fromkeys(("y", "mean", "rstd", "dx", "dw", "db"), 1.0)
     whole = seconds_of(lambda: check(implementation, op, case, "cpu", floors=floors, depth=Depth.OFF), 500)
     inputs = seconds_of(lambda: make(case, op, "cpu"), 500)
@@ -95,7 +96,8 @@ def sweep(implementation: Implementation, cases: int) -> None:
 def seconds_without_probes(cell: Cell, plan: Plan) -> float:
     """Processor seconds of the same sweep if it looked at values only."""
     start = time.process_time()
-    with patch.object(sweeping, "_depth", lambda tally, case: Depth.OFF):
+    off = dict.fromkeys(sweeping._DEPTHS, Depth.OFF)
+    with patch.object(sweeping, "_depth", lambda tally, case: Depth.OFF), patch.object(sweeping, "_DEPTHS", off):
         run_cell(cell, plan, lambda *_: None)
     return time.process_time() - start
 
@@ -119,8 +121,6 @@ def isolation(op: str, dtype: str) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     choices.ELEMENTS = (4096,)
-    battery._SIZES = tuple(size for size in battery._SIZES if size[0] * size[1] <= 4096)
-    battery._TALL = tuple(size for size in battery._TALL if size[0] * size[1] <= 4096)
     choices.SIZES_N = tuple(n for n in choices.SIZES_N if n <= 4096)
     for implementation in KERNELS:
         sweep(implementation, CASES)

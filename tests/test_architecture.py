@@ -48,7 +48,7 @@ FORBIDDEN = {
     "impls/*.py": (*JUDGES, "normcheck.reports"),
     "kernels/*.py": (*JUDGES, "normcheck.reports", "normcheck.impls"),
     "mutants/*.py": (*JUDGES, "normcheck.reports"),
-    "mutants/regimes.py": ("normcheck.battery", "normcheck.choices"),
+    "mutants/regimes.py": ("normcheck.cases.core", "normcheck.choices"),
     "golden/*.py": ("pickle", "normcheck.impls", "normcheck.kernels", "normcheck.mutants", "torch.load"),
     "golden/outcome.py": ("torch", *JUDGES),
     "golden/judging.py": (*LIBRARIES, "normcheck.call", "normcheck.attempt"),

@@ -22,7 +22,7 @@ from normcheck.result import Run, Steadiness, Uncheckable, Vacuity, Verdict
 from normcheck.table import table
 
 MOST = 330
-"""Beyond the battery and the large cases, into what Hypothesis draws."""
+"""Beyond the core and the large cases, into what Hypothesis draws."""
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int]) -> list[tuple[str, object]]:
