@@ -34,7 +34,7 @@ def told_apart(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -
     faulty = Cell(op, under(regime, mutant).make(op.name), dtype, mutant.id)
     clean = Cell(op, without_fault(regime, mutant).make(op.name), dtype, "clean")
     with poisoned_memory():
-        for case in _tried(regime, mutant, faulty):
+        for case in _tried(regime, mutant, faulty, plan):
             found = run_case(faulty, case, plan)
             if found.failed or not _same(found, run_case(clean, case, plan, depth=Depth.OFF)):
                 return True
@@ -45,15 +45,15 @@ def failing(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -> C
     """The first case of a core, moved into ``regime``, that the gate fails; None if it passes in all."""
     faulty = Cell(op, under(regime, mutant).make(op.name), dtype, mutant.id)
     with poisoned_memory():
-        return next((case for case in _tried(regime, mutant, faulty) if run_case(faulty, case, plan).failed), None)
+        return next(
+            (case for case in _tried(regime, mutant, faulty, plan) if run_case(faulty, case, plan).failed), None
+        )
 
 
-def _tried(regime: Regime, mutant: Mutant, cell: Cell) -> Iterator[Case]:
+def _tried(regime: Regime, mutant: Mutant, cell: Cell, plan: Plan) -> Iterator[Case]:
     """The cases of a core, each moved into ``regime``; of an interpreted kernel, which is slow, the first ones."""
-    cases = (
-        regime.into(planned.case)
-        for planned in core(claims_of(cell.op, cell.implementation, cell.dtype), plan.profile.extent, 0)
-    )
+    planned = core(claims_of(cell.op, cell.implementation, cell.dtype), plan.profile.extent, plan.seed)
+    cases = (regime.into(one.case) for one in planned)
     return islice(cases, INTERPRETED if mutant.language == "triton" else None)
 
 

@@ -249,9 +249,7 @@ def test_a_survivor_says_which_case_would_have_found_it() -> None:
     assert case is not None and case.N == 4097
 
 
-@pytest.mark.parametrize(
-    ("id", "shows", "drowns"), [("mF03", 1025, 4097), ("dx-c1-n-1", 1025, 4097), ("mF04", 4097, 8200)]
-)
+@pytest.mark.parametrize(("id", "shows", "drowns"), [("mF03", 1025, 4097), ("dx-c1-n-1", 1025, 4097)])
 def test_what_is_said_to_drown_in_wide_rows_does_so_and_no_earlier(id: str, shows: int, drowns: int) -> None:
     """A fault that declares the widest row in which it shows hides nothing: no case finds it in the next regime."""
     fault, op, wide, narrow = MUTANTS[id], discovery.ops()["layernorm"], f"one_n:{drowns}", f"one_n:{shows}"
@@ -262,7 +260,7 @@ def test_what_is_said_to_drown_in_wide_rows_does_so_and_no_earlier(id: str, show
 
 
 def test_few_faults_drown() -> None:
-    assert {m.id for m in MUTANTS.values() if m.widest is not None} == {"mF03", "dx-c1-n-1", "mF04"}
+    assert {m.id for m in MUTANTS.values() if m.widest is not None} == {"mF03", "dx-c1-n-1"}
 
 
 # --- Which are run
