@@ -36,7 +36,8 @@ class Result:
 
     ``model`` is what it was judged by; ``notes`` are for whoever reads a pass; ``probed`` is what the probes measured,
     None where they were not asked; ``seen`` is what the first run returned, ``staged`` the gradients
-    of a backward that was fed with the reference's statistics.
+    of a backward that was fed with the reference's statistics. ``after``: if it failed in a process of its own, the
+    cases which that process ran before.
     """
 
     case: Case
@@ -49,6 +50,7 @@ class Result:
     probed: Probed | None = None
     seen: Seen = field(default_factory=Seen)
     staged: Mapping[str, Tensor] = field(default_factory=dict)
+    after: tuple[Case, ...] = ()
 
     @property
     def wrong(self) -> tuple[Checked, ...]:

@@ -16,13 +16,14 @@ from normcheck.battery import battery, far_apart, large
 from normcheck.call import link_of, poisoned_memory
 from normcheck.case import Case
 from normcheck.check import Result, context_lost, undeclared_model
+from normcheck.checks.blame import Blame, blamed, run_surely, told
 from normcheck.choices import cases, choices
 from normcheck.explain import finding, place, worst_ratio
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth, not_as_before
 from normcheck.remarks import derived, refusals
 from normcheck.result import Finding, Uncheckable, Verdict
-from normcheck.shrink import Stop, search, seed_of, shrunk
+from normcheck.shrink import Stop, search, seed_of
 from normcheck.tally import Tally
 
 Progress = Callable[[int, float], None]
@@ -50,13 +51,14 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, start)
         final = failed is not None and _context_lost(cell, failed)
-        smallest = failed if failed is None or final else shrunk(cell, plan, failed)
         failure = None
-        if smallest is not None:
+        if failed is not None:
+            blame = Blame(failed) if final else blamed(cell, plan, failed)
+            smallest = blame.result
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
-            failure = _told_if_history(cell, plan, smallest, failure)
+            failure = told(cell, plan, blame, failure)
     seconds = time.perf_counter() - start
     if failure is None and not tally.cases:
         skip = _verdict(cell, plan, "skip", detail=refusals(tally.refused) or "no case was drawn", seconds=seconds)
@@ -103,7 +105,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, sta
 
     def run(case: Case, depth: Depth) -> None:
         began = time.perf_counter()
-        result = run_case(cell, case, plan, tally.floors, depth)
+        result = run_surely(cell, case, plan, tally.floors, depth)
         tally.add(result, time.perf_counter() - began)
         progress(tally.cases, max(tally.floors.values(), default=0.0))
         if result.failed:
@@ -200,20 +202,6 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     for checked in best.wrong:
         tally.note(best.case, checked)
     return best
-
-
-def _told_if_history(cell: Cell, plan: Plan, failed: Result, failure: Finding) -> Finding:
-    """``failure``, with a word where the case alone passes in a new process: it misleads who runs it again."""
-    link = link_of(cell.implementation)
-    if link is None or timed_out(failed):
-        return failure
-    link.close()
-    if run_case(cell, failed.case, plan).failed:
-        return failure
-    return replace(failure, advice=f"{_HISTORY} {failure.advice}".strip())
-
-
-_HISTORY = "Alone in a new process this case passes: it fails after other calls, whose effect must have remained."
 
 
 def _context_lost(cell: Cell, failed: Result) -> bool:

@@ -1,0 +1,190 @@
+"""Whose fault a failure is: a case is blamed for what it does alone in a new process, and otherwise an earlier case is.
+
+A kernel that writes where it should not may damage its process in one case and end it in another, which is innocent.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from normcheck.attempt import run_alone, run_case, timed_out
+from normcheck.call import link_of
+from normcheck.case import Case
+from normcheck.check import Result
+from normcheck.explain import signature
+from normcheck.plan import Cell, Plan
+from normcheck.probes import Depth
+from normcheck.result import Finding
+from normcheck.shrink import shrunk
+
+_SECONDS = 10.0  # of looking for the case that did the damage
+_SHARE = 3  # of the time that is left, what one case may take: its first call may take three times its limit
+_PASTED = 3  # cases that a line to paste holds before the one that fails
+
+
+@dataclass(frozen=True)
+class Blame:
+    """A failing ``result``, and whether its case fails ``alone`` in a new process.
+
+    If not, ``needed`` are those of the cases before it, in their order, after which it fails again; () if not known.
+    """
+
+    result: Result
+    alone: bool = True
+    needed: tuple[Case, ...] = ()
+
+
+def crashed(result: Result) -> bool:
+    """Whether the implementation's process ended in this case."""
+    return any(problem.kind == "crash" for problem in result.problems)
+
+
+def run_surely(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float], depth: Depth) -> Result:
+    """As ``run_case``. A process that ends in its first case says nothing yet: the case is run again from a new server.
+
+    Other code under test may have hit the process, or the server that it is from.
+    """
+    result, link = run_case(cell, case, plan, floors, depth), link_of(cell.implementation)
+    if link is None or result.after or not crashed(result):
+        return result
+    link.renew()
+    again = run_case(cell, case, plan, floors, depth)
+    return again if again.failed else replace(again, notes=(*again.notes, _ONCE.format(case, result.problems[-1])))
+
+
+_ONCE = "a process ended in its first case, {}, and another one, from a new server, did not: {.message}"
+
+
+def blamed(cell: Cell, plan: Plan, failed: Result) -> Blame:
+    """What a failure of the sweep comes to: shrunk if it fails alone, else with what must come before it."""
+    link = link_of(cell.implementation)
+    if link is None or timed_out(failed):
+        return Blame(shrunk(cell, plan, failed))
+    if crashed(failed):
+        if failed.after:  # else this was done before the failure was believed
+            link.renew()
+        return _alone_or_after(cell, plan, failed)
+    smallest = shrunk(cell, plan, failed)
+    if run_alone(cell, smallest.case, plan).failed:
+        return Blame(smallest)
+    if smallest.case != failed.case and run_alone(cell, failed.case, plan).failed:
+        return _alone_or_after(cell, plan, failed)
+    return _after_others(cell, plan, smallest)
+
+
+def _alone_or_after(cell: Cell, plan: Plan, failed: Result) -> Blame:
+    again = run_alone(cell, failed.case, plan)
+    if again.failed:
+        return Blame(shrunk(cell, plan, again, alone=True))
+    return _after_others(cell, plan, failed)
+
+
+def _after_others(cell: Cell, plan: Plan, failed: Result) -> Blame:
+    """``failed`` passes alone: look for what must come before it, as long as that may take."""
+    search = _Search(cell, plan, failed, time.perf_counter() + _SECONDS)
+    try:
+        needed = search.needed()
+    except _OutOfTime:
+        needed = ()
+    except _Alone as found:
+        return Blame(shrunk(cell, plan, found.result, alone=True))
+    return Blame(search.failed, alone=False, needed=needed)
+
+
+class _OutOfTime(Exception):
+    """The search is to end."""
+
+
+class _Alone(Exception):
+    """A case of the search failed in a new process, before any other: it is to blame."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self.result = result
+
+
+@dataclass
+class _Search:
+    """Runs cases again in new processes, the last ones before ``failed`` first, since damage shows soon."""
+
+    cell: Cell
+    plan: Plan
+    failed: Result
+    end: float
+
+    def needed(self) -> tuple[Case, ...]:
+        """The fewest of the last cases before the one that failed after which it fails again; one alone, if that does.
+
+        () where it fails after none of them. Raises _OutOfTime, or _Alone.
+        """
+        earlier = self.failed.after
+        passes, fails = 0, 1
+        while self._again(earlier[-fails:]) is None:
+            if fails >= len(earlier):
+                return ()
+            passes, fails = fails, min(2 * fails, len(earlier))
+        while fails - passes > 1:
+            middle = (passes + fails) // 2
+            if self._again(earlier[-middle:]) is None:
+                passes = middle
+            else:
+                fails = middle
+        last = earlier[-fails:]
+        return last[:1] if fails > 1 and self._again(last[:1]) is not None else last
+
+    def _again(self, earlier: Sequence[Case]) -> Result | None:
+        """The failure, seen again after these cases in a new process; None where it is not."""
+        for number, case in enumerate((*earlier, self.failed.case)):
+            left = self.end - time.perf_counter()
+            if left <= 0:
+                raise _OutOfTime
+            plan = replace(self.plan, timeout=min(self.plan.timeout, left / _SHARE))
+            result = (run_case if number else run_alone)(self.cell, case, plan)
+            if crashed(result) and crashed(self.failed):
+                if not number:
+                    raise _Alone(result)
+                return result
+        return result if result.failed and signature(result) == signature(self.failed) else None
+
+
+def told(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
+    """``failure`` of a case that passes alone, told as what it is: with the case that did it, and how to see it."""
+    if blame.alone:
+        return failure
+    needed, count = blame.needed, len(blame.result.after)
+    lines = [str(case) for case in (*needed, blame.result.case)]
+    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *lines))
+    if not 0 < len(needed) <= _PASTED:
+        reproduce = _whole_sweep(cell, plan)
+    if not crashed(blame.result):
+        return replace(failure, advice=f"{_REMAINED}{_after(needed)}. {failure.advice}".strip(), reproduce=reproduce)
+    if not count:
+        return replace(failure, message=f"{failure.message}. {_ALONE} it passes", reproduce=reproduce)
+    message = f"{failure.message}. This came after {count} other {'case' if count == 1 else 'cases'} in that process. "
+    message += f"{_ALONE} it passes: an earlier case damaged the process"
+    if len(needed) == 1:
+        message += f". That case is {lines[0]}; after it, {lines[1]} ends a new process as well"
+        return replace(failure, case=lines[0], message=message, reproduce=reproduce)
+    return replace(failure, message=message + _after(needed), reproduce=reproduce)
+
+
+_ALONE = "Alone, in a new process,"
+_REMAINED = "Alone in a new process this case passes: it fails after other calls, whose effect must have remained"
+
+
+def _after(needed: Sequence[Case]) -> str:
+    if not needed:
+        return ""
+    return f"; {needed[0]} is enough" if len(needed) == 1 else f"; the last {len(needed)} cases before it are enough"
+
+
+def _whole_sweep(cell: Cell, plan: Plan) -> str:
+    """The command that runs the same cases of this cell in the same order."""
+    shard = [] if plan.shard == (1, 1) else ["--shard", f"{plan.shard[0]}/{plan.shard[1]}"]
+    words = ["normcheck", "verify", "--impl", cell.spec, "--op", cell.op.name, "--dtype", cell.dtype]
+    words += ["--profile", plan.profile.name, "--max-examples", str(plan.profile.max_examples)]
+    words += ["--time-budget", f"{plan.profile.seconds:g}", "--seed", str(plan.seed), "--device", plan.device]
+    return " ".join(shlex.quote(word) for word in (*words, *shard))
