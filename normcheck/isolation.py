@@ -179,8 +179,8 @@ class ProcessLink:
         return self._come_up()
 
     def _come_up(self) -> Worker:
-        if self._started is not None and not self._started.of_this_server:
-            self._started.kill()
+        if self._started is not None and not (self._started.of_this_server and server.sound()):
+            self._started.kill()  # what has come up already may have been damaged on the way
             self._started = None
         self.begin()
         assert self._started is not None

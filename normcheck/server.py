@@ -52,7 +52,7 @@ def started(target: Callable[[socket.socket], None], connection: socket.socket) 
     Code under test may have stopped the server, killed it, changed its limits, or deleted the folder of its socket:
     then the process is from another server.
     """
-    if not _sound():
+    if not sound():
         replace()
     wake()
     try:
@@ -124,7 +124,7 @@ def _state(number: int | None) -> _State | None:
     return _State(limits, cores, nice, oom)
 
 
-def _sound() -> bool:
+def sound() -> bool:
     """Whether the server, if there is one, is as it came up."""
     number = pid()
     return number not in _made or _made[number] == _state(number)

@@ -23,6 +23,9 @@ _TAIL = 4000  # characters of a dead worker's output that are told
 _OWN_LINE = re.compile(r"^Extension modules: |/normcheck/(?:worker|call|memory)\.py\"|/multiprocessing/")
 """Lines of a traceback at a crash that are about how the kernel was called."""
 
+_TRACE_LINE = re.compile(r"^(?:Fatal Python error: |Current thread |Stack \(most recent|  File \"|  <)")
+"""Lines of such a traceback, which are not what the kernel printed."""
+
 _alive: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
@@ -122,8 +125,9 @@ class Worker:
         else:
             how = f"its process ended with exit code {code}"
         text = self._tail.decode("utf-8", "replace").strip()
-        lines = tuple(line for line in text.splitlines() if not _OWN_LINE.search(line))[-20:]
-        return Broken("crash", "", f"{how} during {what}" + (f"; it printed last: {lines[-1]}" if lines else ""), lines)
+        lines = tuple(line for line in text.splitlines() if line.strip() and not _OWN_LINE.search(line))[-20:]
+        last = next((line for line in reversed(lines) if not _TRACE_LINE.search(line)), "")
+        return Broken("crash", "", f"{how} during {what}" + (f"; it printed last: {last}" if last else ""), lines)
 
     def _drain(self) -> None:
         for _ in range(1000):

@@ -22,7 +22,8 @@ from normcheck.shrink import shrunk
 
 _SECONDS = 10.0  # of looking for the case that did the damage
 _SHARE = 3  # of the time that is left, what one case may take: its first call may take three times its limit
-_PASTED = 3  # cases that a line to paste holds before the one that fails
+_TAKEN_APART = 16  # cases of which each is left out once, to see whether it is needed
+_PASTED = 4  # cases that a line to paste holds before the one that fails
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class _Search:
     end: float
 
     def needed(self) -> tuple[Case, ...]:
-        """The fewest of the last cases before the one that failed after which it fails again; one alone, if that does.
+        """Of the cases before the one that failed, those after which it fails again: few of them, the last ones.
 
         () where it fails after none of them. Raises _OutOfTime, or _Alone.
         """
@@ -132,8 +133,17 @@ class _Search:
                 passes = middle
             else:
                 fails = middle
-        last = earlier[-fails:]
-        return last[:1] if fails > 1 and self._again(last[:1]) is not None else last
+        return self._fewest(earlier[-fails:])
+
+    def _fewest(self, last: tuple[Case, ...]) -> tuple[Case, ...]:
+        """Of these cases those that it takes: without the first it passes, and each of the others is left out once."""
+        if len(last) > 1 and self._again(last[:1]) is not None:
+            return last[:1]
+        needed = last
+        for case in last[1:] if len(last) <= _TAKEN_APART else ():
+            fewer = tuple(other for other in needed if other is not case)
+            needed = fewer if self._again(fewer) is not None else needed
+        return needed
 
     def _again(self, earlier: Sequence[Case]) -> Result | None:
         """The failure, seen again after these cases in a new process; None where it is not."""
@@ -178,7 +188,7 @@ _REMAINED = "Alone in a new process this case passes: it fails after other calls
 def _after(needed: Sequence[Case]) -> str:
     if not needed:
         return ""
-    return f"; {needed[0]} is enough" if len(needed) == 1 else f"; the last {len(needed)} cases before it are enough"
+    return f"; it takes {needed[0] if len(needed) == 1 else f'{len(needed)} of the cases before it'}"
 
 
 def _whole_sweep(cell: Cell, plan: Plan) -> str:
