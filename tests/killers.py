@@ -44,6 +44,16 @@ def innocent_too(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) 
     return innocent(x, weight, bias, eps=eps)
 
 
+def bystander(number: int) -> Forward:
+    """One more innocent kernel, of another name."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        return innocent(x, weight, bias, eps=eps)
+
+    forward.__name__ = f"bystander_{number}"
+    return forward
+
+
 def before(act: Callable[[], object]) -> Forward:
     """An innocent kernel that does ``act`` first, every time."""
 
@@ -611,5 +621,6 @@ IMPLEMENTATIONS = tuple(
         patches_json,
         *FORGERIES,
         innocent_too,
+        *map(bystander, range(12)),
     )
 )
