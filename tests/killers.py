@@ -352,6 +352,14 @@ def dies_of_an_earlier_case(x: Tensor, weight: Tensor, bias: Tensor | None, *, e
     return innocent(x, weight, bias, eps=eps)
 
 
+def loses_its_context(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """As a GPU's error that surfaces in a later case than the one that made it."""
+    calls["fault"] |= x.stride(0) > x.shape[1] == 24
+    if calls["fault"] and x.shape[1] == 300:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return innocent(x, weight, bias, eps=eps)
+
+
 def dies_of_two_earlier_cases(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Rows of 24 with gaps do half of the damage, rows of 300 the other half."""
     calls["gaps"] |= x.stride(0) > x.shape[1] == 24
@@ -603,6 +611,7 @@ IMPLEMENTATIONS = tuple(
         before(leaves_a_killer),
         before(fills_shared_memory),
         dies_of_an_earlier_case,
+        loses_its_context,
         dies_of_two_earlier_cases,
         before(dies_in_the_end),
         wrong_after_an_earlier_case,

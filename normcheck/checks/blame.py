@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from normcheck.attempt import run_alone, run_case, timed_out
 from normcheck.call import link_of
 from normcheck.case import Case
-from normcheck.check import Result
+from normcheck.check import Result, context_lost
 from normcheck.explain import signature
 from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth
@@ -43,6 +43,11 @@ def crashed(result: Result) -> bool:
     return any(problem.kind == "crash" for problem in result.problems)
 
 
+def spoilt(result: Result) -> bool:
+    """Whether the process ended, or its GPU's context is lost: what may have been done in any case before."""
+    return crashed(result) or any(map(context_lost, result.problems))
+
+
 def run_surely(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float], depth: Depth) -> Result:
     """As ``run_case``. A process that ends in its first case says nothing yet: the case is run again from a new server.
 
@@ -64,8 +69,8 @@ def blamed(cell: Cell, plan: Plan, failed: Result) -> Blame:
     link = link_of(cell.implementation)
     if link is None or timed_out(failed):
         return Blame(shrunk(cell, plan, failed))
-    if crashed(failed):
-        if failed.after:  # else this was done before the failure was believed
+    if spoilt(failed):
+        if crashed(failed) and failed.after:  # without cases before it, this was done before the failure was believed
             link.renew()
         return _alone_or_after(cell, plan, failed)
     smallest = shrunk(cell, plan, failed)
@@ -73,26 +78,33 @@ def blamed(cell: Cell, plan: Plan, failed: Result) -> Blame:
         return Blame(smallest)
     if smallest.case != failed.case and run_alone(cell, failed.case, plan).failed:
         return _alone_or_after(cell, plan, failed)
-    return _after_others(cell, plan, smallest)
+    return _after_others(cell, plan, failed, smallest)
 
 
 def _alone_or_after(cell: Cell, plan: Plan, failed: Result) -> Blame:
     again = run_alone(cell, failed.case, plan)
     if again.failed:
         return Blame(shrunk(cell, plan, again, alone=True))
-    return _after_others(cell, plan, failed)
+    return _after_others(cell, plan, failed, failed)
 
 
-def _after_others(cell: Cell, plan: Plan, failed: Result) -> Blame:
-    """``failed`` passes alone: look for what must come before it, as long as that may take."""
-    search = _Search(cell, plan, failed, time.perf_counter() + _SECONDS)
+def _after_others(cell: Cell, plan: Plan, failed: Result, smallest: Result) -> Blame:
+    """``failed`` passes alone: look for what must come before it, and before its smaller form, while there is time.
+
+    Few cases came before it: more came before the smaller form, which the shrinker found after many others.
+    """
+    end = time.perf_counter() + _SECONDS
+    search = _Search(cell, plan, failed, end)
     try:
-        needed = search.needed()
+        search.narrow()
+        needed = search.needed
+        if needed and smallest is not failed and _Search(cell, plan, smallest, end).seen_again(needed) is not None:
+            return Blame(smallest, alone=False, needed=needed)
     except _OutOfTime:
-        needed = ()
+        pass
     except _Alone as found:
         return Blame(shrunk(cell, plan, found.result, alone=True))
-    return Blame(search.failed, alone=False, needed=needed)
+    return Blame(failed if search.needed else smallest, alone=False, needed=search.needed)
 
 
 class _OutOfTime(Exception):
@@ -109,43 +121,39 @@ class _Alone(Exception):
 
 @dataclass
 class _Search:
-    """Runs cases again in new processes, the last ones before ``failed`` first, since damage shows soon."""
+    """Runs cases again in new processes, the last ones before ``failed`` first, since damage shows soon.
+
+    ``needed``: the fewest cases so far after which it failed again, in their order; () as long as it has not.
+    """
 
     cell: Cell
     plan: Plan
     failed: Result
     end: float
+    needed: tuple[Case, ...] = ()
 
-    def needed(self) -> tuple[Case, ...]:
-        """Of the cases before the one that failed, those after which it fails again: few of them, the last ones.
-
-        () where it fails after none of them. Raises _OutOfTime, or _Alone.
-        """
+    def narrow(self) -> None:
+        """Look for as few of the last cases as it takes. Raises _OutOfTime, or _Alone."""
         earlier = self.failed.after
-        passes, fails = 0, 1
-        while self._again(earlier[-fails:]) is None:
+        passes, fails = 0, min(1, len(earlier))
+        while self.seen_again(earlier[-fails:]) is None:
             if fails >= len(earlier):
-                return ()
+                return
             passes, fails = fails, min(2 * fails, len(earlier))
         while fails - passes > 1:
             middle = (passes + fails) // 2
-            if self._again(earlier[-middle:]) is None:
-                passes = middle
-            else:
-                fails = middle
-        return self._fewest(earlier[-fails:])
+            passes, fails = (middle, fails) if self.seen_again(earlier[-middle:]) is None else (passes, middle)
+        self._leave_out()
 
-    def _fewest(self, last: tuple[Case, ...]) -> tuple[Case, ...]:
-        """Of these cases those that it takes: without the first it passes, and each of the others is left out once."""
-        if len(last) > 1 and self._again(last[:1]) is not None:
-            return last[:1]
-        needed = last
+    def _leave_out(self) -> None:
+        """Without the first of the cases it passes: try the first alone, and then without each of the others."""
+        last = self.needed
+        if len(last) < 2 or self.seen_again(last[:1]) is not None:
+            return
         for case in last[1:] if len(last) <= _TAKEN_APART else ():
-            fewer = tuple(other for other in needed if other is not case)
-            needed = fewer if self._again(fewer) is not None else needed
-        return needed
+            self.seen_again(tuple(other for other in self.needed if other is not case))
 
-    def _again(self, earlier: Sequence[Case]) -> Result | None:
+    def seen_again(self, earlier: tuple[Case, ...]) -> Result | None:
         """The failure, seen again after these cases in a new process; None where it is not."""
         for number, case in enumerate((*earlier, self.failed.case)):
             left = self.end - time.perf_counter()
@@ -153,11 +161,15 @@ class _Search:
                 raise _OutOfTime
             plan = replace(self.plan, timeout=min(self.plan.timeout, left / _SHARE))
             result = (run_case if number else run_alone)(self.cell, case, plan)
-            if crashed(result) and crashed(self.failed):
+            if spoilt(result) and spoilt(self.failed):
                 if not number:
                     raise _Alone(result)
-                return result
-        return result if result.failed and signature(result) == signature(self.failed) else None
+                break
+        else:
+            if not (result.failed and signature(result) == signature(self.failed)):
+                return None
+        self.needed = earlier
+        return result
 
 
 def told(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
@@ -169,14 +181,14 @@ def told(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
     reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *lines))
     if not 0 < len(needed) <= _PASTED:
         reproduce = _whole_sweep(cell, plan)
-    if not crashed(blame.result):
+    if not spoilt(blame.result):
         return replace(failure, advice=f"{_REMAINED}{_after(needed)}. {failure.advice}".strip(), reproduce=reproduce)
     if not count:
         return replace(failure, message=f"{failure.message}. {_ALONE} it passes", reproduce=reproduce)
     message = f"{failure.message}. This came after {count} other {'case' if count == 1 else 'cases'} in that process. "
     message += f"{_ALONE} it passes: an earlier case damaged the process"
     if len(needed) == 1:
-        message += f". That case is {lines[0]}; after it, {lines[1]} ends a new process as well"
+        message += f". That case is {lines[0]}; after it, {lines[1]} fails in a new process as well"
         return replace(failure, case=lines[0], message=message, reproduce=reproduce)
     return replace(failure, message=message + _after(needed), reproduce=reproduce)
 
