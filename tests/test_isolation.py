@@ -135,7 +135,7 @@ DAMAGE = {
     ),
     "dies_of_two_earlier_cases": Ended(
         ("crash",),
-        r"This came after 6 other cases in that process\. .* damaged the process; it takes 2 of the cases before it",
+        r"This came after 6 other cases in that process\. .* damaged the process; it takes \d+ of the cases before it",
         r" M=9 N=40 ",
     ),
     "dies_in_the_end": crash(r"This came after \d+ other cases .* it takes \d+ of the cases before it"),
