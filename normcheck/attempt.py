@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -48,7 +49,16 @@ def run_case(
     ``watch``: told of everything that is compared.
     """
     work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth, watch=watch)
-    return attempted(cell, case, plan, work)
+    result, link = attempted(cell, case, plan, work), call.link_of(cell.implementation)
+    return replace(result, after=link.before) if link is not None and result.failed else result
+
+
+def run_alone(cell: Cell, case: Case, plan: Plan, depth: Depth = Depth.ROWS) -> Result:
+    """As ``run_case``, in a new process if the implementation has one of its own."""
+    link = call.link_of(cell.implementation)
+    if link is not None:
+        link.close()
+    return run_case(cell, case, plan, depth=depth)
 
 
 def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | Result:
@@ -58,7 +68,7 @@ def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | 
         return Result(case, table().model, refused=unclaimed)
     link = call.link_of(cell.implementation)
     if link is not None:
-        link.limit(plan.timeout)
+        link.limit(plan.timeout, case)
     try:
         with alarm(plan.timeout) if link is None else nullcontext():
             reason = call.supports(cell.implementation, case)

@@ -40,6 +40,7 @@ class Result:
     None where they were not asked; ``seen`` is what the first run returned, ``staged`` the gradients
     of a backward that was fed with the reference's statistics. ``joined``: how many gradients of x autograd added up in
     half precision. ``undeclared``: the checks without what the implementation declares, if that widens a bound.
+    ``after``: if it failed in a process of its own, the cases which that process ran before.
     """
 
     case: Case
@@ -54,6 +55,7 @@ class Result:
     staged: Mapping[str, Tensor] = field(default_factory=dict)
     joined: int = 0
     undeclared: tuple[Checked, ...] = ()
+    after: tuple[Case, ...] = ()
 
     @property
     def wrong(self) -> tuple[Checked, ...]:

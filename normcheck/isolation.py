@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from normcheck import discovery, whereabouts
+from normcheck import discovery, server, whereabouts
 from normcheck.answers import broken_of
+from normcheck.case import Case
 from normcheck.environment import memory as machine_memory
 from normcheck.errors import Broken, UsageError
 from normcheck.implementation import Implementation
@@ -46,6 +47,8 @@ class ProcessLink:
         self._asked: set[str] = set()
         self._overran = False
         self._posted = ""  # what was asked and not yet answered
+        self._begun: list[Case] = []  # in the process that now is
+        self._before: tuple[Case, ...] = ()
 
     def __getstate__(self) -> tuple[str, str, str, str]:
         """Only what it is called travels to another process, not the worker."""
@@ -55,12 +58,21 @@ class ProcessLink:
         self.spec, self.op, self.name, self.device = state
         self._reset()
 
-    def limit(self, seconds: float) -> None:
+    def limit(self, seconds: float, case: Case) -> None:
         """Begin a case, which may take this long."""
         self._limit = self._left = seconds
+        if not self.alive:
+            self._begun = []
+        self._before = tuple(self._begun)
+        self._begun.append(case)
         if self.alive and self._worker is not None:
             self._worker.memory.give_back(self._used)
         self._used = 0
+
+    @property
+    def before(self) -> tuple[Case, ...]:
+        """See ``remote.Link``."""
+        return self._before
 
     @property
     def alive(self) -> bool:
@@ -125,6 +137,11 @@ class ProcessLink:
             self._worker.kill()
         self._worker, self._posted = None, ""
 
+    def renew(self) -> None:
+        """See ``remote.Link``."""
+        self.close()
+        server.replace()
+
     def end(self) -> None:
         """End the process, and the next one as well."""
         self.close()
@@ -149,6 +166,22 @@ class ProcessLink:
         return self._worker
 
     def _asked_afresh(self) -> Worker:
+        """The next process, once it has imported the implementation.
+
+        One that does not come up may have been hit by other code under test: it is started again from a new server.
+        """
+        try:
+            return self._come_up()
+        except Broken as broken:
+            if broken.kind == "exception":
+                raise
+        server.replace()
+        return self._come_up()
+
+    def _come_up(self) -> Worker:
+        if self._started is not None and not (self._started.of_this_server and server.sound()):
+            self._started.kill()  # what has come up already may have been damaged on the way
+            self._started = None
         self.begin()
         assert self._started is not None
         worker, self._started = self._started, None
@@ -196,15 +229,12 @@ def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -
 
     Of a file that ends or hangs its process on the way nothing is known but the ops asked for: it is what each says.
     """
-    worker = Worker()
     try:
-        answer = worker.ask(_load(spec, ops, device), _START + seconds, "its import")
+        answer = _imported(_load(spec, ops, device), _START + seconds)
     except Broken as broken:
         ended = Ended(broken.kind, broken.message, broken.frames)
         unknown = ops or tuple(discovery.ops())[:1]
         return tuple(Implementation(name=Path(spec).name, op=op, forward=ended, source=spec) for op in unknown)
-    finally:
-        worker.kill()
     if "usage" in answer:
         raise UsageError(str(answer["usage"]))
     if "broken" in answer:
@@ -213,6 +243,25 @@ def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -
     if not isinstance(found, list):
         raise UsageError(f"impl={spec}: expected an import that leaves its process alone, which answered nonsense")
     return tuple(_implementation(spec, told, device) for told in found)
+
+
+def _imported(load: Message, seconds: float) -> Message:
+    """What a process answers that is there for this import alone. One that crashes is tried again from a new server."""
+    try:
+        return _asked_once(load, seconds)
+    except Broken as broken:
+        if broken.kind != "crash":
+            raise
+    server.replace()
+    return _asked_once(load, seconds)
+
+
+def _asked_once(load: Message, seconds: float) -> Message:
+    worker = Worker()
+    try:
+        return worker.ask(load, seconds, "its import")
+    finally:
+        worker.kill()
 
 
 def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implementation:

@@ -12,6 +12,7 @@ from normcheck.errors import UsageError, one_line
 from normcheck.gate import BROKEN
 from normcheck.remarks import derived, refusals
 from normcheck.result import Coverage, Run, Steadiness, Uncheckable, Vacuity, Verdict, Worst
+from normcheck.sense import sensible
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
     """One run of all shards, each with its file's name; its status is for the gate to decide.
 
     Counts are summed, of worsts the worst is kept, and of findings that of the first case in the order of the sweep.
+    A verdict that makes no sense, as somebody may have written it into a report, is an ``error``.
     Raises UsageError for reports that do not belong together, a shard that is missing or one that is there twice.
     """
     ordered = _in_order(runs)
@@ -34,7 +36,7 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
     cells: dict[tuple[str, str, str, str], list[Verdict]] = {}
     for run in shards:
         for verdict in run.verdicts:
-            cells.setdefault(_key(verdict), []).append(verdict)
+            cells.setdefault(_key(verdict), []).append(sensible(verdict))
     machines = dict.fromkeys(run.environment["device"] for run in shards if "device" in run.environment)
     return Run(
         argv=first.argv,
@@ -42,7 +44,7 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
         profile=first.profile,
         seconds=max(run.seconds for run in shards),
         environment={**first.environment, **({"device": ", ".join(machines)} if machines else {})},
-        verdicts=tuple(_cell(parts) for parts in cells.values()),
+        verdicts=tuple(sensible(_cell(parts)) for parts in cells.values()),
         status="",
         exit_code=BROKEN,
         complete=all(run.complete for run in shards),

@@ -43,8 +43,13 @@ class Link(Protocol):
         """What the process answers. Raises Broken where it dies, takes too long or talks nonsense."""
         ...
 
-    def limit(self, seconds: float) -> None:
+    def limit(self, seconds: float, case: Case) -> None:
         """Begin a case, which may take this long."""
+        ...
+
+    @property
+    def before(self) -> tuple[Case, ...]:
+        """The cases that the process of the present case began before it, in their order."""
         ...
 
     def begin(self) -> None:
@@ -57,6 +62,10 @@ class Link(Protocol):
 
     def close(self) -> None:
         """End the process; the next request starts another."""
+        ...
+
+    def renew(self) -> None:
+        """End the process; the next request starts another from a new server, that nobody has had a hand in."""
         ...
 
     def end(self) -> None:

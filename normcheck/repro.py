@@ -1,9 +1,10 @@
-"""``normcheck repro``: one case again, every check of it, and what somebody wants to look at beside that."""
+"""``normcheck repro``: one case again, or some in one process, every check of it, and what somebody looks at beside."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from normcheck.request import check_timeout, device_for, parsed, selected
 from normcheck.run import its_process
 
 
-def repro_case(
+def repro_cases(
     spec: str,
-    line: str,
+    lines: Sequence[str],
     device: str,
     timeout: float,
     *,
@@ -34,17 +35,19 @@ def repro_case(
     dump: str | None = None,
     pdb: bool = False,
 ) -> int:
-    """Run one case line again on the implementation that ``spec`` names; returns the exit code.
+    """Run case lines again, in one process, on the implementation that ``spec`` names; returns the exit code.
 
-    ``dump``: a new folder for what was computed and compared; ``pdb``: under the debugger, in this process.
+    ``dump``: a new folder for what was computed and compared in the last case; ``pdb``: under the debugger, in this
+    process.
     """
-    case = parsed(line)
+    cases = [parsed(line) for line in lines]
+    op = _the_op(cases)
     check_timeout(timeout)
     folder = None if dump is None else _new(dump)
     if pdb and sys.stdin is None:
         raise UsageError("pdb: standard input is closed; expected a terminal, or the debugger's commands")
     where = device_for(device)
-    found = selected(spec, (case.op,), where, timeout, isolation=isolation)
+    found = selected(spec, (op,), where, timeout, isolation=isolation)
     if folder and len(found) > 1:
         expected = f"expected one, such as {spec}:{one_line(found[0].name, 200)}"
         raise UsageError(
@@ -54,11 +57,21 @@ def repro_case(
     for implementation in found:
         if pdb:
             implementation, timeout = _debugged(implementation)
-        cell = Cell(discovery.ops()[case.op], implementation, case.dtype, spec)
-        plan = Plan((cell,), PROFILES["quick"], 0, where, timeout)
-        with _quitting(pdb):
-            codes.append(_reproduced(console, cell, case, plan, line, folder))
+        cells = [Cell(discovery.ops()[op], implementation, case.dtype, spec) for case in cases]
+        plan = Plan(tuple(cells), PROFILES["quick"], 0, where, timeout)
+        with _quitting(pdb), its_process(cells[0]), poisoned_memory():
+            for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
+                kept = folder if number == len(cases) else None
+                codes.append(_reproduced(console, cell, case, plan, line, kept))
     return FOUND if FOUND in codes else PASS if PASS in codes else NOTHING
+
+
+def _the_op(cases: Sequence[Case]) -> str:
+    """The one op that the cases are of."""
+    for case in cases[1:]:
+        if case.op != cases[0].op:
+            raise UsageError(f"case={case.op}: expected cases of one op, {cases[0].op} as the first; run them apart")
+    return cases[0].op
 
 
 def _new(dump: str) -> Path:
@@ -88,14 +101,13 @@ def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str,
     compared: list[Expectation] = []
     reason = why_not(cell, plan.device)
     if not reason:
-        with its_process(cell), poisoned_memory():
-            result = run_case(cell, case, plan, watch=compared.append if folder else None)
-            reason = result.refused
-            if folder and not reason:
-                from normcheck.dump import write
+        result = run_case(cell, case, plan, watch=compared.append if folder else None)
+        reason = result.refused
+        if folder and not reason:
+            from normcheck.dump import write
 
-                write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
-            findings = [finding(cell, result, plan.device)] if result.failed else []
+            write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
+        findings = [finding(cell, result, plan.device)] if result.failed else []
     if reason:
         terminal.render_skip(console, (case.op, name, case.dtype), reason)
         return NOTHING

@@ -39,6 +39,7 @@ from normcheck.request import (
     terms_of,
 )
 from normcheck.result import Run, Verdict
+from normcheck.sense import sensible
 from normcheck.sweep import Progress, run_cell
 
 MOST_EXAMPLES = 10**15
@@ -163,10 +164,13 @@ def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
 
 
 def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
-    """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on."""
+    """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on.
+
+    So is a verdict that makes no sense: normcheck may have been edited.
+    """
     try:
         with its_process(cell):
-            return run_cell(cell, plan, progress)
+            return sensible(run_cell(cell, plan, progress))
     except UsageError:
         raise
     except Exception as error:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-from normcheck.attempt import died, run_case, timed_out
+from normcheck.attempt import died, run_alone, run_case, timed_out
 from normcheck.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.check import Result
@@ -78,8 +78,12 @@ def _rank(values: Sequence[object], own: object) -> int:
     return values.index(own) if own in values else len(values)
 
 
-def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
-    """The simplest failing case found within a budget, failing in the same output; at worst the one given."""
+def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Result:
+    """The simplest failing case found within a budget, failing in the same output; at worst the one given.
+
+    ``alone``: what fails counts only if it fails in a new process as well, since one of the cases that were tried
+    before may have damaged the process.
+    """
     every = choices(claims_of(cell.op, cell.implementation, cell.dtype))
     wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, _SECONDS)
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
@@ -94,6 +98,9 @@ def shrunk(cell: Cell, plan: Plan, failed: Result) -> Result:
         if case not in seen:
             result = run_case(cell, case, plan, depth=depth)
             restarts += died(result)
+            if alone and result.failed and result.after:
+                result = run_alone(cell, case, plan, depth)
+                restarts += 1 + died(result)
             plain = worst_ratio(result) >= min(_PLAIN, worst_ratio(failed) / 2)
             seen[case] = result.failed and signature(result) == wanted and plain
             if seen[case] and _size(case, every) < _size(best.case, every):

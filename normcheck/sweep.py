@@ -17,6 +17,7 @@ from normcheck.case import Case
 from normcheck.cases.beyond import far_apart, large, model_sizes, telling
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.check import Result, context_lost, undeclared_model
+from normcheck.checks.blame import Blame, blamed, run_surely, told
 from normcheck.choices import cases, choices
 from normcheck.coverage import CoreRun
 from normcheck.explain import finding, place, worst_ratio
@@ -24,7 +25,7 @@ from normcheck.plan import Cell, Plan
 from normcheck.probes import Depth, not_as_before
 from normcheck.remarks import derived, empty_outputs, refusals
 from normcheck.result import Finding, Uncheckable, Verdict
-from normcheck.shrink import Stop, search, seed_of, shrunk
+from normcheck.shrink import Stop, search, seed_of
 from normcheck.tally import Tally
 
 Progress = Callable[[int, float], None]
@@ -51,13 +52,14 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, core)
         final = failed is not None and _context_lost(cell, failed)
-        smallest = failed if failed is None or final else shrunk(cell, plan, failed)
         failure = None
-        if smallest is not None:
+        if failed is not None:
+            blame = Blame(failed) if final else blamed(cell, plan, failed)
+            smallest = blame.result
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
-            failure = _told_if_history(cell, plan, smallest, failure)
+            failure = told(cell, plan, blame, failure)
     seconds = time.perf_counter() - start
     if failure is None and not tally.cases:
         skip = _verdict(cell, plan, "skip", detail=refusals(tally.refused) or "no case was drawn", seconds=seconds)
@@ -115,7 +117,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
 
     def run(case: Case, depth: Depth, *, own: bool = True) -> tuple[Result, float]:
         began = time.perf_counter()
-        result = run_case(cell, case, plan, tally.floors, depth)
+        result = run_surely(cell, case, plan, tally.floors, depth)
         seconds = time.perf_counter() - began
         if own or result.failed:
             tally.add(result, seconds)
@@ -221,20 +223,6 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     for checked in best.wrong:
         tally.note(best.case, checked)
     return best
-
-
-def _told_if_history(cell: Cell, plan: Plan, failed: Result, failure: Finding) -> Finding:
-    """``failure``, with a word where the case alone passes in a new process: it misleads who runs it again."""
-    link = link_of(cell.implementation)
-    if link is None or timed_out(failed):
-        return failure
-    link.close()
-    if run_case(cell, failed.case, plan).failed:
-        return failure
-    return replace(failure, advice=f"{_HISTORY} {failure.advice}".strip())
-
-
-_HISTORY = "Alone in a new process this case passes: it fails after other calls, whose effect must have remained."
 
 
 def _context_lost(cell: Cell, failed: Result) -> bool:

@@ -11,16 +11,20 @@ import socket
 import time
 import weakref
 from contextlib import suppress
-from pathlib import Path
 
 from normcheck import server
 from normcheck.errors import Broken
+from normcheck.kin import kill_descendants, parents
 from normcheck.shared import HostMemory
 from normcheck.wire import Garbled, Inbox, Message, packed
 
+_ENDING = 0.5  # seconds in which a process that has closed its connection ends
 _TAIL = 4000  # characters of a dead worker's output that are told
 _OWN_LINE = re.compile(r"^Extension modules: |/normcheck/(?:worker|call|memory)\.py\"|/multiprocessing/")
 """Lines of a traceback at a crash that are about how the kernel was called."""
+
+_TRACE_LINE = re.compile(r"^(?:Fatal Python error: |Current thread |Stack \(most recent|  File \"|  <)")
+"""Lines of such a traceback, which are not what the kernel printed."""
 
 _alive: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -35,6 +39,7 @@ class Worker:
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
         self._process = server.started(serve, theirs)
+        self._server = server.pid()
         socket.send_fds(self._socket, [b"x"], [self.memory.fd, written])
         theirs.close()
         os.close(written)
@@ -48,8 +53,13 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process."""
+        """The parent of the process that runs the code under test, which ends as that does."""
         return self._process.pid
+
+    @property
+    def of_this_server(self) -> bool:
+        """Whether it is from the server that now is; one that was replaced took its processes along."""
+        return self._server == server.pid()
 
     def ask(self, message: Message, seconds: float, what: str) -> Message:
         """The answer to a request. Raises Broken where there is none within ``seconds``; then the process is gone."""
@@ -101,7 +111,10 @@ class Worker:
 
     def _died(self, what: str) -> Broken:
         """How the process ended, which it does here if it has not yet; and the last that it printed."""
-        self._process.join(0.2)
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)  # it tells how the process ended, and may have been stopped
+        self._process.join(_ENDING)
         code = self._process.exitcode
         self._drain()
         self.kill()
@@ -112,8 +125,9 @@ class Worker:
         else:
             how = f"its process ended with exit code {code}"
         text = self._tail.decode("utf-8", "replace").strip()
-        lines = tuple(line for line in text.splitlines() if not _OWN_LINE.search(line))[-20:]
-        return Broken("crash", "", f"{how} during {what}" + (f"; it printed last: {lines[-1]}" if lines else ""), lines)
+        lines = tuple(line for line in text.splitlines() if line.strip() and not _OWN_LINE.search(line))[-20:]
+        last = next((line for line in reversed(lines) if not _TRACE_LINE.search(line)), "")
+        return Broken("crash", "", f"{how} during {what}" + (f"; it printed last: {last}" if last else ""), lines)
 
     def _drain(self) -> None:
         for _ in range(1000):
@@ -129,7 +143,7 @@ class Worker:
         self.alive = False
         pid = self._process.pid
         if pid is not None:
-            _kill_descendants(pid)
+            kill_descendants(pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
@@ -151,44 +165,16 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _kill_descendants(root: int) -> None:
-    """Kill what a process started, in whatever session that is now; the process itself is stopped and stays."""
-    with suppress(ProcessLookupError):
-        os.kill(root, signal.SIGSTOP)
-    for _ in range(20):  # new ones may come while the old ones are looked for
-        parents = _parents()
-        kin, before = {root}, 0
-        while len(kin) != before:
-            before = len(kin)
-            kin |= {pid for pid, parent in parents.items() if parent in kin}
-        if kin == {root}:
-            return
-        for pid in kin - {root}:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
 def _kill_orphans() -> None:
     """Kill what workers that have ended left behind: the server has adopted it."""
     adopted_by, workers = server.pid(), {worker.pid for worker in _alive}
     if adopted_by is None:
         return
-    for pid, parent in _parents().items():
+    for pid, parent in parents().items():
         if parent == adopted_by and pid not in workers:
-            _kill_descendants(pid)
+            kill_descendants(pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _parents() -> dict[int, int]:
-    """Process -> its parent, of all that are alive, as far as the system tells."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                found[int(entry.parent.name)] = int(parent)
-    return found
 
 
 @atexit.register

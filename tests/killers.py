@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import signal
 import stat
 import struct
@@ -41,6 +42,16 @@ def innocent(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> T
 
 def innocent_too(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     return innocent(x, weight, bias, eps=eps)
+
+
+def bystander(number: int) -> Forward:
+    """One more innocent kernel, of another name."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        return innocent(x, weight, bias, eps=eps)
+
+    forward.__name__ = f"bystander_{number}"
+    return forward
 
 
 def before(act: Callable[[], object]) -> Forward:
@@ -261,6 +272,116 @@ def kills_the_servers_group() -> None:
     os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
 
 
+def kills_its_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def limits_its_parent() -> None:
+    """Whatever its parent starts from now on may open no file, and gets no memory."""
+    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (4, 4))
+    resource.prlimit(os.getppid(), resource.RLIMIT_AS, (1 << 20, 1 << 20))
+
+
+def overwrites_its_parent() -> None:
+    """What its parent computes with from now on is all ones, as far as the system lets anybody do that."""
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/maps", encoding="ascii") as maps:
+        ranges = [line.split()[0] for line in maps if " rw-p " in line]
+        with open(f"/proc/{os.getppid()}/mem", "r+b", buffering=0) as memory:
+            for first, last in ((int(end, 16) for end in place.split("-")) for place in ranges):
+                memory.seek(first)
+                memory.write(b"\xff" * min(last - first, 1 << 20))
+
+
+def grandparent() -> int:
+    """The process that other workers come from too, which no accident finds."""
+    with open(f"/proc/{os.getppid()}/stat", encoding="ascii", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def kills_its_grandparent() -> None:
+    os.kill(grandparent(), signal.SIGKILL)
+
+
+def stops_its_grandparent() -> None:
+    os.kill(grandparent(), signal.SIGSTOP)
+
+
+def limits_its_grandparent() -> None:
+    resource.prlimit(grandparent(), resource.RLIMIT_NOFILE, (4, 4))
+
+
+def slows_its_grandparent() -> None:
+    os.setpriority(os.PRIO_PROCESS, grandparent(), 19)
+    os.sched_setaffinity(grandparent(), {min(os.sched_getaffinity(0))})
+
+
+def kills_its_cousins() -> None:
+    """The processes that wait for their turn, once they are there."""
+    others = [entry for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getppid()]
+    for number in map(int, others):
+        with contextlib.suppress(OSError), open(f"/proc/{number}/stat", encoding="ascii", errors="replace") as file:
+            if int(file.read().rpartition(")")[2].split()[1]) == grandparent():
+                os.kill(number, signal.SIGKILL)
+
+
+def leaves_a_killer() -> None:
+    """A daemon that ends its cousins for as long as it lives, and its parent so that nobody knows whose it is."""
+    if os.fork() == 0:
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            while True:
+                kills_its_cousins()
+                time.sleep(0.01)
+        os._exit(0)
+
+
+def fills_shared_memory() -> None:
+    """As far as that is small enough not to hurt anybody else."""
+    free = os.statvfs("/dev/shm")
+    if calls["filled"] == 0 and free.f_bavail * free.f_frsize < 1 << 30:
+        calls["filled"] = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+        with contextlib.suppress(OSError):
+            os.posix_fallocate(calls["filled"], 0, free.f_bavail * free.f_frsize)
+
+
+def dies_of_an_earlier_case(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Rows of 24 with gaps do some damage, of which a wider row dies two cases later; nothing else does."""
+    calls["damage"] |= x.stride(0) > x.shape[1] == 24
+    if calls["damage"] and x.shape[1] == 300:
+        os.abort()
+    return innocent(x, weight, bias, eps=eps)
+
+
+def loses_its_context(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """As a GPU's error that surfaces in a later case than the one that made it."""
+    calls["fault"] |= x.stride(0) > x.shape[1] == 24
+    if calls["fault"] and x.shape[1] == 300:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return innocent(x, weight, bias, eps=eps)
+
+
+def dies_of_two_earlier_cases(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Rows of 24 with gaps do half of the damage, rows of 300 the other half."""
+    calls["gaps"] |= x.stride(0) > x.shape[1] == 24
+    calls["wide"] |= x.shape[1] == 300
+    if calls["gaps"] and calls["wide"] and x.shape[1] == 40:
+        os.abort()
+    return innocent(x, weight, bias, eps=eps)
+
+
+def dies_in_the_end() -> None:
+    """Every call does a little of the damage."""
+    calls["worn"] += 1
+    if calls["worn"] > 25:
+        os.abort()
+
+
+def wrong_after_an_earlier_case(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Rows of 24 with gaps leave something behind by which a wider row is wrong."""
+    calls["left"] |= x.stride(0) > x.shape[1] == 24
+    return innocent(x, weight, bias, eps=eps) * (2 if calls["left"] and x.shape[1] == 300 else 1)
+
+
 # Cheats: something wrong, and a way to make it look right
 
 
@@ -479,6 +600,21 @@ IMPLEMENTATIONS = tuple(
         before(dies_by_a_signal_without_a_name),
         before(stops_the_server),
         before(kills_the_servers_group),
+        before(kills_its_parent),
+        before(limits_its_parent),
+        before(overwrites_its_parent),
+        before(kills_its_grandparent),
+        before(stops_its_grandparent),
+        before(limits_its_grandparent),
+        before(slows_its_grandparent),
+        before(kills_its_cousins),
+        before(leaves_a_killer),
+        before(fills_shared_memory),
+        dies_of_an_earlier_case,
+        loses_its_context,
+        dies_of_two_earlier_cases,
+        before(dies_in_the_end),
+        wrong_after_an_earlier_case,
         patches_allclose,
         patches_double,
         patches_normcheck,
@@ -494,5 +630,6 @@ IMPLEMENTATIONS = tuple(
         patches_json,
         *FORGERIES,
         innocent_too,
+        *map(bystander, range(12)),
     )
 )

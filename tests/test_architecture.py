@@ -30,6 +30,8 @@ _JUDGES = (
     "bitmask",
     "gate",
     "run",
+    "checks",
+    "sense",
 )
 JUDGES = tuple(f"normcheck.{name}" for name in _JUDGES)
 LIBRARIES = (
@@ -73,6 +75,9 @@ FORBIDDEN = {
     "probes.py": JUDGES,
     "result.py": ("torch", "normcheck"),
     "score.py": ("torch", "normcheck"),
+    "kin.py": ("torch", "normcheck"),
+    "sense.py": ("torch", *LIBRARIES, *JUDGES),
+    "checks/*.py": ("normcheck.reports", "normcheck.run", "normcheck.gate", "normcheck.sweep", *LIBRARIES),
     "speed.py": ("torch",),
     "case.py": ("torch", *JUDGES),
     "[!_]*.py": ("normcheck.cli",),

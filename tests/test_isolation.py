@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -102,9 +103,45 @@ SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_
 SPAWN |= {"starts_a_program_and_dies": crash("SIGABRT")}
 SERVER = {
     "dies_by_a_signal_without_a_name": crash(r"signal \d+ "),
-    "stops_the_server": PASS,
-    "kills_the_servers_group": crash(""),
 }
+HANDS = {
+    "stops_the_server": PASS,
+    "kills_the_servers_group": crash("SIGKILL"),
+    "kills_its_parent": crash("SIGKILL"),
+    "limits_its_parent": PASS,
+    "overwrites_its_parent": Ended(("crash",)),  # where the system lets it; see MAY_PASS
+    "kills_its_grandparent": crash(""),
+    "stops_its_grandparent": PASS,
+    "limits_its_grandparent": PASS,
+    "slows_its_grandparent": PASS,
+    "kills_its_cousins": PASS,
+    "leaves_a_killer": PASS,
+    "fills_shared_memory": PASS,
+}
+"""Whoever reaches for what other workers come from. As many as there are bystanders."""
+DAMAGE = {
+    "dies_of_an_earlier_case": Ended(
+        ("crash",),
+        r"SIGABRT during forward\. This came after 5 other cases in that process\. Alone, in a new process, it passes: "
+        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=8 N=24 .* seed=2 .*; "
+        r"after it, rmsnorm fp32 M=6 N=300 .* seed=6 .* fails in a new process as well",
+        r" M=8 N=24 .*layout=strided seed=2 ",
+    ),
+    "loses_its_context": Ended(
+        ("exception",),
+        r"an illegal memory access was encountered\. This came after 5 other cases in that process\. Alone, .* passes: "
+        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=8 N=24 .* seed=2 ",
+        r" M=8 N=24 .*layout=strided seed=2 ",
+    ),
+    "dies_of_two_earlier_cases": Ended(
+        ("crash",),
+        r"This came after 6 other cases in that process\. .* damaged the process; it takes \d+ of the cases before it",
+        r" M=9 N=40 ",
+    ),
+    "dies_in_the_end": crash(r"This came after \d+ other cases .* it takes \d+ of the cases before it"),
+    "wrong_after_an_earlier_case": Ended(("mismatch",), "", r" N=300 "),
+}
+"""What passes alone."""
 CHEAT = {
     "patches_allclose": WRONG,
     "patches_double": WRONG,
@@ -120,7 +157,8 @@ CHEAT = {
     "patches_json": Ended(("mismatch", "crash")),
 }
 SABOTAGE = ("writes_the_pipe", "closes_descriptors")
-MAY_PASS = ("closes_descriptors",)  # it computes correctly: where it still can answer, that is right
+MAY_PASS = ("closes_descriptors", "overwrites_its_parent")  # they compute correctly: who still can answer is right
+BYSTANDERS = tuple(f"bystander_{number}" for number in range(12))
 FORGERIES = (
     "forges_a_shape",
     "forges_a_dtype",
@@ -135,7 +173,16 @@ FORGERIES = (
 )
 ANY = Ended(KINDS)
 
-GROUPS = {"raise": RAISE, "die": DIE, "hang": HANG, "change": CHANGE, "spawn": SPAWN, "server": SERVER, "cheat": CHEAT}
+GROUPS = {
+    "raise": RAISE,
+    "die": DIE,
+    "hang": HANG,
+    "change": CHANGE,
+    "spawn": SPAWN,
+    "server": SERVER,
+    "damage": DAMAGE,
+    "cheat": CHEAT,
+}
 
 
 # one run
@@ -286,7 +333,8 @@ def unexpected(verdict: dict[str, Any], expected: Ended) -> str:
 
 
 def test_no_killer_is_left_out() -> None:
-    tried = {"innocent", "innocent_too", "prints_a_gigabyte", *SABOTAGE, *FORGERIES}.union(*GROUPS.values())
+    innocent = {"innocent", "innocent_too", *BYSTANDERS}
+    tried = {*innocent, "prints_a_gigabyte", *SABOTAGE, *FORGERIES, *HANDS}.union(*GROUPS.values())
     assert tried == {implementation.name for implementation in IMPLEMENTATIONS}
 
 
@@ -301,6 +349,38 @@ def test_a_killer_is_named_and_disturbs_nobody(group: str) -> None:
     for name, expected in killers.items():
         assert expected.kinds or same_as_undisturbed(done.verdicts, name)
     assert "Traceback (most recent" not in done.out + done.err
+
+
+@pytest.mark.parametrize("how", ["a killer first", "a bystander first", "side by side"])
+def test_a_hand_in_the_server_accuses_no_other(how: str) -> None:
+    """Between any two of them stands an innocent kernel, which comes from the server that they have reached for."""
+    pairs = list(zip(HANDS, BYSTANDERS, strict=True))
+    names = [name for pair in pairs for name in (pair[::-1] if how == "a bystander first" else pair)]
+    done = verify(names, "--timeout", "10", *(("--workers", "2") if how == "side by side" else ()), limit=240.0)
+    found = {name: unexpected(done.verdicts[name], expected) for name, expected in HANDS.items()}
+    for name in MAY_PASS:
+        if name in found and done.verdicts[name]["status"] == "pass":
+            found[name] = ""
+    assert found == dict.fromkeys(HANDS, "")
+    assert {name: same_as_undisturbed(done.verdicts, name) for name in BYSTANDERS} == dict.fromkeys(BYSTANDERS, True)
+
+
+def test_damage_of_an_earlier_case_is_shown_again_by_the_line_to_paste() -> None:
+    """What stands behind *Reproduce* fails, while neither of the cases in it does so alone."""
+    done = verify(["dies_of_an_earlier_case", "wrong_after_an_earlier_case"])
+    for name in done.verdicts:
+        failure = done.verdicts[name]["failure"]
+        _, command, spec, *lines = shlex.split(failure["reproduce"])
+        assert (command, spec, len(lines)) == ("repro", f"{KILLERS}:{name}", 2)
+        assert [repro(spec, line) for line in lines] == [0, 0]
+        assert repro(spec, *lines) == 1
+    advice = done.verdicts["wrong_after_an_earlier_case"]["failure"]["advice"]
+    assert f"it fails after other calls, whose effect must have remained; it takes {lines[0]}." in advice
+
+
+def repro(spec: str, *lines: str) -> int:
+    command = (sys.executable, "-m", "normcheck", "repro", spec, *lines, "--device", "cpu")
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100, check=False).returncode
 
 
 def test_killers_side_by_side() -> None:

@@ -13,6 +13,7 @@ from sample_runs import failed, finding, run, skipped, verdict, worst
 from normcheck import discovery, sweep
 from normcheck.check import Result
 from normcheck.errors import UsageError
+from normcheck.gate import Terms, decide
 from normcheck.merge import merged
 from normcheck.mutants.correct import CONTROLS
 from normcheck.plan import PROFILES, Cell, Plan
@@ -33,7 +34,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int]) -> list[tuple
         seen.append((str(case), depth))
         return Result(case, table().model)
 
-    monkeypatch.setattr(sweep, "run_case", note)
+    monkeypatch.setattr(sweep, "run_surely", note)
     monkeypatch.setattr(sweep, "_first_again", lambda *_: [])
     implementation = next(i for i in CONTROLS if i.op == "rmsnorm")
     cell = Cell(discovery.ops()["rmsnorm"], implementation, "fp16", "tests")
@@ -73,7 +74,7 @@ def test_counts_are_summed_and_the_worst_is_kept() -> None:
     one = verdict(
         cases=3,
         seconds=1.0,
-        worst={"y": worst(0.5), "dx": worst(float("nan"))},
+        worst={"y": worst(0.5), "dx": worst(0.95)},
         skipped={"a": 1, "b": 2},
         not_returned=("mean", "dw"),
         uncheckable={"y": Uncheckable(count=1, total=10)},
@@ -89,19 +90,35 @@ def test_counts_are_summed_and_the_worst_is_kept() -> None:
         skipped={"b": 3},
         not_returned=("mean",),
         uncheckable={"y": Uncheckable(count=3, total=10), "dx": Uncheckable(count=0, total=5)},
-        repeats={"y": Steadiness(differ=1, cases=5)},
+        repeats={"y": Steadiness(differ=1, cases=4)},
         notes=("n2",),
     )
     cell = joined(one, two)
     assert (cell.cases, cell.seconds, cell.status) == (7, 3.0, "pass")
-    assert {name: w.ratio for name, w in cell.worst.items() if name != "dx"} == {"y": 0.7, "dw": 0.1}
-    assert cell.worst["dx"].ratio != cell.worst["dx"].ratio  # NaN
+    assert {name: w.ratio for name, w in cell.worst.items()} == {"y": 0.7, "dx": 0.95, "dw": 0.1}
     assert cell.skipped == {"a": 1, "b": 5}
     assert cell.not_returned == ("mean",)
     assert cell.uncheckable == {"y": Uncheckable(count=4, total=20), "dx": Uncheckable(count=0, total=5)}
-    assert cell.repeats == {"y": Steadiness(differ=2, cases=7)}
+    assert cell.repeats == {"y": Steadiness(differ=2, cases=6)}
     assert cell.model == {"y_form": "folded"}
     assert cell.notes == ("n1", "n2", *derived(cell.uncheckable, {}, {}, 7))
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 1.5])
+def test_a_ratio_that_is_no_pass_is_kept_as_the_worst_and_is_no_pass(ratio: float) -> None:
+    odd, wrong = worst(ratio), failed(finding(), worst={"y": worst(ratio)})
+    passed = replace(wrong, status="pass", failure=None)
+    assert repr(joined(wrong, verdict(implementation="mine.py", dtype="fp16")).worst["y"]) == repr(odd)
+    for order in ((passed, verdict(implementation="mine.py", dtype="fp16")), (passed, passed)):
+        cell = joined(*order)
+        assert (cell.status, cell.failure) == ("error", None)
+        assert "status=pass makes no sense: worst.y.ratio=" in cell.detail
+        assert decide((cell,), Terms())[:2] == ("error", 3)
+
+
+def test_a_skip_that_brings_a_ratio_along_makes_no_pass() -> None:
+    forged = replace(verdict(), status="skip", detail="why", worst={"y": worst(float("inf"))})
+    assert joined(verdict(), forged).status == "error"
 
 
 def test_notes_on_counts_are_those_of_the_sum() -> None:

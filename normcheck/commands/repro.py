@@ -13,7 +13,10 @@ from normcheck.commands.warm import warm
 
 def repro(
     implementation: Annotated[str, typer.Argument(help="As for --impl.", autocompletion=complete.implementations)],
-    case: Annotated[str, typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'.")],
+    case: Annotated[
+        list[str],
+        typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'. Several run in one process, in order."),
+    ],
     device: Device = "auto",
     timeout: Timeout = 120.0,
     isolation: Isolation = True,
@@ -25,10 +28,10 @@ def repro(
         bool, typer.Option("--pdb", help="In this process: stop where it raises, or right after forward.")
     ] = False,
 ) -> None:
-    """Run one case again and show every check of it."""
+    """Run one case again, or several in one process, and show every check."""
     isolation = isolation and not pdb
     warm(device, isolation)
-    from normcheck.repro import repro_case
+    from normcheck.repro import repro_cases
 
-    code = repro_case(implementation, case, device, timeout, isolation=isolation, dump=dump, pdb=pdb)
+    code = repro_cases(implementation, case, device, timeout, isolation=isolation, dump=dump, pdb=pdb)
     raise typer.Exit(code)
