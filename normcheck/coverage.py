@@ -141,9 +141,11 @@ class CoreRun:
         )
 
     def why_thin(self) -> str:
-        """Why the core is not finished: the time that it took, and would have taken."""
+        """Why the core is not finished: the time that it took, and would have taken, or the number of cases."""
         if self._building > _BUILDING * self._limit:
             return f"compiling and the like took {self._building:.0f} s"
+        if not self._skipped:
+            return f"{self._run:,} cases are allowed"
         needed = self._spent + sum(map(self._expected, self._skipped))
         about = f", about {needed:.0f} s for all" if needed > self._limit else ""
         return f"{self._limit:g} s are allowed{about}"
@@ -164,8 +166,11 @@ class CoreRun:
     def _look_ahead(self) -> None:
         """Once the core has been opened it is known what a row costs, and so what the rest will."""
         self._opened = True
-        if DEAR_ROW < self._row < math.inf and self._shard[1] == 1 and not self._claims.shapes:
+        dear = self._device == "cpu" and DEAR_ROW < self._row < math.inf  # on a GPU it is the first calls that are
+        if dear and self._shard[1] == 1 and not self._claims.shapes:
             self._extent = self._extent.with_dear_rows
+        elif self._planned_for == (self._claims, self._combinations):
+            return
         self._queue = self._planned()
 
     def _refused(self, planned: Planned, question: _Question | None) -> None:

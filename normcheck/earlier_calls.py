@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,6 +15,8 @@ from normcheck.observe import Seen, begin, observe, observe_in_place
 from normcheck.outputs import Problem
 from normcheck.subject import Subject
 from normcheck.two_runs import first_difference
+
+_ADDRESSES = 4  # as many as the runs of one case may have left free
 
 
 def of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
@@ -58,22 +61,26 @@ def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None
     wrong = subject.wrong_values(values, seen)
     if not wrong:
         return ""
-    fresh = _fresh(subject, values, bits)
-    still_wrong = subject.wrong_values(values, fresh)
-    for name in wrong:
-        mine, other = seen.named[name], fresh.named.get(name)
-        as_before = other is not None and (not subject.implementation.deterministic or memory.same_bits(mine, other))
-        if name not in still_wrong or not as_before:
-            return name
+    for fresh in _fresh(subject, values, bits):
+        still_wrong = subject.wrong_values(values, fresh)
+        for name in wrong:
+            mine, other = seen.named[name], fresh.named.get(name)
+            same = other is not None and (not subject.implementation.deterministic or memory.same_bits(mine, other))
+            if name not in still_wrong or not same:
+                return name
     return ""
 
 
-def _fresh(subject: Subject, values: Inputs, bits: Tensor | None) -> Seen:
-    """A run on ``values`` in new memory, and in a new process if the code is in another one: there each call finds its
-    tensors at the same addresses, and what a process remembers for ever it does not forget with new memory."""
+def _fresh(subject: Subject, values: Inputs, bits: Tensor | None) -> Iterator[Seen]:
+    """Runs on ``values`` in new memory, or one in a new process if the code is in another one: there each call finds
+    its tensors at the same addresses, and what a process remembers for ever it does not forget with new memory.
+
+    New memory may lie where an earlier run's was, and so is held until the last: the next lies elsewhere."""
     link = link_of(subject.implementation)
     if link is not None:
         link.close()
-    subject.refill(values)  # of the geometry of the first run, without what the latest may have written
-    begun = begin(subject.implementation, subject.case, subject.given, Surroundings())
-    return observe(subject.implementation, subject.op, subject.case, begun, bits)[0]
+    held = []
+    for _ in range(_ADDRESSES if link is None else 1):
+        subject.refill(values)  # of the geometry of the first run, without what the latest may have written
+        held.append(begin(subject.implementation, subject.case, subject.given, Surroundings()))
+        yield observe(subject.implementation, subject.op, subject.case, held[-1], bits)[0]

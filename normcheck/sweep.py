@@ -139,11 +139,12 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     try:
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
-        while (tally.cases if shards == 1 else core.length) < most and (step := core.next()) is not None:
+        replayed = tally.cases  # beside the sequence
+        while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
             number = step.number
             result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
             core.saw(step, result, seconds)
-        number = core.length - 1 if shards > 1 else tally.cases - 1
+        number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
         end = time.perf_counter() + plan.profile.seconds
         for case, is_large in _explicit(cell, plan, core.claims):
             fails(case, is_large)

@@ -138,11 +138,12 @@ def _outcome(trial: Trial) -> Outcome:
     if trial.regime and not told_apart(*_within(trial)):
         return replace(outcome, reason="no case within the regime tells it from the clean kernel")
     verdict = _verdict(trial, _planted(trial).make(trial.op))
-    status = {"fail": KILLED, "pass": SURVIVED, "skip": NOT_EXERCISED}.get(verdict.status, ERROR)
+    status = {"fail": KILLED, "pass": SURVIVED, "thin": SURVIVED, "skip": NOT_EXERCISED}.get(verdict.status, ERROR)
     failure = verdict.failure
-    reason = verdict.detail if status in (NOT_EXERCISED, ERROR) else _nearest(verdict) if not failure else ""
-    if status == SURVIVED and trial.regime:
-        reason = f"{_missed(trial)}; {reason}"
+    reason = verdict.detail if status in (NOT_EXERCISED, ERROR) else ""
+    if status == SURVIVED:
+        told = (_missed(trial) if trial.regime else "", verdict.detail, _nearest(verdict))
+        reason = "; ".join(part for part in told if part)
     return replace(
         outcome,
         status=status,

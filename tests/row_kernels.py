@@ -17,7 +17,7 @@ from torch import Tensor
 
 @triton.jit
 def _forward(X, Y, W, B, Mean, Rstd, x_stride, N, taken, eps, LAST: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # rows may lie 2^31 elements apart
     cols = tl.arange(0, BLOCK)
     x = tl.load(X + row * x_stride + cols, mask=cols < taken, other=0.0).to(tl.float32)
     mean = tl.sum(x, axis=0) / taken
@@ -34,7 +34,7 @@ def _forward(X, Y, W, B, Mean, Rstd, x_stride, N, taken, eps, LAST: tl.constexpr
 
 @triton.jit
 def _backward(DY, X, W, Mean, Rstd, DX, DW, DB, dy_stride, x_stride, N, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # rows may lie 2^31 elements apart
     cols = tl.arange(0, BLOCK)
     mask = cols < N
     x = tl.load(X + row * x_stride + cols, mask=mask, other=0.0).to(tl.float32)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from normcheck.case import Case
+from normcheck.cases.claims import claims_of
 from normcheck.choices import choices
 from normcheck.discovery import ops
 from normcheck.errors import UnsupportedCase
@@ -128,7 +129,7 @@ def test_the_plans_of_a_sweep_are_kept(op: str) -> None:
     """Every shape, dtype, weight dtype and pair of limits that a sweep of one op may draw, both directions."""
     plans = 0
     for dtype in DTYPES:
-        drawn = choices(ops()[op], BY_OP[op], dtype)
+        drawn = choices(claims_of(ops()[op], BY_OP[op], dtype))
         described = len(drawn.shapes) * len({(weight_dtype, bias) for _, weight_dtype, bias in drawn.parameters})
         plans += described * (len(drawn.clips) or 1) + described
     assert plans <= graphs.MAX_PLANS

@@ -91,7 +91,7 @@ WRONG: list[tuple[Callable[[Any], None], str]] = [
     (put("environment", {"\x1b[31m": 3}), r": environment.\x1b[31m=3: expected a string"),
     (lambda report: report.pop("profile"), ": profile is missing"),
     (lambda report: report["verdicts"][0].pop("worst"), ": verdicts[0].worst is missing"),
-    (put_cell("status", "nothing"), ": verdicts[0].status='nothing': expected one of pass, fail, skip, error"),
+    (put_cell("status", "nothing"), ": verdicts[0].status='nothing': expected one of pass, thin, fail, skip, error"),
     (put_cell("cases", -1), ": verdicts[0].cases=-1: expected an integer >= 0"),
     (put_cell("cases", 10**30), ": verdicts[0].cases=1000"),
     (put_cell("worst", {"y": {"ratio": "big"}}), ": verdicts[0].worst.y.ratio='big': expected a number"),

@@ -97,7 +97,7 @@ def line_of(found: Verdict) -> str:
 
 def test_a_cell_tells_what_its_declaration_buys() -> None:
     rough, needless = verdict_of(declaring(ROUGH, rsqrt_ulp=16)), verdict_of(declaring(CLEAN, rsqrt_ulp=16))
-    assert rough.status == needless.status == "pass"
+    assert rough.status == needless.status == "thin"  # thirty cases are no core
     assert rough.undeclared["rstd"].ratio > 1
     assert "declares rsqrt_ulp=16: rstd up to " in line_of(rough)
     assert " of the undeclared bound" in line_of(rough)

@@ -61,8 +61,12 @@ class Extent:
     dear_paired: int = 255
 
     def on(self, device: str) -> Extent:
-        """The same on ``cpu`` or ``cuda``: there a row costs little, and a grid has sides of at most 65535."""
-        return replace(self, rows=max(self.rows, 65537)) if device == "cuda" else self
+        """The same on ``cpu`` or ``cuda``: there a row costs little, a grid has sides of at most 65535, and what is new
+        is compiled, which every length of a row is.
+        """
+        if device == "cpu":
+            return self
+        return replace(self, rows=max(self.rows, 65537), widths=max(self.widths // 2, 1))
 
     @property
     def with_dear_rows(self) -> Extent:
@@ -279,12 +283,11 @@ class _Design:
 
     def __init__(self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> None:
         self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
-        self._random = random.Random(f"{seed} core")
         self._sizes_of = _sizes(claims, extent, seed, model_size)
         self._axes = _axes(claims, self._sizes_of)
         self._left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
         self._candidates = self._every_size()
-        self._number = used  # of the case that is being made, from 1
+        self._number = min(used, sum(1 for _ in _opening(claims)))  # of the case that is being made, from 1
 
     def cases(self) -> Iterator[Planned]:
         """The cases, until nothing is left to cover, or nothing that is left can be."""
@@ -342,7 +345,7 @@ class _Design:
             widths = [n for own in self._sizes_of.widths.values() for n in own]
             pairs = [(m, n) for m in heights for n in widths if m * n <= self._extent.elements]
         if self._seed:
-            self._random.shuffle(pairs)
+            random.Random(f"{self._seed} sizes").shuffle(pairs)
         return [self._size(m, n) for m, n in pairs]
 
     def _size(self, m: int, n: int) -> _Size:
@@ -407,7 +410,7 @@ class _Design:
         elif axis == "layout" and "dy" in values:  # which an expanded dy has not
             options = tuple(layout for layout in options if layout not in EXPANDED)
         if self._seed:
-            options = self._random.sample(list(options), len(options))
+            options = random.Random(f"{self._seed} {axis} {self._number}").sample(list(options), len(options))
         turn = self._number % len(options)
         options = (*options[turn:], *options[:turn])
         return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), chosen))
@@ -436,7 +439,7 @@ class _Design:
             rows=values["rows"],
             dy="normal" if layout in EXPANDED else values["dy"],
             layout=layout,
-            seed=self._random.randrange(1, 10**6) if self._seed else self._number,
+            seed=random.Random(f"{self._seed} {self._number}").randrange(1, 10**6) if self._seed else self._number,
             weights=values["weights"],
             weight_dtype=values["weight_dtype"],
             bias=values["bias"],

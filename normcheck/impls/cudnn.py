@@ -256,7 +256,7 @@ def implementations(name: str, api: ModuleType, *, oldest: int = 0, **fields: An
             model=_model,
             shapes=_BITMASK_SHAPES if op == "layernorm_relu_bitmask" else _SHAPES,
             source="https://github.com/NVIDIA/cudnn-frontend/tree/main/samples/python",
-            **fields,
+            **(fields if op != "layernorm_relu_bitmask" else {**fields, "by_default": ()}),  # sets the bits of a NaN
         )
         for op in _OPS
     )

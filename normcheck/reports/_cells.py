@@ -139,7 +139,7 @@ def _facts(verdict: Verdict) -> list[str]:
     if verdict.core is not None and verdict.core.refused > MOST_REFUSED:
         facts.append(f"refuses {percent(verdict.core.refused, 1)} of what it declares")
     if verdict.core is not None and verdict.core.left_out:
-        facts.append(verdict.core.left_out)
+        facts.append(short(verdict.core.left_out, 200))
     if verdict.core is not None and verdict.core.building >= BUILT:
         facts.append(f"{seconds(verdict.core.building)} of compiling and the like")
     if verdict.skipped and verdict.status != "skip":
@@ -153,7 +153,7 @@ def _facts(verdict: Verdict) -> list[str]:
 def _bought(verdict: Verdict) -> str:
     """What the declarations of a cell that passes buy: where its outputs lie under the bounds without them."""
     worst = worst_of(verdict.undeclared.items())
-    if verdict.status != "pass" or worst is None:
+    if verdict.status not in ("pass", "thin") or worst is None:
         return ""
     beyond = [(output, w) for output, w in verdict.undeclared.items() if not w.ratio <= 1]
     told = ", ".join(f"{short(output)} up to {_text.ratio(w.ratio)}" for output, w in beyond or [worst])
