@@ -76,7 +76,7 @@ class CoreRun:
         self._row = self._call = math.inf
         self._built: set[tuple[object, ...]] = set()
         self._opened, self._used = False, 0
-        self._profile_rows = self._extent.rows
+        self._usual = self._extent
         self._queue = self._planned()
         self._skipped: list[Planned] = []
 
@@ -96,6 +96,9 @@ class CoreRun:
             return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
         if not self._opened and not (self._queue and self._queue[0].opens):
             self._look_ahead()
+        if self._extent != self._usual and self._row <= DEAR_ROW:
+            self._extent = self._usual  # what made rows look dear was the cost of a call, or of building
+            self._queue = self._planned()
         while self._queue or self._drawn_anew():
             planned = self._queue.popleft()
             self._number += 1
@@ -239,7 +242,7 @@ class CoreRun:
             self._row = min(self._row, seconds / runs / case.M)
 
     def _left_out(self) -> str:
-        if self._extent.rows == self._profile_rows or self._claims.shapes:
+        if self._extent == self._usual or self._claims.shapes:
             return ""
         return f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core"
 

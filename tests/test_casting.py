@@ -24,7 +24,7 @@ from normcheck.mutants.correct import KERNELS
 from normcheck.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
 from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.probes import Depth
-from normcheck.repro import repro_case
+from normcheck.repro import repro_cases
 from normcheck.sweep import run_cell
 from normcheck.table import Model
 
@@ -237,4 +237,4 @@ def test_the_terms_of_y_add_up_to_its_bound() -> None:
 )
 def test_a_case_line_says_what_the_op_has(line: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        repro_case("torch", line, "cpu", 60.0)
+        repro_cases("torch", [line], "cpu", 60.0)

@@ -64,11 +64,13 @@ def written(tmp_path: Path) -> Callable[..., str]:
     return written
 
 
-FEW = ("--device", "cpu", "--dtype", "fp16", "--max-examples", "20")
+ASKED = ("--device", "cpu", "--dtype", "fp16")
+FEW = (*ASKED, "--max-examples", "20")
+CORE = (*ASKED, "--time-budget", "0.01")  # little beyond the core, without which nothing passes
 
 
-def report(run: Callable[..., Done], *argv: str) -> tuple[Done, Any]:
-    done = run("verify", *FEW, *argv, "--report", "json:out.json")
+def report(run: Callable[..., Done], *argv: str, few: tuple[str, ...] = FEW) -> tuple[Done, Any]:
+    done = run("verify", *few, *argv, "--report", "json:out.json")
     return done, json.loads(Path("out.json").read_text(encoding="utf-8"))
 
 
@@ -77,9 +79,18 @@ def report(run: Callable[..., Done], *argv: str) -> tuple[Done, Any]:
 
 @pytest.mark.parametrize("op", discovery.ops())
 def test_torch_passes(run: Callable[..., Done], op: str) -> None:
-    done = run("verify", "--impl", "torch", "--op", op, *FEW)
+    done = run("verify", "--impl", "torch", "--op", op, *CORE)
     assert (done.code, done.err) == (0, "")
     assert done.out.rstrip().splitlines()[-1].startswith("PASS")
+
+
+def test_few_cases_are_thin(run: Callable[..., Done]) -> None:
+    few = ("verify", "--impl", "torch", "--op", "rmsnorm", *FEW)
+    done = run(*few)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.rstrip().splitlines()[-1].startswith("THIN  1 of 1 cell thin: rmsnorm/torch fp16; ")
+    assert run(*few, "--require", "torch").code == 5
+    assert run(*few, "--require", "torch", "--allow-thin").code == 0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +103,8 @@ def test_torch_passes(run: Callable[..., Done], op: str) -> None:
 def test_a_file_with_a_right_kernel_passes(
     run: Callable[..., Done], written: Callable[..., str], declared: str
 ) -> None:
-    done, document = report(run, "--impl", written(RIGHT, declared), "--require", "mine")
+    path = written(RIGHT, declared)
+    done, document = report(run, "--impl", path, "--require", "mine", few=CORE)
     assert (done.code, document["status"]) == (0, "pass")
     assert document["verdicts"][0]["not_returned"] == ["rstd"]
     assert set(document["verdicts"][0]["worst"]) == {"y", "dx", "dw", "db"}
@@ -393,7 +405,7 @@ def test_a_report_that_cannot_be_written(run: Callable[..., Done], monkeypatch: 
     assert done.code not in (0, 1)
     line = done.out.rstrip().splitlines()[-1]  # which is read alone
     assert line.startswith(
-        "ERROR  report=json:missing/out.json: it cannot be written: No such file or directory; 1 passed"
+        "ERROR  report=json:missing/out.json: it cannot be written: No such file or directory; 0 passed, 1 thin"
     )
 
 
@@ -475,7 +487,7 @@ def test_the_json_report(run: Callable[..., Done], written: Callable[..., str]) 
         for worst in verdict["worst"].values():
             conforms(worst, WORST)
     by_name = {verdict["implementation"]: verdict for verdict in document["verdicts"]}
-    assert (by_name["torch"]["status"], by_name["torch"]["cases"], by_name["torch"]["failure"]) == ("pass", 20, None)
+    assert (by_name["torch"]["status"], by_name["torch"]["cases"], by_name["torch"]["failure"]) == ("thin", 20, None)
     conforms(by_name[f"{path}:wrong"]["failure"], FAILURE)
     assert by_name[f"{path}:wrong"]["failure"]["ratio"] > 1
 
@@ -485,8 +497,8 @@ def test_json_on_standard_output_stands_alone(run: Callable[..., Done]) -> None:
         "verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:-", "--report", "terminal:out.txt"
     )
     assert json.loads(done.out)["status"] == "pass"
-    assert "PASS" in done.err  # the screen moves to standard error
-    assert "PASS" in Path("out.txt").read_text(encoding="utf-8")
+    assert "THIN" in done.err  # the screen moves to standard error
+    assert "THIN" in Path("out.txt").read_text(encoding="utf-8")
 
 
 def test_the_same_seed_finds_the_same(run: Callable[..., Done], written: Callable[..., str]) -> None:
@@ -505,8 +517,10 @@ IMPLEMENTATIONS = tuple(Implementation(name=f.__name__, op="rmsnorm", forward=f,
     path = written(RIGHT, both)
 
     def verdicts(seed: str) -> list[dict[str, Any]]:
-        _, document = report(run, "--impl", path, "--seed", seed, "--max-examples", "100")
-        return [{k: v for k, v in verdict.items() if k != "seconds"} for verdict in document["verdicts"]]
+        _, document = report(run, "--impl", path, "--seed", seed, "--max-examples", "200")  # the core, and some drawn
+        for verdict in document["verdicts"]:
+            del verdict["seconds"], verdict["core"]["building"]
+        return list(document["verdicts"])
 
     first, again, other = verdicts("0"), verdicts("0"), verdicts("1")
     assert first == again

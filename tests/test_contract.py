@@ -23,6 +23,7 @@ from normcheck import Implementation, discovery, memory
 from normcheck.attempt import run_case
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
+from normcheck.cases.claims import claims_of
 from normcheck.check import Result, check
 from normcheck.checks import own_limit
 from normcheck.choices import choices
@@ -89,7 +90,7 @@ def verdicts(implementation: Implementation, *dtypes: str) -> list[Verdict]:
 
 def accusations(implementation: Implementation, *dtypes: str) -> list[tuple[str, str, str]]:
     """What is said to be wrong: dtype, case, message."""
-    failed = [v for v in verdicts(implementation, *dtypes) if v.status != "pass"]
+    failed = [v for v in verdicts(implementation, *dtypes) if v.status not in ("pass", "thin")]
     return [
         (v.dtype, v.failure.case if v.failure else v.detail, v.failure.message if v.failure else "") for v in failed
     ]
@@ -200,7 +201,7 @@ def test_a_norm_of_one_dtype_refuses_and_is_not_accused() -> None:
             reason for reason in verdict.skipped if reason.startswith("weight_dtype=fp32: forward raised Runtime")
         ]
         assert refused, verdict.skipped
-        assert verdict.cases + sum(verdict.skipped.values()) == 60
+        assert (verdict.cases, sum(verdict.skipped.values()) <= 3) == (60, True)  # it is not asked again and again
     assert not any("weight_dtype" in reason for reason in found[2].skipped)
 
 
@@ -288,7 +289,7 @@ def test_what_weight_dtypes_leaves_out_is_not_asked() -> None:
     cell = cell_of(implementation)
     refused = run_case(cell, replace(RMSNORM, weight_dtype="fp32"), plan_of(cell)).refused
     assert refused == 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
-    drawn = {d for _, d, _ in choices(cell.op, implementation, "fp16").parameters}
+    drawn = {d for _, d, _ in choices(claims_of(cell.op, implementation, "fp16")).parameters}
     assert drawn == {"same"}
 
 
@@ -376,7 +377,7 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, *more
 
 def test_values_stay_in_the_process_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_file(tmp_path, monkeypatch, VALUES, "--dtype", "fp16")
-    assert found["mine"]["status"] == "pass", found
+    assert found["mine"]["status"] == "thin", found  # not with so few cases
 
 
 @pytest.mark.parametrize(
@@ -744,7 +745,7 @@ IMPLEMENTATIONS = (
 def test_overwriting_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{OVERWRITING}"
     found = run_file(tmp_path, monkeypatch, source, "--dtype", "fp16")
-    assert [name for name, v in found.items() if v["status"] == "pass"] == [f"declared {what}" for what in OVER]
+    assert [name for name, v in found.items() if v["status"] == "thin"] == [f"declared {what}" for what in OVER]
     assert {name: v["failure"]["kind"] for name, v in found.items() if v["failure"]} == {
         **{f"silent {what}": "input_modified" for what in OVER},
         "behind": "out_of_bounds_write",

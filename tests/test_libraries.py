@@ -26,8 +26,8 @@ def _one_thread() -> None:
 
 
 def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict:
-    """The verdict of 60 cases."""
-    profile = replace(PROFILES["quick"], max_examples=60, seconds=600.0, large_share=0.0)
+    """The verdict of a core."""
+    profile = replace(PROFILES["quick"], seconds=0.0)
     cell = Cell(discovery.ops()[implementation.op], implementation, dtype, "tests")
     return run_cell(cell, Plan((cell,), profile, seed, "cpu", 120.0), lambda cases, worst: None)
 

@@ -251,14 +251,17 @@ def test_what_remembers_nothing_is_not_told_to_depend_on_earlier_calls(op: str, 
 
 @pytest.mark.parametrize("what", ["gamma", "rstd"])
 def test_what_is_remembered_by_address_is_found(what: str) -> None:
-    kept: dict[object, Tensor] = {}
-    if what == "gamma":
-        kernel = Kernel(gamma=lambda c: kept.setdefault(c.w_io.data_ptr(), c.w.clone()))
-    else:
-        kernel = Kernel(rstd=lambda c: kept.setdefault((c.x_io.data_ptr(), len(c.x)), CLEAN.rstd(c)).clone())
-    result = result_of(layernorm(kernel))
-    assert [p.kind for p in result.problems] == ["not_repeatable"]
-    assert result.problems[0].message.endswith("it depends on earlier calls")
+    """Twenty times: new memory may lie where that of an earlier call was, and then a fresh call is as wrong."""
+    for _ in range(20):
+        kept: dict[object, Tensor] = {}
+        if what == "gamma":
+            kernel = Kernel(gamma=lambda c, kept=kept: kept.setdefault(c.w_io.data_ptr(), c.w.clone()))
+        else:
+            key = lambda c: (c.x_io.data_ptr(), len(c.x))  # noqa: E731
+            kernel = Kernel(rstd=lambda c, kept=kept, key=key: kept.setdefault(key(c), CLEAN.rstd(c)).clone())
+        result = result_of(layernorm(kernel))
+        assert [p.kind for p in result.problems] == ["not_repeatable"]
+        assert result.problems[0].message.endswith("it depends on earlier calls")
 
 
 REMEMBERING = """
@@ -432,7 +435,7 @@ def test_a_cell_says_what_zeros_would_pass() -> None:
     wide = {"chain": "any", "y_form": "folded"}
     cell = Cell(OPS["layernorm"], layernorm(model=wide), "fp16", "tests")
     verdict = run_cell(cell, plan_of(cell, 30), lambda *_: None)
-    assert verdict.status == "pass"
+    assert verdict.failure is None
     assert set(verdict.vacuity) == {"y", "mean", "rstd", "dx", "dw", "db"}
     for counts in verdict.vacuity.values():
         assert counts.checks > 0
