@@ -345,26 +345,26 @@ def fills_shared_memory() -> None:
 
 
 def dies_of_an_earlier_case(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Rows of 24 with gaps do some damage, of which a wider row dies two cases later; nothing else does."""
-    calls["damage"] |= x.stride(0) > x.shape[1] == 24
-    if calls["damage"] and x.shape[1] == 300:
+    """Rows of 64 with gaps do some damage, of which a wider row dies two cases later; nothing else does."""
+    calls["damage"] |= x.stride(0) > x.shape[1] == 64
+    if calls["damage"] and x.shape[1] == 768:
         os.abort()
     return innocent(x, weight, bias, eps=eps)
 
 
 def loses_its_context(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """As a GPU's error that surfaces in a later case than the one that made it."""
-    calls["fault"] |= x.stride(0) > x.shape[1] == 24
-    if calls["fault"] and x.shape[1] == 300:
+    calls["fault"] |= x.stride(0) > x.shape[1] == 64
+    if calls["fault"] and x.shape[1] == 768:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     return innocent(x, weight, bias, eps=eps)
 
 
 def dies_of_two_earlier_cases(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Rows of 24 with gaps do half of the damage, rows of 300 the other half."""
-    calls["gaps"] |= x.stride(0) > x.shape[1] == 24
-    calls["wide"] |= x.shape[1] == 300
-    if calls["gaps"] and calls["wide"] and x.shape[1] == 40:
+    """Rows of 64 with gaps do half of the damage, rows of 768 the other half."""
+    calls["gaps"] |= x.stride(0) > x.shape[1] == 64
+    calls["wide"] |= x.shape[1] == 768
+    if calls["gaps"] and calls["wide"] and x.shape[1] == 1024:
         os.abort()
     return innocent(x, weight, bias, eps=eps)
 
@@ -377,9 +377,9 @@ def dies_in_the_end() -> None:
 
 
 def wrong_after_an_earlier_case(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Rows of 24 with gaps leave something behind by which a wider row is wrong."""
-    calls["left"] |= x.stride(0) > x.shape[1] == 24
-    return innocent(x, weight, bias, eps=eps) * (2 if calls["left"] and x.shape[1] == 300 else 1)
+    """Rows of 64 with gaps leave something behind by which a wider row is wrong."""
+    calls["left"] |= x.stride(0) > x.shape[1] == 64
+    return innocent(x, weight, bias, eps=eps) * (2 if calls["left"] and x.shape[1] == 768 else 1)
 
 
 # Cheats: something wrong, and a way to make it look right

@@ -102,7 +102,7 @@ def test_red_and_green(tmp_path: Path) -> None:
 
 def test_what_is_configured_is_what_runs_without_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
-    lines = ['impl = "mine.py:right"', 'op = "rmsnorm"', 'dtype = "bf16"', "max_examples = 4", 'device = "cpu"']
+    lines = ['impl = "mine.py:right"', 'op = "rmsnorm"', 'dtype = "bf16"', "time_budget = 0.1", 'device = "cpu"']
     config = "\n".join(("[tool.normcheck]", *lines, "isolation = false", ""))
     (tmp_path / "pyproject.toml").write_text(config, encoding="utf-8")
     code, output, said = runner(STEPS["Verify"], tmp_path)

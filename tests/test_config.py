@@ -31,6 +31,7 @@ timeout = 9.5
 workers = 2
 isolation = true
 require = ["mine"]
+allow_thin = true
 known_failures = "known.txt"
 baseline = "baseline.json"
 drift_ratio = 3
@@ -52,6 +53,7 @@ def test_every_key_and_paths_from_the_folder_of_the_file(tmp_path: Path, monkeyp
     assert values["known_failures"] == "../../known.txt"
     assert values["report"] == ("json:../../out/report.json", "terminal:-")
     assert (values["seed"], values["timeout"], values["part"]) == ("7", 9.5, False)
+    assert values["allow_thin"] is True
 
 
 def test_paths_from_the_folder_that_has_a_link_to_the_file(tmp_path: Path) -> None:
@@ -133,6 +135,7 @@ WRONG = {
     "time_budget = 'long'": "time_budget='long': expected a number",
     "timeout = false": "timeout=False: expected a number",
     "isolation = 1": "isolation=1: expected true or false",
+    "allow_thin = 'yes'": "allow_thin='yes': expected true or false",
     "profile = ['ci']": "profile=['ci']: expected a string",
     "op = 3": "op=3: expected a string or an array of strings",
     "op = [3]": "op=[3]: expected a string or an array of strings",

@@ -645,6 +645,9 @@ HARMFUL: dict[str, tuple[int, str]] = {  # exit code, what is in the file
 
 OTHERS = ("junit:j", "sarif:s", "markdown:m", "github:g")
 
+STARTS = ("::error file=", "::error title=", "::warning file=", "::warning title=", "::notice title=")
+"""Of the lines for GitHub: a cell that fails, and one that is thin, which few cases are."""
+
 APART = ("a message", "no Exception", "no message", "an output", "unsupported", "unavailable")
 """Asked of a process of its own as well."""
 
@@ -663,7 +666,7 @@ def test_nothing_harmful_is_printed(written: Written, name: str, where: tuple[st
         harmless(Path(name_of_file).read_text(encoding="utf-8"))
     for line in Path("g").read_text(encoding="utf-8").removesuffix("\n").split("\n"):
         assert line.isprintable()
-        assert line.startswith(("::error file=", "::error title=", "::notice title=", "::warning title=")), line[:200]
+        assert line.startswith(STARTS), line[:200]
     stored = Path("x").read_text(encoding="utf-8")
     assert strict(stored)["exit_code"] == code
     assert len(stored) < LONGEST_REPORT or name == "names"

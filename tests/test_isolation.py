@@ -40,6 +40,8 @@ ROOT = Path(__file__).parents[1]
 KILLERS = "tests/killers.py"
 MARKER = "NORMCHECK_TEST"
 CASES = 12
+CLEAN = "thin"
+"""The status of a cell in which nothing is wrong: CASES are not all of its core."""
 
 Verdicts = dict[str, dict[str, Any]]
 
@@ -48,7 +50,7 @@ Verdicts = dict[str, dict[str, Any]]
 class Ended:
     """How a kernel must fail: in one of ``kinds``, with this in its message or the lines under it, and in its case.
 
-    No kind: it passes.
+    No kind: nothing is wrong.
     """
 
     kinds: tuple[str, ...]
@@ -67,7 +69,7 @@ def raised(says: str) -> Ended:
 TIMEOUT = Ended(("timeout",), r"timeout=1\b")
 WRONG = Ended(("mismatch",))
 REPEATED = Ended(("mismatch", "not_repeatable"))
-PASS = Ended(())
+FINE = Ended(())
 
 RAISE = {
     "raises": raised(r"ValueError: not on a Sunday(.|\n)*killers\.py:\d+ in raises"),
@@ -97,49 +99,49 @@ CHANGE = dict.fromkeys(
         "changes_seeds",
         "changes_warnings",
     ),
-    PASS,
+    FINE,
 )
-SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_program"), PASS)
+SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_program"), FINE)
 SPAWN |= {"starts_a_program_and_dies": crash("SIGABRT")}
 SERVER = {
     "dies_by_a_signal_without_a_name": crash(r"signal \d+ "),
 }
 HANDS = {
-    "stops_the_server": PASS,
+    "stops_the_server": FINE,
     "kills_the_servers_group": crash("SIGKILL"),
     "kills_its_parent": crash("SIGKILL"),
-    "limits_its_parent": PASS,
+    "limits_its_parent": FINE,
     "overwrites_its_parent": Ended(("crash",)),  # where the system lets it; see MAY_PASS
     "kills_its_grandparent": crash(""),
-    "stops_its_grandparent": PASS,
-    "limits_its_grandparent": PASS,
-    "slows_its_grandparent": PASS,
-    "kills_its_cousins": PASS,
-    "leaves_a_killer": PASS,
-    "fills_shared_memory": PASS,
+    "stops_its_grandparent": FINE,
+    "limits_its_grandparent": FINE,
+    "slows_its_grandparent": FINE,
+    "kills_its_cousins": FINE,
+    "leaves_a_killer": FINE,
+    "fills_shared_memory": FINE,
 }
 """Whoever reaches for what other workers come from. As many as there are bystanders."""
 DAMAGE = {
     "dies_of_an_earlier_case": Ended(
         ("crash",),
         r"SIGABRT during forward\. This came after 5 other cases in that process\. Alone, in a new process, it passes: "
-        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=8 N=24 .* seed=2 .*; "
-        r"after it, rmsnorm fp32 M=6 N=300 .* seed=6 .* fails in a new process as well",
-        r" M=8 N=24 .*layout=strided seed=2 ",
+        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=65 N=64 .* seed=4 .*; "
+        r"after it, rmsnorm fp32 M=2 N=768 .* seed=6 .* fails in a new process as well",
+        r" M=65 N=64 .*layout=strided seed=4 ",
     ),
     "loses_its_context": Ended(
         ("exception",),
         r"an illegal memory access was encountered\. This came after 5 other cases in that process\. Alone, .* passes: "
-        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=8 N=24 .* seed=2 ",
-        r" M=8 N=24 .*layout=strided seed=2 ",
+        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=65 N=64 .* seed=4 ",
+        r" M=65 N=64 .*layout=strided seed=4 ",
     ),
     "dies_of_two_earlier_cases": Ended(
         ("crash",),
         r"This came after 6 other cases in that process\. .* damaged the process; it takes \d+ of the cases before it",
-        r" M=9 N=40 ",
+        r" M=3 N=1024 ",
     ),
     "dies_in_the_end": crash(r"This came after \d+ other cases .* it takes \d+ of the cases before it"),
-    "wrong_after_an_earlier_case": Ended(("mismatch",), "", r" N=300 "),
+    "wrong_after_an_earlier_case": Ended(("mismatch",), "", r" N=768 "),
 }
 """What passes alone."""
 CHEAT = {
@@ -197,11 +199,13 @@ class Done:
 
     @property
     def verdicts(self) -> Verdicts:
-        """By implementation, without the time that each took."""
-        return {
-            verdict["implementation"]: {name: value for name, value in verdict.items() if name != "seconds"}
-            for verdict in self.document["verdicts"]
-        }
+        """By implementation, without the times it took, and the length of its core, which has a size by its name."""
+        found = {}
+        for verdict in self.document["verdicts"]:
+            kept = {name: value for name, value in verdict.items() if name != "seconds"}
+            core = {name: value for name, value in (kept["core"] or {}).items() if name not in ("building", "planned")}
+            found[verdict["implementation"]] = {**kept, "core": core}
+        return found
 
 
 def argv(names: Iterable[str], report: Path | str, *more: str, cases: int = CASES) -> tuple[str, ...]:
@@ -294,7 +298,7 @@ def undisturbed() -> dict[str, Any]:
     """The verdict of ``innocent`` alone."""
     done = verify(["innocent"])
     verdict = done.verdicts["innocent"]
-    assert (done.code, verdict["status"], verdict["cases"]) == (0, "pass", CASES), done
+    assert (done.code, verdict["status"], verdict["cases"]) == (0, CLEAN, CASES), done
     return verdict
 
 
@@ -313,7 +317,7 @@ def case_of(line: str) -> Case:
 
 def unexpected(verdict: dict[str, Any], expected: Ended) -> str:
     """What is not as expected of a verdict, or an empty string."""
-    failure, wanted = verdict["failure"], "fail" if expected.kinds else "pass"
+    failure, wanted = verdict["failure"], "fail" if expected.kinds else CLEAN
     if verdict["status"] != wanted:
         return f"{verdict['status']}, not {wanted}: {verdict['detail']} {failure}"
     if failure is None:
@@ -359,7 +363,7 @@ def test_a_hand_in_the_server_accuses_no_other(how: str) -> None:
     done = verify(names, "--timeout", "10", *(("--workers", "2") if how == "side by side" else ()), limit=240.0)
     found = {name: unexpected(done.verdicts[name], expected) for name, expected in HANDS.items()}
     for name in MAY_PASS:
-        if name in found and done.verdicts[name]["status"] == "pass":
+        if name in found and done.verdicts[name]["status"] == CLEAN:
             found[name] = ""
     assert found == dict.fromkeys(HANDS, "")
     assert {name: same_as_undisturbed(done.verdicts, name) for name in BYSTANDERS} == dict.fromkeys(BYSTANDERS, True)
@@ -404,7 +408,7 @@ def test_sabotage_of_the_way_home(names: tuple[str, ...]) -> None:
     done = verify(["innocent", *names, "innocent_too"], "--timeout", "1")
     found = {name: unexpected(done.verdicts[name], ANY) for name in names}
     for name in MAY_PASS:
-        if name in names and done.verdicts[name]["status"] == "pass" and same_as_undisturbed(done.verdicts, name):
+        if name in names and done.verdicts[name]["status"] == CLEAN and same_as_undisturbed(done.verdicts, name):
             found[name] = ""
     assert found == dict.fromkeys(names, "")
     assert done.code == 1
@@ -415,7 +419,7 @@ def test_sabotage_of_the_way_home(names: tuple[str, ...]) -> None:
 def test_a_gigabyte_is_not_kept() -> None:
     """Neither the reports nor the screen are flooded by it."""
     done = verify(["prints_a_gigabyte", "innocent"], "--timeout", "60")
-    assert (done.code, done.verdicts["prints_a_gigabyte"]["status"]) == (0, "pass")
+    assert (done.code, done.verdicts["prints_a_gigabyte"]["status"]) == (0, CLEAN)
     assert same_as_undisturbed(done.verdicts)
     assert len(done.out) < 1 << 16
     assert len(done.err) < 1 << 22
@@ -438,7 +442,7 @@ def test_the_order_changes_nothing() -> None:
 def hanging(killer: str) -> Iterator[Started]:
     """A run that has a verdict and is now in a case that does not end."""
     with started(["innocent", killer, "innocent_too"], "--timeout", "600") as run:
-        assert within(60.0, lambda: run.text("out.txt").startswith("pass"))
+        assert within(60.0, lambda: run.text("out.txt").startswith(CLEAN))
         time.sleep(1.0)  # until the next one hangs
         assert run.process.poll() is None
         yield run
@@ -538,14 +542,14 @@ def test_the_folder_of_the_servers_socket_is_deleted(tmp_path: Path, long: bool)
     with TemporaryDirectory(dir="/tmp") as short:
         folder = Path(short, "x" * 90 * long, "tmp")
         folder.mkdir(parents=True)
-        check_that_both_pass(path, folder)
+        check_that_nothing_is_wrong(path, folder)
 
 
-def check_that_both_pass(path: Path, folder: Path) -> None:
+def check_that_nothing_is_wrong(path: Path, folder: Path) -> None:
     command = argv(["innocent"], "-", "--impl", f"{path}:deletes", "--impl", "torch", "--op", "rmsnorm")
     places = {"TMPDIR": str(folder), "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **places}, capture_output=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert [v["status"] for v in json.loads(done.stdout)["verdicts"]] == ["pass"] * 3
+    assert [v["status"] for v in json.loads(done.stdout)["verdicts"]] == [CLEAN] * 3
