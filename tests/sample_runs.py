@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from normcheck.result import KINDS, Finding, Run, Uncheckable, Verdict, Where, Worst
+from normcheck.result import KINDS, Coverage, Finding, Run, Uncheckable, Verdict, Where, Worst
 
 CASE = "rmsnorm fp16 M=3 N=129 eps=1e-05 rows=offset dy=normal layout=contiguous seed=17"
 HOSTILE = "[red]x[/] \x1b[31mred\x1b[0m \r\n\x07\u202egnp.exe [link=https://example.org]y[/link] :boom: \\[b] \udc80"
@@ -231,9 +231,15 @@ def hostile() -> Run:
         undeclared={HOSTILE: worst(2.0)},
         uncheckable={HOSTILE: Uncheckable(count=1, total=2)},
     )
+    thin = verdict(
+        status="thin",
+        detail=HOSTILE * 1000,
+        core=Coverage(planned=2, run=1, missed=(HOSTILE * 1000,), left_out=HOSTILE * 1000),
+    )
     return run(
         cell,
         noted,
+        thin,
         skipped(detail=HOSTILE),
         verdict(status="error", detail=HOSTILE, cases=0),
         status="fail",
