@@ -67,7 +67,7 @@ class CoreRun:
         self._done: set[Value | Pair] = set()
         self._elsewhere: set[Value | Pair] = set()  # what other shards cover
         self._given_up: set[Value | Pair] = set()  # what is refused only together
-        self._number, self._run, self._combinations = -1, 0, 0
+        self._number, self._run, self._combinations, self._fruitless = -1, 0, 0, 0
         self._admitted: set[tuple[str, Any]] = set()
         self._base: Case | None = None
         self._questions: deque[_Question] = deque()
@@ -156,7 +156,7 @@ class CoreRun:
     def _planned(self) -> deque[Planned]:
         self._planned_for = self._claims, self._combinations
         done = frozenset(self._done | self._given_up)
-        used = ALL_OPENED if self._opened else self._used
+        used = ALL_OPENED + self._combinations if self._opened else self._used
         return deque(core(self._claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
 
     def _drawn_anew(self) -> bool:
@@ -207,14 +207,22 @@ class CoreRun:
         self._claims = self._claims.without(axis, value)
 
     def _give_up(self) -> None:
-        """Leave out the sizes and declarations of a refused case as far as they come together."""
+        """Leave out the sizes and declarations of a refused case as far as they come together.
+
+        If all of them are left out already, other cases may cover the rest; after some of those that is left out, too.
+        """
         assert self._suspect is not None
-        case, self._suspect = self._suspect.case, None
+        suspect, self._suspect = self._suspect, None
+        case = suspect.case
         if self._claims.shapes:
             self._claims = self._claims.without_shape((case.M, case.N))
         self._combinations += 1
         whole = {axis: values for axis, values in covered(case, "memory").items() if axis in _STRUCTURAL}
-        self._given_up |= set(pairs_of(whole)) - self._done
+        together: set[Value | Pair] = {pair for pair in pairs_of(whole) if pair not in self._done | self._given_up}
+        self._fruitless += not together
+        if not together and self._fruitless > _FRUITLESS:
+            together = set(goals_of(suspect)) - self._done
+        self._given_up |= together
 
     def _affordable(self, planned: Planned) -> bool:
         if self._building > _BUILDING * self._limit:
@@ -254,6 +262,7 @@ class CoreRun:
         return min(1.0, refused / len(usual)) if usual else 0.0
 
 
+_FRUITLESS = 20  # cases that are refused for no new reason
 _SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on they cost more than the call
 _STRUCTURAL = ("m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")

@@ -102,7 +102,7 @@ def core(
     """The cases that cover every goal but those that are ``done``, most telling first.
 
     ``seed``: of the run; ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none; ``used``: how many of the cases
-    that open a core are dealt with.
+    that open a core are dealt with, from ALL_OPENED on all, and each number gives other cases.
     """
     return _core(claims, extent, seed, model_size, done, used)
 
@@ -288,6 +288,7 @@ class _Design:
         self._left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
         self._candidates = self._every_size()
         self._number = min(used, sum(1 for _ in _opening(claims)))  # of the case that is being made, from 1
+        self._number += max(0, used - ALL_OPENED)  # drawn anew: other cases than those that were refused
 
     def cases(self) -> Iterator[Planned]:
         """The cases, until nothing is left to cover, or nothing that is left can be."""
