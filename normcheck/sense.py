@@ -59,6 +59,8 @@ def _passed(v: Verdict) -> Iterator[str]:
     for name, worst in v.worst.items():
         if not 0 <= worst.ratio <= 1:
             yield f"worst.{name}.ratio={worst.ratio:g}: expected 0 to 1"
+    if v.status == "pass" and v.core is not None and v.core.missed:
+        yield f"core.missed={one_line(v.core.missed[0], 100)}: expected nothing, or thin"
     if v.known:
         yield "known: expected a failure, of which a reason is known"
 

@@ -55,7 +55,8 @@ def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
         if "cuda" in i.by_default and name not in NOT_THERE
     }
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
-    assert set(cells) == expected - NOT_REACHED
+    since = {key for key in cells if key[0] == "layernorm_relu_bitmask" and key[1] in ("cudnn", "cudnn_graph")}
+    assert set(cells) - since == expected - NOT_REACHED  # since then: only if named, for it sets the bits of a NaN
     for cell in cells.values():
         assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
         assert cell["cases"] >= 5  # building a plan or compiling takes the time
