@@ -52,7 +52,17 @@ def under(regime: Regime, mutant: Mutant) -> Mutant:
         faulty = divided(regime, mutant, op) or mutant.make(op)
         return _switched(id, regime, faulty, clean(mutant, op))
 
-    return replace(mutant, id=id, what=f"{mutant.what}, {regime.what}", make=make, kernel=None)
+    what = f"{mutant.what}, {regime.what}"
+    return replace(mutant, id=id, what=what, make=make, kernel=None, promised=_promised(regime, mutant))
+
+
+def _promised(regime: Regime, mutant: Mutant) -> str:
+    """The least profile that promises to kill ``mutant`` under ``regime``.
+
+    A quick core has pairs of values: what needs a third thing at once (``when``), or more than the few rows that it has
+    behind row 4096, is promised by ci, which has more sizes of each class and more time.
+    """
+    return "ci" if mutant.promised == "quick" and (mutant.when or regime.first_row) else mutant.promised
 
 
 def clean(mutant: Mutant, op: str) -> Implementation:
