@@ -104,6 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
         kernel=Kernel(rstd=lambda c: 1 / (torch.sqrt(c.v) + c.eps)),
         ops=(*LLAMA, *GEMMA),
         outputs=RSTD,
+        when="an eps that is not small beside the rows, and statistics or a y that is not rounded over it",
     ),
     mutant(
         id="gemma-weight",
