@@ -10,7 +10,8 @@ from typing import Any
 from normcheck.case import EXPANDED, STRIDED, Case
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of
 from normcheck.cases.claims import REFUSABLE, Claims, claims_of
-from normcheck.cases.core import ALL_OPENED, GAPS, Planned, core, goals, goals_of
+from normcheck.cases.core import ALL_OPENED, GAPS, Planned, core, goals_of
+from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
 from normcheck.check import Result
 from normcheck.plan import Cell, Plan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from normcheck.case import Case
-from normcheck.cases.core import Extent
+from normcheck.cases.goals import Extent
 from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
 

@@ -12,7 +12,8 @@ from normcheck import discovery
 from normcheck.case import EXPANDED, Case, parse
 from normcheck.cases.axes import COLUMN_CLASSES, MODEL_SIZES, PAIRS, ROW_CLASSES, column_class, row_class
 from normcheck.cases.claims import Claims, claims_of
-from normcheck.cases.core import Planned, core, goals, goals_of
+from normcheck.cases.core import Planned, core, goals_of
+from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
 from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.formats import DTYPES

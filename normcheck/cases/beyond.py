@@ -12,7 +12,8 @@ from typing import Any
 from normcheck.case import Case
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import Extent, core
+from normcheck.cases.core import core
+from normcheck.cases.goals import Extent
 from normcheck.data_kinds import WEIGHT_KINDS
 
 LARGE = {

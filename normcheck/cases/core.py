@@ -1,8 +1,7 @@
 """The core of a cell: the cases that must have been run before anybody may say that it passes.
 
-A covering design. Every value of every axis is in it, and every pair of values that belong together (``axes.PAIRS``),
-as far as the implementation admits them; the cases that find most for their cost come first. It depends on the seed of
-the run: another one has other sizes of the same classes, other combinations and other data.
+A covering design: its cases reach all that ``goals`` asks for; those that find most for their cost come first. It
+depends on the seed of the run: another one has other sizes of the same classes, other combinations and other data.
 """
 
 from __future__ import annotations
@@ -15,63 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from normcheck.case import EXPANDED, Case
-from normcheck.cases.axes import (
-    CLIPS,
-    COLUMN_CLASSES,
-    EPS,
-    ORDINARY,
-    PAIRS,
-    PROBES,
-    ROW_CLASSES,
-    SPECIAL,
-    Pair,
-    SizeClass,
-    Value,
-    column_class,
-    covered,
-    pairs_of,
-    row_class,
-    values_of,
-)
+from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value, column_class, covered, pairs_of, row_class, values_of
 from normcheck.cases.claims import Claims
-from normcheck.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
+from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 
 ALL_OPENED = 1000
 """More cases than open any core."""
 
 GAPS = (3, 8, 1, 64)
 """Elements behind each row of a strided tensor, in a core; 8 keeps a row of 16-bit elements aligned to 16 bytes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extent:
-    """How far a core goes.
-
-    ``rows``: the largest M; ``paired_rows``: the largest M that meets every value of every other axis; ``dear_rows``,
-    ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest
-    M * N; ``heights``, ``widths``: how many sizes of each class of M and of N.
-    """
-
-    rows: int
-    paired_rows: int
-    elements: int
-    heights: int
-    widths: int
-    dear_rows: int
-    dear_paired: int = 255
-
-    def on(self, device: str) -> Extent:
-        """The same on ``cpu`` or ``cuda``: there a row costs little, a grid has sides of at most 65535, and what is new
-        is compiled, which every length of a row is.
-        """
-        if device == "cpu":
-            return self
-        return replace(self, rows=max(self.rows, 65537), widths=max(self.widths // 2, 1))
-
-    @property
-    def with_dear_rows(self) -> Extent:
-        """The same for a kernel whose rows are dear."""
-        return replace(self, rows=self.dear_rows, paired_rows=self.dear_paired)
 
 
 @dataclass(frozen=True)
@@ -84,10 +35,6 @@ class Planned:
     case: Case
     probe: str
     opens: int = 0
-
-
-Goals = frozenset[Value | Pair]
-"""What a core must cover: values, and pairs of them."""
 
 
 def goals_of(planned: Planned) -> Set[Value | Pair]:
@@ -110,119 +57,6 @@ def core(
 @lru_cache(maxsize=64)
 def _core(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> tuple[Planned, ...]:
     return tuple(_Design(claims, extent, seed, model_size, done, used).cases())
-
-
-@lru_cache(maxsize=64)
-def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) -> Goals:
-    """Everything that a core of these claims covers."""
-    sizes = _sizes(claims, extent, seed, model_size)
-    axes = _axes(claims, sizes)
-    values = {(axis, value) for axis, found in axes.items() for value in found}
-    pairs = {
-        (number, a, b)
-        for number, (one, other) in enumerate(PAIRS)
-        for a in axes.get(one, ())
-        for b in axes.get(other, ())
-        if _belongs(one, a, other, b, sizes, extent)
-    }
-    return frozenset(values | pairs)
-
-
-def _axes(claims: Claims, sizes: _Sizes) -> Mapping[str, tuple[Any, ...]]:
-    """Axis -> the values that a core must have."""
-    heights = [m for own in sizes.heights.values() for m in own]
-    widths = [n for own in sizes.widths.values() for n in own]
-    columns = [column_class(n) for n in widths]
-    axes: dict[str, tuple[Any, ...]] = {
-        "M": tuple(heights),
-        "N": tuple(widths),
-        "m": tuple(dict.fromkeys(map(_low, heights))),
-        "n": tuple(dict.fromkeys((c.low, c.fit) for c in columns)),
-        "width": tuple(dict.fromkeys(c.low for c in columns)),
-        "fit": tuple(dict.fromkeys(c.fit for c in columns)),
-        "layout": claims.values("layout"),
-        "bias": claims.values("bias"),
-        "weight_dtype": claims.values("weight_dtype"),
-        "weights": WEIGHT_KINDS,
-        "eps": EPS,
-        "rows": ORDINARY,
-        "dy": tuple(kind for kind in DY_KINDS if kind not in NOT_FINITE),
-        "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
-        "probe": PROBES[1:],
-    }
-    if claims.op.clamped:
-        axes["clips"] = CLIPS
-    if claims.shapes:
-        axes["shape"] = sizes.shapes
-    return axes
-
-
-def _belongs(one: str, a: Any, other: str, b: Any, sizes: _Sizes, extent: Extent) -> bool:
-    """Whether a pair of values can be in one case, and is worth one."""
-    pair = {one: a, other: b}
-    rows = pair.get("m")
-    if rows is not None and (not rows or rows > extent.paired_rows):
-        return False
-    if pair.get("probe") == "rows" and rows is not None and rows not in (2, 9):
-        return False  # one row has no other rows; many cost as many runs more
-    if "special" in pair:
-        return pair["special"] in ("nan", "inf", "dy nan") and rows in (None, 2, 9, 64)
-    if pair.get("layout") in EXPANDED and "dy" in pair:
-        return False  # its rows are one row, or a single 1
-    if (one, other) == ("m", "n"):
-        return _meet(a, b, sizes, extent)
-    return True
-
-
-def _meet(low: int, column: tuple[int, str], sizes: _Sizes, extent: Extent) -> bool:
-    """Whether some size of a class of rows and one of a class of columns are small enough to be together."""
-    if sizes.shapes:
-        return any((_low(m), _key(n)) == (low, column) for m, n in sizes.shapes)
-    return min(sizes.heights[low]) * min(sizes.widths[column]) <= extent.elements
-
-
-def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
-    return tuple(shape for shape in claims.shapes if claims.admits("M", shape[0]) and claims.admits("N", shape[1]))
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Class of rows, and of columns, by its first size -> the sizes of it that a core has."""
-
-    heights: Mapping[int, tuple[int, ...]]
-    widths: Mapping[tuple[int, str], tuple[int, ...]]
-    shapes: tuple[tuple[int, int], ...] = ()
-
-
-def _sizes(claims: Claims, extent: Extent, seed: int, model_size: int) -> _Sizes:
-    """The sizes of a core: of each class the first ones, and others with another ``seed`` than 0."""
-    if claims.shapes:
-        shapes = _shapes(claims)
-        rows, columns = [m for m, _ in shapes], [n for _, n in shapes]
-        heights = {low: tuple(dict.fromkeys(m for m in rows if row_class(m).low == low)) for low in map(_low, rows)}
-        widths = {key: tuple(dict.fromkeys(n for n in columns if _key(n) == key)) for key in map(_key, columns)}
-        return _Sizes(heights, widths, shapes)
-
-    def some(every: SizeClass, axis: str, most: int, limit: int) -> tuple[int, ...]:
-        sizes = list(every.sizes)
-        if seed:
-            random.Random(f"{seed} {axis} {every}").shuffle(sizes)
-        return tuple([size for size in sizes if size <= limit and claims.admits(axis, size)][:most])
-
-    heights = {c.low: some(c, "M", extent.heights, extent.rows) for c in ROW_CLASSES}
-    widths = {(c.low, c.fit): some(c, "N", extent.widths, extent.elements) for c in COLUMN_CLASSES}
-    if model_size and claims.admits("N", model_size):
-        widths[_key(model_size)] = (*widths[_key(model_size)], model_size)
-    return _Sizes({k: v for k, v in heights.items() if v}, {k: v for k, v in widths.items() if v})
-
-
-def _low(rows: int) -> int:
-    return row_class(rows).low
-
-
-def _key(columns: int) -> tuple[int, str]:
-    found = column_class(columns)
-    return found.low, found.fit
 
 
 _NEUTRAL: Mapping[str, Any] = {
@@ -283,8 +117,8 @@ class _Design:
 
     def __init__(self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> None:
         self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
-        self._sizes_of = _sizes(claims, extent, seed, model_size)
-        self._axes = _axes(claims, self._sizes_of)
+        self._sizes_of = sizes_of(claims, extent, seed, model_size)
+        self._axes = axes_of(claims, self._sizes_of)
         self._left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
         self._candidates = self._every_size()
         self._number = min(used, sum(1 for _ in _opening(claims)))  # of the case that is being made, from 1
@@ -350,15 +184,15 @@ class _Design:
         return [self._size(m, n) for m, n in pairs]
 
     def _size(self, m: int, n: int) -> _Size:
-        low, fit = _key(n)
-        axes = {"M": m, "N": n, "m": _low(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
+        low, fit = key_of(n)
+        axes = {"M": m, "N": n, "m": low_of(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
         return _Size(M=m, N=n, axes=axes, cost=_BASE + (m + m * (n == 1)) + m * n / 4000)  # one column tells little
 
     def _like(self, m: int, n: int) -> _Size | None:
         """The size of this core that stands for (m, n) of the first one; None if all of its class were refused."""
         if self._claims.shapes:
             return self._candidates[self._number % len(self._candidates)] if m and self._candidates else None
-        rows, columns = self._sizes_of.heights.get(_low(m), ()), self._sizes_of.widths.get(_key(n), ())
+        rows, columns = self._sizes_of.heights.get(low_of(m), ()), self._sizes_of.widths.get(key_of(n), ())
         if not rows or not columns:
             return None
         height = rows[min(row_class(m).sizes.index(m), len(rows) - 1)]

@@ -1,0 +1,177 @@
+"""What the core of a cell must cover: values of every axis, and pairs of them, as far as the kernel admits them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from normcheck.case import EXPANDED
+from normcheck.cases.axes import (
+    CLIPS,
+    COLUMN_CLASSES,
+    EPS,
+    ORDINARY,
+    PAIRS,
+    PROBES,
+    ROW_CLASSES,
+    SPECIAL,
+    Pair,
+    SizeClass,
+    Value,
+    column_class,
+    row_class,
+)
+from normcheck.cases.claims import Claims
+from normcheck.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
+
+Goals = frozenset[Value | Pair]
+"""What a core must cover: values, and pairs of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How far a core goes.
+
+    ``rows``: the largest M; ``paired_rows``: the largest M that meets every value of every other axis; ``dear_rows``,
+    ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest
+    M * N; ``heights``, ``widths``: how many sizes of each class of M and of N.
+    """
+
+    rows: int
+    paired_rows: int
+    elements: int
+    heights: int
+    widths: int
+    dear_rows: int
+    dear_paired: int = 255
+
+    def on(self, device: str) -> Extent:
+        """The same on ``cpu`` or ``cuda``: there a row costs little, a grid has sides of at most 65535, and what is new
+        is compiled, which every length of a row is.
+        """
+        if device == "cpu":
+            return self
+        return replace(self, rows=max(self.rows, 65537), widths=max(self.widths // 2, 1))
+
+    @property
+    def with_dear_rows(self) -> Extent:
+        """The same for a kernel whose rows are dear."""
+        return replace(self, rows=self.dear_rows, paired_rows=self.dear_paired)
+
+
+@lru_cache(maxsize=64)
+def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) -> Goals:
+    """Everything that a core of these claims covers."""
+    sizes = sizes_of(claims, extent, seed, model_size)
+    axes = axes_of(claims, sizes)
+    values = {(axis, value) for axis, found in axes.items() for value in found}
+    pairs = {
+        (number, a, b)
+        for number, (one, other) in enumerate(PAIRS)
+        for a in axes.get(one, ())
+        for b in axes.get(other, ())
+        if _belongs(one, a, other, b, sizes, extent)
+    }
+    return frozenset(values | pairs)
+
+
+def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
+    """Axis -> the values that a core must have."""
+    heights = [m for own in sizes.heights.values() for m in own]
+    widths = [n for own in sizes.widths.values() for n in own]
+    columns = [column_class(n) for n in widths]
+    axes: dict[str, tuple[Any, ...]] = {
+        "M": tuple(heights),
+        "N": tuple(widths),
+        "m": tuple(dict.fromkeys(map(low_of, heights))),
+        "n": tuple(dict.fromkeys((c.low, c.fit) for c in columns)),
+        "width": tuple(dict.fromkeys(c.low for c in columns)),
+        "fit": tuple(dict.fromkeys(c.fit for c in columns)),
+        "layout": claims.values("layout"),
+        "bias": claims.values("bias"),
+        "weight_dtype": claims.values("weight_dtype"),
+        "weights": WEIGHT_KINDS,
+        "eps": EPS,
+        "rows": ORDINARY,
+        "dy": tuple(kind for kind in DY_KINDS if kind not in NOT_FINITE),
+        "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
+        "probe": PROBES[1:],
+    }
+    if claims.op.clamped:
+        axes["clips"] = CLIPS
+    if claims.shapes:
+        axes["shape"] = sizes.shapes
+    return axes
+
+
+def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent) -> bool:
+    """Whether a pair of values can be in one case, and is worth one."""
+    pair = {one: a, other: b}
+    rows = pair.get("m")
+    if rows is not None and (not rows or rows > extent.paired_rows):
+        return False
+    if pair.get("probe") == "rows" and rows is not None and rows not in (2, 9):
+        return False  # one row has no other rows; many cost as many runs more
+    if "special" in pair:
+        return pair["special"] in ("nan", "inf", "dy nan") and rows in (None, 2, 9, 64)
+    if pair.get("layout") in EXPANDED and "dy" in pair:
+        return False  # its rows are one row, or a single 1
+    if (one, other) == ("m", "n"):
+        return _meet(a, b, sizes, extent)
+    return True
+
+
+def _meet(low: int, column: tuple[int, str], sizes: Sizes, extent: Extent) -> bool:
+    """Whether some size of a class of rows and one of a class of columns are small enough to be together."""
+    if sizes.shapes:
+        return any((low_of(m), key_of(n)) == (low, column) for m, n in sizes.shapes)
+    return min(sizes.heights[low]) * min(sizes.widths[column]) <= extent.elements
+
+
+def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
+    return tuple(shape for shape in claims.shapes if claims.admits("M", shape[0]) and claims.admits("N", shape[1]))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Class of rows, and of columns, by its first size -> the sizes of it that a core has."""
+
+    heights: Mapping[int, tuple[int, ...]]
+    widths: Mapping[tuple[int, str], tuple[int, ...]]
+    shapes: tuple[tuple[int, int], ...] = ()
+
+
+def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Sizes:
+    """The sizes of a core: of each class the first ones, and others with another ``seed`` than 0."""
+    if claims.shapes:
+        shapes = _shapes(claims)
+        rows, columns = [m for m, _ in shapes], [n for _, n in shapes]
+        heights = {low: tuple(dict.fromkeys(m for m in rows if row_class(m).low == low)) for low in map(low_of, rows)}
+        widths = {key: tuple(dict.fromkeys(n for n in columns if key_of(n) == key)) for key in map(key_of, columns)}
+        return Sizes(heights, widths, shapes)
+
+    def some(every: SizeClass, axis: str, most: int, limit: int) -> tuple[int, ...]:
+        sizes = list(every.sizes)
+        if seed:
+            random.Random(f"{seed} {axis} {every}").shuffle(sizes)
+        return tuple([size for size in sizes if size <= limit and claims.admits(axis, size)][:most])
+
+    heights = {c.low: some(c, "M", extent.heights, extent.rows) for c in ROW_CLASSES}
+    widths = {(c.low, c.fit): some(c, "N", extent.widths, extent.elements) for c in COLUMN_CLASSES}
+    if model_size and claims.admits("N", model_size):
+        widths[key_of(model_size)] = (*widths[key_of(model_size)], model_size)
+    return Sizes({k: v for k, v in heights.items() if v}, {k: v for k, v in widths.items() if v})
+
+
+def low_of(rows: int) -> int:
+    """How the class of an M is called in PAIRS: by its smallest."""
+    return row_class(rows).low
+
+
+def key_of(columns: int) -> tuple[int, str]:
+    """How the class of an N is called in PAIRS: by its smallest, and its fit."""
+    found = column_class(columns)
+    return found.low, found.fit
