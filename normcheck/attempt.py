@@ -13,7 +13,8 @@ import torch
 
 from normcheck import call
 from normcheck.alarm import TimeIsUp, alarm
-from normcheck.case import EXPANDED, Case
+from normcheck.case import Case
+from normcheck.cases.claims import unclaimed
 from normcheck.check import Result, check
 from normcheck.data_kinds import ROWS
 from normcheck.environment import memory
@@ -63,9 +64,9 @@ def run_alone(cell: Cell, case: Case, plan: Plan, depth: Depth = Depth.ROWS) -> 
 
 def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | Result:
     """``work``, which calls the implementation, where the case may run; a result that says why it did not end."""
-    unclaimed = _unclaimed(cell, case) or too_large(case, plan.device)
-    if unclaimed:
-        return Result(case, table().model, refused=unclaimed)
+    refused = unclaimed(cell.op, cell.implementation, case) or too_large(case, plan.device)
+    if refused:
+        return Result(case, table().model, refused=refused)
     link = call.link_of(cell.implementation)
     if link is not None:
         link.limit(plan.timeout, case)
@@ -89,21 +90,6 @@ def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | 
 
 _MAKING, _JUDGING = 64, 600
 """Bytes of temporaries in fp64 for an element that is made, and for one that is judged: measured, for one long row."""
-
-
-def _unclaimed(cell: Cell, case: Case) -> str:
-    """What a case asks for that the implementation does not claim: a case line may ask for anything."""
-    if ("strided" in case.layout or case.layout in EXPANDED) and not cell.implementation.strided:
-        return f"layout={case.layout}: strided=False is declared"
-    if case.layout == "dy_scalar" and cell.implementation.backward is not None:
-        return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
-    if case.bias not in cell.implementation.biases and len(cell.op.biases) > 1:
-        return f"bias={'yes' if case.bias else 'none'}: biases={cell.implementation.biases} is declared"
-    if case.rank not in cell.implementation.ranks:
-        return f"layout={case.layout}: ranks={cell.implementation.ranks} is declared"
-    if case.weight_dtype == "fp32" and "fp32" not in cell.implementation.weight_dtypes:
-        return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
-    return ""
 
 
 def too_large(case: Case, device: str) -> str:

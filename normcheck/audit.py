@@ -17,12 +17,13 @@ from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES
 from normcheck.gate import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
 from normcheck.mutants.regimes import REGIMES, Regime
+from normcheck.mutants.under import under
 from normcheck.processes import spread
 from normcheck.recipes import recipe
 from normcheck.reports import audit as report
 from normcheck.reports import audit_json
 from normcheck.request import Request, Target, device_for, targets_of
-from normcheck.rotation import pairs, sample
+from normcheck.rotation import Pair, pairs, sample
 from normcheck.score import Audit, Control, Outcome
 from normcheck.trial import PROMISES, Trial, Tried, apart, died, start, tried, why_not
 
@@ -115,8 +116,8 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
         asked = pairs(regimes, there, ops, dtypes, every_cell=request.regime_cells == "all")
         return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in asked)
     narrowed = request.ops or request.dtypes or request.mutants or request.recipe
-    promised = [mutant for mutant in there if PROMISES.index(mutant.promised) <= PROMISES.index(request.profile)]
-    sampled = () if narrowed else sample(pairs(tuple(REGIMES.values()), promised, ops, dtypes))
+    every = () if narrowed else pairs(tuple(REGIMES.values()), there, ops, dtypes)
+    sampled = sample([p for p in every if _is_promised(p, request.profile)])
     mutants = [
         trial(name=mutant.id, op=op, dtype=dtype)
         for mutant in chosen
@@ -126,14 +127,18 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
         for dtype in mutant.dtypes
         if dtype in dtypes
     ]
-    under = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
+    faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
     controls = [
         trial(name=control.name, op=control.op, dtype=dtype, control=True)
         for control in (() if request.mutants else discovery.controls())
         for dtype in control.dtypes
         if control.op in ops and dtype in dtypes
     ]
-    return (*mutants, *under, *controls)
+    return (*mutants, *faults, *controls)
+
+
+def _is_promised(pair: Pair, profile: str) -> bool:
+    return PROMISES.index(under(pair.regime, pair.mutant).promised) <= PROMISES.index(profile)
 
 
 def _regimes(request: AuditRequest) -> tuple[Regime, ...]:

@@ -11,7 +11,7 @@ from normcheck.case import EXPANDED, STRIDED, Case
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of
 from normcheck.cases.claims import REFUSABLE, Claims, claims_of
 from normcheck.cases.core import ALL_OPENED, GAPS, Planned, core, goals_of
-from normcheck.cases.goals import goals
+from normcheck.cases.goals import Extent, Goals, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
 from normcheck.check import Result
 from normcheck.plan import Cell, Plan
@@ -21,9 +21,9 @@ from normcheck.shrink import seed_of
 RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 """How much a case costs by what its probes are asked, in runs of the kernel: counted in the probes' calls."""
 
-DEAR_ROW = 6e-4
-"""Seconds from which on a row is dear. Torch takes some 2e-6, our tiled kernels under the interpreter 2e-4, a kernel
-with a program for each row 2e-3 and more."""
+COSTLY_ROW, DEAR_ROW = 1e-4, 6e-4
+"""Seconds from which on a row costs something, and from which on it is dear. Torch takes some 2e-6, our tiled kernels
+under the interpreter 2e-4, a kernel with a program for each row 2e-3 and more."""
 
 _BUILDING = 2.0  # times the seconds of a core: what compiling and the like may take beside it
 _JUDGING = {"cpu": 2.5e-6, "cuda": 2e-8}  # seconds for an element, at most; for planning only
@@ -97,8 +97,8 @@ class CoreRun:
             return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
         if not self._opened and not (self._queue and self._queue[0].opens):
             self._look_ahead()
-        if self._extent != self._usual and self._row <= DEAR_ROW:
-            self._extent = self._usual  # what made rows look dear was the cost of a call, or of building
+        if self._opened and self._extent != self._affords():  # what made rows look dear was the cost of a call
+            self._extent = self._affords()
             self._queue = self._planned()
         while self._queue or self._drawn_anew():
             planned = self._queue.popleft()
@@ -139,7 +139,7 @@ class CoreRun:
             planned=self._run + len(self._skipped) + len(self._queue),
             run=self._run,
             missed=in_words(left),
-            left_out=self._left_out(),
+            left_out=self._left_out(wanted),
             refused=self._refused_share(),
             building=self._building,
         )
@@ -170,12 +170,17 @@ class CoreRun:
     def _look_ahead(self) -> None:
         """Once the core has been opened it is known what a row costs, and so what the rest will."""
         self._opened = True
-        dear = self._device == "cpu" and DEAR_ROW < self._row < math.inf  # on a GPU it is the first calls that are
-        if dear and self._shard[1] == 1 and not self._claims.shapes:
-            self._extent = self._extent.with_dear_rows
-        elif self._planned_for == (self._claims, self._combinations):
-            return
-        self._queue = self._planned()
+        if self._extent != self._affords() or self._planned_for != (self._claims, self._combinations):
+            self._extent = self._affords()
+            self._queue = self._planned()
+
+    def _affords(self) -> Extent:
+        """How far the core goes at what a row costs; on a GPU it is the first calls that cost."""
+        if self._device != "cpu" or self._row == math.inf or self._shard[1] > 1 or self._claims.shapes:
+            return self._usual
+        if self._row > DEAR_ROW:
+            return self._usual.with_dear_rows
+        return self._usual.with_costly_rows if self._row > COSTLY_ROW else self._usual
 
     def _refused(self, planned: Planned, question: _Question | None) -> None:
         """Look for the value that is refused, asking one at a time."""
@@ -250,17 +255,36 @@ class CoreRun:
         if case.M >= _ROWS_TELL:
             self._row = min(self._row, seconds / runs / case.M)
 
-    def _left_out(self) -> str:
+    def _left_out(self, wanted: Goals) -> str:
+        refused = in_words(goal for goal in wanted & self._given_up if len(goal) == 2)
+        dear = self._too_dear()
+        return "; ".join([dear] * bool(dear) + [f"refused with whatever else: {', '.join(refused)}"] * bool(refused))
+
+    def _too_dear(self) -> str:
         if self._extent == self._usual or self._claims.shapes:
             return ""
-        return f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core"
+        few = f"no M above {self._extent.rows}"
+        if self._extent.rows == self._usual.rows:
+            few = f"M above {self._extent.paired_rows} in few cases"
+        return f"a row costs {self._row * 1e3:.1f} ms here: {few} in the core"
 
     def _refused_share(self) -> float:
-        """Of the ordinary cases that the declaration promises, those that were refused; an op's bias is optional."""
-        every = core(self._declared, self._extent, self._seed, model_size=self._model_size)
-        usual = [p.case for p in every if not p.case.unusual and self._claims.admits("bias", p.case.bias)]
-        refused = sum(not self._claims.takes(case) for case in usual) + self._combinations
-        return min(1.0, refused / len(usual)) if usual else 0.0
+        """Of the sizes in their layouts that the declaration promises, those that were refused.
+
+        A bias and fp32 weights are left out of it: an op without them is whole.
+        """
+        sizes = sizes_of(self._declared, self._extent, self._seed, self._model_size).every()
+        promised = [(m, n, layout) for m, n in sizes if m for layout in self._declared.layouts]
+        return sum(not self._takes(*one) for one in promised) / len(promised) if promised else 0.0
+
+    def _takes(self, m: int, n: int, layout: str) -> bool:
+        if self._claims.shapes and (m, n) not in self._claims.shapes:
+            return False
+        if not all(self._claims.admits(axis, value) for axis, value in (("M", m), ("N", n), ("layout", layout))):
+            return False
+        low, fit = key_of(n)
+        axes = {"m": (low_of(m),), "n": ((low, fit),), "width": (low,), "fit": (fit,), "layout": (layout,)}
+        return self._given_up.isdisjoint(pairs_of(axes))
 
 
 _FRUITLESS = 20  # cases that are refused for no new reason

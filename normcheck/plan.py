@@ -33,13 +33,13 @@ class Profile:
     sanitizer: bool = False
 
 
-_QUICK = Extent(rows=4097, paired_rows=4096, elements=320_000, heights=3, widths=2, dear_rows=300)
-_CI = Extent(rows=8193, paired_rows=4096, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
+_QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
+_CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 300, 4.0, _QUICK, 60.0),
+        Profile("quick", 400, 4.0, _QUICK, 60.0),
         Profile("ci", 1500, 45.0, _CI, 300.0, large_times=4),
         Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, sanitizer=True),
     )

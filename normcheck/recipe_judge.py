@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normcheck import discovery
 from normcheck.bitmask import unpack
 from normcheck.call import supports
 from normcheck.case import Case
+from normcheck.cases.claims import unclaimed
 from normcheck.formats import FORMATS
 from normcheck.implementation import Implementation
 from normcheck.recipes import BY_DTYPE, MSE_MEAN, Draw, Recipe, Tolerance
@@ -95,7 +97,9 @@ def examined(recipe: Recipe, implementation: Implementation, dtype: str) -> Judg
     if reason := _outside(recipe, implementation.op, dtype):
         return Judgement(NOT_EXERCISED, reason=reason)
     task = problem(recipe, implementation.op, dtype)
-    if reason := supports(implementation, _case(task, implementation.op, dtype)) or "":
+    case = _case(task, implementation.op, dtype)
+    op = discovery.ops()[implementation.op]
+    if reason := unclaimed(op, implementation, case) or supports(implementation, case) or "":
         return Judgement(NOT_EXERCISED, reason=reason)
     try:
         got = _outputs(implementation, task)

@@ -40,7 +40,7 @@ device = "cpu"
 isolation = false
 report = "json:report.json"
 """
-WHOLE = ("--max-examples", "160", "--time-budget", "60")
+WHOLE = ("--max-examples", "320", "--time-budget", "60")
 """The whole core of a cell, and a few cases more. With fewer, as CONFIG asks, a cell is thin, which is no failure."""
 
 
@@ -258,7 +258,7 @@ def test_three_shards_merged_say_what_one_run_says(project: Project, body: str) 
         for key in ("detail", "failure", "failed_at"):
             assert a[key] == b[key]
         if passed:
-            assert a["cases"] == b["cases"] == (160 if body == FIXED else 24)
+            assert a["cases"] == b["cases"] == (320 if body == FIXED else 24)
             assert {n: w["ratio"] for n, w in a["worst"].items()} == {n: w["ratio"] for n, w in b["worst"].items()}
 
 

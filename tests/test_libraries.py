@@ -40,7 +40,7 @@ def test_a_recipe_asks_them_only_what_they_support() -> None:
     """A recipe that adds a bias says nothing about a kernel without one."""
     control = BY_NAME["timm_rms_norm"]
     refused = examined(recipe("torch-testing"), control, "fp32")
-    assert (refused.status, refused.reason) == (NOT_EXERCISED, "takes no bias")
+    assert (refused.status, refused.reason) == (NOT_EXERCISED, "bias=yes: biases=(False,) is declared")
     assert examined(recipe("kernelbench"), control, "fp32").status == MISSED
 
 

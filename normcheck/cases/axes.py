@@ -50,7 +50,7 @@ ROW_CLASSES = (
     SizeClass(9, 63, "", (33, 20, 17, 31, 24, 32, 50)),
     SizeClass(64, 255, "", (65, 129, 100, 133, 128, 64, 200)),
     SizeClass(256, 4096, "", (300, 257, 1061, 600, 2049, 513, 1000)),
-    SizeClass(4097, 65535, "", (4097, 5000, 8193)),
+    SizeClass(4097, 65535, "", (5000, 4097, 8193)),
     SizeClass(65536, NO_END, "", (65537, 70001)),
 )
 """Classes of M."""
@@ -97,6 +97,7 @@ ORDINARY = tuple(ROWS)
 SPECIAL = tuple(SPECIAL_ROWS)
 
 PAIRS = (
+    ("n", "layout"), ("n", "dy"),
     ("m", "n"), ("m", "layout"), ("m", "bias"), ("m", "weight_dtype"), ("m", "dy"), ("m", "probe"),
     ("n", "bias"), ("n", "weight_dtype"), ("n", "probe"), ("n", "rows"),
     ("width", "layout"), ("width", "dy"), ("width", "eps"), ("width", "weights"), ("width", "clips"), ("fit", "layout"),
@@ -104,10 +105,16 @@ PAIRS = (
     ("bias", "weight_dtype"), ("bias", "weights"), ("bias", "dy"), ("bias", "probe"), ("bias", "rows"),
     ("weight_dtype", "weights"), ("weight_dtype", "dy"), ("weight_dtype", "probe"), ("weight_dtype", "rows"),
     ("eps", "rows"), ("eps", "layout"), ("clips", "weights"), ("clips", "bias"), ("dy", "rows"),
-    ("width", "special"), ("m", "special"),
+    ("n", "special"), ("width", "special"), ("m", "special"),
 )  # fmt: skip
 """The axes whose values belong together. "m" and "n" are classes of M and N, "width" is a class of N without its fit,
 "special" is a kind of rows or of dy that is about NaN, infinities, the largest number or the sign of zero."""
+
+FINE = (("n", "layout"), ("n", "dy"))
+"""Pairs that are for machines on which a new length of a row costs nothing."""
+
+WITHOUT_ROWS = ("n", "layout", "bias", "weight_dtype")
+"""What is asked without rows as well: the axis "empty" has these axes with their values."""
 
 
 def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
@@ -116,15 +123,18 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
     Of a case without rows, or about special values, only that much is sure.
     """
     m, n = row_class(case.M), column_class(case.N)
-    sizes = {"M": (case.M,), "N": (case.N,), "shape": ((case.M, case.N),), "m": (m.low,)}
+    asked = {"n": (n.low, n.fit), "layout": case.layout, "bias": case.bias, "weight_dtype": case.weight_dtype}
     if not case.M:
-        return sizes
-    sizes |= {"n": ((n.low, n.fit),), "width": (n.low,)}
+        return {"M": (0,), "m": (0,), "empty": tuple((axis, asked[axis]) for axis in WITHOUT_ROWS)}
+    classes = {"m": (m.low,), "n": ((n.low, n.fit),), "width": (n.low,)}
     special = tuple(dict.fromkeys([case.rows] * (case.rows in SPECIAL) + [f"dy {case.dy}"] * (case.dy in NOT_FINITE)))
     if special:
-        return {**sizes, "special": special, "layout": (case.layout,)}
+        return {**classes, "special": special}
     return {
-        **sizes,
+        **classes,
+        "M": (case.M,),
+        "N": (case.N,),
+        "shape": ((case.M, case.N),),
         "fit": (n.fit,),
         "layout": (case.layout,),
         "rows": ORDINARY[: case.M] if case.rows == "blend" else (case.rows,),

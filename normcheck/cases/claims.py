@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normcheck.case import EXPANDED, Case
+from normcheck.case import EXPANDED, STRIDED, Case
 from normcheck.implementation import Implementation
 from normcheck.ops.op import Op
 
@@ -77,3 +77,21 @@ def _layouts(implementation: Implementation) -> tuple[str, ...]:
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # a backward of its own gets a dy whose last stride is 1
     return tuple(layouts)
+
+
+def unclaimed(op: Op, implementation: Implementation, case: Case) -> str:
+    """What a case asks for that ``implementation`` does not declare, "" if it declares it all.
+
+    A core asks for nothing of the kind; a case line may ask for anything.
+    """
+    if (case.layout in STRIDED or case.layout in EXPANDED) and not implementation.strided:
+        return f"layout={case.layout}: strided=False is declared"
+    if case.layout == "dy_scalar" and implementation.backward is not None:
+        return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
+    if case.bias not in implementation.biases and len(op.biases) > 1:
+        return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
+    if case.rank not in implementation.ranks:
+        return f"layout={case.layout}: ranks={implementation.ranks} is declared"
+    if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:
+        return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
+    return ""

@@ -144,8 +144,7 @@ class _Design:
     def _next(self) -> Planned | None:
         """The next case, None if no case covers anything that is left."""
         self._number += 1
-        special = next((goal for goal in self._ordered() if _is_special(goal)), None)
-        if special is None or len(self._left) > 2 * len(ORDINARY):
+        if not any(map(_is_apart, self._left)) or len(self._left) > 2 * len(ORDINARY):
             planned = self._filled(self._best_size(), {})
             if goals_of(planned) & self._left:
                 return planned
@@ -161,6 +160,8 @@ class _Design:
     def _aimed(self, goal: Any) -> Planned | None:
         """A case that covers this very goal, None if there is none."""
         wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
+        if "empty" in wanted:
+            wanted = {"M": 0, **dict([wanted["empty"]])}
         fixed = {axis: value for axis, value in wanted.items() if axis in (*_CHOSEN, "probe")}
         if "special" in wanted:
             of_dy, kind = wanted["special"].startswith("dy "), wanted["special"].removeprefix("dy ")
@@ -173,12 +174,7 @@ class _Design:
         return None
 
     def _every_size(self) -> list[_Size]:
-        if self._claims.shapes:
-            pairs = list(self._sizes_of.shapes)
-        else:
-            heights = [m for own in self._sizes_of.heights.values() for m in own]
-            widths = [n for own in self._sizes_of.widths.values() for n in own]
-            pairs = [(m, n) for m in heights for n in widths if m * n <= self._extent.elements]
+        pairs = [(m, n) for m, n in self._sizes_of.every() if self._claims.shapes or m * n <= self._extent.elements]
         if self._seed:
             random.Random(f"{self._seed} sizes").shuffle(pairs)
         return [self._size(m, n) for m, n in pairs]
@@ -186,7 +182,9 @@ class _Design:
     def _size(self, m: int, n: int) -> _Size:
         low, fit = key_of(n)
         axes = {"M": m, "N": n, "m": low_of(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
-        return _Size(M=m, N=n, axes=axes, cost=_BASE + (m + m * (n == 1)) + m * n / 4000)  # one column tells little
+        cost = _BASE + (m + m * (n == 1)) + m * n / 4000  # one column tells little
+        rows, columns = self._sizes_of.heights[low_of(m)], self._sizes_of.widths[low, fit]
+        return _Size(M=m, N=n, axes=axes, cost=cost * _LATER ** ((m != rows[0]) + (n != columns[0])))
 
     def _like(self, m: int, n: int) -> _Size | None:
         """The size of this core that stands for (m, n) of the first one; None if all of its class were refused."""
@@ -240,13 +238,15 @@ class _Design:
 
     def _choice(self, axis: str, size: _Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
         options: Sequence[Any] = self._axes[axis]
+        if not size.M:
+            return next((o for o in options if ("empty", (axis, o)) in self._left), options[0])
         if axis == "rows":
             options = ("blend", *ORDINARY)
         elif axis == "layout" and "dy" in values:  # which an expanded dy has not
             options = tuple(layout for layout in options if layout not in EXPANDED)
         if self._seed:
             options = random.Random(f"{self._seed} {axis} {self._number}").sample(list(options), len(options))
-        turn = self._number % len(options)
+        turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self._number % len(options)  # a blend tells most
         options = (*options[turn:], *options[:turn])
         return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), chosen))
 
@@ -295,6 +295,8 @@ class _Design:
         return "memory" if size.M <= _MEMORY_ROWS else "reason"
 
 
+_LATER = 1.5
+"""The first size of a class is preferred by this factor: what meets, meets there."""
 _MEETING = PAIRS.index(("m", "n"))
 _BASE = 12
 """What a case costs, in rows of an interpreted kernel, however few it has."""
@@ -302,8 +304,10 @@ _ROWS_FEW, _MEMORY_ROWS = 20, 40
 """Up to how many rows a case is run in another order of them, and a second time at all."""
 
 
-def _is_special(goal: Any) -> bool:
-    return "special" in (goal[:1] if len(goal) == 2 else PAIRS[goal[0]])
+def _is_apart(goal: Any) -> bool:
+    """Whether a goal needs a case of its own, which covers little else: without rows, or with special values."""
+    axes = goal[:1] if len(goal) == 2 else PAIRS[goal[0]]
+    return "special" in axes or "empty" in axes
 
 
 def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,11 +13,13 @@ from normcheck.cases.axes import (
     CLIPS,
     COLUMN_CLASSES,
     EPS,
+    FINE,
     ORDINARY,
     PAIRS,
     PROBES,
     ROW_CLASSES,
     SPECIAL,
+    WITHOUT_ROWS,
     Pair,
     SizeClass,
     Value,
@@ -37,7 +39,7 @@ class Extent:
 
     ``rows``: the largest M; ``paired_rows``: the largest M that meets every value of every other axis; ``dear_rows``,
     ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest
-    M * N; ``heights``, ``widths``: how many sizes of each class of M and of N.
+    M * N; ``heights``, ``widths``: how many sizes of each class of M and of N; ``fine``: ``axes.FINE``, too.
     """
 
     rows: int
@@ -47,6 +49,7 @@ class Extent:
     widths: int
     dear_rows: int
     dear_paired: int = 255
+    fine: bool = True
 
     def on(self, device: str) -> Extent:
         """The same on ``cpu`` or ``cuda``: there a row costs little, a grid has sides of at most 65535, and what is new
@@ -54,7 +57,12 @@ class Extent:
         """
         if device == "cpu":
             return self
-        return replace(self, rows=max(self.rows, 65537), widths=max(self.widths // 2, 1))
+        return replace(self, rows=max(self.rows, 65537), paired_rows=4096, widths=max(self.widths // 2, 1), fine=False)
+
+    @property
+    def with_costly_rows(self) -> Extent:
+        """The same for a kernel whose rows cost something: the tallest cases are few."""
+        return replace(self, paired_rows=min(self.paired_rows, 4096))
 
     @property
     def with_dear_rows(self) -> Extent:
@@ -102,21 +110,31 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
     }
     if claims.op.clamped:
         axes["clips"] = CLIPS
+    if 0 in sizes.heights:
+        axes["empty"] = tuple((axis, value) for axis in WITHOUT_ROWS for value in _own(axis, claims, columns))
     if claims.shapes:
         axes["shape"] = sizes.shapes
     return axes
 
 
+def _own(axis: str, claims: Claims, columns: Sequence[SizeClass]) -> Iterable[Any]:
+    """The values of one of ``WITHOUT_ROWS``."""
+    return dict.fromkeys((c.low, c.fit) for c in columns) if axis == "n" else claims.values(axis)
+
+
 def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent) -> bool:
     """Whether a pair of values can be in one case, and is worth one."""
     pair = {one: a, other: b}
+    if (one, other) in FINE and not extent.fine:
+        return False
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
         return False
     if pair.get("probe") == "rows" and rows is not None and rows not in (2, 9):
         return False  # one row has no other rows; many cost as many runs more
     if "special" in pair:
-        return pair["special"] in ("nan", "inf", "dy nan") and rows in (None, 2, 9, 64)
+        own = ("nan",) if "n" in pair else ("nan", "inf", "dy nan")
+        return pair["special"] in own and rows in (None, 2, 9, 64)
     if pair.get("layout") in EXPANDED and "dy" in pair:
         return False  # its rows are one row, or a single 1
     if (one, other) == ("m", "n"):
@@ -142,6 +160,11 @@ class Sizes:
     heights: Mapping[int, tuple[int, ...]]
     widths: Mapping[tuple[int, str], tuple[int, ...]]
     shapes: tuple[tuple[int, int], ...] = ()
+
+    def every(self) -> Sequence[tuple[int, int]]:
+        """Each (M, N) that can be made of them."""
+        heights = [m for own in self.heights.values() for m in own]
+        return self.shapes or [(m, n) for m in heights for own in self.widths.values() for n in own]
 
 
 def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Sizes:

@@ -22,6 +22,8 @@ def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
             values.setdefault(goal[0], []).append(goal[1])
     words = [*_classes("M", ROW_CLASSES, values.get("m", [])), *_columns(values)]
     words += [f"no {axis} {_some(map(_shown, values[axis]))}" for axis in _PLAIN if axis in values]
+    if "empty" in values and 0 not in values.get("m", []):
+        words.append(f"no M of 0 with {_some(_shown_of(*asked) for asked in values['empty'])}")
     exact = [f"{axis}={size}" for axis in ("M", "N") for size in sorted(values.get(axis, []))]
     if exact and not words:
         words.append(f"not {_some(exact)}")
@@ -37,6 +39,8 @@ def _columns(values: dict[str, list[Any]]) -> list[str]:
     """Classes of N that are missing whole, then those of one fit."""
     whole = values.get("width", [])
     words = _classes("N", COLUMN_CLASSES, whole)
+    fits = [fit for fit in values.get("fit", []) if fit not in {own for _, own in values.get("n", [])}]
+    words += [f"no N that is {fit}" for fit in fits]
     for low, fit in sorted(key for key in values.get("n", []) if key[0] not in whole):
         high = next(c.high for c in COLUMN_CLASSES if c.low == low)
         words.append(f"no N {_range(low, high)} that is {fit}")
@@ -68,6 +72,13 @@ def _some(words: Iterable[str]) -> str:
     every = sorted(words)
     more = len(every) - _NAMED
     return ", ".join(every[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shown_of(axis: str, value: Any) -> str:
+    if axis != "n":
+        return f"{axis} {_shown(value)}"
+    low, fit = value
+    return f"N {_range(low, next(c.high for c in COLUMN_CLASSES if c.low == low))}{' that is ' * bool(fit)}{fit}"
 
 
 def _shown(value: object) -> str:

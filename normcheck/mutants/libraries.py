@@ -7,11 +7,13 @@ a sum of two parts that were rounded to it, off by up to 1.6 times the bound, or
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normcheck.case import Case
 from normcheck.implementation import Implementation
 
 _TRANSFORMERS = "https://github.com/huggingface/transformers/blob/main/src/transformers/models"
@@ -54,58 +56,29 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def _without_bias(case: Case) -> str | None:
-    return "takes no bias" if case.bias else None
+def _control(name: str, op: str, forward: Callable[..., Tensor], **fields: Any) -> Implementation:
+    return Implementation(name=name, op=op, forward=forward, ranks=(2, 3), **fields)
 
 
-def _weight_as_x(case: Case) -> str | None:
-    return "y would have the dtype of the fp32 weight" if case.weight_dtype == "fp32" else None
-
+_ONE_DTYPE: Mapping[str, Any] = {"dtypes": ("fp32",), "biases": (False,)}
 
 CONTROLS: tuple[Implementation, ...] = (
-    Implementation(
-        name="transformers_llama",
-        op="rmsnorm_llama",
-        forward=llama,
-        supports=_weight_as_x,
-        ranks=(2, 3),
-        source=f"{_TRANSFORMERS}/llama/modeling_llama.py",
-    ),
-    Implementation(
-        name="transformers_t5",
-        op="rmsnorm_llama",
-        forward=t5,
-        supports=_weight_as_x,
-        dtypes=("fp32",),
-        ranks=(2, 3),
-        source=f"{_TRANSFORMERS}/t5/modeling_t5.py",
-    ),
-    Implementation(
-        name="timm_rms_norm",
-        op="rmsnorm",
-        forward=timm,
-        supports=_without_bias,
-        dtypes=("fp32",),
-        ranks=(2, 3),
-        source=_TIMM,
-    ),
-    Implementation(
-        name="torch_nn_rms_norm",
-        op="rmsnorm",
-        forward=rms_norm,
-        model={"bwd_form": "raw", "special": "row", "reason": "torch's rms_norm on a GPU: Inf - Inf in a running mean"},
-        supports=_without_bias,
-        dtypes=("fp32",),
-        ranks=(2, 3),
+    _control("transformers_llama", "rmsnorm_llama", llama, source=f"{_TRANSFORMERS}/llama/modeling_llama.py"),
+    _control("transformers_t5", "rmsnorm_llama", t5, source=f"{_TRANSFORMERS}/t5/modeling_t5.py", **_ONE_DTYPE),
+    _control("timm_rms_norm", "rmsnorm", timm, source=_TIMM, **_ONE_DTYPE),
+    _control(
+        "torch_nn_rms_norm",
+        "rmsnorm",
+        rms_norm,
         source=f"{_TORCH}.modules.normalization.RMSNorm.html",
+        **_ONE_DTYPE,
     ),
-    Implementation(
-        name="torch_nn_layer_norm",
-        op="layernorm",
-        forward=layer_norm,
-        dtypes=("fp32",),
-        ranks=(2, 3),
+    _control(
+        "torch_nn_layer_norm",
+        "layernorm",
+        layer_norm,
         source=f"{_TORCH}.modules.normalization.LayerNorm.html",
+        dtypes=("fp32",),
     ),
 )
 """None of them may ever be called wrong."""
