@@ -25,6 +25,10 @@ COSTLY_ROW, DEAR_ROW = 1e-4, 6e-4
 """Seconds from which on a row costs something, and from which on it is dear. Torch takes some 2e-6, our tiled kernels
 under the interpreter 2e-4, a kernel with a program for each row 2e-3 and more."""
 
+COSTLY_COLUMN = 1e-5
+"""Seconds from which on a column of the widest rows costs something, as with an interpreted kernel that takes a row in
+small blocks, 1e-4; one with a whole row in a block takes less than 2e-6."""
+
 _BUILDING = 2.0  # times the seconds of a core: what compiling and the like may take beside it
 _JUDGING = {"cpu": 2.5e-6, "cuda": 2e-8}  # seconds for an element, at most; for planning only
 
@@ -74,7 +78,7 @@ class CoreRun:
         self._questions: deque[_Question] = deque()
         self._suspect: Planned | None = None
         self._spent = self._building = 0.0
-        self._row = self._call = math.inf
+        self._row = self._call = self._column = math.inf
         self._built: set[tuple[object, ...]] = set()
         self._opened, self._used = False, 0
         self._usual = self._extent
@@ -176,11 +180,14 @@ class CoreRun:
 
     def _affords(self) -> Extent:
         """How far the core goes at what a row costs; on a GPU it is the first calls that cost."""
-        if self._device != "cpu" or self._row == math.inf or self._shard[1] > 1 or self._claims.shapes:
+        if self._device != "cpu" or self._shard[1] > 1 or self._claims.shapes:
             return self._usual
-        if self._row > DEAR_ROW:
-            return self._usual.with_dear_rows
-        return self._usual.with_costly_rows if self._row > COSTLY_ROW else self._usual
+        extent = self._usual
+        if DEAR_ROW < self._row < math.inf:
+            extent = extent.with_dear_rows
+        elif COSTLY_ROW < self._row < math.inf:
+            extent = extent.with_costly_rows
+        return replace(extent, fine=False) if COSTLY_COLUMN < self._column < math.inf else extent
 
     def _refused(self, planned: Planned, question: _Question | None) -> None:
         """Look for the value that is refused, asking one at a time."""
@@ -238,9 +245,8 @@ class CoreRun:
     def _expected(self, planned: Planned) -> float:
         """Seconds that a case is expected to take, once everything is built."""
         runs, case = RUNS[planned.probe], planned.case
-        call = self._call if self._call < math.inf else 0.0
-        row = self._row if self._row < math.inf else 0.0
-        return runs * (call + row * case.M) + case.M * case.N * _JUDGING[self._device]
+        call, row, column = (cost if cost < math.inf else 0.0 for cost in (self._call, self._row, self._column))
+        return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING[self._device]
 
     def _count(self, planned: Planned, seconds: float) -> None:
         """What a case took: its own seconds, and those beyond them that the first call of a kind took to build."""
@@ -254,6 +260,9 @@ class CoreRun:
         self._call = min(self._call, seconds / runs)
         if case.M >= _ROWS_TELL:
             self._row = min(self._row, seconds / runs / case.M)
+        if case.N >= _COLUMNS_TELL and case.M and self._row < math.inf:
+            own = seconds - case.M * case.N * _JUDGING[self._device]
+            self._column = min(self._column, max(0.0, own / runs - self._call - self._row * case.M) / case.N)
 
     def _left_out(self, wanted: Goals) -> str:
         refused = in_words(goal for goal in wanted & self._given_up if len(goal) == 2)
@@ -263,10 +272,16 @@ class CoreRun:
     def _too_dear(self) -> str:
         if self._extent == self._usual or self._claims.shapes:
             return ""
-        few = f"no M above {self._extent.rows}"
-        if self._extent.rows == self._usual.rows:
-            few = f"M above {self._extent.paired_rows} in few cases"
-        return f"a row costs {self._row * 1e3:.1f} ms here: {few} in the core"
+        told = []
+        if self._extent.rows < self._usual.rows:
+            told.append(f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core")
+        elif self._extent.paired_rows < self._usual.paired_rows:
+            few = f"M above {self._extent.paired_rows} in few cases of the core"
+            told.append(f"a row costs {self._row * 1e3:.1f} ms here: {few}")
+        if self._extent.fine != self._usual.fine:
+            what = "not every layout and dy in each class of N"
+            told.append(f"a column costs {self._column * 1e3:.2f} ms here: {what} in the core")
+        return "; ".join(told)
 
     def _refused_share(self) -> float:
         """Of the sizes in their layouts that the declaration promises, those that were refused.
@@ -290,6 +305,7 @@ class CoreRun:
 _FRUITLESS = 20  # cases that are refused for no new reason
 _SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on they cost more than the call
+_COLUMNS_TELL = 4096  # likewise
 _STRUCTURAL = ("m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
 
 

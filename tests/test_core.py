@@ -130,6 +130,14 @@ def test_dear_rows_leave_out_the_tall_ones_only() -> None:
     assert sum(planned.case.M for planned in core(claims(), dear, 0)) < 3000
 
 
+def test_other_rows_are_asked_once_at_least_in_each_class_of_rows() -> None:
+    """New values in memory that was used before, and a row alone: a kernel may choose its way by M."""
+    asked = [planned.case.M for planned in core(claims(), QUICK, 0) if planned.probe == "rows"]
+    for least, most in ((2, 8), (9, 63), (64, 255), (256, 4096), (4097, 65535)):
+        assert any(least <= m <= most for m in asked)
+    assert sum(m > 20 for m in asked) == 3
+
+
 def test_words_for_what_is_missing() -> None:
     every = goals(claims(), QUICK, 0)
     small = [planned for planned in core(claims(), QUICK, 0) if planned.case.M <= 8 and planned.case.N <= 63]

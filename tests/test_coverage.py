@@ -189,6 +189,39 @@ def test_dear_first_calls_make_no_row_dear() -> None:
     assert max(rows) == 5000
 
 
+@pytest.mark.parametrize("from_rows", [64, 257, 4097])
+def test_what_only_tall_calls_remember_is_found(from_rows: int) -> None:
+    kept: dict[tuple[Any, ...], Tensor] = {}
+
+    def remembering(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        key = (x.data_ptr(), x.shape, x.dtype)
+        if x.numel() // x.shape[-1] < from_rows:
+            return rmsnorm(x, weight, bias, eps=eps)
+        return kept.setdefault(key, rmsnorm(x, weight, bias, eps=eps)).clone()
+
+    verdict, _ = verdict_of(remembering)
+    assert verdict.status == "fail"
+    assert verdict.failure is not None
+    assert verdict.failure.kind in ("not_repeatable", "mismatch")
+
+
+def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
+    """An interpreted kernel that takes a row in small blocks: each new N is dear, and so is the next of that length."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
+    cell = Cell(discovery.ops()["rmsnorm"], implementation, "fp16", "tests")
+    core, spent = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0.0
+    while (step := core.next()) is not None:
+        case = step.planned.case
+        seconds = RUNS[step.planned.probe] * (0.001 + 1.5e-4 * case.N * (case.M > 0))
+        spent += seconds
+        core.saw(step, Result(case, Model()), seconds)
+    coverage = core.coverage()
+    assert coverage.left_out == ("a column costs 0.15 ms here: not every layout and dy in each class of N in the core")
+    assert coverage.missed
+    assert core.why_thin().startswith("60 s are allowed, about ")
+    assert spent < 1.3 * QUICK.core_seconds
+
+
 def test_few_examples_are_thin() -> None:
     verdict, _ = verdict_of(rmsnorm, profile=replace(QUICK, max_examples=20))
     assert (verdict.status, verdict.cases) == ("thin", 20)

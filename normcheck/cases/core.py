@@ -287,9 +287,11 @@ class _Design:
         if not size.M:
             return "memory"
         for probe in ("rows", "memory"):
-            if probe == "rows" and not 2 <= size.M <= _ROWS_FEW:
+            if probe == "rows" and size.M < 2:
                 continue
             new = goals_of(Planned(case, probe)) & self._left
+            if probe == "rows" and size.M > _ROWS_FEW:  # other rows are asked once of such a class of M
+                new &= {(_ASKED, low_of(size.M), "rows")}
             if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
                 return probe
         return "memory" if size.M <= _MEMORY_ROWS else "reason"
@@ -297,7 +299,7 @@ class _Design:
 
 _LATER = 1.5
 """The first size of a class is preferred by this factor: what meets, meets there."""
-_MEETING = PAIRS.index(("m", "n"))
+_MEETING, _ASKED = PAIRS.index(("m", "n")), PAIRS.index(("m", "probe"))
 _BASE = 12
 """What a case costs, in rows of an interpreted kernel, however few it has."""
 _ROWS_FEW, _MEMORY_ROWS = 20, 40

@@ -130,8 +130,8 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
         return False
-    if pair.get("probe") == "rows" and rows is not None and rows not in (2, 9):
-        return False  # one row has no other rows; many cost as many runs more
+    if pair.get("probe") == "rows" and rows == 1:
+        return False  # it has no other rows
     if "special" in pair:
         own = ("nan",) if "n" in pair else ("nan", "inf", "dy nan")
         return pair["special"] in own and rows in (None, 2, 9, 64)
