@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TextIO
 
 from normcheck import discovery
@@ -16,6 +17,7 @@ from normcheck.environment import environment
 from normcheck.errors import UsageError, one_of
 from normcheck.formats import DTYPES
 from normcheck.gate import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
+from normcheck.mutants.mutant import Mutant
 from normcheck.mutants.regimes import REGIMES, Regime
 from normcheck.mutants.under import under
 from normcheck.processes import spread
@@ -119,13 +121,10 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
     every = () if narrowed else pairs(tuple(REGIMES.values()), there, ops, dtypes)
     sampled = sample([p for p in every if _is_promised(p, request.profile)])
     mutants = [
-        trial(name=mutant.id, op=op, dtype=dtype)
+        trial(name=mutant.id, op=op, dtype=dtype, shrink=not number)  # the report shows one case of each
         for mutant in chosen
         if not request.recipe or mutant.language == "torch"  # the same faults again, and far too slow interpreted
-        for op in mutant.ops
-        if op in ops
-        for dtype in mutant.dtypes
-        if dtype in dtypes
+        for number, (op, dtype) in enumerate(product(*_cells(mutant, ops, dtypes)))
     ]
     faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
     controls = [
@@ -135,6 +134,10 @@ def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
         if control.op in ops and dtype in dtypes
     ]
     return (*mutants, *faults, *controls)
+
+
+def _cells(mutant: Mutant, ops: set[str], dtypes: set[str]) -> tuple[list[str], list[str]]:
+    return [op for op in mutant.ops if op in ops], [dtype for dtype in mutant.dtypes if dtype in dtypes]
 
 
 def _is_promised(pair: Pair, profile: str) -> bool:

@@ -20,7 +20,8 @@ class Profile:
 
     ``large_share``: the share of the seconds that a single large case may be expected to take. On a GPU each large case
     is run ``large_times``, with other data: races show in some runs only. ``sanitizer``: whether a
-    cell that passes on a GPU is also run under compute-sanitizer.
+    cell that passes on a GPU is also run under compute-sanitizer. ``shrink_seconds``: what the search for a simpler
+    failing case may take, and never more than ``seconds``.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Profile:
     large_share: float = 0.4
     large_times: int = 1
     sanitizer: bool = False
+    shrink_seconds: float = 45.0
 
 
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)

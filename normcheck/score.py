@@ -19,7 +19,8 @@ class Outcome:
     """What became of one cell of a mutant.
 
     ``status``: killed, survived, not_exercised (with a ``reason``, always) or error (normcheck itself failed, and
-    ``reason`` says how). ``kind``, ``output``, ``case``: of the finding that killed it, the case as it was shrunk.
+    ``reason`` says how). ``kind``, ``output``, ``case``: of the finding that killed it. The case of a
+    mutant's first cell was shrunk.
     ``cases`` were run in ``seconds``. ``what`` and ``source`` are the mutant's; ``promised``: this profile promises to
     kill it. ``regime``: in which calls the fault is there, "" for all.
     """

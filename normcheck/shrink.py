@@ -28,7 +28,6 @@ from normcheck.probes import Depth
 T = TypeVar("T")
 
 _TRIES = 400
-_SECONDS = 45.0  # that a search may take, whatever the sweep may
 _RESTARTS, _TIMEOUTS = 40, 3  # how often a search may start a dead process anew
 _PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
 
@@ -85,7 +84,7 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
     before may have damaged the process.
     """
     every = choices(claims_of(cell.op, cell.implementation, cell.dtype))
-    wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, _SECONDS)
+    wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, plan.profile.shrink_seconds)
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed
     restarts = 0

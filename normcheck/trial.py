@@ -42,8 +42,8 @@ class Trial:
     """What to run, as plain data that can be sent to another process.
 
     ``name``: a mutant's id, or with ``control`` the name of a correct kernel. ``recipe``: judge by this fixed
-    tolerance instead of the gate, where it is not empty. ``regime``: the fault is there only in its calls, where it is
-    not empty.
+    tolerance instead of the gate, if it is not empty. ``regime``: the fault is there only in its calls, if it is not
+    empty. ``shrink``: look for a simpler case, too.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Trial:
     control: bool = False
     recipe: str = ""
     regime: str = ""
+    shrink: bool = True
 
 
 Tried = Outcome | Control
@@ -201,6 +202,8 @@ def _verdict(trial: Trial, implementation: Implementation) -> Verdict:
     profile = PROFILES[trial.profile]
     if trial.control:  # a number of cases, not of seconds: a false alarm is then found again
         profile = replace(profile, max_examples=CONTROL_CASES, seconds=600.0, large_share=0.0)
+    if not trial.shrink:
+        profile = replace(profile, shrink_seconds=0.0)
     cell = Cell(discovery.ops()[trial.op], implementation, trial.dtype, trial.name)
     plan = Plan((cell,), profile, trial.seed, trial.device, TIMEOUT)
     return run_cell(cell, plan, lambda cases, worst: None)
