@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normcheck.case import EXPANDED, STRIDED, Case
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of
 from normcheck.cases.claims import REFUSABLE, Claims, claims_of
-from normcheck.cases.core import ALL_OPENED, GAPS, Planned, core, goals_of
-from normcheck.cases.goals import Extent, Goals, goals, key_of, low_of, sizes_of
+from normcheck.cases.core import ALL_OPENED, GAPS, Planned, drawn, goals_of
+from normcheck.cases.goals import Extent, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
 from normcheck.check import Result
 from normcheck.plan import Cell, Plan
@@ -54,6 +55,26 @@ class _Question:
     axis: str
     value: Any
     case: Case
+
+
+class _Queue:
+    """Cases to run, each made when it is its turn. ``head``: the next one, None if there is none."""
+
+    def __init__(self, cases: Iterable[Planned]) -> None:
+        self._cases = iter(cases)
+        self.head = next(self._cases, None)
+
+    def pop(self) -> Planned:
+        """The next one, which is taken away."""
+        assert self.head is not None
+        taken, self.head = self.head, next(self._cases, None)
+        return taken
+
+    def count(self) -> int:
+        """How many are left, once all are made: then none is."""
+        left = (self.head is not None) + sum(1 for _ in self._cases)
+        self.head = None
+        return left
 
 
 class CoreRun:
@@ -99,13 +120,13 @@ class CoreRun:
         """The next case, None if the core is finished or nothing that is left of it is affordable."""
         if self._questions:
             return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
-        if not self._opened and not (self._queue and self._queue[0].opens):
+        if not self._opened and not (self._queue.head and self._queue.head.opens):
             self._look_ahead()
         if self._opened and self._extent != self._affords():  # what made rows look dear was the cost of a call
             self._extent = self._affords()
             self._queue = self._planned()
-        while self._queue or self._drawn_anew():
-            planned = self._queue.popleft()
+        while self._queue.head or self._drawn_anew():
+            planned = self._queue.pop()
             self._number += 1
             self._used = max(self._used, planned.opens)
             if not self._claims.takes(planned.case):
@@ -139,11 +160,15 @@ class CoreRun:
         """What was run of the core, and what was not."""
         wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         left = wanted - self._done - self._elsewhere - self._given_up
+        planned = self._run + len(self._skipped) + self._queue.count()
+        return replace(self.so_far(), planned=planned, missed=in_words(left))
+
+    def so_far(self) -> Coverage:
+        """What was run of the core of a cell that needs no more of it: it failed."""
         return Coverage(
-            planned=self._run + len(self._skipped) + len(self._queue),
+            planned=self._run,
             run=self._run,
-            missed=in_words(left),
-            left_out=self._left_out(wanted),
+            left_out=self._left_out(),
             refused=self._refused_share(),
             building=self._building,
         )
@@ -158,18 +183,18 @@ class CoreRun:
         about = f", about {needed:.0f} s for all" if needed > self._limit else ""
         return f"{self._limit:g} s are allowed{about}"
 
-    def _planned(self) -> deque[Planned]:
+    def _planned(self) -> _Queue:
         self._planned_for = self._claims, self._combinations
         done = frozenset(self._done | self._given_up)
         used = ALL_OPENED + self._combinations if self._opened else self._used
-        return deque(core(self._claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
+        return _Queue(drawn(self._claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
 
     def _drawn_anew(self) -> bool:
         """Whether there is more to run since values were refused: what they were to cover is drawn without them."""
         if self._planned_for == (self._claims, self._combinations) or self._shard[1] > 1 or not self._opened:
             return False
         self._queue = self._planned()
-        return bool(self._queue)
+        return self._queue.head is not None
 
     def _look_ahead(self) -> None:
         """Once the core has been opened it is known what a row costs, and so what the rest will."""
@@ -264,7 +289,8 @@ class CoreRun:
             own = seconds - case.M * case.N * _JUDGING[self._device]
             self._column = min(self._column, max(0.0, own / runs - self._call - self._row * case.M) / case.N)
 
-    def _left_out(self, wanted: Goals) -> str:
+    def _left_out(self) -> str:
+        wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         refused = in_words(goal for goal in wanted & self._given_up if len(goal) == 2)
         dear = self._too_dear()
         return "; ".join([dear] * bool(dear) + [f"refused with whatever else: {', '.join(refused)}"] * bool(refused))

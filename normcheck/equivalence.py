@@ -16,7 +16,7 @@ from normcheck.attempt import run_case
 from normcheck.call import poisoned_memory
 from normcheck.case import Case
 from normcheck.cases.claims import claims_of
-from normcheck.cases.core import core
+from normcheck.cases.core import drawn
 from normcheck.check import Result
 from normcheck.mutants.mutant import Mutant
 from normcheck.mutants.regimes import Regime
@@ -52,7 +52,7 @@ def failing(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan: Plan) -> C
 
 def _tried(regime: Regime, mutant: Mutant, cell: Cell, plan: Plan) -> Iterator[Case]:
     """The cases of a core, each moved into ``regime``; of an interpreted kernel, which is slow, the first ones."""
-    planned = core(claims_of(cell.op, cell.implementation, cell.dtype), plan.profile.extent, plan.seed)
+    planned = drawn(claims_of(cell.op, cell.implementation, cell.dtype), plan.profile.extent, plan.seed)
     cases = (regime.into(one.case) for one in planned)
     return islice(cases, INTERPRETED if mutant.language == "triton" else None)
 

@@ -128,10 +128,10 @@ class Steadiness:
 class Coverage:
     """How much of its core a cell has run: the cases without which nobody may say that it passes.
 
-    ``planned``: cases of the core, of which ``run`` were run; ``missed``: what no case has reached, in words, () if the
-    core is finished; ``left_out``: what this core does not ask, and why; ``refused``: share of the cases that the
-    implementation's declaration promises, but it refuses; ``building``: seconds that first calls took beyond what they
-    take again, as compiling and planning do.
+    ``planned``: cases of the core, of which ``run`` were run; of a cell that failed, both are those until then.
+    ``missed``: what no case has reached, in words, () if the core is finished; ``left_out``: what this core does not
+    ask, and why; ``refused``: share of the sizes and layouts that the implementation's declaration promises, but it
+    refuses; ``building``: seconds that first calls took beyond what they take again, as compiling and planning do.
     """
 
     planned: int

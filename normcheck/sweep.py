@@ -69,9 +69,9 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
 
 def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     """A verdict with how much of its core was run: a pass without all of it is thin."""
-    coverage = core.coverage()
     if verdict.status != "pass":  # the search ended with the failure
-        return replace(verdict, core=replace(coverage, missed=()))
+        return replace(verdict, core=core.so_far())
+    coverage = core.coverage()
     verdict = replace(verdict, core=coverage)
     gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]

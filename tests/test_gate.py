@@ -42,7 +42,7 @@ isolation = false
 report = "json:report.json"
 """
 WHOLE = ("--max-examples", "100", "--time-budget", "60")
-"""The whole core of a cell with so few shapes, and a few cases more. With fewer, as CONFIG asks, a cell is thin, which is no failure."""
+"""The core of a cell with so few shapes, and a few cases more. With fewer, as in CONFIG, a cell is thin: no failure."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from normcheck.case import EXPANDED, Case
@@ -51,12 +52,36 @@ def core(
     ``seed``: of the run; ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none; ``used``: how many of the cases
     that open a core are dealt with, from ALL_OPENED on all, and each number gives other cases.
     """
-    return _core(claims, extent, seed, model_size, done, used)
+    return tuple(drawn(claims, extent, seed, model_size=model_size, done=done, used=used))
+
+
+def drawn(
+    claims: Claims, extent: Extent, seed: int, *, model_size: int = 0, done: Goals = frozenset(), used: int = 0
+) -> Iterable[Planned]:
+    """What ``core`` returns, each case made when it is asked for: a faulty kernel needs the first few."""
+    return _drawn(claims, extent, seed, model_size, done, used)
 
 
 @lru_cache(maxsize=64)
-def _core(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> tuple[Planned, ...]:
-    return tuple(_Design(claims, extent, seed, model_size, done, used).cases())
+def _drawn(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> Iterable[Planned]:
+    return _Kept(_Design(claims, extent, seed, model_size, done, used).cases())
+
+
+class _Kept:
+    """Cases that are kept for whoever asks for them again."""
+
+    def __init__(self, cases: Iterator[Planned]) -> None:
+        self._kept: list[Planned] = []
+        self._rest = cases
+
+    def __iter__(self) -> Iterator[Planned]:
+        for number in count():
+            if number == len(self._kept):
+                made = next(self._rest, None)
+                if made is None:
+                    return
+                self._kept.append(made)
+            yield self._kept[number]
 
 
 _NEUTRAL: Mapping[str, Any] = {
@@ -66,6 +91,9 @@ _NEUTRAL: Mapping[str, Any] = {
     "eps": 1e-5,
     "weights": "normal",
 }
+
+_OF_ROWS, _OF_COLUMNS = ("M", "m"), ("N", "n", "width", "fit")
+"""The axes of a size."""
 
 _CHOSEN = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips")
 """The axes of a case beside its size, in the order in which they are chosen."""
@@ -204,19 +232,27 @@ class _Design:
                 undone[goal] += 8
                 continue
             one, other = PAIRS[goal[0]]
-            count = kinds if other == "rows" else undone
-            count[one, goal[1]] += 1
-            count[other, goal[2]] += 1
+            into = kinds if other == "rows" else undone
+            into[one, goal[1]] += 1
+            into[other, goal[2]] += 1
         best: Counter[str] = Counter()  # axis -> kinds of rows that its least finished value has not met
         for (axis, _), number in kinds.items():
             best[axis] = max(best[axis], number)
         others = [axis for axis in best if axis not in ("n", "rows")]
 
+        def some(size: _Size, axes: Sequence[str]) -> int:
+            return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
+
+        rows, columns = dict[int, int](), dict[int, int]()  # what an M and an N are worth by themselves
+
         def worth(size: _Size) -> float:
-            found = sum(min(undone[axis, value], 10) for axis, value in size.axes.items() if axis != "shape")
+            if size.M not in rows:
+                rows[size.M] = some(size, _OF_ROWS) + sum(min(size.M, best[axis]) for axis in others)
+            if size.N not in columns:
+                columns[size.N] = some(size, _OF_COLUMNS)
+            found = rows[size.M] + columns[size.N] + min(size.M, kinds["n", size.axes["n"]])
             found += 8 * ((_MEETING, size.axes["m"], size.axes["n"]) in self._left)
             found += 12 * (("shape", size.axes["shape"]) in self._left)
-            found += min(size.M, kinds["n", size.axes["n"]]) + sum(min(size.M, best[axis]) for axis in others)
             return found / size.cost
 
         return max((size for size in self._candidates if size.M), key=worth, default=self._candidates[0])
@@ -255,11 +291,10 @@ class _Design:
         gain = 0.0
         for value in values:
             gain += 4.0 * ((axis, value) in self._left)
-            for number, (one, other) in enumerate(PAIRS):
-                if axis == one:
-                    gain += sum((number, value, b) in self._left for b in chosen.get(other, ()))
-                elif axis == other:
-                    gain += sum((number, a, value) in self._left for a in chosen.get(one, ()))
+            for number, other in _AS_FIRST[axis]:
+                gain += sum((number, value, b) in self._left for b in chosen.get(other, ()))
+            for number, one in _AS_SECOND[axis]:
+                gain += sum((number, a, value) in self._left for a in chosen.get(one, ()))
         return gain
 
     def _case(self, size: _Size, values: Mapping[str, Any]) -> Case:
@@ -296,6 +331,10 @@ class _Design:
                 return probe
         return "memory" if size.M <= _MEMORY_ROWS else "reason"
 
+
+_AS_FIRST = {axis: [(i, b) for i, (a, b) in enumerate(PAIRS) if a == axis] for axis in _CHOSEN}
+_AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for axis in _CHOSEN}
+"""Axis -> the pairs that it is in, by number, and the other axis of each."""
 
 _LATER = 1.5
 """The first size of a class is preferred by this factor: what meets, meets there."""
