@@ -64,14 +64,14 @@ def test_every_fault_is_found_and_shrinks(id: str, op: str, dtype: str) -> None:
     assert rows * columns <= 64 or needs_more_than_a_small_case(mutant), failure.case
 
 
-@pytest.mark.parametrize(("number", "make"), enumerate(sorted({i.name for i in CONTROLS})))
+@pytest.mark.parametrize(("number", "make"), tuple(enumerate(sorted({i.name for i in CONTROLS}))))
 def test_no_correct_kernel_is_accused(number: int, make: str) -> None:
     """Each make in one op and dtype, with seeds of their own. CI also runs ``normcheck audit``, which has all."""
     op = sorted(OPS)[number % len(OPS)]
     (implementation,) = (i for i in CONTROLS if i.name == make and i.op == op)
-    number = sum(map(ord, make + op))
-    dtype = implementation.dtypes[number % len(implementation.dtypes)]
-    verdict = verdict_of(implementation, dtype, cases=20, seed=number)
+    seed = sum(map(ord, make + op))
+    dtype = implementation.dtypes[seed % len(implementation.dtypes)]
+    verdict = verdict_of(implementation, dtype, cases=20, seed=seed)
     assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)
     assert verdict.cases == 20
 
