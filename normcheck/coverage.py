@@ -100,7 +100,6 @@ class CoreRun:
         self._suspect: Planned | None = None
         self._spent = self._building = 0.0
         self._row = self._call = self._column = math.inf
-        self._built: set[tuple[object, ...]] = set()
         self._opened, self._used = False, 0
         self._usual = self._extent
         self._queue = self._planned()
@@ -274,12 +273,13 @@ class CoreRun:
         return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING[self._device]
 
     def _count(self, planned: Planned, seconds: float) -> None:
-        """What a case took: its own seconds, and those beyond them that the first call of a kind took to build."""
+        """What a case took: its own seconds, and what is far beyond them, as compiling is, and a busy machine.
+
+        What is compiled anew is the kernel's to say, if by N, by M, by what 16 divides or by a layout: any case may be.
+        """
         case, runs = planned.case, RUNS[planned.probe]
-        kind = (case.N, case.weight_dtype, case.bias, case.layout, case.M == 1)
         expected = _SLACK * self._expected(planned) if self._call < math.inf else 0.0
-        beyond = max(0.0, seconds - expected) if kind not in self._built else 0.0
-        self._built.add(kind)
+        beyond = max(0.0, seconds - expected)
         self._building += beyond
         self._spent += seconds - beyond
         self._call = min(self._call, seconds / runs)
