@@ -326,7 +326,7 @@ class CoreRun:
         if not all(self._claims.admits(axis, value) for axis, value in (("M", m), ("N", n), ("layout", layout))):
             return False
         low, fit = key_of(n)
-        axes = {"m": (low_of(m),), "n": ((low, fit),), "width": (low,), "fit": (fit,), "layout": (layout,)}
+        axes = {"N": (n,), "m": (low_of(m),), "n": ((low, fit),), "width": (low,), "fit": (fit,), "layout": (layout,)}
         return self._given_up.isdisjoint(pairs_of(axes))
 
 
@@ -334,7 +334,7 @@ _FRUITLESS = 20  # cases that are refused for no new reason
 _SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on they cost more than the call
 _COLUMNS_TELL = 4096  # likewise
-_STRUCTURAL = ("m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
+_STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
 
 
 def _asked(case: Case) -> dict[str, Any]:

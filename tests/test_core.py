@@ -120,7 +120,7 @@ def test_what_is_done_is_not_run_again() -> None:
     found = core(claims(), QUICK, 0)
     done = frozenset(covers(found[:60]))
     rest = core(claims(), QUICK, 0, done=done, used=1000)
-    assert len(rest) <= len(found) - 50
+    assert len(rest) <= len(found) - 30
     assert not goals(claims(), QUICK, 0) - done - covers(rest)
 
 
@@ -172,4 +172,4 @@ def test_a_pair_names_two_axes() -> None:
     assert all(one != other for one, other in PAIRS)
     case = Case(op="layernorm", dtype="fp16", M=20, N=24, rows="blend")
     pairs = {goal for goal in goals_of(Planned(case, "memory")) if len(goal) == 3}
-    assert (PAIRS.index(("n", "rows")), (2, "a multiple of 8"), "subnormal") in pairs
+    assert (PAIRS.index(("N", "rows")), 24, "subnormal") in pairs

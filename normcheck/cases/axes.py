@@ -97,9 +97,8 @@ ORDINARY = tuple(ROWS)
 SPECIAL = tuple(SPECIAL_ROWS)
 
 PAIRS = (
-    ("n", "layout"), ("n", "dy"),
+    ("N", "layout"), ("N", "dy"), ("N", "rows"), ("N", "bias"), ("N", "weight_dtype"), ("N", "probe"),
     ("m", "n"), ("m", "layout"), ("m", "bias"), ("m", "weight_dtype"), ("m", "dy"), ("m", "probe"),
-    ("n", "bias"), ("n", "weight_dtype"), ("n", "probe"), ("n", "rows"),
     ("width", "layout"), ("width", "dy"), ("width", "eps"), ("width", "weights"), ("width", "clips"), ("fit", "layout"),
     ("layout", "bias"), ("layout", "weight_dtype"), ("layout", "dy"), ("layout", "rows"), ("layout", "probe"),
     ("bias", "weight_dtype"), ("bias", "weights"), ("bias", "dy"), ("bias", "probe"), ("bias", "rows"),
@@ -107,10 +106,11 @@ PAIRS = (
     ("eps", "rows"), ("eps", "layout"), ("clips", "weights"), ("clips", "bias"), ("dy", "rows"),
     ("n", "special"), ("width", "special"), ("m", "special"),
 )  # fmt: skip
-"""The axes whose values belong together. "m" and "n" are classes of M and N, "width" is a class of N without its fit,
-"special" is a kind of rows or of dy that is about NaN, infinities, the largest number or the sign of zero."""
+"""The axes whose values belong together. "N" is the first size of each class alone, "m" and "n" are classes of M and N,
+"width" is a class of N without its fit, "special" is a kind of rows or of dy that is about NaN, infinities, the largest
+number or the sign of zero."""
 
-FINE = (("n", "layout"), ("n", "dy"))
+FINE = (("N", "layout"), ("N", "dy"))
 """Pairs that are for machines on which a new length of a row costs nothing."""
 
 WITHOUT_ROWS = ("n", "layout", "bias", "weight_dtype")

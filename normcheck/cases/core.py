@@ -238,7 +238,7 @@ class _Design:
         best: Counter[str] = Counter()  # axis -> kinds of rows that its least finished value has not met
         for (axis, _), number in kinds.items():
             best[axis] = max(best[axis], number)
-        others = [axis for axis in best if axis not in ("n", "rows")]
+        others = [axis for axis in best if axis not in ("N", "rows")]
 
         def some(size: _Size, axes: Sequence[str]) -> int:
             return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
@@ -250,7 +250,7 @@ class _Design:
                 rows[size.M] = some(size, _OF_ROWS) + sum(min(size.M, best[axis]) for axis in others)
             if size.N not in columns:
                 columns[size.N] = some(size, _OF_COLUMNS)
-            found = rows[size.M] + columns[size.N] + min(size.M, kinds["n", size.axes["n"]])
+            found = rows[size.M] + columns[size.N] + min(size.M, kinds["N", size.N])
             found += 8 * ((_MEETING, size.axes["m"], size.axes["n"]) in self._left)
             found += 12 * (("shape", size.axes["shape"]) in self._left)
             return found / size.cost

@@ -127,6 +127,8 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
     pair = {one: a, other: b}
     if (one, other) in FINE and not extent.fine:
         return False
+    if "N" in pair and pair["N"] != sizes.widths[key_of(pair["N"])][0]:
+        return False
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
         return False
