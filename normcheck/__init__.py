@@ -6,9 +6,9 @@ for a test suite. The latter import torch when they are first named.
 
 from typing import TYPE_CHECKING, Any
 
-from normcheck.case import Case
+from normcheck.cases.case import Case
 from normcheck.errors import NormcheckError, UnsupportedCase
-from normcheck.implementation import Implementation
+from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from normcheck.api import assert_conforms, verify

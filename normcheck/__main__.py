@@ -1,5 +1,5 @@
 """``python -m normcheck``."""
 
-from normcheck.cli import main
+from normcheck.cli.app import main
 
 main()

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from normcheck import discovery
-from normcheck.call import adapt, poisoned_memory
-from normcheck.environment import environment
+from normcheck.cases.dtypes import DTYPES
 from normcheck.errors import UsageError, one_line, one_of, shown
-from normcheck.formats import DTYPES
-from normcheck.gate import BROKEN, Terms, concluded
-from normcheck.implementation import Implementation
-from normcheck.kernels.interpreter import enable, enabled
-from normcheck.plan import Cell, Plan
+from normcheck.gate.decision import BROKEN, Terms, concluded
+from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.request import Request, check_names, check_timeout, device_there, parsed, profile_of
+from normcheck.gate.run import judged
+from normcheck.gate.sweep import result_of
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.reports import terminal
-from normcheck.request import Request, check_names, check_timeout, device_there, parsed, profile_of
 from normcheck.result import Run, Verdict
-from normcheck.run import judged
-from normcheck.sweep import result_of
+from normcheck.runner.call import adapt, poisoned_memory
+from normcheck.runner.environment import environment
 
 
 def verify(

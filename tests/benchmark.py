@@ -17,16 +17,17 @@ from unittest.mock import patch
 
 import torch
 
-from normcheck import choices, discovery
-from normcheck import sweep as sweeping
-from normcheck.call import adapt
-from normcheck.case import Case
-from normcheck.check import check
-from normcheck.implementation import Implementation
-from normcheck.inputs import make
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.probes import Depth
-from normcheck.sweep import run_cell
+from normcheck.cases import strategies
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import make
+from normcheck.checks.check import check
+from normcheck.checks.probes import Depth
+from normcheck.gate import sweep as sweeping
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.runner.call import adapt
 
 CASES = 3000
 
@@ -112,7 +113,7 @@ def isolation(op: str, dtype: str) -> None:
     """What processes of their own cost 16 correct kernels: the same 150 cases each, large ones included, both ways."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sixteen.py"
-        path.write_text("from normcheck.mutants.correct import IMPLEMENTATIONS\n", encoding="utf-8")
+        path.write_text("from normcheck.audit.mutants.correct import IMPLEMENTATIONS\n", encoding="utf-8")
         arguments = ("verify", "--impl", str(path), "--op", op, "--dtype", dtype, "--max-examples", "150")
         for how in ("--isolation", "--no-isolation"):
             command(*arguments, how)
@@ -120,8 +121,8 @@ def isolation(op: str, dtype: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    choices.ELEMENTS = (4096,)
-    choices.SIZES_N = tuple(n for n in choices.SIZES_N if n <= 4096)
+    strategies.ELEMENTS = (4096,)
+    strategies.SIZES_N = tuple(n for n in strategies.SIZES_N if n <= 4096)
     for implementation in KERNELS:
         sweep(implementation, CASES)
     isolation("rmsnorm", "fp16")

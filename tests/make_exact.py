@@ -18,7 +18,7 @@ from typing import Any
 
 import mpmath
 
-from normcheck.golden.text import sealed
+from normcheck.golden.sealed_json import sealed
 
 FOLDER = Path(__file__).parents[1] / "golden" / "exact"
 SCHEMA = "normcheck-exact/1"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from normcheck.cli import app
+from normcheck.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -144,4 +144,4 @@ def test_the_hook() -> None:
     program, command = hook["entry"].split()
     assert command in get_command(app).commands  # type: ignore[attr-defined]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'{program} = "normcheck.cli:main"' in project
+    assert f'{program} = "normcheck.cli.app:main"' in project

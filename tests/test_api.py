@@ -17,8 +17,8 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Case, Implementation
-from normcheck.alarm import alarm
 from normcheck.errors import UsageError
+from normcheck.runner.time_limit import alarm
 
 FEW: dict[str, Any] = {"max_examples": 12, "device": "cpu"}
 CORE: dict[str, Any] = {"time_budget": 0.01, "device": "cpu"}

@@ -14,14 +14,17 @@ from typing import Any
 
 import pytest
 
-from normcheck import audit, cli, discovery, trial
-from normcheck.mutants.kernel import CLEAN, Kernel
-from normcheck.mutants.mutant import Mutant, mutant
-from normcheck.plan import PROFILES, Profile
-from normcheck.reports import audit as report
-from normcheck.reports import audit_json
+from normcheck.audit import json as audit_json
+from normcheck.audit import report as report
+from normcheck.audit import run as audit
+from normcheck.audit import trial
+from normcheck.audit.mutants.kernel import CLEAN, Kernel
+from normcheck.audit.mutants.mutant import Mutant, mutant
+from normcheck.audit.score import Audit, Control, Outcome, Score
+from normcheck.cli import app
+from normcheck.gate.plan import PROFILES, Profile
+from normcheck.impls import discovery
 from normcheck.reports._text import console_for
-from normcheck.score import Audit, Control, Outcome, Score
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "reports"
 UPDATE = "NORMCHECK_UPDATE_GOLDEN"
@@ -87,7 +90,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def run(*argv: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["normcheck", "audit", *argv])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return Done(stopped.value.code, captured.out, captured.err)  # type: ignore[arg-type]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sample_runs import CASE, failed, finding, run, skipped, verdict
 
-from normcheck.baseline import FLOOR, document, drifted, read, remarks, text_of
 from normcheck.errors import UsageError
-from normcheck.gate import Terms, concluded
+from normcheck.gate.baseline import FLOOR, document, drifted, read, remarks, text_of
+from normcheck.gate.decision import Terms, concluded
 from normcheck.result import Run, Verdict, Worst
 
 MEANT = "if that is meant, make the baseline anew"

@@ -15,18 +15,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from normcheck import bench as bench_module
-from normcheck import bench_calls, bench_cases, bench_plan, cli, discovery
-from normcheck.bench import exit_code
-from normcheck.bench_cases import Verified, case_of, verify
-from normcheck.bench_plan import sizes_of
-from normcheck.bench_suites import OWN_COUNTS, SUITES
+from normcheck.bench import calls, files, plot, verified
+from normcheck.bench import plan as bench_plan
+from normcheck.bench import report as bench_report
+from normcheck.bench import run as bench_module
+from normcheck.bench.plan import sizes_of
+from normcheck.bench.run import exit_code
+from normcheck.bench.speed import BACKWARD, DIRECTIONS, FORWARD, Bench, Count, Point, Speed, Times
+from normcheck.bench.suites import OWN_COUNTS, SUITES
+from normcheck.bench.timing import in_turn, sets_needed, timed
+from normcheck.bench.verified import Verified, case_of, verify
+from normcheck.cli import app
 from normcheck.errors import UsageError
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.reports import bench as bench_report
-from normcheck.reports import bench_plot, bench_write
-from normcheck.speed import BACKWARD, DIRECTIONS, FORWARD, Bench, Count, Point, Speed, Times
-from normcheck.timing import in_turn, sets_needed, timed
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.impls import discovery
 
 TUTORIAL, PYTORCH = SUITES["triton-tutorial"], SUITES["pytorch-layernorm-backward"]
 
@@ -81,7 +83,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def run(*argv: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["normcheck", "bench", *argv, "--device", "cpu"])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return int(stopped.value.code or 0), captured.out, captured.err
 
@@ -291,17 +293,17 @@ def test_a_bias_does_not_excuse_a_wrong_kernel(kernels: str) -> None:
 
 def test_fewer_rows_are_verified_where_memory_is_short(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell, plan = plan_and_cell(kernels, "right")
-    monkeypatch.setattr(bench_cases, "too_large", lambda case, device: "needs more" if case.M > 2 else "")
+    monkeypatch.setattr(verified, "too_large", lambda case, device: "needs more" if case.M > 2 else "")
     assert verify(cell, SETTING, plan).rows == 2
-    monkeypatch.setattr(bench_cases, "too_large", lambda case, device: "")
-    real = bench_cases.run_case
+    monkeypatch.setattr(verified, "too_large", lambda case, device: "")
+    real = verified.run_case
 
     def short(cell: Cell, case: object, plan: Plan, **options: object) -> object:
         if case.M > 4:  # type: ignore[attr-defined]
             raise torch.OutOfMemoryError("planted")
         return real(cell, case, plan, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bench_cases, "run_case", short)
+    monkeypatch.setattr(verified, "run_case", short)
     assert verify(cell, SETTING, plan).rows == 4
 
 
@@ -310,7 +312,7 @@ def test_a_suite_runs_and_says_what_was_verified(
 ) -> None:
     small = replace(PYTORCH, points=tuple(replace(p, M=8, N=p.N // 16) for p in PYTORCH.points[:2]))
     monkeypatch.setattr(bench_plan, "SUITES", {small.name: small})
-    monkeypatch.setattr(bench_cases, "too_large", lambda case, device: "needs more" if case.M > 4 else "")
+    monkeypatch.setattr(verified, "too_large", lambda case, device: "needs more" if case.M > 4 else "")
     code, out, speeds = measured(run, "--impl", f"{kernels}:right", "--suite", small.name)
     assert code == 0 and "verified at 4 of 8 rows" in out and PYTORCH.source in " ".join(out.split())
     assert {(s["weight_dtype"], s["bias"], s["eps"], s["verified_rows"]) for s in speeds} == {("fp32", False, 1e-6, 4)}
@@ -320,7 +322,7 @@ def test_compiled_graphs_can_be_called_again_while_benching() -> None:
     import torch._functorch.config as functorch
 
     before = functorch.donated_buffer
-    with bench_calls.graphs_stay():
+    with calls.graphs_stay():
         assert functorch.donated_buffer is False
     assert functorch.donated_buffer is before
 
@@ -357,9 +359,9 @@ def test_sizes_are_pairs() -> None:
 
 
 def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"normcheck\[plot\]"):
-        bench_plot.check(["out.png"])
+        plot.check(["out.png"])
 
 
 def a_speed(**fields: object) -> Speed:
@@ -389,7 +391,7 @@ T = Times(median=0.5, low=0.4, high=0.6)
 def test_the_csv_has_a_line_per_speed_and_a_stable_header() -> None:
     stream = io.StringIO()
     hostile = a_speed(status="skip", detail='no, "never"\nreally', implementation="a,b")
-    bench_write.write_csv(a_bench(a_speed(times=T, copy_times=T), hostile), stream)
+    files.write_csv(a_bench(a_speed(times=T, copy_times=T), hostile), stream)
     header, *_ = stream.getvalue().splitlines()
     assert header == (
         "suite,op,implementation,dtype,weight_dtype,bias,eps,M,N,direction,status,gb_per_s,copy_gb_per_s,share_of_copy,"
@@ -403,7 +405,7 @@ def test_the_csv_has_a_line_per_speed_and_a_stable_header() -> None:
 
 def test_the_json_is_strict_and_in_the_order_of_its_schema() -> None:
     stream = io.StringIO()
-    bench_write.write_json(a_bench(a_speed(times=replace(T, high=math.inf))), stream)
+    files.write_json(a_bench(a_speed(times=replace(T, high=math.inf))), stream)
     document = json.loads(stream.getvalue())
     assert document["schema"] == "normcheck-bench/1" and document["suite"] is None
     assert list(document) == [
@@ -430,7 +432,7 @@ def test_the_plot_is_a_picture_with_units_a_ceiling_and_the_card(
         for i in ("one", "other")
         for d in DIRECTIONS
     ]
-    bench_plot.save(a_bench(*speeds), str(tmp_path / "out.png"))
+    plot.save(a_bench(*speeds), str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     (figure,) = drawn
     assert "Some Card" in figure.get_suptitle()

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import bitmask, discovery
-from normcheck.bit_diff import _limits, bit_diff
-from normcheck.check import check
-from normcheck.compare import Element
-from normcheck.explain import finding
-from normcheck.inputs import make
-from normcheck.judge import Judge, judge_of
-from normcheck.plan import Cell
-from normcheck.request import parsed
+from normcheck.cases.inputs import make
+from normcheck.checks.bitmask_diff import _limits, bit_diff
+from normcheck.checks.check import check
+from normcheck.checks.finding import finding
+from normcheck.gate.plan import Cell
+from normcheck.gate.request import parsed
+from normcheck.impls import discovery
+from normcheck.oracle import bitmask
+from normcheck.oracle.compare import Element
+from normcheck.oracle.judge import Judge, judge_of
+from normcheck.oracle.tolerances import table
 from normcheck.result import Finding
-from normcheck.table import table
 
 OP = discovery.ops()["layernorm_relu_bitmask"]
 LINE = "layernorm_relu_bitmask fp32 M=5 N=27 rows=normal seed=3 lower_clip=-0.5 upper_clip=0.75"

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normcheck import bitmask
-from normcheck.formats import FORMATS
+from normcheck.cases.dtypes import FORMATS
+from normcheck.oracle import bitmask
 
 LIMITS = {"lower_clip": 0.0, "upper_clip": 6.0}
 

@@ -10,18 +10,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normcheck import cli, discovery
-from normcheck.bounds import Question, element, explain, index_of
-from normcheck.check import check, undeclared_model
+from normcheck.cases.inputs import make
+from normcheck.checks.check import check, undeclared_model
+from normcheck.checks.explain_bound import Question, element, explain, index_of
+from normcheck.checks.finding import finding
+from normcheck.cli import app
 from normcheck.errors import UsageError
-from normcheck.expected import expectations, whole
-from normcheck.explain import finding
-from normcheck.implementation import Implementation
-from normcheck.inputs import make
-from normcheck.judge import Judge, judge_of
-from normcheck.plan import Cell
-from normcheck.request import parsed
-from normcheck.table import table
+from normcheck.gate.plan import Cell
+from normcheck.gate.request import parsed
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.expectations import expectations, whole
+from normcheck.oracle.judge import Judge, judge_of
+from normcheck.oracle.tolerances import table
 
 OPTIONS = {"layernorm_relu_bitmask": " lower_clip=-0.5 upper_clip=0.75"}
 
@@ -113,7 +114,7 @@ def test_it_is_what_a_finding_says(output: str) -> None:
 def test_blocks_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     line = line_of("layernorm_relu_bitmask", "bf16", size="M=9 N=24")
     once = whole(expectations(judge_for(line)))
-    monkeypatch.setitem(__import__("normcheck.judge").judge.BLOCK_ELEMENTS, "cpu", 48)
+    monkeypatch.setitem(__import__("normcheck.oracle.judge").oracle.judge.BLOCK_ELEMENTS, "cpu", 48)
     blocks = whole(expectations(judge_for(line)))
     assert once.keys() == blocks.keys()
     for key, tensors in once.items():
@@ -133,7 +134,7 @@ def test_a_declared_model_changes_the_bound() -> None:
 
 
 def test_an_element_without_a_bound_is_said_to_be_uncheckable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.tolerance.Rules.gam", lambda rules, count: math.inf)
+    monkeypatch.setattr("normcheck.oracle.rounding.Rules.gam", lambda rules, count: math.inf)
     assert "none that is finite: uncheckable" in explained(line_of("rmsnorm", "fp32"), "dx", "0,0")
 
 
@@ -224,7 +225,7 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def run(*argv: str) -> tuple[object, str, str]:
         monkeypatch.setattr("sys.argv", ["normcheck", "tolerances", *argv])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         return (stopped.value.code, *capsys.readouterr())
 
     line = line_of("layernorm", "fp16")

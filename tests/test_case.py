@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normcheck import discovery
-from normcheck.case import LAYOUTS, MAX_ELEMENTS, Case, parse
-from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, Case, parse
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES
 from normcheck.errors import UsageError
-from normcheck.formats import DTYPES
+from normcheck.impls import discovery
 
 OPTIONS = {name: op.options for name, op in discovery.ops().items()}
 KINDS = {"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS}

@@ -11,22 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import Implementation, casting, discovery, forward_bounds, reference, tolerance
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
+from normcheck import Implementation
+from normcheck.audit.mutants.casting import CONTROLS, MUTANTS
+from normcheck.audit.mutants.correct import KERNELS
+from normcheck.audit.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
+from normcheck.cases.case import Case
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
+from normcheck.cases.dtypes import DTYPES, FORMATS
+from normcheck.cases.inputs import make, torch_dtype
+from normcheck.checks.check import Result, check
+from normcheck.checks.probes import Depth
 from normcheck.errors import UsageError
-from normcheck.formats import DTYPES, FORMATS
-from normcheck.forward_bounds import EXACT
-from normcheck.inputs import make, torch_dtype
-from normcheck.mutants.casting import CONTROLS, MUTANTS
-from normcheck.mutants.correct import KERNELS
-from normcheck.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.probes import Depth
-from normcheck.repro import repro_cases
-from normcheck.sweep import run_cell
-from normcheck.table import Model
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.repro import repro_cases
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.oracle import casting, forward_bounds, reference, rounding
+from normcheck.oracle.forward_bounds import EXACT
+from normcheck.oracle.tolerances import Model
 
 BY_NAME = discovery.ops()
 OP = BY_NAME["rmsnorm_llama"]
@@ -107,7 +109,7 @@ def test_every_kind_of_data(dtype: str, rows: str) -> None:
 def test_xhat_from_adversarial_statistics(dtype: str, rows: str) -> None:
     """rstd off by all of its bound, either way, xhat by two roundings: it is never rounded past low or high."""
     case = Case(op=OP.name, dtype=dtype, M=20, N=129, rows=rows, bias=False)
-    io, one = FORMATS[dtype], tolerance.rules(OP, Model())
+    io, one = FORMATS[dtype], rounding.rules(OP, Model())
     exact = reference.normalise(OP, make(case, OP, "cpu").x.double(), case.eps)
     by = forward_bounds.statistics(one, exact, case.eps)
     found = casting.cast(one, exact, by, io)
@@ -135,7 +137,7 @@ def test_rounded_is_torchs_rounding(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", HALF)
 def test_y_is_the_definition_in_mpmath(dtype: str) -> None:
     case = Case(op=OP.name, dtype=dtype, M=4, N=33, bias=False)
-    inputs, io, one = make(case, OP, "cpu"), FORMATS[dtype], tolerance.rules(OP, Model())
+    inputs, io, one = make(case, OP, "cpu"), FORMATS[dtype], rounding.rules(OP, Model())
     rows = reference.normalise(OP, inputs.x.double(), case.eps)
     cast = casting.cast(one, rows, EXACT, io)
     y = casting.output_y(one, cast, reference.scale(OP, inputs.weight), io)[0].y
@@ -153,7 +155,7 @@ def test_the_count_of_xhat_widens_what_it_may_be() -> None:
     rows = reference.normalise(
         OP, make(Case(op=OP.name, dtype="fp16", M=9, N=400, bias=False), OP, "cpu").x.double(), 0.1
     )
-    one = tolerance.rules(OP, Model())
+    one = rounding.rules(OP, Model())
     more = replace(one, count={**one.count, "xhat": one.count["xhat"] + 500})
     tight, loose = (casting.cast(rules, rows, EXACT, FORMATS["fp16"]) for rules in (one, more))
     assert torch.equal(tight.value, loose.value)
@@ -163,7 +165,7 @@ def test_the_count_of_xhat_widens_what_it_may_be() -> None:
 def in_doubt(dtype: str, n: int) -> tuple[float, float]:
     """The share of elements with two right values: given the statistics, and end to end."""
     case = Case(op=OP.name, dtype=dtype, M=64, N=n, bias=False)
-    one, io = tolerance.rules(OP, Model()), FORMATS[dtype]
+    one, io = rounding.rules(OP, Model()), FORMATS[dtype]
     rows = reference.normalise(OP, make(case, OP, "cpu").x.double(), case.eps)
     by = (forward_bounds.saved_statistics(one, rows), forward_bounds.statistics(one, rows, case.eps))
     given, whole = (float((casting.cast(one, rows, b, io).doubt > 0).double().mean()) for b in by)
@@ -218,7 +220,7 @@ def test_the_faults_are_of_these_ops_only() -> None:
 
 def test_the_terms_of_y_add_up_to_its_bound() -> None:
     inputs = make(Case(op=OP.name, dtype="fp16", M=9, N=400, bias=False), OP, "cpu")
-    one, io = tolerance.rules(OP, Model()), FORMATS["fp16"]
+    one, io = rounding.rules(OP, Model()), FORMATS["fp16"]
     rows = reference.normalise(OP, inputs.x.double(), 1e-5)
     by = forward_bounds.statistics(one, rows, 1e-5)
     bound = casting.output_y(one, casting.cast(one, rows, by, io), reference.scale(OP, inputs.weight), io)[1].y

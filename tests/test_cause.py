@@ -15,17 +15,18 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from normcheck import Implementation, discovery
-from normcheck.call import adapt
-from normcheck.case import Case
-from normcheck.check import Result, check
+from normcheck import Implementation
+from normcheck.audit.mutants.kernel import CLEAN
+from normcheck.cases.case import Case
 from normcheck.checks.cause import cause
-from normcheck.explain import finding
-from normcheck.mutants.kernel import CLEAN
-from normcheck.plan import Cell
-from normcheck.probes import Depth
-from normcheck.reports._block import put_failure
+from normcheck.checks.check import Result, check
+from normcheck.checks.finding import finding
+from normcheck.checks.probes import Depth
+from normcheck.gate.plan import Cell
+from normcheck.impls import discovery
+from normcheck.reports._failure import put_failure
 from normcheck.result import Finding
+from normcheck.runner.call import adapt
 
 OPS = discovery.ops()
 KINDS = ("normal", "offset", "tiny_variance", "constant", "outlier", "shifted", "small_offset")

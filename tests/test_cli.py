@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import normcheck
-from normcheck import cli, discovery
+from normcheck.cli import app
+from normcheck.impls import discovery
 from normcheck.result import KINDS
 
 HEADER = """
@@ -45,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def run(*argv: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["normcheck", *argv])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return Done(stopped.value.code, captured.out, captured.err)  # type: ignore[arg-type]
 
@@ -389,18 +390,18 @@ def test_a_fault_of_normcheck_itself(run: Callable[..., Done], monkeypatch: pyte
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("our own fault")
 
-    monkeypatch.setattr("normcheck.check.judge_of", broken)
+    monkeypatch.setattr("normcheck.checks.check.judge_of", broken)
     done, document = report(run, "--impl", "torch", "--op", "rmsnorm")
     assert (done.code, document["status"], document["verdicts"][0]["status"]) == (3, "error", "error")
     assert "our own fault" in document["verdicts"][0]["detail"]
-    monkeypatch.setattr("normcheck.run.plan_of", broken)
+    monkeypatch.setattr("normcheck.gate.run.plan_of", broken)
     done = run("verify", *FEW)
     assert done.code == 3
     assert "Traceback" in done.err
 
 
 def test_a_report_that_cannot_be_written(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.request._writable", lambda path: True)
+    monkeypatch.setattr("normcheck.gate.request._writable", lambda path: True)
     done = run("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:missing/out.json")
     assert done.code not in (0, 1)
     line = done.out.rstrip().splitlines()[-1]  # which is read alone
@@ -561,7 +562,7 @@ def test_cases_at_the_edge_accuse_nobody(run: Callable[..., Done], implementatio
 
 def test_sums_too_long_for_any_bound(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
     """From 2^23 terms on nothing is known of a sum in fp32: its outputs are uncheckable, and are counted."""
-    monkeypatch.setattr("normcheck.tolerance.Rules.gam", lambda rules, count: float("inf"))
+    monkeypatch.setattr("normcheck.oracle.rounding.Rules.gam", lambda rules, count: float("inf"))
     done = run("repro", "torch", "layernorm fp32 M=3 N=9 rows=blend weights=probe", "--device", "cpu")
     assert done.code == 0
     assert "uncheckable" in done.out
@@ -591,7 +592,7 @@ def test_list(run: Callable[..., Done]) -> None:
 
 
 def test_list_says_what_has_to_be_asked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.catalogue.device_here", lambda: "cpu")
+    monkeypatch.setattr("normcheck.cli.list.device_here", lambda: "cpu")
     lines = {" ".join(line.split()) for line in run("list").out.splitlines()}
     assert "torch rmsnorm runs" in lines
     assert "torch_native rmsnorm runs with --impl torch_native: not in the default set on a CPU" in lines

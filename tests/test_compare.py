@@ -9,15 +9,16 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from normcheck import discovery, judge
-from normcheck.case import Case
-from normcheck.compare import Comparison, compare
-from normcheck.formats import FORMATS, Format
-from normcheck.inputs import make
-from normcheck.judge_backward import judge_gradients
-from normcheck.locate import GRID_COLUMNS, GRID_ROWS, locate
-from normcheck.table import Model
-from normcheck.tolerance import NO_ROOM, Bound
+from normcheck.cases.case import Case
+from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.inputs import make
+from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate
+from normcheck.impls import discovery
+from normcheck.oracle import judge
+from normcheck.oracle.compare import Comparison, compare
+from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.rounding import NO_ROOM, Bound
+from normcheck.oracle.tolerances import Model
 
 INF, NAN = math.inf, math.nan
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]

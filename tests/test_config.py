@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from normcheck.config import KEYS, LARGEST, blamed, load, settings
 from normcheck.errors import UsageError
-from normcheck.request import Request, plan_of, request_of, seed_of
+from normcheck.gate.config import KEYS, LARGEST, blamed, load, settings
+from normcheck.gate.request import Request, plan_of, request_of, seed_of
 
 
 def project(folder: Path, *lines: str) -> Path:

@@ -19,25 +19,27 @@ from torch import Tensor
 from torch.nn import functional
 
 import normcheck
-from normcheck import Implementation, discovery, memory
-from normcheck.attempt import run_case
-from normcheck.call import poisoned_memory
-from normcheck.case import Case
+from normcheck import Implementation
+from normcheck.audit.mutants.kernel import CLEAN
+from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
-from normcheck.check import Result, check
+from normcheck.cases.inputs import make
+from normcheck.cases.strategies import choices
 from normcheck.checks import own_limit
-from normcheck.choices import choices
-from normcheck.cli import main
+from normcheck.checks.attempt import run_case
+from normcheck.checks.check import Result, check
+from normcheck.checks.contract import Problem
+from normcheck.checks.finding import finding
+from normcheck.cli.app import main
 from normcheck.errors import UsageError
-from normcheck.explain import finding
-from normcheck.golden.recorded import geometries
-from normcheck.inputs import make
-from normcheck.mutants.kernel import CLEAN
-from normcheck.outputs import Problem
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.golden.schema import geometries
+from normcheck.impls import discovery
+from normcheck.isolation.shared_memory import buffer_of
 from normcheck.result import Verdict
+from normcheck.runner import memory
+from normcheck.runner.call import poisoned_memory
 from normcheck.runner.overwriting import put_back
-from normcheck.shared import buffer_of
 
 OPS = discovery.ops()
 HALF = ("fp16", "bf16")
@@ -346,7 +348,7 @@ def test_values_are_those_of_the_forward_whose_backward_it_is() -> None:
 
 VALUES = """
 from normcheck import Implementation
-from normcheck.mutants.kernel import CLEAN
+from normcheck.audit.mutants.kernel import CLEAN
 
 
 def forward(x, weight, bias, *, eps):

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from normcheck import discovery
-from normcheck.case import EXPANDED, Case, parse
 from normcheck.cases.axes import COLUMN_CLASSES, MODEL_SIZES, PAIRS, ROW_CLASSES, column_class, row_class
+from normcheck.cases.case import EXPANDED, Case, parse
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.core import Planned, core, goals_of
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
-from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
-from normcheck.formats import DTYPES
-from normcheck.implementation import Implementation
-from normcheck.plan import PROFILES
+from normcheck.gate.plan import PROFILES
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
 
 OPS = discovery.ops()
 QUICK = PROFILES["quick"].extent

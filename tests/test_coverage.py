@@ -15,18 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import UnsupportedCase, discovery
+from normcheck import UnsupportedCase
 from normcheck.cases import core as design
 from normcheck.cases.axes import MODEL_SIZES
 from normcheck.cases.claims import claims_of
-from normcheck.check import Result
-from normcheck.coverage import RUNS, CoreRun
-from normcheck.gate import NOTHING, PASS, Terms, decide
-from normcheck.implementation import Implementation
-from normcheck.plan import PROFILES, Cell, Plan, Profile
+from normcheck.checks.check import Result
+from normcheck.gate.coverage import RUNS, CoreRun
+from normcheck.gate.decision import NOTHING, PASS, Terms, decide
+from normcheck.gate.plan import PROFILES, Cell, Plan, Profile
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.tolerances import Model
 from normcheck.result import Coverage, Verdict
-from normcheck.sweep import run_cell
-from normcheck.table import Model
 
 QUICK = replace(PROFILES["quick"], seconds=0.01)
 """The core and nothing after it."""

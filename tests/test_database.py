@@ -11,13 +11,13 @@ import pytest
 import torch
 from sample_runs import CASE, failed, finding, verdict
 
-from normcheck import discovery
-from normcheck.database import LARGEST, MOST, keep, replays
 from normcheck.errors import UsageError
-from normcheck.implementation import Implementation
-from normcheck.plan import PROFILES, Cell, Plan, Replay
-from normcheck.request import parsed
-from normcheck.sweep import run_cell
+from normcheck.gate.plan import PROFILES, Cell, Plan, Replay
+from normcheck.gate.replay import LARGEST, MOST, keep, replays
+from normcheck.gate.request import parsed
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
 
 KEY = ("rmsnorm", "mine.py", "fp16")
 CELL: Any = SimpleNamespace(op=SimpleNamespace(name=KEY[0]), implementation=SimpleNamespace(name=KEY[1]), dtype=KEY[2])

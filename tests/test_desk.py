@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from normcheck import catalogue, discovery
-from normcheck.commands import complete
+from normcheck.cli import complete
+from normcheck.cli import list as catalogue
+from normcheck.impls import discovery
 
 ROOT = Path(catalogue.__file__).parents[1]
 
@@ -83,7 +84,7 @@ def test_what_a_glance_does_not_try_is_tried_elsewhere(tmp_path: Path) -> None:
 
 
 def test_list_and_torch_agree() -> None:
-    done = python("from normcheck import catalogue; print(catalogue.device_here())")
+    done = python("from normcheck.cli import list as listed; print(listed.device_here())")
     assert done.stdout.strip() == ("cuda" if torch.cuda.is_available() else "cpu")
     cuda = torch.version.cuda
     assert catalogue._toolkit_of_torch() == (None if cuda is None else int(cuda.partition(".")[0]))
@@ -107,13 +108,13 @@ def test_list_and_torch_agree() -> None:
 def test_a_gpu_that_torch_could_use(text: str, library: str, device: str, tmp_path: Path) -> None:
     if not library:
         library = "import ctypes\ndef CDLL(name): raise OSError(name)\nctypes.CDLL = CDLL\n"
-    code = f"{library}from normcheck import catalogue; print(catalogue.device_here())"
+    code = f"{library}from normcheck.cli import list as listed; print(listed.device_here())"
     assert python(code, PYTHONPATH=torch_built(tmp_path, text)).stdout.strip() == device
 
 
 def completed(words: str) -> list[str]:
     """What bash is offered after ``words``."""
-    code = "import sys; sys.argv = ['normcheck']; from normcheck.cli import main; main()"
+    code = "import sys; sys.argv = ['normcheck']; from normcheck.cli.app import main; main()"
     count = str(len(words.split(" ")) - 1)
     env = {"_NORMCHECK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
     done = python(code, **env)
@@ -186,5 +187,5 @@ def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_how_completion_is_installed_is_in_the_help() -> None:
-    code = "import sys; sys.argv = ['normcheck', '--help']; from normcheck.cli import main; main()"
+    code = "import sys; sys.argv = ['normcheck', '--help']; from normcheck.cli.app import main; main()"
     assert "--install-completion" in python(code).stdout

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from normcheck import discovery, doctor, driver
+from normcheck.cli import doctor
+from normcheck.cli.remedies import step_for
 from normcheck.errors import Broken
-from normcheck.steps import step_for
+from normcheck.impls import discovery
+from normcheck.runner import nvidia_driver
 
 ROOT = Path(doctor.__file__).parents[1]
 
@@ -78,7 +80,7 @@ def test_without_isolation_it_says_so_and_still_verifies(monkeypatch: pytest.Mon
     def broken(*_: Any, **__: Any) -> Any:
         raise Broken("crash", "", "its process was ended by SIGKILL")
 
-    monkeypatch.setattr("normcheck.isolation.select_apart", broken)
+    monkeypatch.setattr("normcheck.isolation.client.select_apart", broken)
     code, text = examined()
     assert code == 0
     assert "isolation            does not work: Broken: its process was ended by SIGKILL" in text
@@ -86,7 +88,7 @@ def test_without_isolation_it_says_so_and_still_verifies(monkeypatch: pytest.Mon
 
 
 def test_a_judge_that_accuses_torch_verifies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.check.Result.failed", True)
+    monkeypatch.setattr("normcheck.checks.check.Result.failed", True)
     code, text = examined()
     assert code == 5
     assert "torch's own rmsnorm is found wrong" in text
@@ -124,12 +126,12 @@ def test_interpretation(given: str, device: str, trouble: str, value: str, step:
 
 
 def test_the_driver_from_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "PROC", tmp_path)
-    assert (driver.version(), driver.gpus()) == ("", ())
+    monkeypatch.setattr(nvidia_driver, "PROC", tmp_path)
+    assert (nvidia_driver.version(), nvidia_driver.gpus()) == ("", ())
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan\n")
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
     (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 18\n")
-    assert (driver.version(), driver.gpus()) == ("570.86.15", ("NVIDIA H200",))
+    assert (nvidia_driver.version(), nvidia_driver.gpus()) == ("570.86.15", ("NVIDIA H200",))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_the_driver_from_its_own_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_gpu_that_torch_does_not_see(
     built: str | None, hidden: str | None, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "present", lambda: True)
+    monkeypatch.setattr(nvidia_driver, "present", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

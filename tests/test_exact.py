@@ -19,9 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import discovery, reference
-from normcheck.golden.text import parsed
-from normcheck.ops.op import Op
+from normcheck.cases.ops.op import Op
+from normcheck.golden.sealed_json import parsed
+from normcheck.impls import discovery
+from normcheck.oracle import reference
 
 U = 2.0**-53
 TINY = 2.0**-1022

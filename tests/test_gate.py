@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normcheck import cli
+from normcheck.cli import app
 
 RIGHT = "torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)"
 KERNEL = """
@@ -89,7 +89,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def call(argv: list[str]) -> Done:
         monkeypatch.setattr(sys, "argv", ["normcheck", *argv])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return Done(stopped.value.code, captured.out, captured.err)  # type: ignore[arg-type]
 

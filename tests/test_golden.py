@@ -13,21 +13,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import cli, discovery
-from normcheck.check import Result
-from normcheck.formats import DTYPES
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.inputs import make
+from normcheck.checks.check import Result
+from normcheck.cli import app
+from normcheck.gate.plan import PROFILES, Cell, Plan
 from normcheck.golden.cases import cases
 from normcheck.golden.diff import difference_of
-from normcheck.golden.judging import judged
+from normcheck.golden.judge import judged
 from normcheck.golden.record import recorded_case, recorded_plan
-from normcheck.golden.recorded import AUTOGRAD, BITMASK, FED, GIVEN, OWN, STATISTICS, Record, Recorded
+from normcheck.golden.schema import AUTOGRAD, BITMASK, FED, GIVEN, OWN, STATISTICS, Record, Recorded
 from normcheck.golden.store import read, write
 from normcheck.golden.verify import verified_record
-from normcheck.implementation import Implementation
-from normcheck.inputs import make
-from normcheck.judge import judge_forward, judge_of
-from normcheck.mutants.correct import CONTROLS
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.judge import judge_forward, judge_of
 
 MAKES = ("pairwise_fma", "autograd_var")
 """One with a backward of its own, one through autograd."""
@@ -95,8 +96,8 @@ def test_every_entry_of_a_correct_kernel_holds(record: Record) -> None:
 
 def test_a_record_is_checked_as_a_run_is(record: Record) -> None:
     """The same checks as of the implementation itself, none fewer."""
-    from normcheck.check import check
-    from normcheck.probes import Depth
+    from normcheck.checks.check import check
+    from normcheck.checks.probes import Depth
 
     by_name = {(c.name, c.op): c for c in CONTROLS}
     for entry in record.entries[::5]:
@@ -131,9 +132,9 @@ def test_fed_statistics_may_be_one_ulp_off_and_no_more(record: Record) -> None:
 
 
 def test_a_tighter_bound_shows_whom_it_hits(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    from normcheck import tolerance
+    from normcheck.oracle import rounding
 
-    monkeypatch.setattr(tolerance, "half_ulp", lambda size, fmt: tolerance.NO_ROOM * torch.ones_like(size))
+    monkeypatch.setattr(rounding, "half_ulp", lambda size, fmt: rounding.NO_ROOM * torch.ones_like(size))
     run = verified_record(record, "golden", ()).run
     assert run.exit_code == 1
     assert any(verdict.status == "fail" for verdict in run.verdicts)
@@ -323,7 +324,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def run(*argv: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["normcheck", "golden", *argv])
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         captured = capsys.readouterr()
         return Done(stopped.value.code, captured.out, captured.err)  # type: ignore[arg-type]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from normcheck import discovery
-from normcheck.bench_suites import SUITES
-from normcheck.formats import DTYPES
-from normcheck.mutants.kernel import OPS
-from normcheck.speed import DIRECTIONS
+from normcheck.audit.mutants.kernel import OPS
+from normcheck.bench.speed import DIRECTIONS
+from normcheck.bench.suites import SUITES
+from normcheck.cases.dtypes import DTYPES
+from normcheck.impls import discovery
 
 RECORDED = ("cudnn", "torch", "triton")
 FOLDER = Path(__file__).parent.parent / "golden" / "gpu"

@@ -19,15 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normcheck import cli, discovery
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.cli import app
 from normcheck.errors import UsageError
+from normcheck.gate.plan import PROFILES, Cell, Plan
 from normcheck.golden import manifest as manifests
 from normcheck.golden import store, tensors
 from normcheck.golden.record import recorded_plan
-from normcheck.golden.text import parsed, sealed
+from normcheck.golden.sealed_json import parsed, sealed
 from normcheck.golden.verify import verified
-from normcheck.mutants.correct import CONTROLS
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.impls import discovery
 
 NAME = "pairwise_fma"
 FILE = f"{NAME}.safetensors"
@@ -411,7 +412,7 @@ def test_the_command_line_says_it_in_one_line(
     (folder / FILE).write_bytes(b"\x1b[2J")
     monkeypatch.setattr(sys, "argv", ["normcheck", "golden", *(word.format(folder) for word in command)])
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        app.main()
     captured = capsys.readouterr()
     assert (stopped.value.code, captured.out) == (2, "")
     assert captured.err.startswith(f"normcheck: golden={folder}/{FILE}: has 4 bytes")

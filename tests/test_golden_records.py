@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.golden.judging import judged
-from normcheck.golden.recorded import Recorded
+from normcheck.golden.judge import judged
+from normcheck.golden.schema import Recorded
 from normcheck.golden.store import read
 from normcheck.golden.verify import verified
 
@@ -80,7 +80,7 @@ def test_its_machine_and_versions_are_known(folder: Path) -> None:
 def test_no_library_is_needed() -> None:
     """A record of Triton kernels is judged where Triton cannot be imported, nor anything else that is judged."""
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in ("triton", "cudnn", "liger_kernel"))
-    code = f"import sys; {missing}; from normcheck.cli import main; main()"
+    code = f"import sys; {missing}; from normcheck.cli.app import main; main()"
     command = [sys.executable, "-c", code, "golden", "verify", str(GOLDEN / "cpu" / "triton")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")

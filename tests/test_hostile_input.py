@@ -25,12 +25,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from normcheck import cli, discovery
-from normcheck.case import LAYOUTS, MAX_ELEMENTS, parse
-from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.audit.recipes import recipe
+from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, parse
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cli import app
 from normcheck.errors import UsageError
-from normcheck.recipes import recipe
-from normcheck.table import Model, declared_model
+from normcheck.impls import discovery
+from normcheck.oracle.tolerances import Model, declared_model
 
 OPTIONS = {name: op.options for name, op in discovery.ops().items()}
 KINDS = {"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS}
@@ -81,7 +82,7 @@ def normcheck(*argv: str) -> Done:
     out, err = _Stream("strict"), _Stream("backslashreplace")
     with patch.object(sys, "argv", ["normcheck", *argv]), redirect_stdout(out), redirect_stderr(err):
         try:
-            cli.main()
+            app.main()
         except SystemExit as stopped:
             return Done(stopped.code, out.text(), err.text())
     raise AssertionError("main always exits")
@@ -141,7 +142,7 @@ def little_memory(there: int = 64 * MIB, room: int = 512 * MIB) -> Iterator[None
     """A machine that has ``there`` bytes, as far as normcheck can see; ``room`` is what it really has to spare."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-    with patch("normcheck.attempt.memory", lambda device: there):
+    with patch("normcheck.checks.attempt.memory", lambda device: there):
         resource.setrlimit(resource.RLIMIT_AS, (used + room, hard))
         try:
             yield
@@ -228,7 +229,7 @@ def test_texts_that_go_on_and_on(text: str, times: int) -> None:
 @given(mutated_lines() | st.text(string.printable))
 def test_hostile_lines_on_the_command_line(line: str) -> None:
     """Whatever it says, a line is refused, does not fit, or is judged; torch's kernels are right."""
-    with patch("normcheck.attempt.memory", lambda device: MIB):
+    with patch("normcheck.checks.attempt.memory", lambda device: MIB):
         done = normcheck("repro", *HERE, "--", "torch", line)
     if done.code == 2:
         complaint(done)

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from normcheck.case import Case
+from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
-from normcheck.choices import choices
-from normcheck.discovery import ops
+from normcheck.cases.dtypes import FORMATS
+from normcheck.cases.strategies import choices
 from normcheck.errors import UnsupportedCase
-from normcheck.formats import FORMATS
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls import cudnn as adapter
 from normcheck.impls.cudnn import IMPLEMENTATIONS
-from normcheck.table import Model, declared_model
+from normcheck.impls.discovery import ops
+from normcheck.oracle.tolerances import Model, declared_model
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}
 BITMASK = "layernorm_relu_bitmask"

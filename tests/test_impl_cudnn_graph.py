@@ -17,12 +17,12 @@ import torch
 from test_impl_cudnn import BITMASK, CLIPS, DTYPES, exact
 from test_impl_cudnn import BY_OP as PYGRAPH
 
-from normcheck import bitmask
-from normcheck.discovery import implementations
 from normcheck.errors import UnsupportedCase
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls import _cudnn_wrapper as wrapper
 from normcheck.impls.cudnn_graph import IMPLEMENTATIONS
+from normcheck.impls.discovery import implementations
+from normcheck.oracle import bitmask
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}
 NODES = ("layernorm", "rmsnorm", "layernorm_backward", "rmsnorm_backward")

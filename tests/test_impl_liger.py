@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from normcheck.case import Case
-from normcheck.check import check
-from normcheck.discovery import ops
+from normcheck.cases.case import Case
+from normcheck.checks.check import check
 from normcheck.impls import liger
+from normcheck.impls.discovery import ops
+from normcheck.impls.kernels import interpreter
 from normcheck.impls.liger import IMPLEMENTATIONS
-from normcheck.kernels import interpreter
 
 BY_NAME = {(i.name, i.op): i for i in IMPLEMENTATIONS}
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from normcheck.case import Case
-from normcheck.check import check
-from normcheck.discovery import implementations, ops
+from normcheck.cases.case import Case
+from normcheck.checks.check import check
 from normcheck.impls._optional import missing
+from normcheck.impls.discovery import implementations, ops
 
 NAMES = ("apex", "transformer_engine", "quack", "flashinfer")
 ADAPTERS = [i for name in NAMES for i in implementations()[name]]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from normcheck.formats import FORMATS
+from normcheck.cases.dtypes import FORMATS
 from normcheck.impls.torch import IMPLEMENTATIONS
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}

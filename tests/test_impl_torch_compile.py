@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normcheck.call import poisoned_memory
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.discovery import ops
+from normcheck.cases.case import Case
+from normcheck.checks.check import Result, check
+from normcheck.checks.probes import Depth
 from normcheck.impls import torch_compile
+from normcheck.impls.discovery import ops
 from normcheck.impls.torch_compile import IMPLEMENTATIONS
-from normcheck.probes import Depth
+from normcheck.runner.call import poisoned_memory
 
 BY_OP = {i.op: i for i in IMPLEMENTATIONS}
 CLIPS = (("lower_clip", -0.5), ("upper_clip", 2.0))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.discovery import ops
+from normcheck.cases.case import Case
+from normcheck.checks.check import Result, check
 from normcheck.errors import UnsupportedCase
 from normcheck.impls import torch_native
+from normcheck.impls.discovery import ops
+from normcheck.impls.kernels import interpreter
 from normcheck.impls.torch_native import IMPLEMENTATIONS
-from normcheck.kernels import interpreter
 
 BY_OP = {i.op: i for i in IMPLEMENTATIONS}
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")

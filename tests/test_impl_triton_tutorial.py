@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.discovery import ops
+from normcheck.cases.case import Case
+from normcheck.checks.check import Result, check
+from normcheck.checks.probes import Depth
+from normcheck.impls.discovery import ops
+from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton_tutorial import IMPLEMENTATIONS
-from normcheck.kernels import interpreter
-from normcheck.probes import Depth
 
 if not torch.cuda.is_available():
     interpreter.enable()
@@ -75,7 +75,7 @@ def test_partial_sums_in_half_precision_are_found(M: int, N: int, dtype: str, ou
 @on_cpu
 def test_they_are_all_that_is_wrong() -> None:
     """The same kernel with partial sums in fp32 passes where the tutorial's fail."""
-    from normcheck.kernels import tutorial
+    from normcheck.impls.kernels import tutorial
 
     generator = torch.Generator().manual_seed(0)
     x, dy = (torch.randn((40, 16), generator=generator).half() for _ in range(2))

@@ -18,11 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import discovery, inputs
-from normcheck.case import EXPANDED, LAYOUTS, Case
-from normcheck.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
-from normcheck.formats import DTYPES
-from normcheck.inputs import Inputs, make
+from normcheck.cases import inputs
+from normcheck.cases.case import EXPANDED, LAYOUTS, Case
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.inputs import Inputs, make
+from normcheck.impls import discovery
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "inputs.json"
 OPS = discovery.ops()

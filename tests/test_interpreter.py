@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from normcheck.kernels import interpreter
+from normcheck.impls.kernels import interpreter
 
 if torch.cuda.is_available() and not interpreter.enabled():
     pytest.skip("the interpreter is for machines without a GPU; set TRITON_INTERPRET=1", allow_module_level=True)
@@ -315,7 +315,7 @@ def child(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_enable_after_triton_says_so() -> None:
-    run = child("import triton\nfrom normcheck.kernels import interpreter\ninterpreter.enable()")
+    run = child("import triton\nfrom normcheck.impls.kernels import interpreter\ninterpreter.enable()")
     assert "NormcheckError: TRITON_INTERPRET=1 came after the first import of triton" in run.stderr
 
 
@@ -324,6 +324,6 @@ def test_a_changed_interpreter_is_refused() -> None:
         "import os; os.environ['TRITON_INTERPRET'] = '1'\n"
         "from triton.runtime.interpreter import InterpreterBuilder as B\n"
         "del B.binary_op\n"
-        "from normcheck.kernels import interpreter\ninterpreter.enable()"
+        "from normcheck.impls.kernels import interpreter\ninterpreter.enable()"
     )
     assert "the bf16 remedy does not fit its interpreter" in run.stderr and "binary_op" in run.stderr

@@ -26,9 +26,9 @@ from typing import Any
 import pytest
 from killers import IMPLEMENTATIONS
 
-from normcheck import discovery
-from normcheck.case import Case, parse
-from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.case import Case, parse
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.impls import discovery
 from normcheck.result import KINDS
 
 pytestmark = [

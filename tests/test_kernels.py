@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.kernels import interpreter
+from normcheck.impls.kernels import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else "cpu"
 if DEVICE == "cpu":
     interpreter.enable()
 
+from normcheck.impls.kernels import backward as backward_kernels
+from normcheck.impls.kernels import forward as forward_kernels
+from normcheck.impls.kernels.tiles import Tile, group_rows, tile
 from normcheck.impls.triton import IMPLEMENTATIONS, unavailable
-from normcheck.kernels import backward as backward_kernels
-from normcheck.kernels import forward as forward_kernels
-from normcheck.kernels.tiles import Tile, group_rows, tile
 
 BY_OP = {implementation.op: implementation for implementation in IMPLEMENTATIONS}
 OPS = tuple(BY_OP)

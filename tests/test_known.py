@@ -10,8 +10,8 @@ import pytest
 from sample_runs import failed, finding, run, skipped, verdict
 
 from normcheck.errors import UsageError
-from normcheck.gate import Terms, concluded, decide
-from normcheck.known import LARGEST, Known, marked, read, stale
+from normcheck.gate.decision import Terms, concluded, decide
+from normcheck.gate.known_failures import LARGEST, Known, marked, read, stale
 from normcheck.reports._plain import outcome
 from normcheck.result import Verdict
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from normcheck.kernels import launch as module
-from normcheck.kernels.launch import launch
+from normcheck.impls.kernels import launch as module
+from normcheck.impls.kernels.launch import launch
 
 
 class Resident(torch.Tensor):
@@ -104,7 +104,7 @@ def test_a_tensor_of_the_cpu_goes_to_the_kernel_each_time() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_misaligned_rows_after_aligned_ones_give_the_same_bits() -> None:
-    from normcheck.kernels.forward import forward
+    from normcheck.impls.kernels.forward import forward
 
     memory = torch.randn(8 * 1024 + 1, device="cuda").half()
     weight = torch.randn(1024, device="cuda").half()

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normcheck import discovery
-from normcheck.formats import DTYPES
-from normcheck.implementation import Implementation
-from normcheck.mutants.libraries import CONTROLS
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.recipe_judge import MISSED, NOT_EXERCISED, examined
-from normcheck.recipes import recipe
+from normcheck.audit.mutants.libraries import CONTROLS
+from normcheck.audit.recipe_judge import MISSED, NOT_EXERCISED, examined
+from normcheck.audit.recipes import recipe
+from normcheck.cases.dtypes import DTYPES
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
 from normcheck.result import Verdict
-from normcheck.sweep import run_cell
 
 BY_NAME = {control.name: control for control in CONTROLS}
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import memory
-from normcheck.memory import LARGE, NAN, NEGATIVE, Arena, Surroundings
+from normcheck.runner import memory
+from normcheck.runner.memory import LARGE, NAN, NEGATIVE, Arena, Surroundings
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PATTERNS = (NAN, LARGE, NEGATIVE)

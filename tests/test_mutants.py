@@ -8,14 +8,14 @@ from types import ModuleType
 import pytest
 import torch
 
-from normcheck import discovery
-from normcheck.formats import DTYPES
-from normcheck.mutants.kernel import CLEAN
-from normcheck.mutants.mutant import Mutant, mutant
-from normcheck.ops.op import GRADIENTS
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.audit.mutants.kernel import CLEAN
+from normcheck.audit.mutants.mutant import Mutant, mutant
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops.op import GRADIENTS
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
 from normcheck.result import KINDS
-from normcheck.sweep import run_cell
 
 CATALOGUE = (
     "mF01", "mF02", "mF03", "mF04", "mF05", "mF06", "mF07", "mF08", "mF09", "mF10", "mF11", "mF12", "mF13", "mF14",
@@ -85,7 +85,7 @@ def test_a_mutant_makes_what_it_says(fault: Mutant) -> None:
 
 def test_each_is_found_by_name() -> None:
     for spec, op in (("statistics:mF01", "layernorm"), ("dx:mD01", "rmsnorm"), ("unseen:P01", "rmsnorm")):
-        (found,) = discovery.select(f"normcheck.mutants.{spec}", (op,))
+        (found,) = discovery.select(f"normcheck.audit.mutants.{spec}", (op,))
         assert (found.name, found.op) == (spec.split(":")[1], op)
 
 

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.kernels import interpreter
+from normcheck.impls.kernels import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else "cpu"
 if DEVICE == "cpu":
     interpreter.enable()
 
-from normcheck import discovery
+from normcheck.audit.mutants._patched import Lines, Patched, module_of
+from normcheck.audit.mutants.triton import CONTROLS, MUTANTS
+from normcheck.cases.dtypes import DTYPES
 from normcheck.errors import NormcheckError
-from normcheck.formats import DTYPES
-from normcheck.implementation import Implementation
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import IMPLEMENTATIONS, unavailable
-from normcheck.mutants._patched import Lines, Patched, module_of
-from normcheck.mutants.triton import CONTROLS, MUTANTS
-from normcheck.plan import PROFILES, Cell, Plan
 from normcheck.result import Verdict
-from normcheck.sweep import run_cell
 
 BY_ID = {mutant.id: mutant for mutant in MUTANTS}
 PATCHED = [mutant for mutant in MUTANTS if isinstance(mutant.make, Patched)]
@@ -104,7 +104,7 @@ def test_lines_that_are_called_harmless_are(mutant: object) -> None:
 
 
 def test_what_is_not_patched_is_ours() -> None:
-    from normcheck.kernels import backward, forward
+    from normcheck.impls.kernels import backward, forward
 
     assert module_of(Patched(name="none"), "backward") is backward
     assert module_of(Patched(name="backward", backward=UNCHANGED.backward), "forward") is forward
@@ -113,7 +113,7 @@ def test_what_is_not_patched_is_ours() -> None:
 
 def test_reading_the_catalogue_does_not_import_triton() -> None:
     code = (
-        "import sys, normcheck.mutants.triton as t;"
+        "import sys, normcheck.audit.mutants.triton as t;"
         "[m.make(op) for m in t.MUTANTS for op in m.ops]; print('triton' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import Implementation, UnsupportedCase, discovery
-from normcheck.attempt import run_case
-from normcheck.call import adapt, poisoned_memory
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.mutants.kernel import CLEAN, Kernel, Run
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.probes import Depth
-from normcheck.sweep import run_cell
+from normcheck import Implementation, UnsupportedCase
+from normcheck.audit.mutants.kernel import CLEAN, Kernel, Run
+from normcheck.cases.case import Case
+from normcheck.checks.attempt import run_case
+from normcheck.checks.check import Result, check
+from normcheck.checks.probes import Depth
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.runner.call import adapt, poisoned_memory
 
 OPS = discovery.ops()
 CASE = Case(op="layernorm", dtype="fp16", M=6, N=24, seed=2)
@@ -265,7 +266,7 @@ def test_what_is_remembered_by_address_is_found(what: str) -> None:
 
 
 REMEMBERING = """
-from normcheck.mutants.kernel import CLEAN, Kernel
+from normcheck.audit.mutants.kernel import CLEAN, Kernel
 
 kept = {{}}
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from normcheck import discovery
-from normcheck.implementation import Implementation
-from normcheck.mutants.correct import CONTROLS
-from normcheck.mutants.kernel import OPS
-from normcheck.mutants.mutant import Mutant
-from normcheck.plan import PROFILES, Cell, Plan
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.audit.mutants.kernel import OPS
+from normcheck.audit.mutants.mutant import Mutant
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
 from normcheck.result import Verdict
-from normcheck.sweep import run_cell
 
 TORCH_MUTANTS = {
     mutant.id: mutant

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from normcheck.plan import PROFILES
-from normcheck.recipes import RECIPES
+from normcheck.audit.recipes import RECIPES
+from normcheck.gate.plan import PROFILES
 from normcheck.result import KINDS
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")

@@ -12,12 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import discovery
-from normcheck.errors import UsageError
-from normcheck.formats import FORMATS
-from normcheck.implementation import Implementation
-from normcheck.mutants.kernel import CLEAN, OPS, Kernel
-from normcheck.recipe_judge import (
+from normcheck.audit.mutants.kernel import CLEAN, OPS, Kernel
+from normcheck.audit.recipe_judge import (
     CAUGHT,
     MISSED,
     NOT_EXERCISED,
@@ -28,7 +24,11 @@ from normcheck.recipe_judge import (
     judged,
     problem,
 )
-from normcheck.recipes import BY_DTYPE, EXACT, RECIPES, Recipe, Tolerance, recipe
+from normcheck.audit.recipes import BY_DTYPE, EXACT, RECIPES, Recipe, Tolerance, recipe
+from normcheck.cases.dtypes import FORMATS
+from normcheck.errors import UsageError
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
 
 ROW_1 = recipe("atol=5e-3,rtol=5e-3")
 S, Z = RECIPES["cudnn-relu-bitmask"], RECIPES["cudnn-zero-centered"]
@@ -298,6 +298,6 @@ def test_anything_else_is_a_usage_error(text: str, message: str) -> None:
 
 
 def test_recipes_are_read_without_torch() -> None:
-    code = "import sys, normcheck.recipes; print('torch' in sys.modules)"
+    code = "import sys, normcheck.audit.recipes; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import backward_bounds, discovery, forward_bounds, reference, tolerance
-from normcheck.formats import FORMATS
-from normcheck.inputs import torch_dtype
-from normcheck.ops.op import Op
-from normcheck.table import Model
+from normcheck.cases.dtypes import FORMATS
+from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.ops.op import Op
+from normcheck.impls import discovery
+from normcheck.oracle import backward_bounds, forward_bounds, reference, rounding
+from normcheck.oracle.tolerances import Model
 
 M, N = 2, 6
 DIGITS = 65
@@ -119,7 +120,7 @@ def ratio(actual: Tensor, exact: list[Vector], bound: Tensor | float) -> float:
 def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
     op, fmt = discovery.ops()[name], FORMATS[dtype]
     x, weight, bias, dy, eps = tensors(rows, dtype)
-    rules = tolerance.rules(op, Model())
+    rules = rounding.rules(op, Model())
     got = reference.normalise(op, x.double(), eps)
     scale = reference.scale(op, weight)
     fwd = reference.forward(op, got, scale.g, bias.double(), CLIPS)

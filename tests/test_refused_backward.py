@@ -14,13 +14,13 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Implementation, UnsupportedCase
-from normcheck.gate import Terms, decide
-from normcheck.merge import merged
-from normcheck.remarks import NO_BACKWARD
+from normcheck.gate.decision import Terms, decide
+from normcheck.gate.remarks import NO_BACKWARD
+from normcheck.gate.shards import merged
+from normcheck.oracle.special import LEAVES_ROW
 from normcheck.reports.json import REPORT
+from normcheck.reports.json_reader import read
 from normcheck.result import Verdict
-from normcheck.special import LEAVES_ROW
-from normcheck.stored import read
 
 FEW: dict[str, Any] = {"max_examples": 24, "device": "cpu", "dtypes": "fp16"}
 WHY = "no engine for this graph"

@@ -10,28 +10,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.kernels import interpreter
+from normcheck.impls.kernels import interpreter
 
 if not torch.cuda.is_available():
     interpreter.enable()
 
-from normcheck import discovery, trial
-from normcheck.attempt import run_case
-from normcheck.audit import AuditRequest, trials_of
-from normcheck.case import Case
+from normcheck.audit import trial
+from normcheck.audit.equivalence import failing, told_apart
+from normcheck.audit.mutants.kernel import CLEAN
+from normcheck.audit.mutants.regimes import LATE, REGIMES, TALL, WIDTHS, Regime
+from normcheck.audit.mutants.under import cells, clean, is_divided, under, why_not, without_fault
+from normcheck.audit.rotation import SAMPLED, pairs
+from normcheck.audit.run import AuditRequest, trials_of
+from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
-from normcheck.equivalence import failing, told_apart
-from normcheck.formats import DTYPES
-from normcheck.implementation import Implementation
-from normcheck.inputs import make
-from normcheck.memory import same_bits
-from normcheck.mutants.kernel import CLEAN
-from normcheck.mutants.regimes import LATE, REGIMES, TALL, WIDTHS, Regime
-from normcheck.mutants.under import cells, clean, is_divided, under, why_not, without_fault
-from normcheck.ops.op import Op
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.rotation import SAMPLED, pairs
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.inputs import make
+from normcheck.cases.ops.op import Op
+from normcheck.checks.attempt import run_case
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.runner.memory import same_bits
 
 
 def cases_of(op: Op, implementation: Implementation, dtype: str) -> list[Case]:

@@ -8,7 +8,7 @@ import time
 import pytest
 from sample_runs import large
 
-from normcheck import discovery
+from normcheck.impls import discovery
 
 
 def test_every_report_of_a_large_run_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

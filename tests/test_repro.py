@@ -15,10 +15,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from normcheck import cli, discovery
-from normcheck.inputs import make
+from normcheck.cases.inputs import make
+from normcheck.cli import app
+from normcheck.gate.request import parsed
+from normcheck.impls import discovery
 from normcheck.reports._text import compact
-from normcheck.request import parsed
 
 KERNEL = """
 import torch
@@ -55,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         monkeypatch.setattr(sys, "argv", ["normcheck", "repro", *argv, "--device", "cpu"])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            app.main()
         return (stopped.value.code, *capsys.readouterr())
 
     return run
@@ -180,7 +181,7 @@ def debugged(tmp_path: Path, function: str, stdin: str, *more: str) -> subproces
         timeout=120,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(app.__file__).parents[1])},
     )
 
 
@@ -213,7 +214,7 @@ def test_leaving_pdb_interrupts(tmp_path: Path, stdin: str) -> None:
 
 def test_pdb_without_standard_input(tmp_path: Path) -> None:
     argv = ["normcheck", "repro", "torch", LINE, "--device", "cpu", "--pdb"]
-    code = f"import sys; sys.stdin, sys.argv = None, {argv}; from normcheck import cli; cli.main()"
+    code = f"import sys; sys.stdin, sys.argv = None, {argv}; from normcheck.cli import app; app.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     said = "normcheck: pdb: standard input is closed; expected a terminal, or the debugger's commands\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
@@ -235,7 +236,7 @@ def test_pdb_where_a_backward_raises(tmp_path: Path) -> None:
         timeout=120,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(app.__file__).parents[1])},
     )
     assert "'here'" in done.stdout
     assert done.returncode == 1, done.stderr

@@ -7,8 +7,9 @@ import shutil
 import pytest
 import torch
 
-from normcheck import discovery, sanitizer
-from normcheck.plan import Cell
+from normcheck.checks import sanitizer
+from normcheck.gate.plan import Cell
+from normcheck.impls import discovery
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
 WRITE = """========= COMPUTE-SANITIZER
@@ -67,7 +68,9 @@ def test_an_absent_tool_is_a_stated_skip(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_on_a_gpu() -> None:
     if shutil.which("compute-sanitizer") is None:
         pytest.skip("compute-sanitizer is not on the PATH")
-    case, problems, _ = sanitizer.examine(cell_of("store-rows.triton", "normcheck.mutants.triton:store-rows.triton"))
+    case, problems, _ = sanitizer.examine(
+        cell_of("store-rows.triton", "normcheck.audit.mutants.triton:store-rows.triton")
+    )
     assert case is not None
     assert [p.kind for p in problems] == ["out_of_bounds_write"]
     case, problems, note = sanitizer.examine(cell_of("triton", "triton"))

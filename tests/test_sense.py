@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sample_runs import RUNS, exception, failed, finding, skipped, verdict, worst
 
+from normcheck.gate.sense import nonsense, sensible
 from normcheck.result import Steadiness, Uncheckable, Vacuity, Verdict
-from normcheck.sense import nonsense, sensible
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_the_samples_of_the_reports_make_sense() -> None:
 
 
 EDITS = {
-    "nothing counts as wrong": "import normcheck.check as c\n"
+    "nothing counts as wrong": "import normcheck.checks.check as c\n"
     "c.Result.wrong, c._wrong_values = property(lambda self: ()), lambda *a: []\n",
-    "nothing is compared": "import normcheck.check as c\nc.judge_forward = lambda judge, seen: ((), None)\n"
+    "nothing is compared": "import normcheck.checks.check as c\nc.judge_forward = lambda judge, seen: ((), None)\n"
     "c.autograd_checks = lambda *a: c.Gradients()\n",
-    "every ratio is NaN": "import dataclasses, math\nimport normcheck.check as c\nfrom normcheck import judge\n"
+    "every ratio is NaN": "import dataclasses, math\nimport normcheck.checks.check as c\n"
     "real = c.judge_forward\n"
     "def forward(j, o):\n"
     "    checked, saved = real(j, o)\n"
@@ -113,9 +113,8 @@ def test_an_edited_package_does_not_pass(tmp_path: Path, edit: str, isolation: s
     (tmp_path / "wrong.py").write_text(
         "def wrong(x, weight, bias, eps):\n    return x * weight * float('nan') + (0 if bias is None else bias)\n"
     )
-    code = (
-        f"{EDITS[edit]}\nimport sys\nfrom normcheck.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
-    )
+    start = "import sys\nfrom normcheck.cli.app import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    code = f"{EDITS[edit]}\n{start}"
     (tmp_path / "edited.py").write_text(code)
     few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", isolation)
     command = (sys.executable, "edited.py", "verify", "--impl", "wrong.py:wrong", "--op", "rmsnorm", *few)

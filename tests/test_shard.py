@@ -10,17 +10,18 @@ import pytest
 import torch
 from sample_runs import failed, finding, run, skipped, verdict, worst
 
-from normcheck import discovery, sweep
-from normcheck.check import Result
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.checks.check import Result
 from normcheck.errors import UsageError
-from normcheck.gate import Terms, decide
-from normcheck.merge import merged
-from normcheck.mutants.correct import CONTROLS
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.remarks import derived
-from normcheck.request import Request, shard_of
+from normcheck.gate import sweep
+from normcheck.gate.decision import Terms, decide
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.remarks import derived
+from normcheck.gate.request import Request, shard_of
+from normcheck.gate.shards import merged
+from normcheck.impls import discovery
+from normcheck.oracle.tolerances import table
 from normcheck.result import Run, Steadiness, Uncheckable, Vacuity, Verdict
-from normcheck.table import table
 
 MOST = 330
 """Beyond the core and the large cases, into what Hypothesis draws."""

@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck import Implementation, discovery
-from normcheck.call import adapt
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.inputs import make
-from normcheck.judge import END_TO_END
-from normcheck.mutants.correct import CONTROLS
-from normcheck.mutants.kernel import CLEAN, Kernel
-from normcheck.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special
+from normcheck import Implementation
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.audit.mutants.kernel import CLEAN, Kernel
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import make
+from normcheck.checks.check import Result, check
+from normcheck.impls import discovery
+from normcheck.oracle.judge import END_TO_END
+from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special
+from normcheck.runner.call import adapt
 
 OPS = discovery.ops()
 KINDS = [{"rows": "nan"}, {"rows": "inf"}, {"dy": "nan"}, {"dy": "inf"}, {"rows": "inf", "dy": "nan"}]

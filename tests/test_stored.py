@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sample_runs import RUNS, failed, finding, hostile, passing, verdict, worst
 
-from normcheck import document, stored
 from normcheck.errors import UsageError
+from normcheck.reports import document, json_reader
 from normcheck.reports import json as json_report
 from normcheck.result import Run, Steadiness, Vacuity
 
@@ -48,7 +48,7 @@ def written(run: Run, folder: Path) -> str:
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_read_is_what_was_written(tmp_path: Path, name: str) -> None:
     run = ALL[name]()
-    read = stored.read(written(run, tmp_path))
+    read = json_reader.read(written(run, tmp_path))
     assert repr(_sorted(read)) == repr(_sorted(run))  # repr: NaN is not equal to itself
     if name != "nonfinite":
         assert read == run
@@ -137,7 +137,7 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def refused(path: str, expected: str) -> None:
     with pytest.raises(UsageError) as raised:
-        stored.read(path)
+        json_reader.read(path)
     message = str(raised.value)
     assert expected in message
     assert message.isprintable()

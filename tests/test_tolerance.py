@@ -16,17 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normcheck import backward_bounds, discovery, forward_bounds, reference
-from normcheck.case import Case
-from normcheck.data_kinds import ROWS
+from normcheck.cases.case import Case
+from normcheck.cases.data_kinds import ROWS
+from normcheck.cases.dtypes import FORMATS
+from normcheck.cases.inputs import make, torch_dtype
+from normcheck.cases.ops.op import Op
 from normcheck.errors import UsageError
-from normcheck.formats import FORMATS
-from normcheck.forward_bounds import EXACT
-from normcheck.inputs import make, torch_dtype
-from normcheck.ops.op import Op
-from normcheck.table import Model, declared_model, is_wider
-from normcheck.table import table as read_table
-from normcheck.tolerance import half_ulp, rules, store
+from normcheck.impls import discovery
+from normcheck.oracle import backward_bounds, forward_bounds, reference
+from normcheck.oracle.forward_bounds import EXACT
+from normcheck.oracle.rounding import half_ulp, rules, store
+from normcheck.oracle.tolerances import Model, declared_model, is_wider
+from normcheck.oracle.tolerances import table as read_table
 
 OPS = discovery.ops()
 LAYERNORM = OPS["layernorm"]

@@ -11,18 +11,19 @@ import torch
 from rich.console import Console
 from sample_runs import verdict, worst
 
-from normcheck import Implementation, discovery
-from normcheck.call import adapt
-from normcheck.case import Case
-from normcheck.check import Result, check
-from normcheck.merge import merged
-from normcheck.mutants.correct import rmsnorm
-from normcheck.mutants.kernel import CLEAN, Kernel
-from normcheck.plan import PROFILES, Cell, Plan
-from normcheck.probes import Depth
+from normcheck import Implementation
+from normcheck.audit.mutants.correct import rmsnorm
+from normcheck.audit.mutants.kernel import CLEAN, Kernel
+from normcheck.cases.case import Case
+from normcheck.checks.check import Result, check
+from normcheck.checks.probes import Depth
+from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.shards import merged
+from normcheck.gate.sweep import run_cell
+from normcheck.impls import discovery
 from normcheck.reports._cells import columns_of, put_cell
 from normcheck.result import Run, Verdict
-from normcheck.sweep import run_cell
+from normcheck.runner.call import adapt
 
 OPS = discovery.ops()
 CASE = Case(op="layernorm", dtype="fp32", M=6, N=24, seed=2, rows="offset", eps=1e-5)

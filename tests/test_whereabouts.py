@@ -18,12 +18,12 @@ import torch
 from test_hostile_input import HARM
 from torch import library
 
-from normcheck import whereabouts
-from normcheck.call import adapt
-from normcheck.implementation import Implementation
-from normcheck.isolation import select_apart
-from normcheck.kernels import interpreter
-from normcheck.whereabouts import NOWHERE, Place
+from normcheck.impls import source_location
+from normcheck.impls.implementation import Implementation
+from normcheck.impls.kernels import interpreter
+from normcheck.impls.source_location import NOWHERE, Place
+from normcheck.isolation.client import select_apart
+from normcheck.runner.call import adapt
 
 if not torch.cuda.is_available():
     interpreter.enable()  # before torch.compile and triton.jit import triton
@@ -88,7 +88,7 @@ WRAPPED: dict[str, tuple[Any, int]] = {
 @pytest.mark.parametrize("name", WRAPPED)
 def test_defined(name: str) -> None:
     function, line = WRAPPED[name]
-    assert whereabouts.defined(function) == Place(HERE, line)
+    assert source_location.defined(function) == Place(HERE, line)
 
 
 def test_custom_op() -> None:
@@ -96,7 +96,7 @@ def test_custom_op() -> None:
     def identity(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
 
-    assert whereabouts.defined(identity).file == HERE
+    assert source_location.defined(identity).file == HERE
 
 
 class Raises:
@@ -134,16 +134,16 @@ NOWHERE_AT_ALL = {
 
 @pytest.mark.parametrize("name", NOWHERE_AT_ALL)
 def test_nothing_is_known(name: str) -> None:
-    assert whereabouts.of(Implementation(name="a", op="rmsnorm", forward=NOWHERE_AT_ALL[name])) == NOWHERE
+    assert source_location.of(Implementation(name="a", op="rmsnorm", forward=NOWHERE_AT_ALL[name])) == NOWHERE
 
 
 def test_a_function_that_wraps_itself() -> None:
-    assert whereabouts.defined(endless()).file == HERE
+    assert source_location.defined(endless()).file == HERE
 
 
 def test_only_the_source_is_known() -> None:
     def of(source: str) -> Place:
-        return whereabouts.of(Implementation(name="a", op="rmsnorm", forward=len, source=source))
+        return source_location.of(Implementation(name="a", op="rmsnorm", forward=len, source=source))
 
     assert of(HERE) == Place(HERE, 1)
     assert of("https://example.org/a.py") == of("") == of("\x00.py") == NOWHERE
@@ -173,14 +173,14 @@ def test_only_the_source_is_known() -> None:
     ],
 )
 def test_what_is_no_place(told: object) -> None:
-    assert whereabouts.told(told) == NOWHERE
+    assert source_location.told(told) == NOWHERE
 
 
 def test_relative_to_the_current_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert whereabouts.relative(str(tmp_path / "a" / "b.py")) == "a/b.py"
-    assert whereabouts.relative("/elsewhere/b.py") == "/elsewhere/b.py"
-    assert whereabouts.relative("") == ""
+    assert source_location.relative(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert source_location.relative("/elsewhere/b.py") == "/elsewhere/b.py"
+    assert source_location.relative("") == ""
 
 
 @pytest.mark.parametrize(
@@ -193,8 +193,8 @@ def test_relative_to_the_current_directory(monkeypatch: pytest.MonkeyPatch, tmp_
     ],
 )
 def test_line_in_a_traceback(frames: tuple[str, ...], line: int | None) -> None:
-    assert whereabouts.line_in(Place("/a.py", 1), frames) == line
-    assert whereabouts.line_in(NOWHERE, frames) is None
+    assert source_location.line_in(Place("/a.py", 1), frames) == line
+    assert source_location.line_in(NOWHERE, frames) is None
 
 
 CODE = """
@@ -239,7 +239,7 @@ def line_of(path: Path, words: str) -> int:
 
 def test_told_by_its_process(mine: Path) -> None:
     found = select_apart("kernels/mine.py", (), "cpu", 60.0)
-    assert [whereabouts.of(i) for i in found] == [
+    assert [source_location.of(i) for i in found] == [
         Place(str(mine), line_of(mine, f"def {name}(")) for name in ("wrong", "raises", "far")
     ]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from normcheck.case import EXPANDED, Case
-from normcheck.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
+from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
 
 Value = tuple[str, Any]
 """An axis and a value of it."""

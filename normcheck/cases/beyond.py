@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from normcheck.case import Case
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
+from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
+from normcheck.cases.data_kinds import WEIGHT_KINDS
 from normcheck.cases.goals import Extent
-from normcheck.data_kinds import WEIGHT_KINDS
 
 LARGE = {
     "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normcheck.case import EXPANDED, STRIDED, Case
-from normcheck.implementation import Implementation
-from normcheck.ops.op import Op
+from normcheck.cases.case import EXPANDED, STRIDED, Case
+from normcheck.cases.ops.op import Op
+from normcheck.impls.implementation import Implementation
 
 REFUSABLE = ("bias", "weight_dtype", "layout")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""

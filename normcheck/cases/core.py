@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from normcheck.case import EXPANDED, Case
 from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value, column_class, covered, pairs_of, row_class, values_of
+from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 

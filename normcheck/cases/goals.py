@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from normcheck.case import EXPANDED
 from normcheck.cases.axes import (
     CLIPS,
     COLUMN_CLASSES,
@@ -26,8 +25,9 @@ from normcheck.cases.axes import (
     column_class,
     row_class,
 )
+from normcheck.cases.case import EXPANDED
 from normcheck.cases.claims import Claims
-from normcheck.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
 
 Goals = frozenset[Value | Pair]
 """What a core must cover: values, and pairs of them."""

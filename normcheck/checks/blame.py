@@ -10,15 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from normcheck.attempt import run_alone, run_case, timed_out
-from normcheck.call import link_of
-from normcheck.case import Case
-from normcheck.check import Result, context_lost
-from normcheck.explain import signature
-from normcheck.plan import Cell, Plan
-from normcheck.probes import Depth
+from normcheck.cases.case import Case
+from normcheck.checks.attempt import run_alone, run_case, timed_out
+from normcheck.checks.check import Result, context_lost
+from normcheck.checks.finding import signature
+from normcheck.checks.probes import Depth
+from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.shrink import shrunk
 from normcheck.result import Finding
-from normcheck.shrink import shrunk
+from normcheck.runner.call import link_of
 
 _SECONDS = 10.0  # of looking for the case that did the damage
 _SHARE = 3  # of the time that is left, what one case may take: its first call may take three times its limit

@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normcheck import reference
-from normcheck.check import Result
-from normcheck.formats import Format
-from normcheck.gradients import autograd_checks
-from normcheck.inputs import make
-from normcheck.judge import Expectation, Judge, judge_forward, judge_of
-from normcheck.ops.op import Op
-from normcheck.tolerance import half_ulp
+from normcheck.cases.dtypes import Format
+from normcheck.cases.inputs import make
+from normcheck.cases.ops.op import Op
+from normcheck.checks.check import Result
+from normcheck.checks.gradients import autograd_checks
+from normcheck.oracle import reference
+from normcheck.oracle.judge import Expectation, Judge, judge_forward, judge_of
+from normcheck.oracle.rounding import half_ulp
 
 
 def cause(op: Op, result: Result, device: str) -> str:

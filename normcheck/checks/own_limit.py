@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sysconfig
 
-from normcheck.outputs import Problem
+from normcheck.checks.contract import Problem
 
 _FRAME = re.compile(r"(?P<file>.+?):(?P<line>\d+) in [^:]*: (?P<code>.*)", re.DOTALL)
 _RAISED = re.compile(r"(?:forward|backward)\b[^:]* raised (?P<type>\w+):")

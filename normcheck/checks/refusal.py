@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from normcheck.case import Case
+from normcheck.cases.case import Case
+from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, UnsupportedCase
-from normcheck.outputs import Problem
 
 
 def refusal(case: Case, problem: Problem) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from normcheck.gradients import UNREAD, Call, Gradients, autograd_checks
-from normcheck.judge import GIVEN_REFERENCE, Checked, judge_forward, judge_of
-from normcheck.judge_backward import judge_gradients
-from normcheck.table import is_wider
+from normcheck.checks.gradients import UNREAD, Call, Gradients, autograd_checks
+from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, judge_forward, judge_of
+from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.tolerances import is_wider
 
 
 def undeclared(this: Call, outputs: Mapping[str, Tensor], gradients: Gradients) -> tuple[Checked, ...]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from normcheck.case import Case
-from normcheck.implementation import Implementation
-from normcheck.ops.op import Op
+from normcheck.cases.case import Case
+from normcheck.cases.ops.op import Op
+from normcheck.impls.implementation import Implementation
 
 
 @dataclass(frozen=True)

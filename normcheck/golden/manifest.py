@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normcheck import discovery
-from normcheck.case import Case, parse
-from normcheck.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.case import Case, parse
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.checks.contract import Problem
 from normcheck.errors import UsageError, one_line, one_of, shown
-from normcheck.formats import DTYPES
-from normcheck.golden.judging import model_of
-from normcheck.golden.recorded import (
+from normcheck.golden.judge import model_of
+from normcheck.golden.schema import (
     AUTOGRAD,
     BITMASK,
     FED,
@@ -28,8 +28,8 @@ from normcheck.golden.recorded import (
     geometries,
     owed,
 )
-from normcheck.golden.text import keys_of, list_of, parsed, sealed, text_of, texts_of
-from normcheck.outputs import Problem
+from normcheck.golden.sealed_json import keys_of, list_of, parsed, sealed, text_of, texts_of
+from normcheck.impls import discovery
 from normcheck.result import KINDS
 
 SCHEMA = "normcheck-golden/1"

@@ -8,14 +8,17 @@ from functools import partial
 
 from torch import Tensor
 
-from normcheck import call, memory
-from normcheck.attempt import attempted, why_not
-from normcheck.case import Case
-from normcheck.check import Result, model_of
-from normcheck.environment import environment
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs, make
+from normcheck.checks.attempt import attempted, why_not
+from normcheck.checks.check import Result, model_of
+from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
+from normcheck.checks.gradients import with_statistics
+from normcheck.checks.observe import with_bits
 from normcheck.errors import Broken, UnsupportedCase
+from normcheck.gate.plan import Cell, Plan
 from normcheck.golden.cases import cases
-from normcheck.golden.recorded import (
+from normcheck.golden.schema import (
     AUTOGRAD,
     BITMASK,
     FED,
@@ -28,13 +31,10 @@ from normcheck.golden.recorded import (
     digests,
     geometries,
 )
-from normcheck.gradients import with_statistics
-from normcheck.inputs import Inputs, make
-from normcheck.judge import judge_forward, judge_of
-from normcheck.memory import Surroundings
-from normcheck.observe import with_bits
-from normcheck.outputs import Problem, usable_gradients, usable_outputs
-from normcheck.plan import Cell, Plan
+from normcheck.oracle.judge import judge_forward, judge_of
+from normcheck.runner import call, memory
+from normcheck.runner.environment import environment
+from normcheck.runner.memory import Surroundings
 
 Progress = Callable[[int, Cell], None]
 """Called before a cell with its number."""

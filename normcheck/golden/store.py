@@ -16,12 +16,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from normcheck import discovery
 from normcheck.errors import UsageError, one_line, shown
 from normcheck.golden import manifest as text
 from normcheck.golden import tensors as safe
 from normcheck.golden.manifest import Manifest, key_of
-from normcheck.golden.recorded import Record, Recorded, geometries
+from normcheck.golden.schema import Record, Recorded, geometries
+from normcheck.impls import discovery
 
 _EXPECTED = "; expected the file as it was recorded: copy or record it again"
 _MOST_FILES = 80  # that a folder is looked through for

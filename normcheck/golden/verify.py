@@ -10,19 +10,19 @@ from pathlib import Path
 
 import torch
 
-from normcheck import discovery
-from normcheck.check import Result, undeclared_model
-from normcheck.environment import environment
+from normcheck.checks.check import Result, undeclared_model
+from normcheck.checks.finding import finding, place, worst_ratio
 from normcheck.errors import one_line
-from normcheck.explain import finding, place, worst_ratio
-from normcheck.gate import Terms, decide
-from normcheck.golden.judging import judged, placeholder
-from normcheck.golden.outcome import Verified
-from normcheck.golden.recorded import Record, Recorded
+from normcheck.gate.decision import Terms, decide
+from normcheck.gate.plan import Cell
+from normcheck.gate.tally import Tally
+from normcheck.golden.judge import judged, placeholder
+from normcheck.golden.results import Verified
+from normcheck.golden.schema import Record, Recorded
 from normcheck.golden.store import read
-from normcheck.plan import Cell
+from normcheck.impls import discovery
 from normcheck.result import Finding, Run, Uncheckable, Verdict
-from normcheck.tally import Tally
+from normcheck.runner.environment import environment
 
 
 def verified(folder: str, argv: Sequence[str]) -> Verified:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from normcheck.cases.dtypes import FORMATS
 from normcheck.errors import UnsupportedCase
-from normcheck.formats import FORMATS
 
 if TYPE_CHECKING:
     import torch

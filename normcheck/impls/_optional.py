@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
-from normcheck.case import Case
+from normcheck.cases.case import Case
 
 _GLANCING = ContextVar("glancing", default=False)
 

@@ -26,12 +26,12 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normcheck.case import Case
+from normcheck.cases.case import Case
 from normcheck.errors import UnsupportedCase
-from normcheck.implementation import Implementation, Outputs
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls._cudnn_graphs import GraphKey
 from normcheck.impls._optional import untried
+from normcheck.impls.implementation import Implementation, Outputs
 
 if TYPE_CHECKING:
     import torch

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from normcheck.case import Case
-from normcheck.implementation import Implementation
+from normcheck.cases.case import Case
 from normcheck.impls._optional import missing, no_bias, one_dtype
+from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from normcheck.case import Case
-from normcheck.implementation import Implementation, Outputs
+from normcheck.cases.case import Case
 from normcheck.impls._optional import missing, no_bias
+from normcheck.impls.implementation import Implementation, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ def _supports_rmsnorm(case: Case) -> str | None:
 
 def _unavailable(device: str) -> str | None:
     """Why Liger's kernels cannot run on ``cpu`` or ``cuda``; None where they can."""
-    from normcheck.kernels.interpreted import enabled
+    from normcheck.impls.kernels.interpreted import enabled
 
     if device == "cpu":
         return "Liger's kernels need a GPU: they call libdevice, which Triton's interpreter has not"

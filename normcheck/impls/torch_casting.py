@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normcheck.implementation import Implementation
+from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor

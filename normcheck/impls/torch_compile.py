@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from normcheck.implementation import Implementation
+from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from normcheck.case import Case
+from normcheck.cases.case import Case
 from normcheck.errors import UnsupportedCase
-from normcheck.implementation import Implementation, Outputs
 from normcheck.impls._optional import no_bias
+from normcheck.impls.implementation import Implementation, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def _require_one_dtype(x: Tensor, weight: Tensor) -> None:
 
 def _model(case: Case) -> Mapping[str, Any]:
     """What is declared about layernorm. No case says where it runs; that kernels are interpreted says: on a CPU."""
-    from normcheck.kernels.interpreted import enabled
+    from normcheck.impls.kernels.interpreted import enabled
 
     return {"bwd_form": "raw", "reason": _RAW} if enabled() else {}
 

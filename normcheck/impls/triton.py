@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from normcheck.implementation import Implementation
+from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,13 +23,13 @@ Kernels = Callable[[str], Any]
 
 @cache
 def own_kernels(part: str) -> Any:
-    """The module of ``normcheck.kernels`` that has ``part``."""
-    return import_module(f"normcheck.kernels.{part}")
+    """The module of ``normcheck.impls.kernels`` that has ``part``."""
+    return import_module(f"normcheck.impls.kernels.{part}")
 
 
 def unavailable(device: str) -> str | None:
     """Why no kernel can run on ``cpu`` or ``cuda``; None where it can."""
-    from normcheck.kernels.interpreted import enabled
+    from normcheck.impls.kernels.interpreted import enabled
 
     if find_spec("triton") is None:
         return "triton is not installed"
@@ -97,13 +97,18 @@ def _rows(x: Tensor) -> Tensor:
 def interpret_on_cpu(x: Tensor) -> None:
     """Remedy the interpreter before the kernels are defined."""
     if not x.is_cuda:
-        from normcheck.kernels import interpreter
+        from normcheck.impls.kernels import interpreter
 
         interpreter.enable()
 
 
 def implementation(
-    op: str, *, name: str = "triton", kernels: Kernels = own_kernels, source: str = "normcheck/kernels", **fields: Any
+    op: str,
+    *,
+    name: str = "triton",
+    kernels: Kernels = own_kernels,
+    source: str = "normcheck/impls/kernels",
+    **fields: Any,
 ) -> Implementation:
     """An op computed by ``kernels``; ``fields`` are Implementation's."""
     zero_centered = op in ("layernorm_zero_centered", "rmsnorm_gemma")

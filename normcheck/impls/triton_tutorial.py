@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from normcheck.case import Case
-from normcheck.implementation import Implementation, Outputs
+from normcheck.cases.case import Case
+from normcheck.impls.implementation import Implementation, Outputs
 from normcheck.impls.triton import interpret_on_cpu, unavailable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MAX_BYTES = 65536
 
 def _kernels(x: Tensor) -> Any:
     interpret_on_cpu(x)
-    from normcheck.kernels import tutorial
+    from normcheck.impls.kernels import tutorial
 
     return tutorial
 

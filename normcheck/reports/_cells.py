@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from normcheck.reports import _text
-from normcheck.reports._block import kind_words
+from normcheck.reports._failure import kind_words
 from normcheck.reports._text import (
     STATUS_STYLES,
     Part,

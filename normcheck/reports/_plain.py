@@ -12,8 +12,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-from normcheck.reports._block import headline, put_failure
 from normcheck.reports._cells import columns_of, name_of, name_room, put_cell
+from normcheck.reports._failure import headline, put_failure
 from normcheck.reports._summary import rest, word
 from normcheck.reports._text import cut, lines_of, put, put_lines, short, visible
 from normcheck.result import Run, Verdict

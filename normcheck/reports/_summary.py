@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from normcheck.reports import _text
-from normcheck.reports._block import kind_words
 from normcheck.reports._cells import name_of, worst_of
+from normcheck.reports._failure import kind_words
 from normcheck.reports._text import STATUS_STYLES, counted, put, seconds, short
 from normcheck.result import Run, Verdict
 

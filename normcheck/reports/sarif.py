@@ -13,7 +13,7 @@ from typing import TextIO
 from urllib.parse import quote
 
 from normcheck.reports import _plain
-from normcheck.reports._block import TITLES
+from normcheck.reports._failure import TITLES
 from normcheck.reports._plain import block, cell, is_known, kind, messages, outcome, place, said
 from normcheck.reports._strict import number
 from normcheck.reports._text import short, visible

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from normcheck.reports import _text
-from normcheck.reports._block import kind_words, put_failure
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
+from normcheck.reports._failure import kind_words, put_failure
 from normcheck.reports._summary import put_summary
 from normcheck.reports._text import (
     STATUS_STYLES,

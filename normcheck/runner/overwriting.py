@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normcheck import memory
-from normcheck.inputs import Inputs
+from normcheck.cases.inputs import Inputs
+from normcheck.runner import memory
 
 
 @dataclass(frozen=True, slots=True)

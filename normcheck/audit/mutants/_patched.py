@@ -1,0 +1,99 @@
+"""This project's Triton kernels with a few lines replaced, loaded as modules of their own when a case first runs."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from normcheck.errors import NormcheckError
+from normcheck.impls import kernels
+from normcheck.impls.implementation import Implementation
+from normcheck.impls.triton import implementation, own_kernels
+
+_FOLDER = Path(kernels.__file__).parent
+_SHARED = "from normcheck.impls.kernels.forward import"
+"""How backward.py gets what both kernels use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """A piece of source text and what stands in its place; ``times`` is how often it occurs, no more and no less.
+
+    ``harmless``: no fault by itself, such as a smaller block, in which a fault of another line shows.
+    """
+
+    old: str
+    new: str
+    times: int = 1
+    harmless: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched:
+    """A kernel that differs from ours by ``Lines`` of forward.py and of backward.py; ``name`` is its implementation's.
+
+    Called with an op it gives the implementation, which is when nothing but this file has been imported yet.
+    """
+
+    name: str
+    forward: tuple[Lines, ...] = ()
+    backward: tuple[Lines, ...] = ()
+
+    def __call__(self, op: str) -> Implementation:
+        """The patched kernels' implementation of ``op``."""
+        return implementation(op, name=self.name, kernels=partial(module_of, self), source=__name__)
+
+    def without_fault(self) -> Patched:
+        """Our kernels with nothing but the harmless lines replaced."""
+        forward, backward = (tuple(line for line in lines if line.harmless) for lines in (self.forward, self.backward))
+        return Patched(name=f"{self.name}.harmless", forward=forward, backward=backward)
+
+    def source(self, part: str) -> str:
+        """The text of forward.py or backward.py with its lines replaced; NormcheckError where one is not as it was."""
+        lines = self.forward if part == "forward" else self.backward
+        if part == "backward" and self.forward:
+            lines = (*lines, Lines(old=_SHARED, new=f"from {_module_name(self, 'forward')} import"))
+        text = (_FOLDER / f"{part}.py").read_text(encoding="utf-8")
+        for line in lines:
+            if text.count(line.old) != line.times:
+                found = f"occurs {text.count(line.old)} times in {part}.py; expected {line.times}"
+                raise NormcheckError(f"mutant={self.name}: {line.old.strip()!r} {found}")
+            text = text.replace(line.old, line.new)
+        return text
+
+
+def module_of(patched: Patched, part: str) -> Any:
+    """The module that has ``part``, "forward" or "backward": our own where no line of it differs.
+
+    Its text is put where ``inspect.getsource`` looks, which is how triton reads a kernel.
+    """
+    if not patched.forward and not (part == "backward" and patched.backward):
+        return own_kernels(part)
+    name = _module_name(patched, part)
+    if name not in sys.modules:
+        if part == "backward" and patched.forward:
+            module_of(patched, "forward")
+        _load(name, f"<{patched.name}: {part}.py>", patched.source(part))
+    return sys.modules[name]
+
+
+def _module_name(patched: Patched, part: str) -> str:
+    return f"{__name__}_{re.sub(r'[^0-9A-Za-z]', '_', patched.name)}_{part}"
+
+
+def _load(name: str, filename: str, text: str) -> None:
+    """Run ``text`` as the module ``name``; its file exists in ``linecache`` only, where no time stamp lets it stay."""
+    module = ModuleType(name)
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, filename, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise

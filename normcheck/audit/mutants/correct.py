@@ -1,0 +1,319 @@
+"""Correct kernels of many makes: none of them may ever be called wrong.
+
+Each make serves all four ops. They differ in the order of the sums over N and M, in how the variance, 1/N, rstd, y and
+dx are formed, in how the bits are packed, and in what they declare. Everything accumulates in fp32 (one make in fp64)
+and every output is rounded once.
+
+The plain functions ``layernorm``, ``layernorm_zero_centered``, ``layernorm_relu_bitmask`` and ``rmsnorm`` can also be
+named on the command line (``--impl normcheck.audit.mutants.correct:rmsnorm --op rmsnorm``); their gradients come from
+autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normcheck.audit.mutants.kernel import OPS, Kernel, Run
+from normcheck.impls.implementation import Implementation
+
+# --- Orders of summation over the first dimension of a (K, L) tensor. Not torch.cumsum: on the CPU it accumulates fp32
+# --- in a wider format, so its last row is not what a chain of fp32 adds gives.
+
+
+def sequential(t: Tensor) -> Tensor:
+    """One chain of K - 1 adds."""
+    total = torch.zeros(t.shape[1:], dtype=t.dtype, device=t.device)
+    for row in t.contiguous().unbind(0):
+        total += row
+    return total
+
+
+def reverse(t: Tensor) -> Tensor:
+    """The chain from the other end."""
+    return sequential(t.flip(0))
+
+
+def pairwise(t: Tensor) -> Tensor:
+    """A binary tree of neighbours; an odd one out waits for the next level."""
+    if not len(t):
+        return t.sum(0)
+    while (k := len(t)) > 1:
+        pairs = t[0 : k - 1 : 2] + t[1:k:2]
+        t = torch.cat((pairs, t[-1:])) if k % 2 else pairs
+    return t[0]
+
+
+def _blocks(t: Tensor, size: int) -> Tensor:
+    """(K, L) -> (blocks, size, L), padded with zeros, which change no sum."""
+    padded = functional.pad(t, (0, 0, 0, -len(t) % size))
+    return padded.view(len(padded) // size, size, t.shape[1])
+
+
+def blocked(size: int) -> Callable[[Tensor], Tensor]:
+    """A chain in each block of ``size`` neighbours, then a tree over the blocks."""
+    return lambda t: pairwise(sequential(_blocks(t, min(size, max(len(t), 1))).transpose(0, 1)))
+
+
+def strided(lanes: int) -> Callable[[Tensor], Tensor]:
+    """A chain in each lane over every ``lanes``-th element, then a tree over the lanes."""
+    return lambda t: pairwise(sequential(_blocks(t, lanes)))
+
+
+# --- Mean and variance in one go. The mean step leaves the variance in the run, where the variance step finds it.
+
+
+def welford(c: Run) -> Tensor:
+    """Welford's update, column by column."""
+    m, m2 = torch.zeros_like(c.x[:, 0]), torch.zeros_like(c.x[:, 0])
+    for k, column in enumerate(c.x.t().contiguous().unbind(0), 1):
+        delta = column - m
+        m += delta / k
+        m2 += delta * (column - m)
+    c.v = (m2 / c.N)[:, None]
+    return m[:, None]
+
+
+def chan(parts: Callable[[Tensor], list[Tensor]]) -> Callable[[Run], Tensor]:
+    """Two passes in each part of a row, then Chan's merge of the parts, one after the other."""
+
+    def mean(c: Run) -> Tensor:
+        n, m, m2 = 0, c.zeros, c.zeros
+        for part in parts(c.x):
+            k = part.shape[1]
+            part_mean = part.sum(1, keepdim=True) / k
+            part_m2 = ((part - part_mean) ** 2).sum(1, keepdim=True)
+            if not n:  # nothing to merge with yet, and the square of a huge first mean would overflow
+                n, m, m2 = k, part_mean, part_m2
+                continue
+            delta = part_mean - m
+            m2 = m2 + part_m2 + delta * delta * (n * k / (n + k))
+            m = m + delta * (k / (n + k))
+            n += k
+        c.v = m2 / n
+        return m
+
+    return mean
+
+
+def _merged_variance(c: Run) -> Tensor:
+    """What the mean step left; rmsnorm has no mean step, its squares are summed as they are."""
+    return c.v if c.centered else c.mean_n(c.x * c.x)
+
+
+# --- The last steps of forward and backward, in the forms that kernels have.
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
+    """a*b + c rounded once to fp32, as a fused multiply-add does.
+
+    Emulated: the product of two fp32 is exact in fp64, the sum is rounded there and again to fp32, which is off by at
+    most 2**-29 of the last rounding.
+    """
+    return a * b if c is None else (a.double() * b.double() + c.double()).float()
+
+
+def _rsqrt_2ulp(c: Run) -> Tensor:
+    """The correctly rounded 1/sqrt, and two floats above it: what a GPU's approximate rsqrt is allowed to be."""
+    r = torch.rsqrt((c.v + c.eps).double()).float()
+    up = torch.full_like(r, float("inf"))
+    return torch.nextafter(torch.nextafter(r, up), up)
+
+
+def _raw_dx(c: Run) -> Tensor:
+    """dx from the sums of wd and wd*x, neither of them centred, as torch does on the CPU."""
+    s, sx = c.sum_n(c.wd), c.sum_n(c.wd * c.x)
+    if not c.centered:
+        s = c.zeros
+    slope = (s * c.m - sx) * c.r * c.r * c.r / c.N
+    return c.r * c.wd + slope * c.x - (slope * c.m + s * c.r / c.N)
+
+
+def _by_product(s: Tensor, n: int) -> Tensor:
+    """s times 1/n, itself rounded to the precision of s."""
+    return s * torch.tensor(1 / n, dtype=s.dtype, device=s.device)
+
+
+def _n_scaled_dx(c: Run) -> Tensor:
+    """dx with one division by N at the end."""
+    s2 = c.sum_n(c.wd) if c.centered else c.zeros
+    return c.r / c.N * (c.N * c.wd - s2 - c.xh * c.sum_n(c.xh * c.wd))
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "sequential_two_pass": Kernel(reduce_n=sequential, reduce_m=sequential),
+    "reverse_rsqrt_product": Kernel(
+        reduce_n=reverse,
+        reduce_m=reverse,
+        over_n=_by_product,
+        rstd=lambda c: torch.rsqrt(c.v + c.eps),
+        preact=lambda c: c.plus_b(c.xc * (c.r * c.g)),
+        dx=lambda c: c.r * c.wd - c.r * c.xh * c.c1 - c.r * c.c2,
+        packed=False,
+    ),
+    "pairwise_fma": Kernel(
+        reduce_n=pairwise,
+        reduce_m=pairwise,
+        preact=lambda c: fma(c.xh, c.g, c.b),
+        dx=lambda c: (c.wd - c.c2 - c.xh * c.c1) * c.r,
+    ),
+    "blocked128_gain_fma": Kernel(
+        reduce_n=blocked(128),
+        reduce_m=blocked(128),
+        over_n=_by_product,
+        preact=lambda c: fma(c.xc, c.r * c.g, c.b),
+        dx=lambda c: (c.wd - fma(c.xh, c.c1, c.c2)) * c.r,
+        packed=False,
+    ),
+    "blocked1024_n_scaled": Kernel(reduce_n=blocked(1024), reduce_m=blocked(1024), dx=_n_scaled_dx),
+    "strided32_rsqrt_2ulp": Kernel(reduce_n=strided(32), reduce_m=strided(32), over_n=_by_product, rstd=_rsqrt_2ulp),
+    "welford_sequential": Kernel(
+        reduce_n=sequential, reduce_m=reverse, mean=welford, variance=_merged_variance, packed=False
+    ),
+    "welford_tree_fma": Kernel(
+        reduce_n=pairwise,
+        reduce_m=pairwise,
+        mean=welford,
+        variance=_merged_variance,
+        rstd=_rsqrt_2ulp,
+        preact=lambda c: fma(c.xh, c.g, c.b),
+        dx=lambda c: (c.wd - c.c2 - c.xh * c.c1) * c.r,
+    ),
+    "chan_blocks": Kernel(
+        reduce_n=blocked(128),
+        reduce_m=strided(32),
+        mean=chan(lambda x: list(torch.split(x, 32, 1))),
+        variance=_merged_variance,
+        preact=lambda c: c.plus_b(c.xc * (c.r * c.g)),
+        dx=_n_scaled_dx,
+    ),
+    "chan_strided_fma": Kernel(
+        reduce_n=strided(32),
+        reduce_m=blocked(128),
+        mean=chan(lambda x: [x[:, lane::32] for lane in range(min(32, x.shape[1]))]),
+        variance=_merged_variance,
+        rstd=lambda c: torch.rsqrt(c.v + c.eps),
+        preact=lambda c: fma(c.xc, c.r * c.g, c.b),
+        packed=False,
+    ),
+    "folded": Kernel(
+        preact=lambda c: c.x * (c.r * c.g) + ((0 if c.b is None else c.b) - c.m * (c.r * c.g)),
+        dx=lambda c: c.r * c.wd - c.r * c.xh * c.c1 - c.r * c.c2,
+    ),
+    "fp64_inside": Kernel(work=torch.float64),
+    "raw_backward": Kernel(dx=_raw_dx, dw=lambda c: c.sum_m(c.dy * (c.x * c.r - c.m * c.r))),
+}
+"""Make -> kernel."""
+
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "pairwise_fma": {"ranks": (2, 3)},
+    "blocked128_gain_fma": {"model": {"chain": 128, "variance": "two_pass"}},
+    "folded": {"model": {"y_form": "folded"}},
+    # y comes from the fp64 statistics, the saved ones are those rounded to fp32.
+    "fp64_inside": {"model": {"y_given_stats": False}, "ranks": (2, 3)},
+    "raw_backward": {"model": {"bwd_form": "raw"}},
+}
+"""Make -> what its implementations declare beyond the defaults."""
+
+
+# --- Plain functions in elementary torch ops, their gradients by autograd. Each upcasts an input once, so that a
+# --- gradient is accumulated in fp32 and rounded once.
+
+
+def _clip(z: Tensor, lower_clip: float, upper_clip: float) -> Tensor:
+    """The clipped ReLU with slope 0 at its limits, where torch.clamp has slope 1."""
+    z = torch.where(z > lower_clip, z, lower_clip)
+    return torch.where(z < upper_clip, z, upper_clip)
+
+
+def _plus(z: Tensor, bias: Tensor | None) -> Tensor:
+    return z if bias is None else z + bias.float()
+
+
+def _by_var(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    x = x.float()
+    z = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + eps)
+    return _plus(z * gain, bias)
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm, x and y (M, N)."""
+    return _by_var(x, weight.float(), bias, eps).to(x.dtype)
+
+
+def layernorm_zero_centered(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm whose weight is stored as gamma - 1."""
+    return _by_var(x, 1 + weight.float(), bias, eps).to(x.dtype)
+
+
+def layernorm_relu_bitmask(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, lower_clip: float, upper_clip: float
+) -> Tensor:
+    """LayerNorm with a clipped ReLU; y only, no bits."""
+    return _clip(_by_var(x, weight.float(), bias, eps), lower_clip, upper_clip).to(x.dtype)
+
+
+def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm."""
+    xf = x.float()
+    return _plus(xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps) * weight.float(), bias).to(x.dtype)
+
+
+def _squares(op: str) -> Callable[..., dict[str, Tensor]]:
+    """Centre, square, average, divide by the root; returns statistics and bits as well."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> dict[str, Tensor]:
+        xf, gain = x.float(), weight.float()
+        mean = xf.new_zeros(()) if op == "rmsnorm" else xf.mean(-1, keepdim=True)
+        xc = xf - mean
+        root = torch.sqrt((xc * xc).mean(-1, keepdim=True) + eps)
+        z = _plus((gain + 1 if op == "layernorm_zero_centered" else gain) * (xc / root), bias)
+        out = {"rstd": (1 / root).detach()}
+        if op != "rmsnorm":
+            out["mean"] = mean.detach()
+        if op == "layernorm_relu_bitmask":
+            out["bitmask"] = (z > limits["lower_clip"]) & (z < limits["upper_clip"])
+            z = _clip(z, **limits)
+        return out | {"y": z.to(x.dtype)}
+
+    return forward
+
+
+def _functional(op: str) -> Callable[..., Tensor]:
+    """torch.nn.functional on fp32 copies."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
+        xf, gain = x.float(), weight.float()
+        if op == "rmsnorm":
+            return _plus(functional.rms_norm(xf, gain.shape, gain, eps), bias).to(x.dtype)
+        gain = gain + 1 if op == "layernorm_zero_centered" else gain
+        z = functional.layer_norm(xf, gain.shape, gain, None if bias is None else bias.float(), eps)
+        return (_clip(z, **limits) if limits else z).to(x.dtype)
+
+    return forward
+
+
+_PLAIN: Mapping[str, Callable[..., Tensor]] = {
+    "layernorm": layernorm,
+    "layernorm_zero_centered": layernorm_zero_centered,
+    "layernorm_relu_bitmask": layernorm_relu_bitmask,
+    "rmsnorm": rmsnorm,
+}
+
+CONTROLS: tuple[Implementation, ...] = (
+    *(kernel.implementation(make, op, **FIELDS.get(make, {})) for make, kernel in KERNELS.items() for op in OPS),
+    *(Implementation(name="autograd_var", op=op, forward=_PLAIN[op], ranks=(2, 3)) for op in OPS),
+    *(Implementation(name="autograd_squares", op=op, forward=_squares(op)) for op in OPS),
+    # torch's own CPU backward of layer_norm works on raw moments.
+    *(
+        Implementation(name="autograd_functional", op=op, forward=_functional(op), model={"bwd_form": "raw"})
+        for op in OPS
+    ),
+)
+"""Every make of every op."""
+
+IMPLEMENTATIONS = CONTROLS

@@ -1,0 +1,294 @@
+"""A norm kernel as a chain of small steps, so that a make or a fault is the few steps in which it differs.
+
+``Kernel`` holds the steps, ``Run`` what one call has computed so far; each step reads a ``Run`` and returns a tensor.
+``Kernel()`` is the clean kernel: fp32 inside, two passes, centred y and dx, one rounding per store, and a backward that
+takes the saved statistics and bits instead of computing them again. Every tensor is made on the device of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.impls.implementation import Implementation
+
+ZERO_CENTERED = ("layernorm_zero_centered",)
+RELU = ("layernorm_relu_bitmask",)
+LLAMA = ("rmsnorm_llama",)
+GEMMA = ("rmsnorm_gemma",)
+LAYERNORMS = ("layernorm", *ZERO_CENTERED, *RELU)
+OPS = (*LAYERNORMS, "rmsnorm")
+HALF = ("fp16", "bf16")
+
+TILE = 8
+"""Rows that a program of a tiled kernel takes."""
+
+
+def rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """t with the values that it has after a store in ``dtype``."""
+    return t.to(dtype).to(t.dtype)
+
+
+def chain_in(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """(K, L) -> (L,): the rows added one after the other, every partial sum rounded to ``dtype``."""
+    total = torch.zeros_like(t[0]) if len(t) else t.sum(0)
+    for row in t.unbind(0):
+        total = rounded(total + row, dtype)
+    return total
+
+
+def truncated(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """t in a 16-bit ``dtype``, rounded toward zero."""
+    nearest = t.to(dtype)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return nearest
+    # The formats are sign and magnitude: one less as an integer is one step toward zero, for either sign.
+    step = (nearest.to(t.dtype).abs() > t.abs()).to(torch.int16)
+    return (nearest.view(torch.int16) - step).view(dtype)
+
+
+def _places(bits: Tensor, msb_first: bool) -> Tensor:
+    """How far each bit of a byte is shifted."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return places.flip(0) if msb_first else places
+
+
+def pack(bits: Tensor, *, msb_first: bool = False) -> Tensor:
+    """bool (M, N) -> uint8 (M, ceil(N / 8)), least significant bit first unless said otherwise."""
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[1] % 8))
+    return (padded.view(-1, padded.shape[1] // 8, 8) << _places(bits, msb_first)).sum(2, dtype=torch.uint8)
+
+
+def unpack(mask: Tensor, n: int, *, msb_first: bool = False) -> Tensor:
+    """The bool (M, n) that ``pack`` packed; a bool mask as it is."""
+    if mask.dtype == torch.bool:
+        return mask.reshape(-1, n)
+    mask = mask.reshape(-1, (n + 7) // 8)
+    return ((mask[:, :, None] >> _places(mask, msb_first)) & 1).bool().flatten(1)[:, :n]
+
+
+def only(t: Tensor, *region: EllipsisType | slice) -> Tensor:
+    """t as it is when nothing but ``region`` is stored: the rest is memory as torch.empty found it."""
+    out = torch.empty_like(t)
+    out[region] = t[region]
+    return out
+
+
+def full_tiles(t: Tensor) -> Tensor:
+    """t (M, N) of which the rows of a last tile that is not full are not stored."""
+    return only(t, slice(len(t) // TILE * TILE))
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What one call of a kernel knows: inputs in the kernel's own precision, and every step's result under its name.
+
+    Shapes: x, xc, xh, dy, wd, z, y, bits (M, N); m, v, r, c1, c2 (M, 1); w, g, b (N,). Without centring m and c2 are 0.
+    """
+
+    kernel: Kernel
+    op: str
+    x_io: Tensor
+    w_io: Tensor
+    b_io: Tensor | None
+    eps: float
+    options: Mapping[str, float]
+    saved: Mapping[str, Tensor] = field(default_factory=dict)
+    dy_io: Tensor | None = None
+
+    m: Tensor = field(init=False)
+    xc: Tensor = field(init=False)
+    v: Tensor = field(init=False)
+    r: Tensor = field(init=False)
+    g: Tensor = field(init=False)
+    xh: Tensor = field(init=False)
+    z: Tensor = field(init=False)
+    y: Tensor = field(init=False)
+    bits: Tensor = field(init=False)
+    dy: Tensor = field(init=False)
+    wd: Tensor = field(init=False)
+    c1: Tensor = field(init=False)
+    c2: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        work = self.kernel.work
+        self.N = self.x_io.shape[-1]
+        self.x = self.kernel.load(self.x_io, "x").reshape(-1, self.N).to(work)
+        self.M = len(self.x)
+        self.w = self.w_io.to(work)
+        self.b = None if self.b_io is None else self.b_io.to(work)
+        self.lo = self.options.get("lower_clip", float("-inf"))
+        self.hi = self.options.get("upper_clip", float("inf"))
+        self.zeros = torch.zeros(self.M, 1, dtype=work, device=self.x.device)
+
+    @property
+    def io(self) -> torch.dtype:
+        """The dtype of x, y, dy and dx."""
+        return self.x_io.dtype
+
+    @property
+    def centered(self) -> bool:
+        """Whether the op subtracts a mean."""
+        return self.op in LAYERNORMS
+
+    @property
+    def relu(self) -> bool:
+        """Whether the op clips and saves bits."""
+        return self.op in RELU
+
+    @property
+    def block(self) -> int:
+        """The padded row of a kernel that holds it in one block: the next power of two."""
+        return 1 << (self.N - 1).bit_length()
+
+    def sum_n(self, t: Tensor) -> Tensor:
+        """(M, N) -> (M, 1) in the kernel's order."""
+        return self.kernel.reduce_n(t.t())[:, None]
+
+    def mean_n(self, t: Tensor) -> Tensor:
+        """(M, N) -> (M, 1): the sum over N, however the kernel divides."""
+        return self.kernel.over_n(self.sum_n(t), self.N)
+
+    def sum_m(self, t: Tensor) -> Tensor:
+        """(M, N) -> (N,) in the kernel's order."""
+        return self.kernel.reduce_m(t)
+
+    def one_plus(self, w: Tensor) -> Tensor:
+        """gamma of the op from w."""
+        return 1 + w if self.op in (*ZERO_CENTERED, *GEMMA) else w
+
+    def cast(self, xhat: Tensor) -> Tensor:
+        """xhat as the op multiplies it by gamma and by dy."""
+        return rounded(xhat, self.io) if self.op in LLAMA else xhat
+
+    def plus_b(self, p: Tensor) -> Tensor:
+        """p + bias, where there is one."""
+        return p if self.b is None else p + self.b
+
+
+Step = Callable[[Run], Tensor]
+
+
+def mean_in_io(c: Run, t: Tensor) -> Tensor:
+    """(M, N) -> (M, 1): the mean over N with every partial sum rounded to the io dtype."""
+    return chain_in(t.t(), c.io)[:, None] / c.N
+
+
+def _store(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    return t.to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """The steps of a kernel; the defaults are the clean one.
+
+    ``load(tensor, name)`` reads x and dy. ``reduce_n`` and ``reduce_m`` sum a (K, L) tensor over K. ``store(run,
+    tensor, dtype, name)`` is every store of an output. ``finish`` sees the outputs of forward or backward last and
+    returns them.
+    """
+
+    work: torch.dtype = torch.float32
+    load: Callable[[Tensor, str], Tensor] = lambda t, name: t
+    reduce_n: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
+    reduce_m: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
+    over_n: Callable[[Tensor, int], Tensor] = lambda s, n: s / n
+    store: Callable[[Run, Tensor, torch.dtype, str], Tensor] = _store
+    finish: Callable[[Run, dict[str, Tensor]], dict[str, Tensor]] = lambda c, out: out
+    packed: bool = True
+    # Forward, in this order.
+    mean: Step = lambda c: c.mean_n(c.x)
+    center: Step = lambda c: c.x - c.m
+    variance: Step = lambda c: c.mean_n(c.xc * c.xc)
+    rstd: Step = lambda c: 1 / torch.sqrt(c.v + c.eps)
+    gamma: Step = lambda c: c.one_plus(c.w)
+    xhat: Step = lambda c: c.cast(c.xc * c.r)
+    preact: Step = lambda c: c.plus_b(c.xh * c.g)
+    clip: Step = lambda c: c.z.clamp(c.lo, c.hi)
+    mask: Step = lambda c: (c.z > c.lo) & (c.z < c.hi)
+    mask_out: Step = lambda c: pack(c.bits) if c.kernel.packed else c.bits
+    mean_out: Step = lambda c: c.m.float()
+    rstd_out: Step = lambda c: c.r.float()
+    # Backward, in this order.
+    mask_in: Step = lambda c: unpack(c.saved["bitmask"], c.N)
+    masked: Step = lambda c: torch.where(c.bits, c.dy, 0)
+    center_b: Step = lambda c: c.x - c.m
+    xhat_b: Step = lambda c: c.xc * c.r
+    gamma_b: Step = lambda c: c.one_plus(c.w)
+    wdy: Step = lambda c: c.dy * c.g
+    mean1: Step = lambda c: c.mean_n(c.xh * c.wd)
+    mean2: Step = lambda c: c.mean_n(c.wd)
+    dx: Step = lambda c: (c.wd - (c.xh * c.c1 + c.c2)) * c.r
+    dw: Step = lambda c: c.sum_m(c.dy * c.cast(c.xh))
+    db: Step = lambda c: c.sum_m(c.dy)
+
+    def forward(self, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, **options: float) -> Any:
+        """The forward of an op, as ``Implementation.forward``."""
+        c = Run(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options)
+        c.m = self.mean(c) if c.centered else c.zeros
+        c.xc = self.center(c)
+        c.v = self.variance(c)
+        c.r = self.rstd(c)
+        c.g = self.gamma(c)
+        c.xh = self.xhat(c)
+        c.z = self.preact(c)
+        c.y = self.clip(c) if c.relu else c.z
+        out = {"y": self.store(c, c.y, c.io, "y").reshape(x.shape), "rstd": self.rstd_out(c)}
+        if c.centered:
+            out["mean"] = self.mean_out(c)
+        if c.relu:
+            c.bits = self.mask(c)
+            out["bitmask"] = self.mask_out(c)
+        return self.finish(c, out)
+
+    def backward(
+        self,
+        op: str,
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        saved: Mapping[str, Tensor],
+        eps: float,
+        **options: float,
+    ) -> Any:
+        """The backward of an op, as ``Implementation.backward``."""
+        c = Run(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, saved=saved, dy_io=dy)
+        c.dy = self.load(dy, "dy").reshape(-1, c.N).to(self.work)
+        c.m = saved["mean"].reshape(-1, 1).to(self.work) if c.centered else c.zeros
+        c.r = saved["rstd"].reshape(-1, 1).to(self.work)
+        if c.relu:
+            c.bits = self.mask_in(c)
+            c.dy = self.masked(c)
+        c.xc = self.center_b(c)
+        c.xh = self.xhat_b(c)
+        c.g = self.gamma_b(c)
+        c.wd = self.wdy(c)
+        c.c1 = self.mean1(c)
+        c.c2 = self.mean2(c) if c.centered else c.zeros
+        out = {"dx": self.store(c, self.dx(c), c.io, "dx").reshape(x.shape)}
+        out["dw"] = self.store(c, self.dw(c), weight.dtype, "dw")
+        if bias is not None:
+            out["db"] = self.store(c, self.db(c), bias.dtype, "db")
+        return self.finish(c, out)
+
+    def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
+        """This kernel as an implementation of ``op``."""
+
+        def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+            return self.forward(op, x, weight, bias, eps, **options)
+
+        def backward(
+            dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, saved: Any, *, eps: float, **options: float
+        ) -> Any:
+            return self.backward(op, dy, x, weight, bias, saved, eps, **options)
+
+        return Implementation(name=name, op=op, forward=forward, backward=backward, **fields)
+
+
+CLEAN = Kernel()
+"""The clean kernel."""

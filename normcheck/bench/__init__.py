@@ -1,0 +1,1 @@
+"""GB/s of kernels that were just verified. Imports gate and below."""

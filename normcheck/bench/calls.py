@@ -1,0 +1,92 @@
+"""The calls that are timed: an implementation's forward and backward, and the copy that is their ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from normcheck.bench.speed import BACKWARD, FORWARD, Point, Times
+from normcheck.bench.timing import cache_bytes, in_turn, sets_needed, timed
+from normcheck.bench.verified import case_of
+from normcheck.cases.inputs import Inputs, make, torch_dtype
+from normcheck.cases.ops.op import Op
+from normcheck.impls.implementation import Implementation
+from normcheck.runner import call
+
+Call = Callable[[], object]
+
+
+def copy_times(count: int, device: str) -> Times:
+    """Time a copy that reads ``count`` // 2 bytes and writes as many."""
+    half = max(count // 2, 1)
+    sets = sets_needed(2 * half, cache_bytes(device))
+    pairs = [torch.zeros((2, half), dtype=torch.uint8, device=device) for _ in range(sets)]
+    return _after_one_call(in_turn([_copying(pair) for pair in pairs]), device)
+
+
+def _copying(pair: torch.Tensor) -> Call:
+    source, destination = pair
+    return lambda: destination.copy_(source)
+
+
+def times_of(implementation: Implementation, op: Op, point: Point, direction: str, device: str) -> Times:
+    """Time one direction, on inputs that no cache holds any more.
+
+    A backward of one's own is called with what forward returned. Otherwise it is torch.autograd.grad through y, again
+    and again on one graph, which keeps what it saved: ``graphs_stay`` is for torch.compile, which would free it. Raises
+    Broken where the implementation fails, and torch.OutOfMemoryError.
+    """
+    held = point.M * point.N * torch_dtype(point.dtype).itemsize
+    sets = range(sets_needed(held, cache_bytes(device)))
+    inputs = [make(case_of(point, seed=seed), op, device) for seed in sets]
+    if implementation.backward is None:
+        inputs = [call.differentiable(i) for i in inputs]
+    calls = [_CALLS[direction](implementation, point, i) for i in inputs]
+    with call.guarded(f"{direction}, while it was timed,"):
+        return _after_one_call(in_turn(calls), device)
+
+
+def _after_one_call(run: Call, device: str) -> Times:
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return timed(run, device)
+
+
+def _forward(implementation: Implementation, point: Point, inputs: Inputs) -> Call:
+    options = dict(point.options)
+    x, weight, bias = inputs.x, inputs.weight, inputs.bias
+    return lambda: implementation.forward(x, weight, bias, eps=point.eps, **options)
+
+
+def _backward(implementation: Implementation, point: Point, inputs: Inputs) -> Call:
+    plain = call.Unwatched()
+    saved = call.forward(implementation, case_of(point), inputs, plain)
+    dy, x, weight, bias = inputs.dy, inputs.x, inputs.weight, inputs.bias
+    own, options = implementation.backward, dict(point.options)
+    if own is not None:
+        kept = {**(plain.beside or {}), **saved}
+        return lambda: own(dy, x, weight, bias, kept, eps=point.eps, **options)
+    y, leaves = saved["y"], [t for t in (x, weight, bias) if t is not None]
+    return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True)
+
+
+_CALLS = {FORWARD: _forward, BACKWARD: _backward}
+
+
+@contextmanager
+def graphs_stay() -> Iterator[None]:
+    """Within it, what torch.compile compiles does not donate its saved tensors: a backward can be called again.
+
+    (Forward and backward together less the forward would be another number: a compiler may move work between them.)
+    """
+    import torch._functorch.config as functorch
+
+    before = functorch.donated_buffer
+    functorch.donated_buffer = False
+    try:
+        yield
+    finally:
+        functorch.donated_buffer = before

@@ -1,0 +1,202 @@
+"""Kinds of data: what ``rows``, ``dy`` and ``weights`` of a case name, as functions of random numbers.
+
+``n`` below is a sum of four 16-bit uniforms, scaled to variance 1: near enough to normal, bounded by 3.47. Only exact
+or singly rounded fp64 operations follow, so that a kind is the same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.dtypes import FORMATS
+from normcheck.cases.ops.op import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a kind of rows is made from: ``n`` (M, N) normal-like, ``u`` (M, N) and ``ur`` (M, 1) uniform in [0, 1)."""
+
+    n: Tensor
+    u: Tensor
+    ur: Tensor
+    dtype: str
+
+    def columns(self) -> Tensor:
+        """Column numbers, (N,)."""
+        return torch.arange(self.n.shape[1], device=self.n.device)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in fp64 for integer-valued exponents in [-1000, 1000], exactly: written into the exponent field."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
+
+
+def _at_random_column(f: Field) -> Tensor:
+    """bool (M, N): one column of each row."""
+    columns = f.n.shape[1]
+    return f.columns() == (f.ur * columns).long()
+
+
+def _offset(f: Field) -> Tensor:
+    """Far from zero with a small spread: where E[x^2] - mean^2 cancels and a two-pass variance does not."""
+    if f.dtype == "fp32":
+        return f.n + 4096.0
+    level, step = (2048.0, 2.0) if f.dtype == "fp16" else (256.0, 2.0)
+    distance = (f.columns() - (f.ur * f.n.shape[1]).long()).abs()
+    return level + step * (distance < 2).double()
+
+
+def _large(f: Field) -> Tensor:
+    return (f.n * 16000.0) if f.dtype == "fp16" else f.n * 2.0**33
+
+
+def _subnormal(f: Field) -> Tensor:
+    return f.n * (2.0**-18 if f.dtype == "fp16" else 2.0**-128)
+
+
+def _constant(f: Field) -> Tensor:
+    levels = torch.tensor([14.0, -3.5, 1234.0, 0.1, 1.0, -200.0, 3e-3, 40003.0], dtype=torch.float64, device=f.n.device)
+    return levels[(f.ur * 8).long()].expand_as(f.n)
+
+
+def _mixed(f: Field) -> Tensor:
+    return f.n * _power_of_two((f.u * 30).floor() - 20)
+
+
+def _tail(f: Field) -> Tensor:
+    return torch.where(f.columns() == f.n.shape[1] - 1, 10.0 + f.n, f.n)
+
+
+ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
+    {
+        "normal": lambda f: f.n,
+        "uniform": lambda f: f.u,
+        "shifted": lambda f: f.n + 8.0,
+        "scaled": lambda f: f.n * torch.where(f.ur < 0.5, 8.0, 0.125),
+        "tail": _tail,
+        "ramp": lambda f: (f.columns().double() * (8.0 / f.n.shape[1]) - 3.0).expand_as(f.n),
+        "outlier": lambda f: torch.where(_at_random_column(f), 40.0 + f.n, f.n),
+        "integers": lambda f: ((f.u * 5).floor() - 2) * (f.u > 0.5).double(),
+        "alternating": lambda f: (100.0 - 200.0 * (f.columns() % 2).double()).expand_as(f.n),
+        "zero": lambda f: torch.zeros_like(f.n),
+        "constant": _constant,
+        "tiny_variance": lambda f: f.n * _power_of_two((f.ur * 8).floor() - 17),
+        "small_offset": lambda f: f.n * 2.0**-10 + 0.25,
+        "mean100": lambda f: f.n + 100.0,
+        "offset": _offset,
+        "mean10000": lambda f: f.n + 10000.0,
+        "mixed": _mixed,
+        "large": _large,
+        "subnormal": _subnormal,
+    }
+)
+"""Ordinary kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
+
+
+def _in_one_row(value: Callable[[Field], Tensor]) -> Callable[[Field], Tensor]:
+    """Normal rows, but for one, which is ``value``: the first, the last or any other."""
+
+    def rows(f: Field) -> Tensor:
+        out, height = f.n.clone(), f.n.shape[0]
+        at = int(f.ur[0] * 4 * height) % height if height else 0
+        row = slice(at, at + 1)
+        out[row] = value(Field(f.n[row], f.u[row], f.ur[row], f.dtype))
+        return out
+
+    return rows
+
+
+def _largest(f: Field) -> Tensor:
+    return torch.copysign(torch.full_like(f.n, FORMATS[f.dtype].max), f.n)
+
+
+SPECIAL_ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
+    {
+        "signed_zero": lambda f: torch.copysign(torch.zeros_like(f.n), f.n),
+        "largest": _in_one_row(_largest),
+        "nan": _in_one_row(lambda f: torch.where(_at_random_column(f) | (f.ur < 0.25), math.nan, f.n)),
+        "inf": _in_one_row(lambda f: torch.where(_at_random_column(f), torch.copysign(f.u + math.inf, f.n), f.n)),
+    }
+)
+"""Special values, which the blend does not have. ``largest``: the format's largest finite number, of either sign;
+``nan``: one of them in a row, or nothing else."""
+
+NOT_FINITE = ("nan", "inf")
+"""Kinds of rows and of dy with one element that is not finite."""
+
+
+def _blend(f: Field) -> Tensor:
+    """Row i is of the i-th kind, so that one case asks about all of them."""
+    out = f.n.clone()
+    for i, name in enumerate(tuple(ROWS)[: f.n.shape[0]]):
+        rows = slice(i, None, len(ROWS))
+        out[rows] = ROWS[name](Field(f.n[rows], f.u[rows], f.ur[rows], f.dtype))
+    return out
+
+
+ROW_VALUES: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType({**ROWS, "blend": _blend, **SPECIAL_ROWS})
+"""Every kind of rows: name -> x (M, N) in fp64 before it is rounded to the io dtype."""
+
+ROW_KINDS = tuple(ROW_VALUES)
+"""Kinds of rows, simplest first."""
+
+
+def _with_one(n: Tensor, value: float) -> Tensor:
+    """``n`` with ``value``, of either sign, in one place."""
+    out = n.clone()
+    if n.numel():
+        at = int(float(n[0, 0].abs()) * 1e6) % n.numel()
+        out.view(-1)[at] = math.copysign(value, float(n[0, 0]))
+    return out
+
+
+DY_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "normal": lambda n, x: n,
+        "shifted": lambda n, x: n + 0.5,
+        "ones": lambda n, x: torch.ones_like(n),
+        "integers": lambda n, x: (n * 1.25).round(),
+        "correlated": lambda n, x: x + 0.25 * n + 0.5,
+        "last_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "first_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "small": lambda n, x: n * 2.0**-12,
+        "nan": lambda n, x: _with_one(n, math.nan),
+        "inf": lambda n, x: _with_one(n, math.inf),
+    }
+)
+"""Every kind of cotangent: name -> dy (M, N) in fp64, from normal-like numbers and those behind x."""
+
+ONLY_ROW = MappingProxyType({"last_row": -1, "first_row": 0})
+"""Kinds of dy that are 0 but for one row, and which that is."""
+
+DY_KINDS = tuple(DY_VALUES)
+"""Kinds of cotangents, simplest first, of unit scale, but for ``small``.
+``correlated``: with the normal field behind x. ``nan``, ``inf``: one element of it."""
+
+WEIGHT_KINDS = ("normal", "small", "probe")
+"""``small``: N(0, 1/300), where 1 + weight is not representable. ``probe``: exact 0, -1, 2^-8, 2^-9 and 8x columns;
+where the scale is then 0 the bias of a clamped op is one of its limits, so that z ties with it exactly."""
+
+
+def weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
+    """weight and bias (N,) in fp64 from normal-like ``n`` (2, N)."""
+    weight, bias = n[0], n[1]
+    if case.weights == "small":
+        return weight * (1 / 300), bias
+    if case.weights == "probe":
+        special = torch.tensor([0.0, -1.0, 2.0**-8, 2.0**-9, 1.0, 8.0], dtype=torch.float64, device=n.device)
+        column = torch.arange(case.N, device=n.device)
+        kind = column % 9
+        weight = torch.where(kind % 2 == 1, weight, special[(kind // 2) % 6])
+        weight = torch.where(kind == 8, 8.0 * n[0], weight)
+        if op.clamped:
+            limits = torch.tensor([v for _, v in case.options], dtype=torch.float64, device=n.device)
+            bias = torch.where(weight + op.weight_offset == 0, limits[(column // 9) % 2], bias)
+    return weight, bias

@@ -1,0 +1,132 @@
+"""Case -> tensors. The same case line gives the same bits on every machine, on a CPU and on a GPU.
+
+Every random number is a hash of its position; from there only exact or singly rounded fp64 operations lead to the
+stored value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
+from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.ops.op import Op
+from normcheck.cases.rng import hashed, normal, uniform
+from normcheck.runner.memory import placed
+
+_NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
+"""The bits of the NaN that is an input; with an odd seed it has a sign."""
+
+SLAB_ELEMENTS = 1 << 22
+_X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors of a case on a device.
+
+    ``x``, ``dy``: (M, N), or (B, S, N) where the case has rank 3; last stride 1, row stride N + gap where strided. A dy
+    that is expanded has row stride 0, as a scalar it has no stride at all. ``weight``, ``bias`` (None where the case
+    has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    dy: Tensor
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are there, by name."""
+        for name in ("x", "weight", "bias", "dy"):
+            tensor: Tensor | None = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with every tensor changed."""
+        bias = None if self.bias is None else change(self.bias)
+        return Inputs(change(self.x), change(self.weight), bias, change(self.dy))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a format's name."""
+    dtype: torch.dtype = getattr(torch, FORMATS[name].torch_name)
+    return dtype
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The format of a torch dtype that a tensor of a case may have."""
+    return next(f for f in FORMATS.values() if getattr(torch, f.torch_name) == dtype)
+
+
+def make(case: Case, op: Op, device: str) -> Inputs:
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"). The same bits everywhere.
+
+    Rows are made in slabs, so that what is needed besides the tensors themselves stays small.
+    """
+    io = torch_dtype(case.dtype)
+    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
+    height = max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
+    for first in range(0, max(case.M, 1), height):
+        rows = slice(first, min(first + height, case.M))
+        x[rows], cotangents, parameters = _slab(case, rows, device)
+        if case.layout not in EXPANDED:
+            dy[rows] = cotangents
+        elif not first and case.M:  # the one row, or the one number, that all rows share
+            shared = cotangents[0] if case.layout == "dy_expanded" else torch.ones(1, device=device)
+            dy.as_strided(shared.shape, (1,)).copy_(shared)
+    if case.dy in ONLY_ROW and case.M and case.layout not in EXPANDED:
+        only = dy[ONLY_ROW[case.dy]].clone()
+        dy.zero_()
+        dy[ONLY_ROW[case.dy]] = only
+    if case.rows == "nan" or case.dy == "nan":  # devices round a NaN to other bits
+        for t in (x, dy):
+            integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
+            if case.layout not in EXPANDED or t is x:
+                integers.masked_fill_(torch.isnan(t), _NAN[io] - (case.seed % 2 << (8 * t.element_size() - 1)))
+    weight, bias = weights(case, op, parameters)
+    if case.rank == 3:
+        shape = (case.batch, case.M // case.batch, case.N)
+        x, dy = x.view(shape), dy.view(shape)
+    parameter = partial(_parameter, case, device)
+    return Inputs(x, parameter(weight), parameter(bias) if case.bias else None, dy)
+
+
+def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
+    """x or dy (M, N), to be filled, in the layout of the case."""
+    stride = (case.N + (case.gap if case.layout in ("strided", "rank3_strided", f"{name}_strided") else 0), 1)
+    if name == "dy" and case.layout in EXPANDED:
+        stride = (0, int(case.layout == "dy_expanded"))
+    return placed((case.M, case.N), stride, dtype, device, shift=_shift(case))
+
+
+def _shift(case: Case) -> int:
+    """Elements by which the base of every tensor is off an aligned address."""
+    return int(case.layout == "misaligned")
+
+
+def _parameter(case: Case, device: str, values: Tensor) -> Tensor:
+    """fp64 -> the weights' dtype through fp32, which every device rounds alike."""
+    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case)).copy_(values.float())
+
+
+def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """x and dy of some rows, (rows, N) in fp32: the copy into place rounds them; and (2, N) behind weight and bias."""
+    n, height = case.N, rows.stop - rows.start
+    elements, first = height * n, rows.start * n
+    pieces = [(_X, first, elements), (_DY_STREAM, first, elements), (_WEIGHT, 0, n), (_BIAS, 0, n)]
+    bits = hashed(case.seed, [*pieces, (_ROW, rows.start, height)], device)
+    gauss = normal(bits[: 2 * (elements + n)])
+    nx, ndy = gauss[: 2 * elements].view(2, height, n)
+    if case.rows == "normal":
+        x = nx
+    else:
+        u, ur = uniform(bits[:elements]).view(height, n), uniform(bits[2 * (elements + n) :]).view(height, 1)
+        x = ROW_VALUES[case.rows](Field(nx, u, ur, case.dtype))
+    return x.float(), DY_VALUES[case.dy](ndy, nx).float(), gauss[2 * elements :].view(2, n)

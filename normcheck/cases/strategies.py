@@ -1,0 +1,128 @@
+"""What a sweep may draw, each list simplest first: Hypothesis draws from it and shrinks towards its front.
+
+Only numbers and names are drawn, never tensor elements: that is fast, and a failure shrinks to a small M and N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+
+from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
+from normcheck.cases.case import STRIDED, Case
+from normcheck.cases.claims import Claims
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+
+T = TypeVar("T")
+
+SIZES_M = (*range(1, 10), 15, 16, 17, 31, 32, 33, 64, 65, 100, 133, 257, 600, 1000, 1061, 2049, 4097)
+_LONG = (600, 768, 1000, 1003, 1025, 1024, 1152, 1536, 1600, 2049, 2520, 3584, 4097, 4096, 8191, 8200, 16385, 16384)
+SIZES_N = (
+    *(*range(1, 20), 24, 31, 32, 33, 40, 63, 64, 65, 96, 100, 127, 129, 128, 132, 160, 255, 257, 256, 300, 513),
+    *(*_LONG, 20000, *MODEL_SIZES),
+)
+GAPS = (1, 3, 8, 64)
+ELEMENTS = (4096, 4096, 4096, 32768)
+"""How many elements a drawn case may have; M is cut to it."""
+ORIGINAL_WEIGHT = 3
+"""How often a failing case's own value stands beside its simpler ones, when a smaller case is searched."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values that a case's fields may take, simplest first."""
+
+    op: str
+    dtype: str
+    shapes: tuple[tuple[int, int], ...]  # where not empty, (M, N) comes from here
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    elements: tuple[int, ...]
+    rows: tuple[str, ...]
+    dy: tuple[str, ...]
+    parameters: tuple[tuple[str, str, bool], ...]  # weights, weight_dtype, bias
+    eps: tuple[float, ...]
+    clips: tuple[tuple[float, float], ...]
+    layout: tuple[tuple[str, int], ...]  # with its gap
+    seeds: int
+
+
+def choices(claims: Claims, *, seeds: int = 999) -> Choices:
+    """Everything that an implementation of these claims takes."""
+    own = claims.values("layout")
+    layout = [(name, 0) for name in own if name not in STRIDED]
+    layout += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
+    weight_dtypes, biases = claims.values("weight_dtype"), claims.values("bias")
+    return Choices(
+        op=claims.op.name,
+        dtype=claims.dtype,
+        shapes=tuple(s for s in claims.shapes if claims.admits("M", s[0]) and claims.admits("N", s[1])),
+        m=tuple(m for m in SIZES_M if claims.admits("M", m)),
+        n=tuple(n for n in SIZES_N if claims.admits("N", n)),
+        elements=ELEMENTS,
+        rows=ROW_KINDS,
+        dy=DY_KINDS,
+        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases),
+        eps=EPS,
+        clips=CLIPS if claims.op.clamped else (),
+        layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
+        seeds=seeds,
+    )
+
+
+def within(all_: Choices, case: Case) -> Choices:
+    """The choices that are no less simple than ``case``'s own, its own among them and drawn more often."""
+    clips = tuple(v for _, v in case.options)
+    return replace(
+        all_,
+        shapes=tuple(s for s in all_.shapes if s[0] <= case.M and s[1] <= case.N),
+        m=(*(m for m in all_.m if m < case.M), *[case.M] * ORIGINAL_WEIGHT),
+        n=(*sorted(n for n in all_.n if n < case.N), *[case.N] * ORIGINAL_WEIGHT),
+        elements=(case.M * case.N,),
+        rows=_up_to(all_.rows, case.rows),
+        dy=_up_to(all_.dy, case.dy),
+        parameters=_up_to(all_.parameters, (case.weights, case.weight_dtype, case.bias)),
+        eps=_up_to(all_.eps, case.eps),
+        clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
+        layout=_up_to(all_.layout, (case.layout, case.gap)),
+        seeds=case.seed,
+    )
+
+
+def _up_to(values: tuple[T, ...], own: T) -> tuple[T, ...]:
+    before = values[: values.index(own)] if own in values else values[:1]
+    return (*before, *[own] * ORIGINAL_WEIGHT)
+
+
+def cases(c: Choices) -> st.SearchStrategy[Case]:
+    """Cases from ``c``; each shrinks towards the front of every list.
+
+    One tuple of strategies that are made once: drawing so costs two thirds of what a composite does.
+    """
+    shapes = st.sampled_from(c.shapes) if c.shapes else st.tuples(st.sampled_from(c.m), st.sampled_from(c.n))
+    fields = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout, c.clips or ((),))
+    drawn = st.tuples(shapes, *(st.sampled_from(values) for values in fields), st.integers(0, c.seeds))
+    return drawn.map(partial(_case, c))
+
+
+def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
+    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, seed = drawn
+    return Case(
+        op=c.op,
+        dtype=c.dtype,
+        M=m if c.shapes else min(m, max(1, elements // n)),
+        N=n,
+        rows=rows,
+        dy=dy,
+        eps=eps,
+        weights=weights,
+        weight_dtype=weight_dtype,
+        bias=bias,
+        layout=layout,
+        gap=gap,
+        options=(("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+        seed=seed,
+    )

@@ -1,0 +1,90 @@
+"""A row among other rows: whether it has the same bits when the rows are in another order, and when it is alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from normcheck.cases.inputs import Inputs
+from normcheck.checks.contract import Problem
+from normcheck.checks.observe import begin, observe, observe_in_place
+from normcheck.checks.rerun import Probed, Subject
+from normcheck.checks.statefulness import of_the_latest_forward, remembered, with_other_weights
+from normcheck.runner import memory
+from normcheck.runner.call import supports
+from normcheck.runner.memory import NAN, Surroundings
+
+_BY_ROW = ("mean", "rstd", "y", "bitmask", "dx")
+"""What belongs to one row."""
+
+
+def among_other_rows(subject: Subject, probed: Probed) -> Probed:
+    """The rows rolled by one, in the very memory of the first run, and one row alone."""
+    if subject.case.M < 2:
+        return probed
+    rolled = _rolled(subject.inputs)
+    latest = of_the_latest_forward(subject, rolled)
+    if latest is not None:
+        return replace(probed, problems=(latest,))
+    subject.refill(rolled)
+    bits = None if subject.bits is None else subject.bits.roll(1, 0)
+    case, op, implementation = subject.case, subject.op, subject.implementation
+    moved, problems = observe_in_place(implementation, op, case, subject.given, bits)
+    invariant = {
+        name: memory.same_bits(_by_row(t, case.M).roll(1, 0), _by_row(moved.named[name], case.M))
+        for name, t in subject.first.named.items()
+        if name in _BY_ROW and name in moved.named
+    }
+    if not all(invariant.values()):
+        name = remembered(subject, rolled, moved, bits)
+        if name:
+            message = f"{name} is wrong for new values in memory that was used before: it depends on earlier calls"
+            return replace(probed, problems=(Problem("not_repeatable", name, message),))
+    stale = with_other_weights(subject)
+    if stale is not None:
+        return replace(probed, problems=(stale,))
+    for name, same in _alone(subject).items():
+        invariant[name] = same and invariant.get(name, True)
+    broken = [name for name, same in invariant.items() if not same]
+    if broken and implementation.batch_invariant:
+        message = f"{broken[0]}: a row has other bits among other rows, and batch_invariant=True is declared"
+        problems = (*problems, Problem("not_repeatable", broken[0], message))
+    return replace(probed, problems=problems, invariant=invariant)
+
+
+def _alone(subject: Subject) -> dict[str, bool]:
+    """Whether a row on its own has the bits that it has among the others; empty where it cannot be asked."""
+    case, shapes = subject.case, subject.implementation.shapes
+    row = case.seed % case.M
+    alone = replace(case, M=1, layout="rank3" if case.rank == 3 else "contiguous", gap=0)
+    if (shapes is not None and (1, case.N) not in shapes) or supports(subject.implementation, alone) is not None:
+        return {}
+
+    def one(rows: Tensor) -> Tensor:
+        shape = (1, 1, case.N) if case.rank == 3 else (1, case.N)
+        return memory.in_bands(rows.reshape(case.M, case.N)[row].reshape(shape), NAN)
+
+    i = subject.inputs
+    inputs = Inputs(one(i.x), i.weight, i.bias, one(i.dy))
+    bits = None if subject.bits is None else subject.bits[row : row + 1]
+    begun = begin(subject.implementation, alone, inputs, Surroundings())
+    seen, _ = observe(subject.implementation, subject.op, alone, begun, bits)
+    return {
+        name: memory.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
+        for name, t in subject.first.named.items()
+        if name in _BY_ROW and name in seen.named
+    }
+
+
+def _rolled(inputs: Inputs) -> Inputs:
+    """The inputs with the last row of x and dy first."""
+
+    def roll(t: Tensor) -> Tensor:
+        return t.reshape(-1, t.shape[-1]).roll(1, 0).reshape(t.shape)
+
+    return Inputs(roll(inputs.x), inputs.weight, inputs.bias, roll(inputs.dy))
+
+
+def _by_row(t: Tensor, rows: int) -> Tensor:
+    return t.detach().reshape(rows, -1)

@@ -1,0 +1,115 @@
+"""What an implementation returned, held against what was promised: names, shapes, dtypes, device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs, torch_dtype
+from normcheck.cases.ops.op import Op
+from normcheck.oracle.bitmask import packed_columns
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong that is not a matter of values: ``kind`` and ``output`` are a finding's."""
+
+    kind: str
+    output: str
+    message: str
+    frames: tuple[str, ...] = ()
+
+    @property
+    def gpu_failed(self) -> bool:
+        """Whether an exception says that a GPU, or Triton's launch on it, went wrong."""
+        return "CUDA error" in self.message or "Triton Error" in self.message
+
+
+def usable_outputs(
+    op: Op, case: Case, inputs: Inputs, returned: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
+    """The outputs of forward that can be judged, and what is wrong with the others."""
+    usable: dict[str, Tensor] = {}
+    found: list[Problem] = []
+    for name in op.outputs:
+        if name not in returned:
+            continue
+        tensor = returned[name].detach()
+        if name == "y":
+            allowed = tuple(map(torch_dtype, op.y_dtypes(case.dtype, case.weight_format)))
+            problem = _against(name, tensor, tuple(inputs.x.shape), allowed, inputs.x.device)
+        elif name == "bitmask":
+            problem = _bitmask(tensor, case, inputs.x.device)
+        else:
+            problem = _statistic(name, tensor, case, inputs.x.device)
+        if problem is None:
+            usable[name] = tensor
+        else:
+            found.append(problem)
+    return usable, tuple(found)
+
+
+def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
+    """The gradients that can be judged, and what is wrong with the others; one that is missing is a problem."""
+    usable: dict[str, Tensor] = {}
+    found: list[Problem] = []
+    for name, like in (("dx", inputs.x), ("dw", inputs.weight), ("db", inputs.bias)):
+        if like is None:
+            continue
+        if name not in returned:
+            found.append(
+                Problem("missing", name, f"{name} was not returned: a backward gives dx, dw and, with a bias, db")
+            )
+            continue
+        tensor = returned[name].detach()
+        problem = _against(name, tensor, tuple(like.shape), (like.dtype,), like.device)
+        if problem is None:
+            usable[name] = tensor
+        else:
+            found.append(problem)
+    return usable, tuple(found)
+
+
+def _against(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> Problem | None:
+    if tensor.layout != torch.strided:
+        return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
+    if tuple(tensor.shape) != shape:
+        return Problem("shape", name, f"{name}.shape={tuple(tensor.shape)}: expected {shape}")
+    if tensor.dtype not in dtypes:
+        return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected {' or '.join(map(str, dtypes))}")
+    return _elsewhere(name, tensor, device)
+
+
+def _statistic(name: str, tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+    if tensor.layout != torch.strided:
+        return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
+    if tensor.numel() != case.M:
+        shape = tuple(tensor.shape)
+        return Problem("shape", name, f"{name}.shape={shape}: expected M={case.M} elements in any shape")
+    if tensor.dtype != torch.float32:
+        return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected torch.float32")
+    return _elsewhere(name, tensor, device)
+
+
+def _bitmask(tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+    if tensor.layout != torch.strided:
+        return Problem("shape", "bitmask", f"bitmask.layout={tensor.layout}: expected a dense tensor")
+    if tensor.dtype not in (torch.uint8, torch.bool):
+        return Problem("dtype", "bitmask", f"bitmask.dtype={tensor.dtype}: expected torch.uint8 (packed) or torch.bool")
+    columns = case.N if tensor.dtype == torch.bool else packed_columns(case.N)
+    if tensor.dim() < 2 or tensor.shape[-1] != columns or tensor.numel() != case.M * columns:
+        expected = f"expected ({case.M}, {packed_columns(case.N)}) packed or ({case.M}, {case.N}) bool"
+        return Problem("shape", "bitmask", f"bitmask.shape={tuple(tensor.shape)}: {expected}")
+    return _elsewhere("bitmask", tensor, device)
+
+
+def _elsewhere(name: str, tensor: Tensor, device: torch.device) -> Problem | None:
+    if tensor.device.type != device.type:
+        return Problem("missing", name, f"{name}.device={tensor.device}: expected {device}, where the inputs are")
+    return None

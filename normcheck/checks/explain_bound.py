@@ -1,0 +1,202 @@
+"""``normcheck tolerances --explain``: the bound of one element, term by term, as the judge has it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TextIO
+
+import torch
+
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import make
+from normcheck.cases.ops.op import GRADIENTS, Op
+from normcheck.checks.attempt import too_large
+from normcheck.checks.check import model_of
+from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.gate.request import device_for, parsed, selected
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle import bitmask, rounding
+from normcheck.oracle.expectations import expectations
+from normcheck.oracle.judge import GIVEN_OWN, Expectation, Judge, doubtful_bits, judge_of
+from normcheck.oracle.special import is_special
+from normcheck.oracle.term_reasons import REASONS
+from normcheck.oracle.tolerances import Model, table
+
+_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The element that is asked about: ``output`` and ``at`` of the case in ``line``, of what ``impl`` names or ""."""
+
+    line: str
+    output: str
+    at: str
+    impl: str = ""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementBound:
+    """What one check allows for one element. ``above`` and ``below`` bound actual - expected and expected - actual.
+
+    ``terms``: name, value and reason of each part, largest first; ``rest``: what the bound has beside them.
+    """
+
+    check: str
+    expected: float
+    above: float
+    below: float
+    half_ulp: float
+    terms: tuple[tuple[str, float, str], ...]
+    rest: float
+
+
+def explain(question: Question, stream: TextIO) -> None:
+    """Write the bound of the element, of every check of its output. Raises UsageError."""
+    case = parsed(question.line)
+    op = discovery.ops()[case.op]
+    at = index_of(op, case, question.output, question.at)
+    device = device_for(question.device)
+    reason = too_large(case, device)
+    if reason:
+        raise UsageError(f"explain={one_line(question.line, 200)}: {reason}; expected a smaller M or N")
+    implementation = _implementation(question, case, device)
+    model = table().model if implementation is None else model_of(implementation, case, device)
+    judge = judge_of(op, case, make(case, op, device), model, {})
+    own_bits = implementation is not None and implementation.backward is None
+    place = f"({', '.join(map(str, at))}{',' if len(at) == 1 else ''})"
+    stream.write(f"{case}\n{question.output} at {place}\n")
+    if question.output == "bitmask":
+        _write_bit(stream, judge, at)
+    else:
+        for part in expectations(judge, own_bits=own_bits):
+            if part.output == question.output and _has(part, at):
+                _write(stream, element(part, at), part.fmt.name, special=is_special(case))
+    _write_model(stream, model, question.impl)
+
+
+def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
+    """``--at`` as an index into ``output`` of ``case``. Raises UsageError, with what there is."""
+    gradients = GRADIENTS if case.bias else GRADIENTS[:2]
+    names = (*op.outputs, *gradients)
+    if output not in names:
+        said = one_line(output, 60) or shown(output)
+        raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")
+    size = {"mean": {"ROW": case.M}, "rstd": {"ROW": case.M}, "dw": {"COLUMN": case.N}, "db": {"COLUMN": case.N}}.get(
+        output, {"ROW": case.M, "COLUMN": case.N}
+    )
+    form = ",".join(size)
+    if 0 in size.values():
+        raise UsageError(f"at={one_line(at, 60)}: {output} of this case has no elements; expected a case with M > 0")
+    limits = " and ".join(f"{name} from 0 to {count - 1}" for name, count in size.items())
+    wrong = f"at={one_line(at, 60) or shown(at)}: expected {form} of {output}, with {limits}"
+    numbers = at.strip("() ").removesuffix(",").replace(" ", "")  # as a report has it: (3, 511)
+    if not re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})?", numbers):
+        raise UsageError(wrong)
+    index = tuple(map(int, numbers.split(",")))
+    if len(index) != len(size) or any(i >= n for i, n in zip(index, size.values(), strict=True)):
+        raise UsageError(wrong)
+    return index
+
+
+def _implementation(question: Question, case: Case, device: str) -> Implementation | None:
+    if not question.impl:
+        return None
+    return selected(question.impl, (case.op,), device, _SECONDS, isolation=True)[0]
+
+
+def _has(part: Expectation, at: tuple[int, ...]) -> bool:
+    return part.expected.dim() == 1 or part.first <= at[0] < part.first + part.expected.shape[0]
+
+
+def element(part: Expectation, at: tuple[int, ...]) -> ElementBound:
+    """The bound of the element at ``at``, which lies in ``part``; a bound that is no number counts as infinite."""
+    row = at[0] - part.first
+    place = (row, at[1] if len(at) == 2 else 0) if part.expected.dim() == 2 else at
+
+    def value(t: torch.Tensor) -> float:
+        found = float(t.expand_as(part.expected)[place])
+        return math.inf if math.isnan(found) else found
+
+    above = value(part.bound.upper)
+    below = above if part.bound.lower is None else value(part.bound.lower)
+    expected = float(part.expected[place])
+    terms = [(name, value(term)) for name, term in part.bound.terms().items()]
+    terms = sorted(((n, v) for n, v in terms if v > 0), key=lambda term: -term[1])
+    rest = max(above, below) - sum(v for _, v in terms)
+    half = float(rounding.half_ulp(part.expected[place].abs().reshape(1), part.fmt))
+    reasons = (REASONS.get((part.output, name), "").format(fmt=part.fmt.name) for name, _ in terms)
+    return ElementBound(
+        check=part.check,
+        expected=expected,
+        above=above,
+        below=below,
+        half_ulp=half,
+        terms=tuple((name, v, reason) for (name, v), reason in zip(terms, reasons, strict=True)),
+        rest=rest if math.isfinite(rest) and rest > 1e-3 * max(above, below) else 0.0,
+    )
+
+
+def _write(stream: TextIO, found: ElementBound, fmt: str, *, special: bool) -> None:
+    own = ", here the reference's as they would be saved" if found.check == GIVEN_OWN else ""
+    stream.write(f"\n{found.check}{own}\n  expected  {found.expected:.17g}\n")
+    largest = max(found.above, found.below)
+    if not math.isfinite(largest):
+        what = "only whether it is finite is checked" if special else "counted, never failed"
+        stream.write(f"  bound     none that is finite: uncheckable, {what}\n")
+        return
+    if largest <= rounding.NO_ROOM:
+        stream.write("  bound     0: nothing of it can be rounded, only the expected value is right\n")
+        return
+    ulps = f"{largest / (2 * found.half_ulp):.3g} ulp of {fmt} there"
+    sides = "" if found.above == found.below else f" ({found.above:.6g} above, {found.below:.6g} below)"
+    stream.write(f"  bound     {largest:.6g}{sides}, {ulps}\n")
+    low, high = found.expected - found.below, found.expected + found.above
+    stream.write(f"  right     from {low:.9g} to {high:.9g}\n")
+    rows = [*found.terms]
+    if found.rest:
+        rows.append(("the rest", found.rest, "the side that is wider than the one with these terms, or policy.safety"))
+    if not rows:
+        return
+    width = max(len(name) for name, _, _ in rows)
+    total = sum(value for _, value, _ in rows)
+    stream.writelines(
+        f"  {name:<{width}}  {value:<12.6g} {value / total:>5.1%}  {reason}\n" for name, value, reason in rows
+    )
+
+
+def _write_bit(stream: TextIO, judge: Judge, at: tuple[int, ...]) -> None:
+    """A bit has no distance to its expected value; z has one to the limits."""
+    (block,) = (b for b in judge.blocks() if b.start <= at[0] < b.stop)
+    truth, here = judge.truth(block), (slice(at[0] - block.start, at[0] - block.start + 1), slice(at[1], at[1] + 1))
+    z, before = truth.forward.z[here], truth.y.before_store[here].expand(1, 1)
+    how = judge.rules.model.bitmask_compare
+    reach = float(bitmask.band(z, before, judge.io, how))
+    free = bool(doubtful_bits(judge, truth)[here])
+    lower, upper = judge.options["lower_clip"], judge.options["upper_clip"]
+    bit = int(lower < float(z) < upper)
+    stream.write(f"\nlower_clip < z < upper_clip\n  expected  {bit}\n  z         {float(z):.17g}\n")
+    stream.writelines(
+        f"  {name}  {limit:.9g}, {abs(float(z) - limit):.6g} away\n" for name, limit in judge.options.items()
+    )
+    stream.write(f"  band      {reach:.6g}: E of z {float(before):.6g}")
+    stream.write(
+        "\n" if how == "fp32" else f", and half an ulp of {judge.io.name}: compared before the store or after\n"
+    )
+    last = "either is right: z lies within the band of a limit" if free else f"only {bit} is right: no room, bound 0"
+    stream.write(f"  bound     {last}\n")
+
+
+def _write_model(stream: TextIO, model: Model, impl: str) -> None:
+    facts = ("chain", "variance", "y_form", "bwd_form", "rsqrt_ulp", "ftz")
+    said = ", ".join(f"{name} {getattr(model, name)}" for name in facts)
+    whose = f"as {one_line(impl, 200)} declares it" if impl else "of the table; another with --impl"
+    stream.write(f"\nmodel: {said} ({whose})\n")
+    stream.write("gam(k) = k u / (1 - k u) with u = 2^-24 bounds k roundings in a row (Higham 2002, lemma 3.1);\n")
+    stream.write(
+        "H(n): the adds that a summand passes through; E: the bound before the store. Next: normcheck tolerances\n"
+    )

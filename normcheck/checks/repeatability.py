@@ -1,0 +1,74 @@
+"""The same call once more, with another pattern in all memory that is not the implementation's own.
+
+The same bits mean that it repeats, reads nothing unwritten and nothing out of bounds. Only where they differ, runs that
+change one thing each find out which it was.
+"""
+
+from __future__ import annotations
+
+from normcheck.cases.case import Case
+from normcheck.checks.contract import Problem
+from normcheck.checks.observe import observe
+from normcheck.checks.rerun import Probed, Subject
+from normcheck.checks.two_runs import changed, first_difference, refused_again, sharing_memory
+from normcheck.runner.memory import LARGE, NEGATIVE, Pattern, Surroundings
+
+_REPEATS = 4
+
+
+def other_surroundings(case: Case) -> Surroundings:
+    """Those of the second run: another pattern in all memory that is not the implementation's own."""
+    pattern = NEGATIVE if case.seed % 2 else LARGE
+    return Surroundings(pattern, pattern, pattern)
+
+
+def repeated(subject: Subject) -> Probed:
+    """A second run with another pattern in all memory that is not the implementation's own."""
+    pattern = subject.begun.surroundings.fresh
+    second, problems = observe(subject.implementation, subject.op, subject.case, subject.begun, subject.bits)
+    if second.refused and not subject.first.refused:
+        return Probed((refused_again(second.refused),))
+    shared = sharing_memory(subject.first, second)
+    if shared:
+        message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
+        return Probed((Problem("not_repeatable", shared, message),))
+    differing = changed(subject.first, second)
+    repeats = {name: name not in differing for name in subject.first.named}
+    if not differing or problems:
+        return Probed(problems, repeats)
+    if subject.implementation.deterministic:
+        return Probed((_reason(subject, pattern, differing),), repeats)
+    wrong = subject.wrong_values(subject.inputs, second)
+    message = f"is right at first, and wrong when run again with {pattern.name} in memory that is not its own"
+    return Probed(tuple(Problem("not_repeatable", name, f"{name} {message}") for name in wrong[:1]), repeats)
+
+
+def _reason(subject: Subject, pattern: Pattern, differing: list[str]) -> Problem:
+    """Why the bits of the ``differing`` outputs are not those of the first run: one thing is changed at a time."""
+    unsteady = _unsteady(subject, Surroundings(), _REPEATS)
+    if unsteady is not None:
+        return unsteady
+    for kind, surroundings, what in (
+        ("unwritten", Surroundings(fresh=pattern), "memory that was never written, such as what torch.empty returns"),
+        ("out_of_bounds_read", Surroundings(allocated=pattern), "what lies around memory that it allocated"),
+        ("out_of_bounds_read", Surroundings(inputs=pattern), "what lies around an input, or in the gaps of its rows"),
+    ):
+        found = first_difference(subject.first, subject.again(surroundings)[0])
+        if found:
+            name, how_many = found
+            unsteady = _unsteady(subject, surroundings, 1) or _unsteady(subject, Surroundings(), _REPEATS)
+            return unsteady or Problem(kind, name, f"{name} depends on {what}: {how_many}")
+    message = f"{differing[0]} depends on memory that is not the implementation's own"
+    return Problem("out_of_bounds_read", differing[0], message)
+
+
+def _unsteady(subject: Subject, surroundings: Surroundings, repeats: int) -> Problem | None:
+    """Whether runs in the very same surroundings differ: then no difference says anything about memory."""
+    first = subject.first if surroundings == Surroundings() else subject.again(surroundings)[0]
+    for _ in range(repeats):
+        found = first_difference(first, subject.again(surroundings)[0])
+        if found:
+            name, how_many = found
+            advice = "if that is meant, declare deterministic=False"
+            return Problem("not_repeatable", name, f"{name} is not the same when run again: {how_many}; {advice}")
+    return None

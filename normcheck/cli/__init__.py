@@ -1,0 +1,1 @@
+"""The command line: each command turns its arguments into one call. May import everything, inside functions."""

@@ -1,0 +1,298 @@
+"""``normcheck doctor``: what is here, what runs here, and what to do about what does not.
+
+torch is imported as everything else is: inside a question, where its failure is an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+
+from normcheck import __version__
+from normcheck.cli.remedies import step_for
+from normcheck.errors import one_line, told
+from normcheck.runner import nvidia_driver
+
+if TYPE_CHECKING:
+    from normcheck.impls.implementation import Implementation
+
+CASE = "rmsnorm fp32 M=3 N=9 eps=1e-05 rows=normal dy=normal layout=contiguous seed=0"
+"""What is run to see whether anything can be verified."""
+
+_SECONDS = 60.0
+_NAME = 20  # columns
+_IMPORTS = "python -c 'import numpy, torch, triton'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A line of the answer; ``step``: what to do about it, "" where nothing is to be done."""
+
+    name: str
+    value: str
+    step: str = ""
+
+
+def examine(stream: TextIO, interpret: str = "") -> int:
+    """Write everything to ``stream``, as it becomes known; 0 where something can be verified here, else 5.
+
+    ``interpret``: TRITON_INTERPRET as it was given, before normcheck sets it on a CPU.
+    """
+    _put(stream, "machine", machine())
+    _put(stream, "versions", versions())
+    _put(stream, "GPU", gpu())
+    device, trouble = _device()
+    _put(stream, "Triton", interpretation(interpret, device, trouble))
+    runs = False if trouble else _put_what_runs(stream, device)
+    if runs:
+        stream.write("\nThis machine can verify. Next: normcheck verify\n")
+        return 0
+    stream.write("\nNothing can be verified here. Next: what stands behind the first arrow (->) above\n")
+    return 5
+
+
+def _put_what_runs(stream: TextIO, device: str) -> bool:
+    """Write whether a case can be judged, in a process of its own or in this, and what of; whether anything can."""
+    apart = _asked("isolation", lambda: _works(device, isolation=True), "run with --no-isolation")
+    _put(stream, "isolation", [apart])
+    good = not apart.step
+    if not good:
+        here = _asked("in this process", lambda: _works(device, isolation=False), "report it, with all of the above")
+        _put(stream, "without it", [here])
+        good = not here.step
+    return _put_implementations(stream, device) and good
+
+
+def _put(stream: TextIO, title: str, facts: list[Fact]) -> None:
+    stream.write(f"{title}\n")
+    for fact in facts:
+        stream.write(f"  {fact.name:<{_NAME}} {one_line(fact.value, 400)}\n")
+        if fact.step:
+            stream.write(f"  {'':<{_NAME}} -> {one_line(fact.step, 400)}\n")
+    stream.flush()
+
+
+def _asked(name: str, question: Callable[[], Fact | str], step: str = "") -> Fact:
+    """The answer to ``question``, or what it failed with, and the ``step`` then: no question may end all others."""
+    try:
+        answer = question()
+    except Exception as error:
+        return Fact(name=name, value=f"does not work: {told(error, 300)}", step=step)
+    return answer if isinstance(answer, Fact) else Fact(name=name, value=answer)
+
+
+def machine() -> list[Fact]:
+    """System, processor and memory."""
+    return [
+        _asked("system", platform.platform),
+        _asked("processor", _processor),
+        _asked("memory", _memory),
+    ]
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.machine())}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+
+
+def _memory() -> str:
+    page = os.sysconf("SC_PAGE_SIZE")
+    free, there = (page * os.sysconf(name) / 2**30 for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+    shared = shutil.disk_usage("/dev/shm").free / 2**30
+    return f"{there:.1f} GiB, {free:.1f} GiB of it unused; {shared:.1f} GiB of shared memory free"
+
+
+def versions() -> list[Fact]:
+    """Of what normcheck is made of and what it verifies."""
+    packages = ("triton", "numpy", "hypothesis", "safetensors", "liger-kernel")
+    return [
+        Fact(name="normcheck", value=__version__),
+        Fact(name="python", value=f"{platform.python_version()}, {platform.python_implementation()}"),
+        _asked("torch", _torch, f"make this work first: {_IMPORTS}"),
+        *(_asked(name, lambda name=name: _installed(name)) for name in packages),  # type: ignore[misc]
+        _asked("cudnn frontend", lambda: _installed("nvidia-cudnn-frontend")),
+        _asked("cudnn backend", _backend),
+        _asked("C++ compiler", _compiler),
+    ]
+
+
+def _torch() -> str:
+    torch: Any = import_module("torch")
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return f"{torch.__version__}, {built}"
+
+
+def _installed(distribution: str) -> Fact:
+    name = distribution.replace("nvidia-cudnn-frontend", "cudnn frontend")
+    try:
+        return Fact(name=name, value=version(distribution))
+    except PackageNotFoundError:
+        optional = distribution in ("liger-kernel", "nvidia-cudnn-frontend")
+        step = "" if optional else f"pip install {distribution}"
+        return Fact(name=name, value="not installed" + (", needed on a GPU only" if optional else ""), step=step)
+
+
+def _backend() -> str:
+    """cuDNN itself: the one that torch found, and the one that the frontend did, which should be the same."""
+    from normcheck.impls._cudnn_graphs import version_text
+
+    own = import_module("torch").backends.cudnn.version()
+    found = [f"{version_text(own)} by torch"] if own else []
+    try:
+        found.append(f"{version_text(import_module('cudnn').backend_version())} by its frontend")
+    except Exception as error:  # no frontend, or none that finds a library: what it says is the answer
+        found.append(f"none by its frontend ({one_line(told(error), 120)})")
+    return ", ".join(found)
+
+
+def _compiler() -> Fact:
+    name = os.environ.get("CXX", "g++")
+    path = shutil.which(name)
+    if path is None:
+        step = "install g++, or set CXX: torch_compile needs one on a CPU, and Triton a C compiler on a GPU"
+        return Fact(name="C++ compiler", value=f"{name} is not there", step=step)
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    return Fact(name="C++ compiler", value=f"{path}: {next(iter(done.stdout.splitlines()), 'says nothing of itself')}")
+
+
+def gpu() -> list[Fact]:
+    """What the driver tells of GPUs, and which of them torch sees."""
+    return [_asked("driver", _driver), _asked("seen by torch", _seen)]
+
+
+def _driver() -> str:
+    if not nvidia_driver.present():
+        return "no NVIDIA driver"
+    own = nvidia_driver.version() or "of a version that it does not tell"
+    return f"{own}, with {', '.join(nvidia_driver.gpus()) or 'no GPU'}"
+
+
+def _seen() -> Fact:
+    torch: Any = import_module("torch")
+    if not torch.cuda.is_available():
+        return Fact(name="seen by torch", value="no GPU", step=_why_unseen(torch))
+    every = []
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        free, there = (size / 2**30 for size in torch.cuda.mem_get_info(number))
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        every.append(f"{number}: {properties.name}, {capability}, {free:.1f} of {there:.1f} GiB free")
+    return Fact(name="seen by torch", value="; ".join(every))
+
+
+def _why_unseen(torch: Any) -> str:
+    """What to do where the driver is there and torch does not see its GPUs."""
+    if not nvidia_driver.present():
+        return ""
+    if not torch.version.cuda:
+        return "install a build of torch for CUDA: this one has none"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        return f"CUDA_VISIBLE_DEVICES={hidden} hides GPUs: unset it"
+    return f"update the driver, or install a torch built for an older CUDA than {torch.version.cuda}"
+
+
+def _device() -> tuple[str, str]:
+    """Where normcheck would run, made ready for it; and what went wrong on the way."""
+    try:
+        from normcheck.gate.request import device_for
+
+        return device_for("auto"), ""
+    except Exception as error:
+        return "cpu", told(error, 400)
+
+
+def interpretation(given: str, device: str, trouble: str) -> list[Fact]:
+    """How Triton kernels run on ``device``; ``given``: TRITON_INTERPRET; ``trouble``: of the interpreter, if any."""
+    shown = f"TRITON_INTERPRET={given}" if given else "TRITON_INTERPRET is not set"
+    if trouble:
+        step = f"make this work first: {_IMPORTS}"
+        return [Fact(name="kernels", value=f"{shown}; normcheck cannot start: {trouble}", step=step)]
+    if device == "cpu":
+        return [Fact(name="kernels", value=f"{shown}: interpreted on the CPU, which normcheck sees to")]
+    if given.lower() in ("1", "true", "yes", "on", "y"):
+        return [Fact(name="kernels", value=f"{shown}: interpreted in spite of the GPU", step="unset TRITON_INTERPRET")]
+    return [Fact(name="kernels", value=f"{shown}: compiled for the GPU")]
+
+
+def _works(device: str, *, isolation: bool) -> Fact:
+    """Whether a case can be run and judged: in another process, or in this one."""
+    from normcheck.checks.attempt import run_case
+    from normcheck.gate.plan import PROFILES, Cell, Plan
+    from normcheck.gate.request import parsed, selected
+    from normcheck.impls import discovery
+    from normcheck.runner.call import link_of
+
+    name = "isolation" if isolation else "in this process"
+    case, begun = parsed(CASE), time.perf_counter()
+    (implementation,) = selected("torch", (case.op,), device, _SECONDS, isolation=isolation)
+    cell = Cell(discovery.ops()[case.op], implementation, case.dtype, "torch")
+    result = run_case(cell, case, Plan((cell,), PROFILES["quick"], 0, device, _SECONDS))
+    link = link_of(implementation)
+    if link is not None:
+        link.close()
+    took = f"{time.perf_counter() - begun:.1f} s on {device}"
+    if result.failed or not result.checked:
+        what = result.refused or "; ".join(p.message for p in result.problems) or "torch's own rmsnorm is found wrong"
+        where = "run with --no-isolation" if isolation else "run it with --device cpu"
+        return Fact(name=name, value=f"does not work: {what}", step=f"{where}: normcheck repro torch '{CASE}'")
+    where = "a worker was started, and torch's rmsnorm judged" if isolation else "torch's rmsnorm was judged"
+    return Fact(name=name, value=f"works: {where}, in {took}")
+
+
+def _put_implementations(stream: TextIO, device: str) -> bool:
+    """Write which implementations run; whether any does."""
+    stream.write(f"implementations, on {device}\n")
+    runs = False
+    for name, state, step in _states(device):
+        runs |= not step
+        stream.write(f"  {one_line(name, 60):<{_NAME}} {one_line(state, 400)}\n")
+        if step:
+            stream.write(f"  {'':<{_NAME}} -> {one_line(step, 400)}\n")
+    return runs
+
+
+def _states(device: str) -> Iterator[tuple[str, str, str]]:
+    """(name, state, step) of every known implementation, its ops together where they are in the same state."""
+    from normcheck.impls import discovery
+
+    for name, found in discovery.implementations().items():
+        states: dict[tuple[str, str], list[str]] = {}
+        for implementation in found:
+            states.setdefault(_state(implementation, device), []).append(implementation.op)
+        for (state, step), ops in states.items():
+            yield name, f"{', '.join(ops)}: {state}", step
+
+
+def _state(implementation: Implementation, device: str) -> tuple[str, str]:
+    """Whether it runs, or why not, and what to do then."""
+    try:
+        from normcheck.runner.call import unavailable  # imports torch
+
+        reason = unavailable(implementation, device)
+    except Exception as error:
+        return told(error, 300), f"install what it is made of: {implementation.source}"
+    if reason:
+        return reason, step_for(reason, implementation.source)
+    return ("runs" if device in implementation.by_default else f"runs with --impl {implementation.name}"), ""
+
+
+def doctor() -> None:
+    """Machine, drivers and versions; what runs here, and what does not, why, and what to do about it.
+
+    Exit code: 0 something can be verified here; 5 nothing can.
+    """
+    raise typer.Exit(examine(sys.stdout, os.environ.get("TRITON_INTERPRET", "")))

@@ -1,0 +1,76 @@
+"""``normcheck golden``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from normcheck.cli.options import Device, Dtype, Impl, Isolation, Op, Timeout
+from normcheck.cli.warm import warm
+
+app = typer.Typer(
+    help="Recorded outputs, judged again on any machine, without the library that made them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command(name="record")
+def record(
+    out: Annotated[str, typer.Option("--out", help="New folder for the record; its parent has to exist.")],
+    op: Op = None,
+    impl: Impl = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    timeout: Timeout = 120.0,
+    isolation: Isolation = True,
+) -> None:
+    """Run a fixed list of small cases on what is here and keep the outputs.
+
+    Exit code: 0 recorded, and all of it holds; 1 recorded, and some of it does not hold; 2 wrong command line, or
+    --out exists; 3 normcheck itself failed; 5 nothing ran and nothing was written.
+    """
+    warm(device, isolation)
+    from normcheck.gate.request import Request
+    from normcheck.golden import run
+
+    request = Request(
+        ops=tuple(op or ()),
+        impls=tuple(impl or ()),
+        dtypes=tuple(dtype or ()),
+        device=device,
+        timeout=timeout,
+        isolation=isolation,
+    )
+    raise typer.Exit(run.record(request, out, tuple(sys.argv[1:])))
+
+
+@app.command(name="verify")
+def verify(
+    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders that golden record wrote.")],
+) -> None:
+    """Judge recorded outputs again, with the bounds of today.
+
+    Exit code: 0 all of them hold; 1 some do not; 2 a folder is no record, or was changed; 3 normcheck itself failed; 5
+    nothing was checked.
+    """
+    from normcheck.golden import run
+
+    raise typer.Exit(run.verify(folders, tuple(sys.argv[1:])))
+
+
+@app.command(name="diff")
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A folder that golden record wrote.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another, of the same implementations.")],
+) -> None:
+    """What moved between two records, by output, in ulps.
+
+    Exit code: 0 the same bits; 1 something moved, or is in one of them only; 2 a folder is no record, or was changed;
+    3 normcheck itself failed; 5 they have no case in common.
+    """
+    from normcheck.golden import run
+
+    raise typer.Exit(run.diff(a, b))

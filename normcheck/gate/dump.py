@@ -1,0 +1,64 @@
+"""One case on disk: inputs, outputs, reference and bounds as safetensors, and ten lines that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from normcheck.cases.inputs import make
+from normcheck.checks.check import Result
+from normcheck.gate.plan import Cell
+from normcheck.golden.store import write_new
+from normcheck.impls import discovery
+from normcheck.oracle.expectations import expectations, whole
+from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Expectation, bits_of, judge_of
+
+NAME = "case.safetensors"
+_SLUGS = {END_TO_END: "end_to_end", GIVEN_OWN: "given_own_statistics", GIVEN_REFERENCE: "given_reference_statistics"}
+
+SCRIPT = """\
+from pathlib import Path
+from safetensors.torch import load_file
+t = load_file(Path(__file__).with_name("case.safetensors"))  # x, weight, bias, dy; actual/, expected/, above/, below/
+for name in sorted(key.removeprefix("actual/") for key in t if key.startswith("actual/") and t[key].numel()):
+    actual, expected = t[f"actual/{name}"].double(), t[f"expected/{name}"]
+    bound = t[f"above/{name}"].where(actual > expected, t[f"below/{name}"])
+    ratio = ((actual - expected).abs() / bound).nan_to_num(nan=float("inf"))
+    ratio[(actual == expected) | bound.isinf()] = 0
+    at = tuple(int(i) for i in (ratio == ratio.max()).nonzero()[0])
+    print(f"{name} at {at}: got {actual[at]:.9g}, expected {expected[at]:.9g}, ratio {ratio[at]:.4g}")
+"""
+"""Overflow that a store excuses is not excused here: there the ratio is inf, where normcheck has none."""
+
+
+def write(folder: Path, cell: Cell, result: Result, compared: Sequence[Expectation], device: str) -> None:
+    """Write ``result``, and what it was held against, into the new ``folder``. Raises UsageError."""
+    from safetensors.torch import save
+
+    held = {(part.output, part.check, part.first): part for part in compared}  # what was judged again counts
+    tensors = _tensors(cell, result, tuple(held.values()), device)
+    facts = {"case": str(result.case), "implementation": cell.implementation.name, "model": str(result.model)}
+    data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata=facts)
+    write_new(folder, {NAME: data, "worst.py": SCRIPT.encode()}, "dump")
+
+
+def _tensors(cell: Cell, result: Result, held: tuple[Expectation, ...], device: str) -> dict[str, Tensor]:
+    """Name in the file -> tensor. Where nothing was judged, what would have been expected."""
+    op, case = discovery.ops()[cell.op.name], result.case
+    inputs = make(case, op, device)
+    tensors = dict(inputs.named())
+    if not held and case.M > 0:
+        held = expectations(judge_of(op, case, inputs, result.model, {}))
+    for (output, check), (expected, above, below) in whole(held).items():
+        name = f"{output}/{_SLUGS[check]}"
+        tensors |= {f"expected/{name}": expected, f"above/{name}": above, f"below/{name}": below}
+        returned = result.staged if check == GIVEN_REFERENCE else result.seen.named
+        if output in returned:
+            actual = returned[output]
+            actual = bits_of(actual, case) if output == "bitmask" else actual
+            tensors[f"actual/{name}"] = actual.reshape(expected.shape)
+    if "bitmask" in result.seen.outputs:
+        tensors["returned/bitmask"] = result.seen.outputs["bitmask"]
+    return tensors

@@ -1,0 +1,200 @@
+"""The reports of the shards of one sweep -> the run that they are together."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from normcheck.errors import UsageError, one_line
+from normcheck.gate.decision import BROKEN
+from normcheck.gate.remarks import derived, refusals
+from normcheck.gate.sense import sensible
+from normcheck.result import Coverage, Run, Steadiness, Uncheckable, Vacuity, Verdict, Worst
+
+T = TypeVar("T")
+
+_SAME_VERSIONS = ("normcheck", "torch", "triton", "cudnn_frontend", "hypothesis", "cuda", "cudnn_backend")
+"""What decides which cases are drawn and what computes them; a job may have another host, driver or patch of Python."""
+
+
+def merged(runs: Sequence[tuple[str, Run]]) -> Run:
+    """One run of all shards, each with its file's name; its status is for the gate to decide.
+
+    Counts are summed, of worsts the worst is kept, and of findings that of the first case in the order of the sweep.
+    A verdict that makes no sense, as somebody may have written it into a report, is an ``error``.
+    Raises UsageError for reports that do not belong together, a shard that is missing or one that is there twice.
+    """
+    ordered = _in_order(runs)
+    for file, run in ordered:
+        _check_once(file, run)
+        _check_alike(ordered[0], (file, run))
+    shards = [run for _, run in ordered]
+    first = shards[0]
+    cells: dict[tuple[str, str, str, str], list[Verdict]] = {}
+    for run in shards:
+        for verdict in run.verdicts:
+            cells.setdefault(_key(verdict), []).append(sensible(verdict))
+    machines = dict.fromkeys(run.environment["device"] for run in shards if "device" in run.environment)
+    return Run(
+        argv=first.argv,
+        seed=first.seed,
+        profile=first.profile,
+        seconds=max(run.seconds for run in shards),
+        environment={**first.environment, **({"device": ", ".join(machines)} if machines else {})},
+        verdicts=tuple(sensible(_cell(parts)) for parts in cells.values()),
+        status="",
+        exit_code=BROKEN,
+        complete=all(run.complete for run in shards),
+        budget=first.budget,
+        required=tuple(dict.fromkeys(name for run in shards for name in run.required)),
+        part=any(run.part for run in shards),
+    )
+
+
+def _in_order(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
+    """The reports by the number of their shard, if each is there once."""
+    found: dict[int, tuple[str, Run]] = {}
+    count, source = 0, ""
+    for file, run in runs:
+        match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", run.shard)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            said = one_line(run.shard, 60) or "none"
+            raise UsageError(f"{file}: shard={said}: expected a report of normcheck verify --shard K/N")
+        number, total = int(match[1]), int(match[2])
+        if count and total != count:
+            raise UsageError(f"{file}: shard={run.shard}: expected one of {count}, as {source}")
+        if number in found:
+            raise UsageError(
+                f"{file}: shard={run.shard}: expected each shard once, {found[number][0]} is this one as well"
+            )
+        found[number], count, source = (file, run), total, file
+    missing = [f"{number}/{count}" for number in range(1, count + 1) if number not in found]
+    if missing:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise UsageError(f"shard={', '.join(missing[:8])}{more} is missing: expected a report of each of {count}")
+    return [found[number] for number in sorted(found)]
+
+
+def _check_once(file: str, run: Run) -> None:
+    for key, times in Counter(_key(v) for v in run.verdicts).items():
+        if times > 1:
+            raise UsageError(f"{file}: expected each cell once, {one_line(' '.join(key), 120)} is there {times} times")
+
+
+def _check_alike(one: tuple[str, Run], other: tuple[str, Run]) -> None:
+    (file, a), (second, b) = one, other
+    facts: list[tuple[str, object, object]] = [("seed", a.seed, b.seed), ("profile", a.profile, b.profile)]
+    facts += [(name, a.budget.get(name), b.budget.get(name)) for name in {**a.budget, **b.budget}]
+    facts += [(name, a.environment.get(name), b.environment.get(name)) for name in _SAME_VERSIONS]
+    for name, own, its in facts:
+        if own != its:
+            said = (one_line(str(value), 80) for value in (its, own))
+            raise UsageError("{}: {}={}: expected {}, as in {}".format(second, name, *said, file))
+    cells = [[_key(v) for v in run.verdicts] for run in (a, b)]
+    if a.complete and b.complete and cells[0] != cells[1]:
+        own_only = [key for key in [*cells[0], *cells[1]] if (key in cells[0]) != (key in cells[1])]
+        which = one_line(" ".join(own_only[0]), 120) if own_only else "in another order"
+        raise UsageError(f"{second}: expected the cells of {file}; {which} is only in one of them")
+
+
+def _key(verdict: Verdict) -> tuple[str, str, str, str]:
+    return verdict.op, verdict.implementation, verdict.dtype, verdict.device
+
+
+def _cell(parts: Sequence[Verdict]) -> Verdict:
+    """One cell of all its shards."""
+    first = parts[0]
+    failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
+    broken = next((v for v in parts if v.status == "error"), None)
+    status = next((s for s in ("fail", "error", "thin", "pass") if any(v.status == s for v in parts)), "skip")
+    skipped, refused = Counter[str](), Counter[str]()
+    for verdict in parts:
+        skipped.update(verdict.skipped)
+        refused.update(verdict.backward_refused)
+    cases = sum(v.cases for v in parts)
+    thin = [v.detail for v in parts if v.status == "thin"]
+    detail = {
+        "thin": "; ".join(dict.fromkeys(thin)),
+        "fail": failed and failed.detail,
+        "error": broken and broken.detail,
+        "skip": first.detail,
+    }.get(status)
+    worst = _joined([v.worst for v in parts], _worse)
+    uncheckable = _joined([v.uncheckable for v in parts], _both)
+    vacuity = _joined([v.vacuity for v in parts], _weighed)
+    own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity, v.backward_refused, v.cases)]
+    return Verdict(
+        op=first.op,
+        implementation=first.implementation,
+        dtype=first.dtype,
+        device=first.device,
+        status=status,
+        detail=(refusals(skipped) if status == "skip" and skipped else detail) or "",
+        cases=cases,
+        seconds=sum(v.seconds for v in parts),
+        worst=worst,
+        not_returned=tuple(dict.fromkeys(n for v in parts for n in v.not_returned if n not in worst)),
+        failure=failed.failure if failed else None,
+        uncheckable=uncheckable,
+        skipped=dict(skipped),
+        model={key: value for v in parts for key, value in v.model.items()},
+        notes=(*dict.fromkeys(own), *derived(uncheckable, vacuity, refused, cases)),
+        vacuity=vacuity,
+        repeats=_joined([v.repeats for v in parts], _steady),
+        invariance=_joined([v.invariance for v in parts], _steady),
+        known=failed.known if failed else "",
+        file=first.file,
+        line=first.line,
+        failed_at=failed.failed_at if failed else None,
+        backward_refused=dict(refused),
+        undeclared=_joined([v.undeclared for v in parts], _worse),
+        core=_core([v.core for v in parts if v.core is not None]),
+    )
+
+
+def _core(parts: Sequence[Coverage]) -> Coverage | None:
+    """The core of a cell from its shards, each of which knows what it owed: what none of them owes is finished."""
+    if not parts:
+        return None
+    return Coverage(
+        planned=sum(part.planned for part in parts),
+        run=sum(part.run for part in parts),
+        missed=tuple(dict.fromkeys(words for part in parts for words in part.missed)),
+        left_out=parts[0].left_out,
+        refused=max(part.refused for part in parts),
+        building=sum(part.building for part in parts),
+    )
+
+
+def _when(verdict: Verdict) -> float:
+    return math.inf if verdict.failed_at is None else verdict.failed_at
+
+
+def _joined(maps: Iterable[Mapping[str, T]], join: Callable[[T, T], T]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for each in maps:
+        for name, value in each.items():
+            found[name] = join(found[name], value) if name in found else value
+    return found
+
+
+def _worse(a: Worst, b: Worst) -> Worst:
+    """The worse of two; NaN is worse than any number, and of equals the first is kept."""
+    return b if (math.isnan(b.ratio) and not math.isnan(a.ratio)) or b.ratio > a.ratio else a
+
+
+def _both(a: Uncheckable, b: Uncheckable) -> Uncheckable:
+    return Uncheckable(count=a.count + b.count, total=a.total + b.total)
+
+
+def _weighed(a: Vacuity, b: Vacuity) -> Vacuity:
+    return Vacuity(
+        zeros=a.zeros + b.zeros, total=a.total + b.total, empty=a.empty + b.empty, checks=a.checks + b.checks
+    )
+
+
+def _steady(a: Steadiness, b: Steadiness) -> Steadiness:
+    return Steadiness(differ=a.differ + b.differ, cases=a.cases + b.cases)

@@ -1,0 +1,121 @@
+"""A failing case -> the simplest one that fails in the same output, found by Hypothesis among its simplifications.
+
+Hypothesis shrinks only what it drew itself. So every failure, also of an explicit case, is searched again among the
+choices that are no less simple than its own, its own standing beside the simpler ones.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis.errors import Flaky, NoSuchExample
+from hypothesis.strategies import SearchStrategy
+
+from normcheck.cases.case import Case
+from normcheck.cases.claims import claims_of
+from normcheck.cases.strategies import Choices, cases, choices, within
+from normcheck.checks.attempt import died, run_alone, run_case, timed_out
+from normcheck.checks.check import Result
+from normcheck.checks.finding import signature, worst_ratio
+from normcheck.checks.probes import Depth
+from normcheck.gate.plan import Cell, Plan
+
+T = TypeVar("T")
+
+_TRIES = 400
+_RESTARTS, _TIMEOUTS = 40, 3  # how often a search may start a dead process anew
+_PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
+
+
+class Stop(BaseException):
+    """Leaves Hypothesis from inside: a time or a number of cases is used up. Not an Exception, so that it gets out."""
+
+
+def search(
+    strategy: SearchStrategy[T], fails: Callable[[T], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
+) -> T | None:
+    """Hypothesis' find(), without its database, deadlines and health checks; None where nothing fails."""
+    quiet = settings(
+        max_examples=tries,
+        database=None,
+        deadline=None,
+        phases=phases,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        return find(strategy, fails, settings=quiet, random=random.Random(seed))
+    except (NoSuchExample, Flaky):
+        return None
+
+
+def seed_of(cell: Cell, seed: int) -> int:
+    """A seed of its own for each cell, the same in every run with the same ``--seed``."""
+    return zlib.crc32(
+        f"{seed} {cell.op.name} {cell.implementation.name} {cell.dtype}".encode("utf-8", "backslashreplace")
+    )
+
+
+def _size(case: Case, every: Choices) -> tuple[int, ...]:
+    """How simple a case is: fewer elements first, then simpler kinds."""
+    kinds = (
+        _rank(every.rows, case.rows),
+        _rank(every.dy, case.dy),
+        _rank(every.parameters, (case.weights, case.weight_dtype, case.bias)),
+        _rank(every.layout, (case.layout, case.gap)),
+        _rank(every.eps, case.eps),
+    )
+    return (case.M * case.N, sum(kinds), *kinds, case.seed)
+
+
+def _rank(values: Sequence[object], own: object) -> int:
+    return values.index(own) if own in values else len(values)
+
+
+def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Result:
+    """The simplest failing case found within a budget, failing in the same output; at worst the one given.
+
+    ``alone``: what fails counts only if it fails in a new process as well, since one of the cases that were tried
+    before may have damaged the process.
+    """
+    every = choices(claims_of(cell.op, cell.implementation, cell.dtype))
+    wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, plan.profile.shrink_seconds)
+    depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
+    best = failed
+    restarts = 0
+    seen: dict[Case, bool] = {}
+
+    def fails(case: Case) -> bool:
+        nonlocal best, restarts
+        if time.perf_counter() > end or restarts >= (_TIMEOUTS if timed_out(failed) else _RESTARTS):
+            raise Stop
+        if case not in seen:
+            result = run_case(cell, case, plan, depth=depth)
+            restarts += died(result)
+            if alone and result.failed and result.after:
+                result = run_alone(cell, case, plan, depth)
+                restarts += 1 + died(result)
+            plain = worst_ratio(result) >= min(_PLAIN, worst_ratio(failed) / 2)
+            seen[case] = result.failed and signature(result) == wanted and plain
+            if seen[case] and _size(case, every) < _size(best.case, every):
+                best = result
+        return seen[case]
+
+    try:
+        for _ in range(3):  # each round searches within the last one's result, until it stays
+            before = best.case
+            near = cases(within(every, before))
+            search(near, fails, seed=seed_of(cell, plan.seed), tries=_TRIES, phases=(Phase.generate, Phase.shrink))
+            if best.case == before:
+                break
+    except Stop:
+        pass
+    if depth == Depth.OFF and best is not failed:
+        asked = run_case(cell, best.case, plan)  # what the probes say of the reason, left out until here
+        return asked if asked.failed else best
+    return best

@@ -1,0 +1,111 @@
+"""What is in a record, as data: a recorded case, which tensors it has, and what shape and dtype each must have."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs, torch_dtype
+from normcheck.cases.ops.op import GRADIENTS, Op
+from normcheck.checks.contract import Problem
+from normcheck.oracle.bitmask import packed_columns
+
+OWN, AUTOGRAD = "own", "autograd"
+"""Where gradients come from: a backward of the implementation's own, or torch autograd through y."""
+
+STATISTICS, BITMASK = "statistics", "bitmask"
+"""What a backward may be found to read of what forward saved."""
+
+GIVEN, FED = "given.", "fed."
+"""Prefixes of tensor names: gradients given the reference's statistics, and the statistics that were then fed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One case on one implementation.
+
+    ``inputs``: name -> digest of its values. ``declared``: what the implementation said of its arithmetic. ``reads``:
+    what its own backward was found to read. ``refused``: why the case did not run; ``gradients_refused``: why only
+    its backward did not. ``tensors``: by name, in the geometry of ``geometries``.
+    """
+
+    implementation: str
+    case: Case
+    backward: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    refused: str = ""
+    gradients_refused: str = ""
+    problems: tuple[Problem, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from every other entry of a record."""
+        return self.implementation, str(self.case)
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin so, without that."""
+        return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A cell of which nothing could be recorded, and why."""
+
+    op: str
+    implementation: str
+    dtype: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Everything that one run of ``golden record`` kept. ``device`` is "cpu" or "cuda"."""
+
+    device: str
+    environment: Mapping[str, str]
+    entries: tuple[Recorded, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+Geometry = tuple[torch.dtype, tuple[int, ...]]
+
+
+def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
+    """Tensor name -> the dtypes and shapes that it may have: y, dx (M, N), statistics (M,), dw, db (N,)."""
+    io = torch_dtype(case.dtype)
+    weight = torch_dtype(case.weight_format)
+    rows, vector, statistic = (io, (case.M, case.N)), (weight, (case.N,)), (torch.float32, (case.M,))
+    y_dtypes = op.y_dtypes(case.dtype, case.weight_format)
+    allowed: dict[str, tuple[Geometry, ...]] = {"y": tuple((torch_dtype(name), rows[1]) for name in y_dtypes)}
+    for name in op.statistics:
+        allowed[name] = allowed[FED + name] = (statistic,)
+    if op.clamped:
+        packed = (case.M, packed_columns(case.N))
+        allowed["bitmask"] = ((torch.uint8, packed), (torch.bool, (case.M, case.N)))
+    for name in owed(case):
+        allowed[name] = allowed[GIVEN + name] = (rows if name == "dx" else vector,)
+    return allowed
+
+
+def owed(case: Case) -> tuple[str, ...]:
+    """The gradients that a backward owes."""
+    return GRADIENTS if case.bias else GRADIENTS[:2]
+
+
+def digests(inputs: Inputs) -> dict[str, str]:
+    """Name -> the first 128 bits of the sha256 of a tensor's values, row by row, little endian."""
+    found = {}
+    for name, tensor in inputs.named():
+        integers = torch.int16 if tensor.element_size() == 2 else torch.int32
+        values = tensor.reshape(-1, tensor.shape[-1]).contiguous().cpu().view(integers).numpy()
+        found[name] = hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()[:32]
+    return found

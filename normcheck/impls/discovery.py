@@ -1,0 +1,265 @@
+"""Names -> ops, implementations, reports, a user's files. Modules declare, discovery reads; no list is edited."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from normcheck.cases.case import MAX_ELEMENTS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops.op import Op
+from normcheck.errors import UsageError, one_line, one_of, shown, told
+from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation
+from normcheck.reports.report import Report
+
+LONGEST_NAME = 200
+"""Characters of an implementation's name, which is in every report."""
+
+if TYPE_CHECKING:
+    from normcheck.audit.mutants.mutant import Mutant
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    """The public modules of one of this project's packages, in order of name."""
+    path = importlib.import_module(package).__path__
+    for info in sorted(pkgutil.iter_modules(path), key=lambda info: info.name):
+        if not info.name.startswith("_"):
+            yield importlib.import_module(f"{package}.{info.name}")
+
+
+@cache
+def ops() -> dict[str, Op]:
+    """Op name -> op."""
+    return {module.OP.name: module.OP for module in _modules("normcheck.cases.ops") if hasattr(module, "OP")}
+
+
+@cache
+def implementations() -> dict[str, tuple[Implementation, ...]]:
+    """Name of a known implementation -> its ops."""
+    found: dict[str, tuple[Implementation, ...]] = {}
+    for module in _modules("normcheck.impls"):
+        for implementation in getattr(module, "IMPLEMENTATIONS", ()):
+            found[implementation.name] = (*found.get(implementation.name, ()), implementation)
+    return found
+
+
+def by_default(device: str, op_names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """What is checked on ``device`` where no implementation is named: name -> its ops, of ``op_names`` (empty: all)."""
+    chosen = {
+        name: tuple(i.op for i in found if device in i.by_default and (not op_names or i.op in op_names))
+        for name, found in implementations().items()
+    }
+    return {name: found for name, found in chosen.items() if found}
+
+
+@cache
+def reports() -> dict[str, Report]:
+    """Report name -> report."""
+    return {m.REPORT.name: m.REPORT for m in _modules("normcheck.reports") if hasattr(m, "REPORT")}
+
+
+@cache
+def mutants() -> dict[str, Mutant]:
+    """Id -> planted fault, module by module. An id that two of them have is an error of this project."""
+    found: dict[str, Mutant] = {}
+    for module in _modules("normcheck.audit.mutants"):
+        for mutant in getattr(module, "MUTANTS", ()):
+            if mutant.id in found:
+                raise ValueError(f"id={mutant.id!r} in {module.__name__}: another mutant has it")
+            found[mutant.id] = mutant
+    return found
+
+
+@cache
+def controls() -> tuple[Implementation, ...]:
+    """The correct kernels that no audit may accuse."""
+    return tuple(c for module in _modules("normcheck.audit.mutants") for c in getattr(module, "CONTROLS", ()))
+
+
+def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
+    """The implementations that ``--impl spec`` names, for the ops asked for (empty: all that it declares).
+
+    ``spec``: a known name, ``file.py``, ``file.py:name`` or ``package.module:name``. Raises UsageError.
+    """
+    found = implementations().get(spec) or _from_user(spec, op_names)
+    wanted = tuple(i for i in found if not op_names or i.op in op_names)
+    if not wanted:
+        declared = sorted({i.op for i in found})
+        raise UsageError(f"op={','.join(op_names)}: expected {one_of(declared)}, which are what impl={spec} declares")
+    return wanted
+
+
+def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
+    location, colon, name = spec.rpartition(":")
+    if not colon or spec.endswith(".py"):
+        location, name = spec, ""
+    if location.endswith(".py"):
+        module = _load_file(Path(location))
+    elif name:
+        module = _load_module(location)
+    else:
+        forms = "a known name (" + ", ".join(implementations()) + "), FILE.py, FILE.py:NAME or MODULE:NAME"
+        raise UsageError(f"impl={spec}: expected {forms}")
+    declared = _declared(module, spec)
+    if not name:
+        if not declared:
+            raise UsageError(f"impl={spec}: expected IMPLEMENTATIONS in it, or {spec}:NAME of a function and --op")
+        return declared
+    named = tuple(i for i in declared if i.name == name)
+    if named:
+        return named
+    target = _attribute(module, name, spec)
+    if isinstance(target, Implementation):
+        return (validated(target, spec),)
+    if not callable(target):
+        names = [i.name for i in declared] or [n for n, f in vars(module).items() if inspect.isfunction(f)]
+        raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
+    if not op_names:
+        raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(ops())} with it")
+    from normcheck.runner.call import adapt  # imports torch
+
+    adapted = adapt(target)
+    return tuple(wrapped(*adapted, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
+
+
+def wrapped(forward: Any, takes_bias: bool, op: str, name: str, source: str) -> Implementation:
+    """A plain function, adapted, as an implementation of ``op``; gradients come from autograd."""
+    made = Implementation(name=name, op=op, forward=forward, source=source)
+    return made if takes_bias else replace(made, supports=_takes_no_bias, biases=(False,))
+
+
+def _takes_no_bias(case: Any) -> str | None:
+    return "takes no bias" if case.bias else None
+
+
+def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
+    declared = _attribute(module, "IMPLEMENTATIONS", spec) or ()
+    if not isinstance(declared, tuple | list):
+        of = one_line(type(declared).__name__, 120)
+        raise UsageError(f"impl={spec}: IMPLEMENTATIONS={of}: expected a tuple of Implementation")
+    found = tuple(validated(item, spec) for item in declared)
+    names = [(item.op, item.name) for item in found]
+    for op, name in names:
+        if names.count((op, name)) > 1:
+            raise UsageError(f"impl={spec}: IMPLEMENTATIONS has {shown(name)} of {op} twice: expected a name for each")
+    return found
+
+
+def _attribute(module: ModuleType, name: str, spec: str) -> Any:
+    """What ``module`` has under this name, or None; a module may have a __getattr__ of its own."""
+    try:
+        return getattr(module, name, None)
+    except Exception as error:
+        raise UsageError(f"impl={spec}: reading {name} of it raised {_one_line(error)}; expected a value") from error
+
+
+def validated(item: object, spec: str) -> Implementation:
+    """``item``, if it is an implementation whose fields are what they should be. Raises UsageError."""
+    if not isinstance(item, Implementation):
+        raise UsageError(
+            f"impl={spec}: IMPLEMENTATIONS has {one_line(type(item).__name__, 120)}: expected Implementation(...)"
+        )
+    where = f"of {shown(item.name)} in impl={spec}"
+    if not isinstance(item.name, str) or not 0 < len(item.name) <= LONGEST_NAME:
+        raise UsageError(f"name {where}: expected text of 1 to {LONGEST_NAME} characters")
+    if not isinstance(item.op, str) or item.op not in ops():
+        raise UsageError(f"op={shown(item.op)} {where}: expected {one_of(ops())}")
+    if not callable(item.forward) or not (item.backward is None or callable(item.backward)):
+        raise UsageError(f"forward, backward {where}: expected functions")
+    if not all(hook is None or callable(hook) for hook in (item.supports, item.unavailable)):
+        raise UsageError(f"supports, unavailable {where}: expected functions")
+    if not isinstance(item.dtypes, tuple) or not item.dtypes:
+        raise UsageError(f"dtypes={shown(item.dtypes)} {where}: expected a tuple with {one_of(DTYPES)}")
+    for dtype in item.dtypes:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
+    if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
+        raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
+    if not isinstance(item.biases, tuple) or not item.biases or not all(b is True or b is False for b in item.biases):
+        raise UsageError(f"biases={shown(item.biases)} {where}: expected a tuple with False, True or both")
+    if not isinstance(item.weight_dtypes, tuple) or item.weight_dtypes not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
+        expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"
+        raise UsageError(f"weight_dtypes={shown(item.weight_dtypes)} {where}: expected {expected}")
+    if not isinstance(item.overwrites, tuple) or not all(name in OVERWRITABLE for name in item.overwrites):
+        expected = f"a tuple with {one_of(OVERWRITABLE)}, or ()"
+        raise UsageError(f"overwrites={shown(item.overwrites)} {where}: expected {expected}")
+    if not isinstance(item.by_default, tuple) or not all(d in DEVICES for d in item.by_default):
+        raise UsageError(f"by_default={shown(item.by_default)} {where}: expected a tuple with {one_of(DEVICES)}, or ()")
+    if not callable(item.model) and not isinstance(item.model, Mapping):
+        raise UsageError(f"model={shown(item.model)} {where}: expected a dict, or a function of the case")
+    shapes: object = () if item.shapes is None else item.shapes
+    if not isinstance(shapes, tuple | list) or not all(map(_is_shape, shapes)):
+        expected = f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements"
+        raise UsageError(f"shapes={shown(shapes)} {where}: expected {expected}")
+    for name in ("strided", "deterministic", "batch_invariant"):
+        if not isinstance(getattr(item, name), bool):
+            raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
+    return item
+
+
+def _is_shape(shape: object) -> bool:
+    if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(n, int) and n >= 1 for n in shape):
+        return False
+    return bool(shape[0] * shape[1] <= MAX_ELEMENTS)
+
+
+def _load_file(path: Path) -> ModuleType:
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        found = False
+    if not found:
+        raise UsageError(f"impl={str(path)[:200]}: no such file, expected the path of a Python file")
+    path = path.resolve()
+    name = f"normcheck_user_{abs(hash(path))}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"impl={path}: expected a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before execution: dataclasses and pickling look their module up
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a script, so that it finds the modules beside it
+    try:
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and what pytest skips a module with
+        del sys.modules[name]
+        raise UsageError(
+            f"impl={path}: importing it raised {_one_line(error)}; expected a module that can be imported"
+        ) from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as for python -m, so that a package here is found
+    try:
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and what pytest skips a module with
+        raise UsageError(
+            f"impl={name}: importing it raised {_one_line(error)}; expected a module that can be imported"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    return f"{one_line(told(error), 300)}{where}"

@@ -1,0 +1,77 @@
+"""What an implementation is: who computes an op, as data and two functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from normcheck.cases.case import Case
+from normcheck.cases.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEVICES = ("cpu", "cuda")
+"""Where implementations run."""
+
+WEIGHT_DTYPES = ("io", "fp32")
+"""What weight and bias may come in: the dtype of x, or fp32 beside x in half precision."""
+
+OVERWRITABLE = ("x", "dy")
+"""The inputs that an implementation may declare to overwrite."""
+
+Outputs = Mapping[str, "Tensor"]
+"""Output name -> tensor, as forward and backward return them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """Who computes an op.
+
+    ``forward(x, weight, bias, *, eps, **options)`` returns y, or a dict with ``y`` and whatever of ``mean``, ``rstd``,
+    ``bitmask`` the op has. ``backward(dy, x, weight, bias, saved, *, eps, **options)`` returns a dict with ``dx``,
+    ``dw`` and, with a bias, ``db``; ``saved`` is what forward returned (its statistics and bitmask may be the
+    reference's), numbers, text and None included, which are not checked. Without ``backward`` the gradients come from
+    torch autograd through y.
+
+    Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) where ``ranks`` has 3; weight, bias,
+    dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
+    significant bit first, or bool (M, N).
+
+    ``supports(case)`` returns None, or why this case cannot run. ``unavailable(device)`` returns None, or why nothing
+    can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks``, ``biases`` (without, with one, or both, as far as the op
+    has them) and ``strided`` say what is claimed. ``model`` declares facts about the arithmetic (keys of ``[model]`` in
+    tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
+    a sweep may use. ``source`` is a link or a path.
+
+    ``weight_dtypes``: ``("io",)`` where weight and bias only come in the dtype of x. ``overwrites``: which of ``x`` and
+    ``dy`` a call may write into (y in the memory of x, dx in that of dy), but not around them. Each call gets them as
+    if nothing had been written: a backward gets the x that its forward overwrote.
+
+    ``deterministic=False``: the same inputs may give other bits, which are then measured and reported, not failed.
+    ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; without it that
+    is measured and shown.
+
+    ``by_default``: the devices on which a known implementation is checked where ``--impl`` names none; on others, and
+    with () on all, it is checked only when it is asked for.
+    """
+
+    name: str
+    op: str
+    forward: Callable[..., Any]
+    backward: Callable[..., Any] | None = None
+    supports: Callable[[Case], str | None] | None = None
+    unavailable: Callable[[str], str | None] | None = None
+    dtypes: tuple[str, ...] = DTYPES
+    ranks: tuple[int, ...] = (2,)
+    biases: tuple[bool, ...] = (False, True)
+    strided: bool = True
+    weight_dtypes: tuple[str, ...] = WEIGHT_DTYPES
+    overwrites: tuple[str, ...] = ()
+    model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
+    shapes: tuple[tuple[int, int], ...] | None = None
+    deterministic: bool = True
+    batch_invariant: bool = False
+    by_default: tuple[str, ...] = DEVICES
+    source: str = ""

@@ -1,0 +1,250 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Backward Triton kernels, not of rmsnorm_llama. On a CPU, ``interpreter.enable()`` comes before this is imported.
+
+    xhat = (x - mean) * rstd,  wdy = dy * w      (dy zero where the bitmask is; zero-centered: 1 + w)
+    c1   = sum(xhat * wdy) / N,  c2 = sum(wdy) / N        (rmsnorm: c2 = 0)
+    dx   = (wdy - (xhat * c1 + c2)) * rstd
+    dw   = sum over rows of dy * xhat,  db = sum over rows of dy
+
+Everything is fp32 until the store. dw and db are summed per group of rows into a (groups, N) buffer, then over the
+groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns, on a GPU of
+twice as many, are read once from memory; for wider ones a first kernel leaves c1 and c2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from normcheck.impls.kernels.forward import load_scale, load_tile
+from normcheck.impls.kernels.launch import launch
+from normcheck.impls.kernels.tiles import Tile, ceil_div, group_rows, tile, tiles
+
+MAX_BLOCK = 8192
+"""x, dy, w and the sums of dw and db of a block stay in registers."""
+
+ELEMENTS = 4096
+"""Per program on a GPU, of rows that are narrower than those of ``TILES``."""
+
+TILES = tiles(
+    Tile(rows=16, block=256, warps=4, stages=3, groups=256),
+    Tile(rows=4, block=512, warps=2, stages=3, groups=528),
+    Tile(rows=2, block=1024, warps=4, stages=3, groups=528),
+    Tile(rows=2, block=2048, warps=8, stages=3, groups=256),
+    Tile(rows=1, block=4096, warps=4, stages=3, groups=256),
+    Tile(rows=1, block=8192, warps=16, stages=3, groups=128),
+)
+WIDE = Tile(rows=2, block=1024, warps=4)
+"""Of some 50 each, those that lose little over the sizes of both suites of ``normcheck bench`` on an H200; of 512 and
+1024 columns, among the best of the second suite alone."""
+
+WHOLE = 14336
+WHOLE_TILE = Tile(rows=1, block=16384, warps=16)
+"""From so many columns on, and without a bias, a row of 16384 is faster in one program, of which some spills, than read
+twice from memory: 71 % of the copy's rate where reading twice allows 60 %."""
+
+SUMS = Tile(rows=256, block=16, warps=8)
+"""Of the sum over groups on a GPU: few columns, so that all of it takes part, and few turns, each of which waits.
+Seven others on an H200 took as long, within the spread."""
+
+
+@triton.jit
+def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask, EVICT: tl.constexpr = None):
+    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero."""
+    dy = load_tile(dy_ptr, rows, cols, stride, mask, EVICT)
+    if bits_ptr is not None:
+        width = (N + 7) // 8
+        byte = tl.load(bits_ptr + rows[:, None] * width + (cols // 8)[None, :], mask=mask, other=0).to(tl.int32)
+        dy = tl.where((byte >> (cols % 8)[None, :]) & 1 != 0, dy, 0.0)
+    return dy
+
+
+@triton.jit
+def load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS: tl.constexpr):
+    """mean and rstd (ROWS,) as they were saved; a mean of 0 where the op has none."""
+    mean = tl.zeros((ROWS,), tl.float32)
+    if mean_ptr is not None:
+        mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
+    return mean, tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
+
+
+@triton.jit
+def row_sums_kernel(
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dy_stride, x_stride, M, N,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """c1 and c2 (M,) fp32 of rows wider than a block. One program: ROWS whole rows."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
+    sum1 = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum2 = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, N, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = (rows < M)[:, None] & (cols < N)[None, :]
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        wdy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
+        wdy *= load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
+        sum1 += tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0) * wdy
+        sum2 += wdy
+    n = tl.full((ROWS,), N, tl.float32)
+    tl.store(c1_ptr + rows, tl.div_rn(tl.sum(sum1, axis=1), n), mask=rows < M)
+    tl.store(c2_ptr + rows, tl.div_rn(tl.sum(sum2, axis=1), n), mask=rows < M)
+
+
+@triton.jit
+def gradients_kernel(
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
+    dy_stride, x_stride, M, N, group_rows,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, AGAIN: tl.constexpr,
+):  # fmt: skip
+    """dx, and one group's sums of dw and db. One program: BLOCK columns of group_rows rows, ROWS at a time.
+
+    c1_ptr is None where a block holds whole rows, db_ptr where there is no bias. AGAIN: after the row's sums its tiles
+    are read again (with another hint for the cache, or the compiler would make one load of the two).
+    """
+    group = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if not AGAIN:
+        scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
+    n = tl.full((ROWS,), N, tl.float32)
+    dw = tl.zeros((ROWS, BLOCK), tl.float32)
+    db = tl.zeros((ROWS, BLOCK), tl.float32)
+    first = group * group_rows
+    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < M)[:, None] & (cols < N)[None, :]
+        mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
+        xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+        if AGAIN:
+            scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
+        wdy = dy * scale[None, :]
+        c2 = tl.zeros((ROWS,), tl.float32)
+        if c1_ptr is None:
+            c1 = tl.div_rn(tl.sum(xhat * wdy, axis=1), n)
+            if mean_ptr is not None:
+                c2 = tl.div_rn(tl.sum(wdy, axis=1), n)
+        else:
+            c1 = tl.load(c1_ptr + rows, mask=rows < M, other=0.0)
+            if mean_ptr is not None:
+                c2 = tl.load(c2_ptr + rows, mask=rows < M, other=0.0)
+        if AGAIN:
+            x = load_tile(x_ptr, rows, cols, x_stride, mask, "evict_first")
+            dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask, "evict_first")
+            xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+            wdy = dy * load_scale(weight_ptr, cols, N, ZERO_CENTERED, "evict_last")[None, :]
+        dx = (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None]
+        tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
+        dw += dy * xhat
+        db += dy
+    tl.store(dw_ptr + group * N + cols, tl.sum(dw, axis=0), mask=cols < N)
+    if db_ptr is not None:
+        tl.store(db_ptr + group * N + cols, tl.sum(db, axis=0), mask=cols < N)
+
+
+@triton.jit
+def sum_groups_kernel(
+    parts_ptr, out_ptr, bias_parts_ptr, bias_out_ptr, groups, N,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Sum parts (groups, N) fp32 over the groups, ROWS at a time, into out (N,); those of the bias too, if not None.
+
+    One program: BLOCK columns. EARLY: it may have started before the kernel that writes parts is done, and waits.
+    """
+    if EARLY:
+        gdc_wait()
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    bias_total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, groups, ROWS):
+        rows = start + tl.arange(0, ROWS).to(tl.int64)
+        mask = (rows < groups)[:, None] & (cols < N)[None, :]
+        total += load_tile(parts_ptr, rows, cols, N, mask)
+        if bias_parts_ptr is not None:
+            bias_total += load_tile(bias_parts_ptr, rows, cols, N, mask)
+    tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < N)
+    if bias_parts_ptr is not None:
+        tl.store(bias_out_ptr + cols, tl.sum(bias_total, axis=0), mask=cols < N)
+
+
+@cache
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, with_bias: bool) -> Tile:
+    if on_gpu and not with_bias and WHOLE <= N <= WHOLE_TILE.block and max_block == MAX_BLOCK:
+        return WHOLE_TILE
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    mean: Tensor | None,
+    rstd: Tensor,
+    bitmask: Tensor | None = None,
+    zero_centered: bool = False,
+    max_block: int = MAX_BLOCK,
+    how: Tile | None = None,
+) -> dict[str, Tensor]:
+    """Gradients from dy and x (M, N), last stride 1, with the saved mean (None: rmsnorm), rstd (M,) and bitmask.
+
+    Returns dx (M, N) in x's dtype, dw (N,) in weight's and, with a bias, db (N,) in bias's. M == 0 gives dw = db = 0.
+    ``max_block``: another limit than MAX_BLOCK; ``how``: another tile than that of ``tile``.
+    """
+    M, N = x.shape
+    dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    make = torch.empty_like if M else torch.zeros_like
+    sums = {"dw": make(weight)}
+    if bias is not None:
+        sums["db"] = make(bias)
+    if not M:
+        return {"dx": dx, **sums}
+    t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_bias=bias is not None)
+    per_group = group_rows(M, t.rows, t.groups)
+    groups = ceil_div(M, per_group)
+    parts = sums
+    if groups > 1:
+        parts = {name: torch.empty((groups, N), dtype=torch.float32, device=x.device) for name in sums}
+    saved = [None if s is None else s.contiguous() for s in (mean, rstd, bitmask)]
+    shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
+    c1 = c2 = None
+    if t.block < N:
+        c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
+        launch(
+            row_sums_kernel, (ceil_div(M, t.rows),),
+            dy, x, weight, *saved, c1, c2, dy.stride(0), x.stride(0), M, N, **shared,
+        )  # fmt: skip
+    launch(
+        gradients_kernel, (groups, ceil_div(N, t.block)),
+        dy, x, weight, *saved, c1, c2, dx, parts["dw"], parts.get("db"),
+        dy.stride(0), x.stride(0), M, N, per_group, **shared, STAGES=t.stages, AGAIN=t.again and t.block >= N,
+    )  # fmt: skip
+    if groups > 1:
+        sum_groups(parts, sums)
+    return {"dx": dx, **sums}
+
+
+def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+    """Sum parts (groups, N) fp32 of dw, and of db if there is one, over the groups into sums (N,), in a fixed order."""
+    dw = parts["dw"]
+    groups, N = dw.shape
+    t = SUMS if dw.is_cuda else tile(groups, N, on_gpu=False, elements=ELEMENTS, max_block=MAX_BLOCK)
+    early = dw.is_cuda and _starts_early(dw.device)
+    launch(
+        sum_groups_kernel, (ceil_div(N, t.block),), dw, sums["dw"], parts.get("db"), sums.get("db"), groups, N,
+        ROWS=t.rows, BLOCK=t.block, EARLY=early, num_warps=t.warps, launch_pdl=early,
+    )  # fmt: skip
+
+
+@cache
+def _starts_early(device: torch.device) -> bool:
+    """Whether a kernel can start while the one before it ends, which saves 1.6 us on an H200."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,221 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""Forward Triton kernel, not of rmsnorm_llama. On a CPU, ``interpreter.enable()`` comes before this is imported.
+
+    mean = sum(x) / N                            (rmsnorm: 0)
+    rstd = 1 / sqrt(sum((x - mean)^2) / N + eps)
+    z    = (x - mean) * rstd * w + b             (zero-centered: 1 + w)
+    y    = z, or clamp(z, lower, upper) with bit = lower < z < upper
+
+fp32 inside; y is rounded once, at the store, and computed from the mean and rstd that are saved. The variance takes a
+second pass over x. The first ``BLOCK`` columns stay in registers between the passes, the rest is read again.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from normcheck.impls.kernels.launch import launch
+from normcheck.impls.kernels.tiles import BYTE, Tile, ceil_div, group_rows, tile, tiles
+
+MAX_BLOCK = 16384
+ELEMENTS = 2048
+"""Per program on a GPU, of rows that are narrower than those of ``TILES``."""
+
+
+TILES = tiles(
+    Tile(rows=8, block=256, warps=4, stages=4, groups=896),
+    Tile(rows=2, block=512, warps=1, stages=4, groups=2048),
+    Tile(rows=1, block=1024, warps=1, stages=4, groups=1024),
+    Tile(rows=1, block=2048, warps=2, stages=4, groups=2048),
+    Tile(rows=1, block=4096, warps=4, stages=3, groups=640),
+    Tile(rows=1, block=8192, warps=8, stages=4, groups=512),
+    Tile(rows=1, block=16384, warps=16, stages=4, groups=128),
+)
+WIDE = Tile(rows=1, block=8192, warps=32)
+"""Of some 40 each, those that lose least over the sizes of both suites of ``normcheck bench`` on an H200. Few programs
+fit on a multiprocessor, so what hides the time of their loads is the next row on its way."""
+
+
+@triton.jit
+def load_tile(ptr, rows, cols, stride, mask, EVICT: tl.constexpr = None):
+    """A (ROWS, BLOCK) tile as fp32, 0 where masked; rows are int64, for their product with the stride."""
+    at = ptr + rows[:, None] * stride + cols[None, :]
+    return tl.load(at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
+
+
+@triton.jit
+def load_scale(weight_ptr, cols, N, ZERO_CENTERED: tl.constexpr, EVICT: tl.constexpr = None):
+    """The factor (BLOCK,) in fp32: w, or 1 + w."""
+    w = tl.load(weight_ptr + cols, mask=cols < N, other=0.0, eviction_policy=EVICT).to(tl.float32)
+    if ZERO_CENTERED:
+        w = 1.0 + w
+    return w
+
+
+@triton.jit
+def store_bits(bits_ptr, inside, rows, start, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Pack a (ROWS, BLOCK) tile of booleans, false where masked, into bytes, least significant bit first."""
+    eights = tl.reshape(inside.to(tl.int32), (ROWS, BLOCK // 8, 8))
+    packed = tl.sum(eights << tl.arange(0, 8)[None, None, :], axis=2)
+    width = (N + 7) // 8
+    cols = start // 8 + tl.arange(0, BLOCK // 8)
+    mask = (rows < M)[:, None] & (cols < width)[None, :]
+    tl.store(bits_ptr + rows[:, None] * width + cols[None, :], packed.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def store_y(
+    x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y, and the bitmask where there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
+    cols = start + tl.arange(0, BLOCK)
+    z = (x - mean[:, None]) * rstd[:, None] * load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    store_z(z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
+
+
+@triton.jit
+def store_z(
+    z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """y from z, clamped where there is a bitmask, and the bits, of the tile that begins at column ``start``."""
+    cols = start + tl.arange(0, BLOCK)
+    mask = (rows < M)[:, None] & (cols < N)[None, :]
+    if bits_ptr is not None:
+        store_bits(bits_ptr, (z > lower) & (z < upper) & mask, rows, start, M, N, ROWS, BLOCK)
+        z = tl.where(z < lower, lower, tl.where(z > upper, upper, z))  # NaN stays NaN
+    tl.store(y_ptr + rows[:, None] * N + cols[None, :], z, mask=mask)
+
+
+@triton.jit
+def forward_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, x_stride, M, N, eps, lower, upper,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS whole rows. bias_ptr, mean_ptr and bits_ptr are None where the op has none."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = (rows < M)[:, None]
+    first_cols = tl.arange(0, BLOCK)
+    n = tl.full((ROWS,), N, tl.float32)
+
+    first = load_tile(x_ptr, rows, first_cols, x_stride, here & (first_cols < N)[None, :])
+    mean = tl.zeros((ROWS,), tl.float32)
+    if mean_ptr is not None:
+        total = first
+        for start in range(BLOCK, N, BLOCK):
+            cols = start + first_cols
+            total += load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
+        mean = tl.div_rn(tl.sum(total, axis=1), n)
+        tl.store(mean_ptr + rows, mean, mask=rows < M)
+
+    centred = tl.where(here & (first_cols < N)[None, :], first - mean[:, None], 0.0)
+    squares = centred * centred
+    for start in range(BLOCK, N, BLOCK):
+        cols = start + first_cols
+        mask = here & (cols < N)[None, :]
+        centred = tl.where(mask, load_tile(x_ptr, rows, cols, x_stride, mask) - mean[:, None], 0.0)
+        squares += centred * centred
+    variance = tl.div_rn(tl.sum(squares, axis=1), n)
+    rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
+    tl.store(rstd_ptr + rows, rstd, mask=rows < M)
+
+    store_y(
+        first, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, 0, M, N, lower, upper,
+        ZERO_CENTERED, ROWS, BLOCK,
+    )  # fmt: skip
+    for start in range(BLOCK, N, BLOCK):
+        cols = start + first_cols
+        x = load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
+        store_y(
+            x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
+            ZERO_CENTERED, ROWS, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def looped_forward_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, x_stride, M, N, eps, lower, upper, group_rows,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same for rows of one block. One program: group_rows rows, ROWS at a time, w and b read once.
+
+    The next rows are on their way (STAGES in all) while these are computed, also where one program fills a
+    multiprocessor.
+    """
+    cols = tl.arange(0, BLOCK)
+    scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+    length = tl.full((ROWS,), N, tl.float32)
+    first = tl.program_id(0).to(tl.int64) * group_rows
+    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+        rows = start + tl.arange(0, ROWS)
+        here = rows < M
+        mask = here[:, None] & (cols < N)[None, :]
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        mean = tl.zeros((ROWS,), tl.float32)
+        if mean_ptr is not None:
+            mean = tl.div_rn(tl.sum(x, axis=1), length)
+            tl.store(mean_ptr + rows, mean, mask=here)
+        centred = tl.where(mask, x - mean[:, None], 0.0)
+        variance = tl.div_rn(tl.sum(centred * centred, axis=1), length)
+        rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
+        tl.store(rstd_ptr + rows, rstd, mask=here)
+        z = centred * rstd[:, None] * scale
+        if bias_ptr is not None:
+            z += bias
+        store_z(z, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
+
+
+@cache
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    centered: bool = True,
+    zero_centered: bool = False,
+    clips: tuple[float, float] | None = None,
+    max_block: int = MAX_BLOCK,
+    how: Tile | None = None,
+) -> dict[str, Tensor]:
+    """Normalise the rows of x (M, N), last stride 1, by weight (N,) and bias (N,) or None.
+
+    ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``clips``: (lower, upper) of a clamp.
+    ``how``: another tile than that of ``tile``; with more than one stage its programs loop over rows.
+    Returns y (M, N) in x's dtype, rstd and, if centered, mean (M,) fp32, and with clips bitmask (M, ceil(N / 8)) uint8.
+    """
+    M, N = x.shape
+    y = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    rstd = torch.empty(M, dtype=torch.float32, device=x.device)
+    mean = torch.empty_like(rstd) if centered else None
+    width = ceil_div(N, BYTE)
+    bitmask = torch.empty((M, width), dtype=torch.uint8, device=x.device) if clips else None
+    if M:
+        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+        arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
+        if t.stages > 1 and t.block >= N:
+            per_group = group_rows(M, t.rows, t.groups)
+            launch(
+                looped_forward_kernel, (ceil_div(M, per_group),), *arguments, per_group,
+                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, STAGES=t.stages, num_warps=t.warps,
+            )  # fmt: skip
+        else:
+            launch(
+                forward_kernel, (ceil_div(M, t.rows),), *arguments,
+                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
+            )  # fmt: skip
+    outputs = {"y": y, "mean": mean, "rstd": rstd, "bitmask": bitmask}
+    return {name: tensor for name, tensor in outputs.items() if tensor is not None}

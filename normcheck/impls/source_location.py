@@ -1,0 +1,121 @@
+"""Where an implementation is defined: the file and the line that a report points at.
+
+What is read here belongs to code under test: whatever it answers, the answer is a place or ``NOWHERE``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from normcheck.impls.implementation import Implementation
+
+_STEPS = 20  # functions around functions that are looked through
+_LONGEST_PATH = 4096
+_MOST_LINES = 10**7
+
+
+@dataclass(frozen=True)
+class Place:
+    """An absolute path and a line, counted from 1; ``NOWHERE`` has neither."""
+
+    file: str
+    line: int | None
+
+
+NOWHERE = Place("", None)
+
+
+def of(implementation: Implementation) -> Place:
+    """Where the forward of ``implementation`` is defined; line 1 of its source, where only that file is known."""
+    place, source = defined(implementation.forward), implementation.source
+    if place == NOWHERE and isinstance(source, str) and source.endswith(".py"):
+        return told([os.path.abspath(source), 1])
+    return place
+
+
+def defined(function: object) -> Place:
+    """Where a function's ``def`` or its first decorator stands, whatever wraps it."""
+    try:
+        place = getattr(function, "place", None)  # a stand_ins.Entry has been told
+        if isinstance(place, Place):
+            return place
+        code = _code(function)
+        return NOWHERE if code is None else told([os.path.abspath(code.co_filename), code.co_firstlineno])
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an attribute of somebody else's object that cannot be read
+        return NOWHERE
+
+
+def told(place: object) -> Place:
+    """``[file, line]`` as another process tells it, if that is an existing file and a line."""
+    match place:
+        case [str() as file, int() as line] if _is_file(file) and type(line) is int and 0 < line <= _MOST_LINES:
+            return Place(file, line)
+    return NOWHERE
+
+
+def relative(file: str) -> str:
+    """``file`` as seen from the current directory when it lies inside, with forward slashes."""
+    try:
+        return Path(file).relative_to(Path.cwd()).as_posix() if file else ""
+    except (OSError, ValueError):
+        return file
+
+
+def line_in(place: Place, frames: Sequence[str]) -> int | None:
+    """The innermost of the lines ``FILE:LINE in NAME: CODE`` of a traceback that is in the file of ``place``."""
+    start = f"{place.file}:"
+    for frame in reversed(frames) if place.file else ():
+        number = frame[len(start) :].partition(" in ")[0]
+        if frame.startswith(start) and number.isascii() and number.isdecimal() and 0 < len(number) < 8:
+            return int(number)
+    return None
+
+
+def _is_file(file: str) -> bool:
+    try:
+        return len(file) <= _LONGEST_PATH and os.path.isabs(file) and os.path.isfile(file)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _code(function: Any) -> CodeType | None:
+    for _ in range(_STEPS):
+        inner = _inner(function)
+        if inner is None:
+            break
+        function = inner
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _inner(function: Any) -> Any:
+    """What ``function`` is made from, or None where it is a plain function. Torch and Triton are not imported."""
+    if isinstance(function, functools.partial):
+        return function.func
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type) and function.__name__ == "apply" and _is_a(owner, "torch.autograd.function", "Function"):
+        return owner.forward  # type: ignore[attr-defined]
+    if _is_a(type(function), "torch.nn.modules.module", "Module"):
+        return vars(function)["_modules"].get("_orig_mod") or function.forward
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        return wrapped
+    made_by = type(function).__module__
+    if made_by.startswith("triton."):
+        return getattr(function, "fn", None)
+    if made_by.startswith("torch._library."):
+        return getattr(function, "_init_fn", None)
+    return None if inspect.isroutine(function) or isinstance(function, type) else type(function).__call__
+
+
+def _is_a(kind: type, module: str, name: str) -> bool:
+    return any((base.__module__, base.__name__) == (module, name) for base in kind.__mro__)

@@ -1,0 +1,198 @@
+"""One output against its reference: error over bound, element by element, and the worst of them.
+
+A comparison is written ``not (ratio <= 1)``, so that a NaN is a mismatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.dtypes import Format
+from normcheck.oracle.rounding import Bound, half_ulp
+
+_INFINITE = 1e200  # a ratio above it comes from a bound that stands for 0
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """The worst element of a comparison, as plain numbers."""
+
+    index: tuple[int, ...]
+    actual: float
+    expected: float
+    error: float
+    bound: float
+    terms: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A block of an output against its reference.
+
+    ``ratio``: the largest error / bound (NaN counts as infinite). ``max_abs``, ``max_ulp`` and ``worst`` are filled
+    where the ratio is above the caller's ``floor`` or wrong. ``wrong``: bool like the block, or None where nothing is.
+    ``uncheckable``: elements without a finite bound. ``zeros``: elements with one that a 0 would have passed as well;
+    None where that was not counted.
+    """
+
+    ratio: float
+    numel: int
+    uncheckable: int
+    zeros: int | None = None
+    max_abs: float = 0.0
+    max_ulp: float = 0.0
+    non_finite: bool = False
+    wrong: Tensor | None = None
+    worst: Element | None = None
+
+
+def compare(
+    actual: Tensor,
+    expected: Tensor,
+    bound: Bound,
+    fmt: Format,
+    *,
+    floor: float = 0.0,
+    first_row: int = 0,
+    finite: bool = False,
+    zeros: bool = False,
+) -> Comparison:
+    """Compare ``actual`` (any dtype) with ``expected`` (fp64) of the same shape, (m, N), (m, 1) or (N,).
+
+    ``fmt`` is the format in which the output is stored; ``first_row`` is added to row indices. No bound may be 0: what
+    leaves no room is ``tolerance.NO_ROOM``. ``finite``: the caller knows that every bound is. ``zeros``: count what a
+    0 would have passed.
+    """
+    if actual.numel() == 0:
+        return Comparison(0.0, 0, 0, 0 if zeros else None)
+    error = actual - expected  # in fp64, to which torch promotes
+    uncheckable = 0
+    if not finite:
+        bound = _unbounded(bound)
+        uncheckable = int(torch.isinf(bound.upper).sum())
+    passed = _zeros(expected, bound) if zeros else None
+    ratio = _ratio(error, bound)
+    largest = float(ratio.max())
+    brief = Comparison(largest, error.numel(), uncheckable, passed)
+    if largest <= 1 and largest <= floor:
+        return brief
+    got = actual.double()
+    if not largest <= 1:
+        ratio = _excuse(ratio, got, expected, bound, fmt)
+        largest = float(ratio.max())
+        brief = replace(brief, ratio=math.inf if largest > _INFINITE else largest)
+    return _with_worst(brief, ratio, error, got, expected, bound, fmt, first_row)
+
+
+def _with_worst(
+    brief: Comparison,
+    ratio: Tensor,
+    error: Tensor,
+    got: Tensor,
+    expected: Tensor,
+    bound: Bound,
+    fmt: Format,
+    first_row: int,
+) -> Comparison:
+    """``brief`` with its sizes, with what is wrong, and with the worst element."""
+    wrong = ~(ratio <= 1)
+    failed = not brief.ratio <= 1
+    at = int(ratio.argmax())
+    size = torch.where(torch.isfinite(error), error.abs(), torch.zeros_like(error))
+    ulp = size / (2 * half_ulp(expected.abs(), fmt))
+    return replace(
+        brief,
+        max_abs=float(size.max()),
+        max_ulp=float(ulp.max()),
+        non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),
+        wrong=wrong if failed else None,
+        worst=_element(at, got, expected, error, bound, first_row),
+    )
+
+
+def _unbounded(bound: Bound) -> Bound:
+    """The bound with inf for NaN, which is what 0 * inf leaves where eps is 0 and a variance may be, too."""
+    upper = torch.where(torch.isnan(bound.upper), math.inf, bound.upper)
+    lower = None if bound.lower is None else torch.where(torch.isnan(bound.lower), math.inf, bound.lower)
+    return Bound(upper, lower, bound.terms)
+
+
+def _zeros(expected: Tensor, bound: Bound) -> int:
+    """How many elements with a finite bound a 0 would pass."""
+    limit = bound.upper if bound.lower is None else torch.where(expected > 0, bound.lower, bound.upper)
+    return int(((expected.abs() <= limit) & (limit < math.inf)).sum())
+
+
+def _ratio(error: Tensor, bound: Bound) -> Tensor:
+    if bound.lower is None:
+        return error.abs().div_(bound.upper)
+    return torch.where(error > 0, error / bound.upper, -error / bound.lower)
+
+
+def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: Format) -> Tensor:
+    """The ratio where overflow of the store is legitimate, or no finite bound exists; a NaN becomes infinite.
+
+    Where the bound reaches past the format's maximum, an infinity of that sign may be stored; what lies past it may be
+    saturated.
+    """
+    reach = got.sign() * expected + bound.upper
+    may_overflow = torch.isinf(got) & (reach >= fmt.max * (1 + 2.0 ** -(fmt.p + 1)))
+    saturated = torch.isfinite(got) & (expected.abs() > fmt.max) & (got == expected.sign() * fmt.max)
+    excused = may_overflow | saturated | (got == expected)
+    unbounded = torch.isinf(bound.upper)
+    if bound.lower is None:
+        excused |= unbounded
+    else:
+        excused |= unbounded & (torch.isinf(bound.lower) | (got > expected))
+    ratio = torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
+    return torch.where(excused, torch.zeros_like(ratio), ratio)
+
+
+def _element(at: int, got: Tensor, expected: Tensor, error: Tensor, bound: Bound, first_row: int) -> Element:
+    limit = bound.upper.flatten()[at]
+    if bound.lower is not None and not float(error.flatten()[at]) > 0:
+        limit = bound.lower.flatten()[at]
+    if got.dim() == 1:
+        index: tuple[int, ...] = (at,)
+    else:
+        row, column = divmod(at, got.shape[1])
+        index = (row + first_row, column)
+    parts: Mapping[str, Tensor] = bound.terms()
+    terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
+    return Element(
+        index=index,
+        actual=float(got.flatten()[at]),
+        expected=float(expected.flatten()[at]),
+        error=abs(float(error.flatten()[at])),
+        bound=float(limit),
+        terms=tuple(sorted(((n, t) for n, t in terms if t > 0), key=lambda part: -part[1])),
+    )
+
+
+def merge(blocks: list[tuple[int, Comparison]], rows: int) -> Comparison:
+    """Comparisons of consecutive row blocks, each with its first row, as one over all ``rows`` rows."""
+    if len(blocks) == 1:
+        return blocks[0][1]
+    worst = max((b for _, b in blocks), key=lambda b: b.ratio)
+    wrong: Tensor | None = None
+    for first, block in blocks:
+        if block.wrong is not None:
+            if wrong is None:
+                wrong = block.wrong.new_zeros((rows, block.wrong.shape[1]))
+            wrong[first : first + block.wrong.shape[0]] = block.wrong
+    return Comparison(
+        ratio=worst.ratio,
+        numel=sum(b.numel for _, b in blocks),
+        uncheckable=sum(b.uncheckable for _, b in blocks),
+        zeros=sum(b.zeros or 0 for _, b in blocks) if worst.zeros is not None else None,
+        max_abs=max(b.max_abs for _, b in blocks),
+        max_ulp=max(b.max_ulp for _, b in blocks),
+        non_finite=any(b.non_finite for _, b in blocks),
+        wrong=wrong,
+        worst=worst.worst,
+    )

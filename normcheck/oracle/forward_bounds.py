@@ -1,0 +1,143 @@
+"""Bounds of the saved mean and rstd, and of y.
+
+The error of the variance goes through the root as an interval, so that eps, tiny variances and large offsets come out
+right. Symbols: ``al`` bounds the relative error of rstd, ``d`` is the shift of xhat caused by the error of the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.dtypes import Format
+from normcheck.oracle.reference import Forward, Rows, Scale
+from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, store
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsBound:
+    """``al``, ``d`` (m, 1): what the errors of the statistics do to xhat; the bounds of the saved mean and rstd.
+
+    ``d`` and ``mean`` are None where the op has no mean, ``mean`` and ``rstd`` where the statistics were given.
+    """
+
+    al: Tensor | float
+    d: Tensor | None
+    mean: Bound | None
+    rstd: Bound | None
+
+
+EXACT = StatisticsBound(0.0, None, None, None)
+"""The statistics are given, and the kernel was fed with exactly them."""
+
+
+def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
+    """Bounds of mean and rstd, as an interval through the root.
+
+    Any order passes a summand through at most H(N) - 1 adds. Two-pass: sum (x - m')^2 = sum (x - m)^2 + N (m' - m)^2.
+    Welford and Chan's merge are stable to first order in sqrt(1 + mean^2 / v) only: the ``c_var`` term (Chan, Golub,
+    LeVeque 1983). A variance is a sum of squares, so no kernel's v + eps is below eps: that bounds rstd from above
+    where the interval of v reaches below zero.
+    """
+    u, eta, count = rules.u, rules.eta, rules.count
+    assert rows.var is not None
+    n = rows.x.shape[1]
+    h = rules.chain(n)
+    v = rows.var
+    dm: Tensor | None = None
+    if rows.mean is not None:
+        dm = rows.x_abs.mean(1, keepdim=True).mul_(rules.gam(h + count["mean"])).add_((h + 3) * eta)
+        dm2 = dm * dm
+        dv = (v + dm2).mul_(rules.gam(h + count["var"])).add_(dm2).add_(3 * eta)
+        if rules.c_var:
+            rms = (rows.mean * rows.mean + v).sqrt_()
+            dv.addcmul_(v.sqrt(), rms, value=rules.c_var * rules.gam(h))
+    else:
+        dv = v * rules.gam(h + count["rms"]) + 3 * eta
+    q = v + eps
+    dq = (q + dv).mul_(u).add_(dv).add_(u * eps)
+    rs = 2 * rules.model.rsqrt_ulp * u
+    upper = (q / (q - dq).clamp_(min=eps * (1 - 2 * u))).sqrt_().mul_(1 + rs).sub_(1)
+    lower = 1 - (q / (q + dq)).sqrt_().mul_(1 - rs)
+    al = torch.maximum(upper, lower)
+    r = rows.rstd
+    rstd = Bound(  # saved in the accumulation format: their store is counted
+        (r * upper).add_(eta),
+        (r * lower).add_(eta),
+        lambda: {"variance": r * (upper - rs), "rsqrt": r * rs, "underflow": torch.full_like(r, eta)},
+    )
+    if rows.mean is None or dm is None:
+        return StatisticsBound(al, None, None, rstd)
+    return StatisticsBound(al, r * dm, Bound(dm, None, lambda: {"sum": dm}), rstd)
+
+
+def saved_statistics(rules: Rules, rows: Rows) -> StatisticsBound:
+    """For y given the statistics that the kernel saved: these may be off by the one rounding of their own store."""
+    off = rules.count["stats_saved"] * rules.u
+    return StatisticsBound(off, None if rows.mean is None else (rows.mean.abs() * rows.rstd).mul_(off), None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class YBound:
+    """``before_store``: E of z (and of y, the clip being 1-Lipschitz); ``y``: the bound after the store."""
+
+    before_store: Tensor
+    y: Bound
+
+
+def output_y(
+    rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound, fmt: Format
+) -> YBound:
+    """Bound of y (m, N). Covers ((x-m) r) g + b and (x-m) (r g) + b, with or without FMA.
+
+    ``bias_abs`` is |bias| (N,). The final add cannot err by more than |p|: where g == 0 it is exact, and so is the
+    bitmask there.
+    """
+    before = _before_store(rules, rows, fwd, scale, bias_abs, given)
+    stored = store(rules, fwd.y.abs() + before, fmt, "y")
+    upper = (before + stored).clamp_(min=NO_ROOM) if isinstance(stored, float) else before + stored
+    if rules.safety != 1.0:
+        upper *= rules.safety
+
+    def terms() -> Mapping[str, Tensor]:
+        eta, g_abs, ones = rules.eta, scale.abs, torch.ones_like(before)
+        mean = ones * 0 if given.d is None else g_abs * given.d * ones
+        rstd = rows.xh_abs * g_abs * given.al
+        return {
+            "store": stored * ones,
+            "rstd": rstd,
+            "mean": mean,
+            "ops": (before - rstd - mean - eta).clamp_(min=0),
+            "underflow": eta * (ones if scale.where is None else ones * scale.where),
+        }
+
+    return YBound(before, Bound(upper, None, terms))
+
+
+def _before_store(
+    rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound
+) -> Tensor:
+    """E of z (m, N): what scaling, the bias and the errors of the statistics do."""
+    u, eta, k, al, d, r = rules.u, rules.eta, rules.k_y, given.al, given.d, rows.rstd
+    g_abs = scale.abs
+    per_xh = (1 + al) * (1 + k * u) - 1
+    per_row = eta * (1 + r * (1 + al))
+    if d is not None:
+        per_row = per_row + (1 + al) * (1 + (k + 1) * u) * d
+    before = (rows.xh_abs * per_xh).add_(per_row).mul_(g_abs).add_(eta)
+    if rules.model.y_form == "folded":
+        offset = rows.x_abs.clone() if rows.mean is None else rows.x_abs + rows.mean.abs()
+        before += offset.mul_(r).mul_(g_abs).mul_(5 * u * (1 + al))
+    p_abs = fwd.p.abs()
+    if bias_abs is not None:
+        if rules.model.y_form == "folded":
+            before += bias_abs * (5 * u * (1 + al))
+        before += torch.minimum((fwd.z.abs() + before).mul_(u), p_abs + before)
+        p_abs += bias_abs
+    before += p_abs.mul_(2.0**-51)  # the reference's own rounding
+    if scale.where is not None:
+        before *= scale.where
+    return before

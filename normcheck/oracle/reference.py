@@ -1,0 +1,127 @@
+"""What is correct, in fp64 on the tensors' own device: the textbook formulas over a block of rows.
+
+Plain torch operations only: never torch.compile, Triton or cuDNN, which are what is judged. ``m`` is the number of
+rows in the block, ``N`` their length. Inputs are the exact stored values, widened to fp64. Held against mpmath at 50
+digits in tests/test_reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.ops.op import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Normalised rows: ``x``, |x|, ``xh`` = (x - mean) * rstd, |xh| (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
+
+    ``mean`` is None where the op is not centred. ``var`` is None where the statistics were given.
+    """
+
+    x: Tensor
+    x_abs: Tensor
+    mean: Tensor | None
+    var: Tensor | None
+    rstd: Tensor
+    xh: Tensor
+    xh_abs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """``g`` (N,) in fp64, the factor of xhat; ``abs`` its size; ``where``: 1, or 0 where g is 0, None if nowhere."""
+
+    g: Tensor
+    abs: Tensor
+    where: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """``p`` = xh * g, ``z`` = p + bias before the clip, ``y`` after it (z itself where the op has none), all (m, N)."""
+
+    p: Tensor
+    z: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """``wd`` = dy * g, ``dx`` (m, N); ``c1`` = mean(xh * wd), ``c2`` = mean(wd) or None (m, 1).
+
+    ``dw``, ``db`` (N,) are this block's share of the sums over all rows.
+    """
+
+    wd: Tensor
+    c1: Tensor
+    c2: Tensor | None
+    dx: Tensor
+    dw: Tensor
+    db: Tensor
+
+
+def scale(op: Op, weight: Tensor) -> Scale:
+    """The factor of xhat from ``weight`` (N,), ``weight`` or ``1 + weight``, exactly."""
+    g = weight.double()
+    if op.weight_offset:
+        g = g + op.weight_offset
+    nonzero = g != 0
+    return Scale(g, g.abs(), None if bool(nonzero.all()) else nonzero.double())
+
+
+def normalise(op: Op, x: Tensor, eps: float) -> Rows:
+    """Statistics and xhat of the rows of ``x`` (m, N), fp64. The mean is compensated, the variance the biased one."""
+    if not op.centered:
+        var = (x * x).mean(1, keepdim=True)
+        rstd = (var + eps).rsqrt_()
+        xh = x * rstd
+        return Rows(x, x.abs(), None, var, rstd, xh, xh.abs())
+    mean = x.mean(1, keepdim=True)
+    mean = mean + (x - mean).mean(1, keepdim=True)
+    xc = x - mean
+    var = (xc * xc).mean(1, keepdim=True)
+    rstd = (var + eps).rsqrt_()
+    xh = xc * rstd
+    return Rows(x, x.abs(), mean, var, rstd, xh, xh.abs())
+
+
+def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
+    """The same rows with xhat from given statistics (m, 1), taken as exact numbers; no mean where not centred."""
+    xh = (rows.x if mean is None else rows.x - mean) * rstd
+    return Rows(rows.x, rows.x_abs, mean, None, rstd, xh, xh.abs())
+
+
+def forward(op: Op, rows: Rows, g: Tensor, bias: Tensor | None, options: Mapping[str, float]) -> Forward:
+    """z and y (m, N) from normalised rows; ``g`` and ``bias`` (N,) in fp64."""
+    p = rows.xh * g
+    z = p if bias is None else p + bias
+    y = z.clamp(options["lower_clip"], options["upper_clip"]) if op.clamped else z
+    return Forward(p, z, y)
+
+
+def bits(z: Tensor, options: Mapping[str, float]) -> Tensor:
+    """bool (m, N): the elements of ``z`` strictly between the limits."""
+    return (z > options["lower_clip"]) & (z < options["upper_clip"])
+
+
+def backward(op: Op, rows: Rows, g: Tensor, dy: Tensor) -> Backward:
+    """Gradients from normalised rows and the cotangent ``dy`` (m, N) in fp64 (already masked by the bits).
+
+        dx = (wd - (xh * mean(xh * wd) + mean(wd))) * rstd,  dw = sum_M(dy * xh),  db = sum_M(dy)
+
+    Without centring the term mean(wd) is absent. See LayerNorm's derivation in Ba et al. 2016, or differentiate.
+    """
+    wd = dy * g
+    c1 = (rows.xh * wd).mean(1, keepdim=True)
+    if op.centered:
+        c2 = wd.mean(1, keepdim=True)
+        dx = (wd - torch.addcmul(c2, rows.xh, c1)) * rows.rstd
+    else:
+        c2 = None
+        dx = (wd - rows.xh * c1) * rows.rstd
+    return Backward(wd, c1, c2, dx, (dy * rows.xh).sum(0), dy.sum(0))

@@ -1,0 +1,103 @@
+"""What every bound is made of: how far a correct kernel's output may lie from the fp64 reference, element by element.
+
+Every bound is  E + one rounding of the store.  E bounds what fp32 arithmetic may do before the store:  unit roundoff
+x a counted number of roundings x condition sums of the data, taken in fp64 next to the reference. Standard rounding
+analysis (Higham, Accuracy and Stability, ch. 3 and 4): ``gam(k)`` = k u / (1 - k u). Here are the numbers and the
+store; ``forward_bounds.py`` and ``backward_bounds.py`` have the E of each output.
+
+The numbers come from tolerances.toml. Nothing here knows an implementation; what one declares about its arithmetic
+arrives as ``Model``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.ops.op import Op
+from normcheck.oracle.tolerances import Model, table
+
+FLT_MAX = FORMATS["fp32"].max
+NO_ROOM = 1e-300  # stands for a bound of exactly 0: no error is a ratio of 0, any error is a huge one
+_EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64: the rest cleared leaves 2^floor(log2(a))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The numbers of one op under one model, ready for the formulas. ``doubt`` names what ``Doubt`` is about."""
+
+    model: Model
+    centered: bool
+    doubt: str
+    u: float
+    eta: float
+    c_var: float
+    k_y: int
+    count: Mapping[str, int]
+    store: Mapping[str, float]
+    safety: float
+
+    def chain(self, n: int) -> int:
+        """H(n): the longest chain of adds that a summand passes through in a sum of n terms."""
+        chain = self.model.chain
+        if not isinstance(chain, int) or n <= chain:
+            return n
+        return chain + math.ceil(math.log2(n / chain))
+
+    def gam(self, k: int) -> float:
+        """k u / (1 - k u): the bound of k roundings in a row (Higham, lemma 3.1)."""
+        ku = k * self.u
+        return ku / (1 - ku) if ku < 0.5 else math.inf
+
+
+def rules(op: Op, model: Model) -> Rules:
+    """The table's numbers for ``op`` under ``model``."""
+    numbers = table()
+    accumulate = FORMATS[model.accumulate]
+    return Rules(
+        model=model,
+        centered=op.centered,
+        doubt="bits in doubt" if op.clamped else "roundings to the io dtype",
+        u=accumulate.u,
+        eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),
+        c_var=1.0 if model.variance == "any" else 0.0,
+        k_y=numbers.count["y_zero_centered" if op.weight_offset else "y"],
+        count=numbers.count,
+        store=numbers.store,
+        safety=numbers.safety,
+    )
+
+
+def half_ulp(a: Tensor, fmt: Format) -> Tensor:
+    """Half the spacing of ``fmt`` at ``a`` >= 0 (fp64): 2^(max(floor(log2 a), emin) - p), underflow being gradual."""
+    power = a.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
+    return power.clamp_(min=2.0**fmt.emin).mul_(2.0**-fmt.p)
+
+
+def store(rules: Rules, a: Tensor, fmt: Format, output: str) -> Tensor | float:
+    """One rounding to ``fmt`` at magnitude ``a`` (fp64); 0 where that is the accumulation format, already counted."""
+    if fmt.name == rules.model.accumulate:
+        return 0.0
+    half = half_ulp(a, fmt)
+    if rules.store[output] != 1.0:
+        half *= rules.store[output]
+    if rules.model.ftz and fmt.emin == FORMATS["fp32"].emin:
+        half += torch.where(a < 2.0**-125, 2.0**-126, 0.0)  # a format with fp32's range: a subnormal may be flushed
+    return half
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """``upper`` bounds actual - expected, ``lower`` (None: the same) expected - actual, both >= 0 in fp64.
+
+    ``terms`` computes the parts of the bound, name -> tensor, only when somebody asks.
+    """
+
+    upper: Tensor
+    lower: Tensor | None
+    terms: Callable[[], Mapping[str, Tensor]]

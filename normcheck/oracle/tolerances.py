@@ -1,0 +1,121 @@
+"""The table of tolerances, read from tolerances.toml, and what an implementation may declare to change of it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from normcheck.errors import UsageError, one_of, shown
+
+
+@dataclass(frozen=True)
+class Model:
+    """Facts about a kernel's arithmetic: the table's ``[model]``, changed by what an implementation declares.
+
+    ``reason`` is the implementation's own, for whoever reads a report.
+    """
+
+    accumulate: str = "fp32"
+    chain: str | int = "any"
+    variance: str = "any"
+    y_form: str = "centered"
+    bwd_form: str = "centered"
+    rsqrt_ulp: int = 3
+    ftz: bool = True
+    y_given_stats: bool = True
+    bitmask_compare: str = "either"
+    special: str = "row"
+    reason: str = ""
+
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "accumulate": ("fp32",),
+    "variance": ("any", "two_pass"),
+    "y_form": ("centered", "folded"),
+    "bwd_form": ("centered", "raw"),
+    "bitmask_compare": ("either", "fp32", "rounded"),
+    "special": ("row", "exact"),
+}
+
+_MOST_RSQRT_ULP = 16
+"""Ulps that a declared root may be off: three times what the worst root in fp32 is, so that none is refused.
+
+1/sqrt has 1, CUDA's rsqrtf and rsqrt.approx (2^-22.9, as documented) 2, a root off by 1 with a division off by 2 has
+4, one Newton step from a root in fp16 5. What is off by more is an estimate: 40 of the bit trick with two steps, 191 of
+one step from 8 bits, 4,096 of a root in fp16. Over all fp32 numbers from 1 to 4, as tests/test_tolerance.py counts.
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """tolerances.toml, read once: the default model, the counts of roundings, the stores, the policy."""
+
+    model: Model
+    autograd_cpu: Mapping[str, Any]
+    count: Mapping[str, int]
+    store: Mapping[str, float]
+    safety: float
+    max_uncheckable: float
+
+
+@cache
+def table() -> Table:
+    """The package's own table."""
+    text = files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    model = dict(data["model"])
+    autograd_cpu = model.pop("autograd_cpu")
+    policy = data["policy"]
+    return Table(
+        declared_model(Model(), model, "tolerances.toml"),
+        autograd_cpu,
+        data["count"],
+        data["store"],
+        float(policy["safety"]),
+        float(policy["max_uncheckable"]),
+    )
+
+
+def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
+    """``base`` with what ``who`` declares. Raises UsageError for a key or a value that the table does not know."""
+    known = {f.name: f.type for f in fields(Model)}
+    for key, value in declared.items():
+        text = isinstance(value, str)
+        if not isinstance(key, str) or key not in known:
+            raise UsageError(f"model={shown(key)} of {who}: expected {one_of(known)}")
+        if key in _CHOICES and not (text and value in _CHOICES[key]):
+            raise UsageError(f"model.{key}={shown(value)} of {who}: expected {one_of(_CHOICES[key])}")
+        if key in ("ftz", "y_given_stats") and not isinstance(value, bool):
+            raise UsageError(f"model.{key}={shown(value)} of {who}: expected true or false")
+        if key == "reason" and not text:
+            raise UsageError(f"model.reason={shown(value)} of {who}: expected text, printed with what is declared")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if key == "chain" and not ((text and value == "any") or (whole and 1 <= value <= 2**34)):
+            raise UsageError(f"model.chain={shown(value)} of {who}: expected 'any' or an integer from 1 to 2^34")
+        if key == "rsqrt_ulp" and not (whole and 0 <= value <= _MOST_RSQRT_ULP):
+            expected = f"an integer from 0 to {_MOST_RSQRT_ULP}; a root that is off by more is not one in fp32"
+            raise UsageError(f"model.rsqrt_ulp={shown(value)} of {who}: expected {expected}")
+    return replace(base, **declared)
+
+
+_FROM_TIGHT: Mapping[str, tuple[object, ...]] = {
+    "rsqrt_ulp": tuple(range(_MOST_RSQRT_ULP + 1)),
+    "ftz": (False, True),
+    "y_form": ("centered", "folded"),
+    "bwd_form": ("centered", "raw"),
+    "y_given_stats": (True, False),
+}
+"""What may be declared to make a bound wider, or to skip a check, from the tightest to the widest value.
+
+A chain, a two-pass variance and bits compared in fp32 only make bounds tighter than the table's.
+"""
+
+
+def is_wider(declared: Model, base: Model) -> bool:
+    """Whether ``declared`` has a bound wider than ``base`` has, or leaves out a check."""
+    own, others = vars(declared), vars(base)
+    return any(order.index(own[key]) > order.index(others[key]) for key, order in _FROM_TIGHT.items())
