@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from normcheck.cases.dtypes import DTYPES
-from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import BROKEN, Terms, concluded
 from normcheck.gate.plan import Cell, Plan
-from normcheck.gate.request import Request, check_names, check_timeout, device_there, parsed, profile_of
+from normcheck.gate.request import Request, check_timeout, parsed, profile_of
 from normcheck.gate.run import judged
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
@@ -28,6 +28,7 @@ from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.reports import terminal
 from normcheck.result import Run, Verdict
 from normcheck.runner.call import adapt, poisoned_memory
+from normcheck.runner.device import device_there
 from normcheck.runner.environment import environment
 
 

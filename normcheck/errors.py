@@ -70,3 +70,10 @@ def told(error: BaseException, most: int = 10_000) -> str:
 def one_of(choices: Iterable[str]) -> str:
     """Format the allowed values of something for the end of an error message: ``one of a, b, c``."""
     return "one of " + ", ".join(choices)
+
+
+def check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Refuse a name that is not among the known ones."""
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{option}={name}: expected {one_of(known)}")

@@ -24,9 +24,10 @@ from normcheck.audit.trial import PROMISES, Trial, Tried, apart, died, start, tr
 from normcheck.cases.dtypes import DTYPES
 from normcheck.errors import UsageError, one_of
 from normcheck.gate.decision import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
-from normcheck.gate.request import Request, Target, device_for, targets_of
+from normcheck.gate.request import Request, Target, targets_of
 from normcheck.impls import discovery
 from normcheck.isolation.pool import spread
+from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
 
 MOST_WORKERS = 8

@@ -23,11 +23,11 @@ from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
 from normcheck.cases.ops.op import Op
 from normcheck.gate.plan import PROFILES, Cell, Plan
-from normcheck.gate.request import device_for
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.result import Finding, Verdict
+from normcheck.runner.device import device_for
 from normcheck.runner.time_limit import TimeIsUp, alarm
 
 PROMISES = ("quick", "ci", "deep")

@@ -27,9 +27,10 @@ from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, UnsupportedCase, UsageError
 from normcheck.gate.decision import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
 from normcheck.gate.plan import PROFILES, Cell, Plan
-from normcheck.gate.request import check_timeout, device_for, targets
+from normcheck.gate.request import check_timeout, targets
 from normcheck.result import Finding
 from normcheck.runner.call import refusal
+from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
 
 _NO_MEMORY = "no memory to time it"

@@ -15,7 +15,7 @@ from normcheck.cases.ops.op import GRADIENTS, Op
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
 from normcheck.errors import UsageError, one_line, one_of, shown
-from normcheck.gate.request import device_for, parsed, selected
+from normcheck.gate.request import parsed, selected
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import bitmask, rounding
@@ -24,6 +24,7 @@ from normcheck.oracle.judge import GIVEN_OWN, Expectation, Judge, doubtful_bits,
 from normcheck.oracle.special import is_special
 from normcheck.oracle.term_reasons import REASONS
 from normcheck.oracle.tolerances import Model, table
+from normcheck.runner.device import device_for
 
 _SECONDS = 60.0
 

@@ -208,7 +208,7 @@ def _why_unseen(torch: Any) -> str:
 def _device() -> tuple[str, str]:
     """Where normcheck would run, made ready for it; and what went wrong on the way."""
     try:
-        from normcheck.gate.request import device_for
+        from normcheck.runner.device import device_for
 
         return device_for("auto"), ""
     except Exception as error:

@@ -8,12 +8,13 @@ from typing import TextIO
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
-from normcheck.errors import UsageError, one_of
+from normcheck.errors import UsageError, check_names, one_of
 from normcheck.gate.coverage import model_size_of
 from normcheck.gate.plan import PROFILES, Cell
-from normcheck.gate.request import check_names, device_for, selected
+from normcheck.gate.request import selected
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
+from normcheck.runner.device import device_for
 
 
 def show_cases(

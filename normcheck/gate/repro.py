@@ -16,13 +16,14 @@ from normcheck.checks.finding import finding
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.decision import FOUND, NOTHING, PASS
 from normcheck.gate.plan import PROFILES, Cell, Plan
-from normcheck.gate.request import check_timeout, device_for, parsed, selected
+from normcheck.gate.request import check_timeout, parsed, selected
 from normcheck.gate.run import its_process
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judge import Expectation
 from normcheck.reports import terminal
 from normcheck.runner.call import poisoned_memory
+from normcheck.runner.device import device_for
 
 
 def repro_cases(
@@ -75,7 +76,7 @@ def _the_op(cases: Sequence[Case]) -> str:
 
 
 def _new(dump: str) -> Path:
-    from normcheck.golden.store import refuse_existing
+    from normcheck.files import refuse_existing
 
     refuse_existing(Path(dump), "dump")
     return Path(dump)

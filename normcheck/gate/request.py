@@ -13,7 +13,7 @@ from typing import Any
 from normcheck.cases.case import Case, parse
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
-from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.files import resolved
 from normcheck.gate import baseline, replay
 from normcheck.gate import known_failures as known
@@ -22,7 +22,7 @@ from normcheck.gate.decision import Terms
 from normcheck.gate.plan import PROFILES, Cell, Plan, Profile
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
-from normcheck.runner.environment import device_of
+from normcheck.runner.device import device_for
 
 MOST_WORKERS = 64
 
@@ -156,25 +156,6 @@ def terms_of(request: Request, *, required: Sequence[str] = ()) -> Terms:
     )
 
 
-def device_for(asked: str) -> str:
-    """``cpu`` or ``cuda``; on a CPU, Triton kernels that are loaded from now on run under its interpreter."""
-    device = device_there(asked)
-    if device == "cpu":
-        from normcheck.impls.kernels.interpreter import enable
-
-        enable()
-    return device
-
-
-def device_there(asked: str) -> str:
-    """``cpu`` or ``cuda``, if it is there. Raises UsageError."""
-    check_names("device", (asked,), ("auto", "cpu", "cuda"))
-    device = device_of(asked)
-    if device == "cuda" and device_of("auto") != "cuda":
-        raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
-    return device
-
-
 def targets_of(request: Request, *, read: Sequence[str] = ()) -> tuple[Target, ...]:
     """Where the reports go; complains before the sweep about what could not be written after it.
 
@@ -251,13 +232,6 @@ def check_timeout(seconds: float) -> None:
     """Refuse a time limit that no timer can keep."""
     if not 0 < seconds <= 1e6:
         raise UsageError(f"timeout={seconds:g}: expected seconds > 0, at most 1e6")
-
-
-def check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Refuse a name that is not among the known ones."""
-    for name in given:
-        if name not in known:
-            raise UsageError(f"{option}={name}: expected {one_of(known)}")
 
 
 def profile_of(request: Request) -> Profile:

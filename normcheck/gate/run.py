@@ -24,7 +24,7 @@ from normcheck.gate.decision import BROKEN, Terms, concluded
 from normcheck.gate.known_failures import marked
 from normcheck.gate.plan import Cell, Plan
 from normcheck.gate.replay import keep
-from normcheck.gate.request import Request, Target, device_for, plan_of, required_of, targets_of, terms_of
+from normcheck.gate.request import Request, Target, plan_of, required_of, targets_of, terms_of
 from normcheck.gate.sense import sensible
 from normcheck.gate.sweep import Progress, run_cell
 from normcheck.impls import discovery, source_location
@@ -32,6 +32,7 @@ from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
 from normcheck.result import Run, Verdict
 from normcheck.runner.call import link_of
+from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
 
 MOST_EXAMPLES = 10**15

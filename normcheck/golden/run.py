@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from normcheck.files import refuse_existing
 from normcheck.gate.decision import BROKEN, FOUND, NOTHING, PASS
 from normcheck.gate.plan import Cell
 from normcheck.gate.request import Request, plan_of
 from normcheck.golden import report
 from normcheck.golden.diff import difference
 from normcheck.golden.record import recorded_plan
-from normcheck.golden.store import refuse_existing, write
+from normcheck.golden.store import write
 from normcheck.golden.verify import verified, verified_record
 from normcheck.reports import terminal
 

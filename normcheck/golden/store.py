@@ -10,13 +10,13 @@ import hashlib
 import os
 import re
 import stat
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from normcheck.errors import UsageError, one_line, shown
+from normcheck.files import write_new
 from normcheck.golden import manifest as text
 from normcheck.golden import tensors as safe
 from normcheck.golden.manifest import Manifest, key_of
@@ -27,52 +27,11 @@ _EXPECTED = "; expected the file as it was recorded: copy or record it again"
 _MOST_FILES = 80  # that a folder is looked through for
 
 
-def refuse_existing(folder: Path, option: str = "out") -> None:
-    """Raise UsageError where nothing can be written: something is there, or the folder around it is not.
-
-    ``option``: how the command line calls it.
-    """
-    named = f"{option}={one_line(str(folder), 200)}"
-    try:
-        if os.path.lexists(folder):
-            raise UsageError(f"{named}: exists; expected a new folder, so remove it first")
-        around = next(parent for parent in folder.resolve().parents if os.path.lexists(parent))
-        if not around.is_dir() or not os.access(around, os.W_OK):
-            where = one_line(str(around), 200)
-            raise UsageError(f"{named}: expected a folder around it that is writable, {where} is not")
-    except (OSError, ValueError):  # a name that no file can have
-        raise UsageError(f"{option}={shown(str(folder), 200)}: expected a path of a new folder") from None
-
-
 def write(record: Record, folder: Path) -> int:
     """Write ``record`` into the new ``folder``; returns its bytes. Raises UsageError where something is there."""
     content = _contents(record)
     write_new(folder, content, "out", read)  # what cannot be read again is no record
     return sum(map(len, content.values()))
-
-
-def write_new(
-    folder: Path, content: Mapping[str, bytes], option: str, check: Callable[[Path], object] | None = None
-) -> None:
-    """Write files, name -> bytes, into the new ``folder``, all or none; ``check`` sees them before. Raises UsageError.
-
-    ``option``: how the command line calls the folder.
-    """
-    refuse_existing(folder, option)
-    try:
-        folder.resolve().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name[:100]}.", dir=folder.resolve().parent) as around:
-            beside = Path(around) / "new"
-            beside.mkdir(mode=0o755)
-            for name, data in content.items():
-                (beside / name).write_bytes(data)
-            if check:
-                check(beside)
-            refuse_existing(folder, option)
-            beside.rename(folder)
-    except OSError as error:
-        named = f"{option}={one_line(str(folder), 200)}"
-        raise UsageError(f"{named}: {error.strerror or error}; expected a folder that can be written") from None
 
 
 def _contents(record: Record) -> dict[str, bytes]:

@@ -19,13 +19,13 @@ from normcheck.cases.case import Case, parse
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, UnsupportedCase, UsageError, told
-from normcheck.gate.request import device_for
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import close_all_but, settle
 from normcheck.isolation.shared_memory import DeviceMemory, HostMemory, Memory, Space, taken
 from normcheck.runner import call
+from normcheck.runner.device import device_for
 from normcheck.runner.graph import joined
 from normcheck.runner.memory import PATTERNS, Arena, Surroundings
 

@@ -13,13 +13,6 @@ from normcheck import __version__
 from normcheck.runner import nvidia_driver
 
 
-def device_of(asked: str) -> str:
-    """``auto`` -> "cuda" where torch sees a GPU, else "cpu"; anything else as it is."""
-    if asked != "auto":
-        return asked
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def environment(device: str) -> dict[str, str]:
     """Name -> version or description; what is not there is left out."""
     found = {
