@@ -16,18 +16,20 @@ from typing import Any
 import torch
 
 from normcheck.cases.dtypes import DTYPES
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import BROKEN, Terms, concluded
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.gate.request import Request, check_timeout, parsed, profile_of
 from normcheck.gate.run import judged
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
+from normcheck.impls.adapt import adapt
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.reports import terminal
 from normcheck.result import Run, Verdict
-from normcheck.runner.call import adapt, poisoned_memory
+from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_there
 from normcheck.runner.environment import environment
 

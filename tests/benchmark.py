@@ -20,14 +20,15 @@ import torch
 from normcheck.cases import strategies
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import make
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import check
 from normcheck.checks.probes import Depth
 from normcheck.gate import sweep as sweeping
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
+from normcheck.impls.adapt import adapt
 from normcheck.impls.implementation import Implementation
-from normcheck.runner.call import adapt
 
 CASES = 3000
 

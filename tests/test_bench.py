@@ -25,9 +25,10 @@ from normcheck.bench.speed import BACKWARD, DIRECTIONS, FORWARD, Bench, Count, P
 from normcheck.bench.suites import OWN_COUNTS, SUITES
 from normcheck.bench.timing import in_turn, sets_needed, timed
 from normcheck.bench.verified import Verified, case_of, verify
+from normcheck.checks.cell import Cell
 from normcheck.cli import app
 from normcheck.errors import UsageError
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls import discovery
 
 TUTORIAL, PYTORCH = SUITES["triton-tutorial"], SUITES["pytorch-layernorm-backward"]

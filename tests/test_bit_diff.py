@@ -11,9 +11,9 @@ from torch import Tensor
 
 from normcheck.cases.inputs import make
 from normcheck.checks.bitmask_diff import _limits, bit_diff
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import check
 from normcheck.checks.finding import finding
-from normcheck.gate.plan import Cell
 from normcheck.gate.request import parsed
 from normcheck.impls import discovery
 from normcheck.oracle import bitmask

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from normcheck.cases.inputs import make
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import check, undeclared_model
-from normcheck.checks.explain_bound import Question, element, explain, index_of
 from normcheck.checks.finding import finding
 from normcheck.cli import app
 from normcheck.errors import UsageError
-from normcheck.gate.plan import Cell
+from normcheck.gate.explain_bound import Question, element, explain, index_of
 from normcheck.gate.request import parsed
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

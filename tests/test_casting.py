@@ -19,10 +19,11 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import make, torch_dtype
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.probes import Depth
 from normcheck.errors import UsageError
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.repro import repro_cases
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery

@@ -19,10 +19,10 @@ from normcheck import Implementation
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.cases.case import Case
 from normcheck.checks.cause import cause
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.finding import finding
 from normcheck.checks.probes import Depth
-from normcheck.gate.plan import Cell
 from normcheck.impls import discovery
 from normcheck.reports._failure import put_failure
 from normcheck.result import Finding

@@ -27,12 +27,13 @@ from normcheck.cases.inputs import make
 from normcheck.cases.strategies import choices
 from normcheck.checks import own_limit
 from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.finding import finding
 from normcheck.cli.app import main
 from normcheck.errors import UsageError
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.golden.schema import geometries
 from normcheck.impls import discovery
 from normcheck.isolation.shared_memory import buffer_of

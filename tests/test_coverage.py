@@ -19,10 +19,11 @@ from normcheck import UnsupportedCase
 from normcheck.cases import core as design
 from normcheck.cases.axes import MODEL_SIZES
 from normcheck.cases.claims import claims_of
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.coverage import RUNS, CoreRun
 from normcheck.gate.decision import NOTHING, PASS, Terms, decide
-from normcheck.gate.plan import PROFILES, Cell, Plan, Profile
+from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

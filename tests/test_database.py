@@ -11,8 +11,9 @@ import pytest
 import torch
 from sample_runs import CASE, failed, finding, verdict
 
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError
-from normcheck.gate.plan import PROFILES, Cell, Plan, Replay
+from normcheck.gate.plan import PROFILES, Plan, Replay
 from normcheck.gate.replay import LARGEST, MOST, keep, replays
 from normcheck.gate.request import parsed
 from normcheck.gate.sweep import run_cell

@@ -16,9 +16,10 @@ from torch import Tensor
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.cli import app
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.golden.cases import cases
 from normcheck.golden.diff import difference_of
 from normcheck.golden.judge import judged

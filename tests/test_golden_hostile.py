@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.checks.cell import Cell
 from normcheck.cli import app
 from normcheck.errors import UsageError
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.golden import manifest as manifests
 from normcheck.golden import store, tensors
 from normcheck.golden.record import recorded_plan

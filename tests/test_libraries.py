@@ -11,7 +11,8 @@ from normcheck.audit.mutants.libraries import CONTROLS
 from normcheck.audit.recipe_judge import MISSED, NOT_EXERCISED, examined
 from normcheck.audit.recipes import recipe
 from normcheck.cases.dtypes import DTYPES
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.checks.cell import Cell
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

@@ -12,7 +12,8 @@ from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant, mutant
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops.op import GRADIENTS
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.checks.cell import Cell
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.result import KINDS

@@ -19,8 +19,9 @@ if DEVICE == "cpu":
 from normcheck.audit.mutants._patched import Lines, Patched, module_of
 from normcheck.audit.mutants.triton import CONTROLS, MUTANTS
 from normcheck.cases.dtypes import DTYPES
+from normcheck.checks.cell import Cell
 from normcheck.errors import NormcheckError
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

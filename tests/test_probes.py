@@ -17,9 +17,10 @@ from normcheck import Implementation, UnsupportedCase
 from normcheck.audit.mutants.kernel import CLEAN, Kernel, Run
 from normcheck.cases.case import Case
 from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.probes import Depth
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.runner.call import adapt, poisoned_memory

@@ -11,7 +11,8 @@ import torch
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.audit.mutants.kernel import OPS
 from normcheck.audit.mutants.mutant import Mutant
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.checks.cell import Cell
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

@@ -29,7 +29,8 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
 from normcheck.cases.ops.op import Op
 from normcheck.checks.attempt import run_case
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.checks.cell import Cell
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.memory import same_bits

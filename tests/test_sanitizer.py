@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normcheck.checks import sanitizer
-from normcheck.gate.plan import Cell
+from normcheck.checks.cell import Cell
 from normcheck.impls import discovery
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"

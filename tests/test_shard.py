@@ -11,11 +11,12 @@ import torch
 from sample_runs import failed, finding, run, skipped, verdict, worst
 
 from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.errors import UsageError
 from normcheck.gate import sweep
 from normcheck.gate.decision import Terms, decide
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.remarks import derived
 from normcheck.gate.request import Request, shard_of
 from normcheck.gate.shards import merged

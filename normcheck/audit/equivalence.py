@@ -20,9 +20,10 @@ from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.ops.op import Op
 from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.runner.call import poisoned_memory
 
 INTERPRETED = 40

@@ -22,7 +22,8 @@ from normcheck.audit.recipe_judge import NOT_EXERCISED as NOT_RUN
 from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
 from normcheck.cases.ops.op import Op
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.checks.cell import Cell
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

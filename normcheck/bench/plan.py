@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from normcheck.bench.suites import SIZES, SUITES, Suite, suite_of
 from normcheck.cases.case import MAX_ELEMENTS
 from normcheck.cases.dtypes import DTYPES
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line, one_of
-from normcheck.gate.plan import Cell
 from normcheck.impls import discovery
 
 

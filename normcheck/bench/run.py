@@ -22,11 +22,12 @@ from normcheck.bench.suites import Suite
 from normcheck.bench.timing import METHOD
 from normcheck.bench.verified import Verified, case_of, verify
 from normcheck.checks.attempt import why_not
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import context_lost
 from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, UnsupportedCase, UsageError
 from normcheck.gate.decision import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.request import check_timeout, targets
 from normcheck.result import Finding
 from normcheck.runner.call import refusal

@@ -10,10 +10,11 @@ import torch
 from normcheck.bench.speed import Point
 from normcheck.cases.case import Case
 from normcheck.checks.attempt import run_case, too_large
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, context_lost
 from normcheck.checks.finding import finding
 from normcheck.checks.probes import Depth
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.oracle.tolerances import table
 from normcheck.result import Finding
 from normcheck.runner.call import poisoned_memory

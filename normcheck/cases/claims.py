@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from normcheck.cases.case import EXPANDED, STRIDED, Case
 from normcheck.cases.ops.op import Op
-from normcheck.impls.implementation import Implementation
 
 REFUSABLE = ("bias", "weight_dtype", "layout")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
+
+
+class Declared(Protocol):
+    """What claims read of an implementation's declaration; its fields of these names say what they mean."""
+
+    @property
+    def biases(self) -> Sequence[bool]:
+        """See ``Implementation``, as for the others."""
+
+    @property
+    def weight_dtypes(self) -> Sequence[str]:
+        """io, fp32."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """2, 3."""
+
+    @property
+    def strided(self) -> bool:
+        """Whether rows may have gaps between them."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]] | None:
+        """The (M, N) to use, None for any."""
+
+    @property
+    def backward(self) -> object:
+        """None if gradients are autograd's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +81,7 @@ class Claims:
         return all(self.admits(axis, value) for axis, value in asked.items())
 
 
-def claims_of(op: Op, implementation: Implementation, dtype: str) -> Claims:
+def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
     """What ``implementation`` declares that it takes of ``op`` in ``dtype``."""
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     wide = dtype != "fp32" and "fp32" in implementation.weight_dtypes
@@ -68,7 +96,7 @@ def claims_of(op: Op, implementation: Implementation, dtype: str) -> Claims:
     )
 
 
-def _layouts(implementation: Implementation) -> tuple[str, ...]:
+def _layouts(implementation: Declared) -> tuple[str, ...]:
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
         layouts += ["x_strided", "dy_strided", "strided", *EXPANDED]
@@ -79,7 +107,7 @@ def _layouts(implementation: Implementation) -> tuple[str, ...]:
     return tuple(layouts)
 
 
-def unclaimed(op: Op, implementation: Implementation, case: Case) -> str:
+def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
     """What a case asks for that ``implementation`` does not declare, "" if it declares it all.
 
     A core asks for nothing of the kind; a case line may ask for anything.

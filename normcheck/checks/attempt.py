@@ -15,11 +15,11 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.inputs import SLAB_ELEMENTS
+from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
 from normcheck.errors import Broken
-from normcheck.gate.plan import Cell, Plan
 from normcheck.oracle.judge import BLOCK_ELEMENTS, Expectation
 from normcheck.oracle.tolerances import table
 from normcheck.runner import call
@@ -40,7 +40,7 @@ def why_not(cell: Cell, device: str) -> str:
 def run_case(
     cell: Cell,
     case: Case,
-    plan: Plan,
+    plan: Setting,
     floors: Mapping[str, float] | None = None,
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
@@ -54,7 +54,7 @@ def run_case(
     return replace(result, after=link.before) if link is not None and result.failed else result
 
 
-def run_alone(cell: Cell, case: Case, plan: Plan, depth: Depth = Depth.ROWS) -> Result:
+def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) -> Result:
     """As ``run_case``, in a new process if the implementation has one of its own."""
     link = call.link_of(cell.implementation)
     if link is not None:
@@ -62,7 +62,7 @@ def run_alone(cell: Cell, case: Case, plan: Plan, depth: Depth = Depth.ROWS) -> 
     return run_case(cell, case, plan, depth=depth)
 
 
-def attempted(cell: Cell, case: Case, plan: Plan, work: Callable[[], T]) -> T | Result:
+def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T | Result:
     """``work``, which calls the implementation, where the case may run; a result that says why it did not end."""
     refused = unclaimed(cell.op, cell.implementation, case) or too_large(case, plan.device)
     if refused:

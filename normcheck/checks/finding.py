@@ -9,11 +9,11 @@ from dataclasses import replace
 from normcheck.checks import own_limit
 from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
 from normcheck.checks.where import locate
-from normcheck.gate.plan import Cell
 from normcheck.impls import source_location
 from normcheck.impls.implementation import OVERWRITABLE
 from normcheck.oracle.compare import Comparison

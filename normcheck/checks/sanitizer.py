@@ -20,8 +20,8 @@ from normcheck.cases.case import Case, parse
 from normcheck.cases.claims import claims_of
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.inputs import make
+from normcheck.checks.cell import Cell
 from normcheck.checks.contract import Problem
-from normcheck.gate.plan import Cell
 from normcheck.impls import discovery
 from normcheck.runner import call
 

@@ -231,7 +231,8 @@ def interpretation(given: str, device: str, trouble: str) -> list[Fact]:
 def _works(device: str, *, isolation: bool) -> Fact:
     """Whether a case can be run and judged: in another process, or in this one."""
     from normcheck.checks.attempt import run_case
-    from normcheck.gate.plan import PROFILES, Cell, Plan
+    from normcheck.checks.cell import Cell
+    from normcheck.gate.plan import PROFILES, Plan
     from normcheck.gate.request import parsed, selected
     from normcheck.impls import discovery
     from normcheck.runner.call import link_of

@@ -8,9 +8,10 @@ from typing import TextIO
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_of
 from normcheck.gate.coverage import model_size_of
-from normcheck.gate.plan import PROFILES, Cell
+from normcheck.gate.plan import PROFILES
 from normcheck.gate.request import selected
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation

@@ -44,7 +44,7 @@ def tolerances(
 
         typer.echo(files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8"), nl=False)
         return
-    from normcheck.checks.explain_bound import Question
-    from normcheck.checks.explain_bound import explain as explained
+    from normcheck.gate.explain_bound import Question
+    from normcheck.gate.explain_bound import explain as explained
 
     explained(Question(line=explain, output=output or "", at=at or "", impl=impl or "", device=device), sys.stdout)

@@ -14,8 +14,9 @@ from normcheck.cases.claims import REFUSABLE, Claims, claims_of
 from normcheck.cases.core import ALL_OPENED, GAPS, Planned, drawn, goals_of
 from normcheck.cases.goals import Extent, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from normcheck.cases.inputs import make
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.files import write_new
-from normcheck.gate.plan import Cell
 from normcheck.impls import discovery
 from normcheck.oracle.expectations import expectations, whole
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Expectation, bits_of, judge_of

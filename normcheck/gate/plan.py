@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from normcheck.cases.case import Case
 from normcheck.cases.goals import Extent
-from normcheck.cases.ops.op import Op
-from normcheck.impls.implementation import Implementation
+from normcheck.checks.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,6 @@ PROFILES = {
         Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, sanitizer=True),
     )
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Op x implementation x dtype. ``spec`` is how the command line names the implementation."""
-
-    op: Op
-    implementation: Implementation
-    dtype: str
-    spec: str
 
 
 @dataclass(frozen=True)

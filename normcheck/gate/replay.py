@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from normcheck.cases.case import Case
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line
 from normcheck.files import contents
-from normcheck.gate.plan import Cell, Replay
+from normcheck.gate.plan import Replay
 from normcheck.result import Verdict
 
 MOST = 20

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from normcheck.cases.case import Case
 from normcheck.checks.attempt import run_case, why_not
+from normcheck.checks.cell import Cell
 from normcheck.checks.finding import finding
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.decision import FOUND, NOTHING, PASS
-from normcheck.gate.plan import PROFILES, Cell, Plan
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.request import check_timeout, parsed, selected
 from normcheck.gate.run import its_process
 from normcheck.impls import discovery

@@ -13,13 +13,14 @@ from typing import Any
 from normcheck.cases.case import Case, parse
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.files import resolved
 from normcheck.gate import baseline, replay
 from normcheck.gate import known_failures as known
 from normcheck.gate.baseline import DRIFT_RATIO, DRIFT_ULP
 from normcheck.gate.decision import Terms
-from normcheck.gate.plan import PROFILES, Cell, Plan, Profile
+from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.device import device_for

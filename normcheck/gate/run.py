@@ -19,10 +19,11 @@ from typing import TextIO
 import torch
 
 from normcheck.checks.attempt import why_not
+from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.decision import BROKEN, Terms, concluded
 from normcheck.gate.known_failures import marked
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.gate.replay import keep
 from normcheck.gate.request import Request, Target, plan_of, required_of, targets_of, terms_of
 from normcheck.gate.sense import sensible

@@ -20,10 +20,11 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.strategies import Choices, cases, choices, within
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import signature, worst_ratio
 from normcheck.checks.probes import Depth
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 
 T = TypeVar("T")
 

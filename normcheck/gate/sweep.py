@@ -16,12 +16,13 @@ from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.strategies import cases, choices
 from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
-from normcheck.checks.blame import Blame, blamed, run_surely, told
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
+from normcheck.gate.blame import Blame, blamed, run_surely, told
 from normcheck.gate.coverage import CoreRun
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.gate.remarks import derived, empty_outputs, refusals
 from normcheck.gate.shrink import Stop, search, seed_of
 from normcheck.gate.tally import Tally

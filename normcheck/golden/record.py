@@ -11,12 +11,13 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
 from normcheck.checks.attempt import attempted, why_not
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, model_of
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
 from normcheck.checks.gradients import with_statistics
 from normcheck.checks.observe import with_bits
 from normcheck.errors import Broken, UnsupportedCase
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.golden.cases import cases
 from normcheck.golden.schema import (
     AUTOGRAD,

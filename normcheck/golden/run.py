@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from normcheck.checks.cell import Cell
 from normcheck.files import refuse_existing
 from normcheck.gate.decision import BROKEN, FOUND, NOTHING, PASS
-from normcheck.gate.plan import Cell
 from normcheck.gate.request import Request, plan_of
 from normcheck.golden import report
 from normcheck.golden.diff import difference

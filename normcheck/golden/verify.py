@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
 from normcheck.errors import one_line
 from normcheck.gate.decision import Terms, decide
-from normcheck.gate.plan import Cell
 from normcheck.gate.tally import Tally
 from normcheck.golden.judge import judged, placeholder
 from normcheck.golden.results import Verified

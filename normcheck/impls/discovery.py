@@ -127,7 +127,7 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
         raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
     if not op_names:
         raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(ops())} with it")
-    from normcheck.runner.call import adapt  # imports torch
+    from normcheck.impls.adapt import adapt  # imports torch
 
     adapted = adapt(target)
     return tuple(wrapped(*adapted, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)

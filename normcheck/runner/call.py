@@ -5,7 +5,6 @@ It knows no reference and no bound. Whatever goes wrong inside comes out as ``Br
 
 from __future__ import annotations
 
-import inspect
 import sys
 import traceback
 import warnings
@@ -20,7 +19,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops.op import GRADIENTS
 from normcheck.errors import Broken, UnsupportedCase, UsageError, one_line, shown, told
-from normcheck.impls import source_location
+from normcheck.impls import adapt, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.proxies import Entry
 from normcheck.isolation.remote_run import Link, RemoteRun
@@ -33,7 +32,7 @@ LONGEST_REASON = 500
 """Characters of a reason why something cannot run."""
 
 _SNAPSHOT = 1 << 26  # bytes up to which a result is looked at twice
-_OWN_FILES = (__file__, memory.__file__, overwriting.__file__)
+_OWN_FILES = (__file__, adapt.__file__, memory.__file__, overwriting.__file__)
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
@@ -200,32 +199,6 @@ def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Surrounded) -
         _synchronise(inputs.x)
     named = {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
     return overwriting.apart(named, inputs)
-
-
-def adapt(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """A plain function or module as a ``forward``: f(x, weight, bias, eps), with or without bias, any name for eps.
-
-    Returns the forward and whether it takes a bias. Options are passed only to parameters of their names.
-    """
-    described = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        parameters = inspect.signature(described).parameters.values()
-    except (TypeError, ValueError):
-        return function, True
-    names = [p.name for p in parameters]
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    tensors_taken = [p for p in positional if p not in ("eps", "epsilon", "lower_clip", "upper_clip")]
-    takes_bias = any(p.kind is p.VAR_POSITIONAL for p in parameters) or "bias" in names or len(tensors_taken) >= 3
-    eps_by_name = "eps" in names or anything
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
-        tensors = (x, weight, bias) if takes_bias else (x, weight)
-        wanted = {k: v for k, v in options.items() if anything or k in names}
-        return function(*tensors, eps=eps, **wanted) if eps_by_name else function(*tensors, eps, **wanted)
-
-    forward.__wrapped__ = function  # type: ignore[attr-defined]  # where it is defined
-    return forward, takes_bias
 
 
 @contextmanager

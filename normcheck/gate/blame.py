@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case
 from normcheck.checks.attempt import run_alone, run_case, timed_out
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost
 from normcheck.checks.finding import signature
 from normcheck.checks.probes import Depth
-from normcheck.gate.plan import Cell, Plan
+from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk
 from normcheck.result import Finding
 from normcheck.runner.call import link_of
