@@ -21,6 +21,7 @@ from torch.nn import functional
 import normcheck
 from normcheck import Implementation
 from normcheck.audit.mutants.kernel import CLEAN
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.inputs import make
@@ -38,7 +39,6 @@ from normcheck.golden.schema import geometries
 from normcheck.impls import discovery
 from normcheck.isolation.shared_memory import buffer_of
 from normcheck.result import Verdict
-from normcheck.runner import memory
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.overwriting import put_back
 
@@ -598,7 +598,7 @@ class OverX(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight, rstd = ctx.saved_tensors
         y = rmsnorm(x, weight, eps=ctx.eps)[0]
-        assert memory.same_bits(y, ctx.over), "what forward wrote was undone before backward"
+        assert guard_bands.same_bits(y, ctx.over), "what forward wrote was undone before backward"
         return (*gradients(dy, x, weight, rstd), None)
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.runner import memory
-from normcheck.runner.memory import LARGE, NAN, NEGATIVE, Arena, Surroundings
+from normcheck.cases import guard_bands
+from normcheck.cases.guard_bands import LARGE, NAN, NEGATIVE
+from normcheck.runner import arena
+from normcheck.runner.arena import Arena, Surroundings
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PATTERNS = (NAN, LARGE, NEGATIVE)
@@ -17,11 +19,11 @@ PATTERNS = (NAN, LARGE, NEGATIVE)
 
 def strided(dtype: torch.dtype = torch.float16) -> Tensor:
     """3 rows of 5 elements with 2 behind each."""
-    return memory.placed((3, 5), (7, 1), dtype, "cpu").copy_(torch.arange(15).view(3, 5))
+    return guard_bands.placed((3, 5), (7, 1), dtype, "cpu").copy_(torch.arange(15).view(3, 5))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.name)
-def test_patterns_say_what_they_are(pattern: memory.Pattern) -> None:
+def test_patterns_say_what_they_are(pattern: guard_bands.Pattern) -> None:
     for dtype in (*DTYPES, torch.float64):
         integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
         value = float(torch.tensor(pattern.bits[dtype], dtype=integers).view(dtype))
@@ -44,14 +46,14 @@ def test_no_computation_makes_the_nan(dtype: torch.dtype) -> None:
 def test_bands_keep_the_alignment() -> None:
     for dtype in DTYPES:
         for n in (1, 7, 1000, 4097):
-            assert memory.placed((2, n), (n, 1), dtype, "cpu").storage_offset() * dtype.itemsize % 512 == 0
-    assert memory.placed((2, 7), (7, 1), torch.float16, "cpu", shift=1).storage_offset() % 256 == 1
+            assert guard_bands.placed((2, n), (n, 1), dtype, "cpu").storage_offset() * dtype.itemsize % 512 == 0
+    assert guard_bands.placed((2, 7), (7, 1), torch.float16, "cpu", shift=1).storage_offset() % 256 == 1
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.name)
-def test_a_copy_has_the_values_and_the_pattern(pattern: memory.Pattern) -> None:
+def test_a_copy_has_the_values_and_the_pattern(pattern: guard_bands.Pattern) -> None:
     original = strided()
-    copied = memory.copy(original, pattern)
+    copied = guard_bands.copy(original, pattern)
     assert torch.equal(copied, original)
     assert copied.stride() == original.stride()
     assert copied.data_ptr() != original.data_ptr()
@@ -73,47 +75,47 @@ WRITES: tuple[tuple[int, str], ...] = (
 @pytest.mark.parametrize(("at", "words"), WRITES)
 def test_a_write_outside_is_found_and_placed(at: int, words: str) -> None:
     before = strided()
-    after = memory.copy(before, NAN)
-    assert memory.untouched(before, after)
-    assert memory.trespass(before, after) == (0, "")
+    after = guard_bands.copy(before, NAN)
+    assert guard_bands.untouched(before, after)
+    assert guard_bands.trespass(before, after) == (0, "")
     after.as_strided((1,), (1,), after.storage_offset() + at).fill_(0)
-    assert not memory.untouched(before, after)
+    assert not guard_bands.untouched(before, after)
     assert torch.equal(before, after)
-    assert memory.trespass(before, after) == (1, words)
+    assert guard_bands.trespass(before, after) == (1, words)
 
 
 def test_a_nan_written_over_the_nan_is_found() -> None:
     before = strided()
-    after = memory.copy(before, NAN)
+    after = guard_bands.copy(before, NAN)
     after.as_strided((1,), (1,), after.storage_offset() + 5).fill_(float("nan"))
-    assert memory.trespass(before, after) == (1, "1 behind the end of row 0")
+    assert guard_bands.trespass(before, after) == (1, "1 behind the end of row 0")
 
 
 def test_a_write_inside_is_no_trespass() -> None:
     before = strided()
-    after = memory.copy(before, NAN)
+    after = guard_bands.copy(before, NAN)
     after[1, 4] = 99
-    assert not memory.untouched(before, after)
-    assert memory.trespass(before, after) == (0, "")
-    assert int(memory.differing(before, after).sum()) == 1
+    assert not guard_bands.untouched(before, after)
+    assert guard_bands.trespass(before, after) == (0, "")
+    assert int(guard_bands.differing(before, after).sum()) == 1
 
 
 @pytest.mark.parametrize("change", [lambda t: t.resize_(2, 2), lambda t: t.t_(), lambda t: t.set_(torch.ones(2))])
 def test_another_geometry_is_noticed(change: Callable[[Tensor], Tensor]) -> None:
     before = strided(torch.float32)
-    after = memory.copy(before, NAN)
-    assert not memory.moved(before, after)
+    after = guard_bands.copy(before, NAN)
+    assert not guard_bands.moved(before, after)
     change(after)
-    assert memory.moved(before, after)
+    assert guard_bands.moved(before, after)
 
 
 def test_any_nan_is_as_good_as_another() -> None:
     a = torch.tensor([0x7E00, 0x3C00], dtype=torch.int16).view(torch.float16)
     b = torch.tensor([0x7E01, 0x3C00], dtype=torch.int16).view(torch.float16)
-    assert memory.same_bits(a, b)
-    assert not memory.same_bits(a, torch.ones(2, dtype=torch.float16))
-    assert not memory.same_bits(torch.zeros(1), -torch.zeros(1))
-    assert not memory.same_bits(torch.zeros(2), torch.zeros(1, 2))
+    assert guard_bands.same_bits(a, b)
+    assert not guard_bands.same_bits(a, torch.ones(2, dtype=torch.float16))
+    assert not guard_bands.same_bits(torch.zeros(1), -torch.zeros(1))
+    assert not guard_bands.same_bits(torch.zeros(2), torch.zeros(1, 2))
 
 
 FRESH: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -137,7 +139,7 @@ FILLED: tuple[tuple[Callable[[Tensor], Tensor], float], ...] = (
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.name)
 @pytest.mark.parametrize("make", FRESH)
-def test_fresh_memory_is_poisoned(make: Callable[[Tensor], Tensor], pattern: memory.Pattern) -> None:
+def test_fresh_memory_is_poisoned(make: Callable[[Tensor], Tensor], pattern: guard_bands.Pattern) -> None:
     like = torch.zeros(3, 5)
     plain = make(like)
     with Arena(Surroundings(fresh=pattern)) as arena:
@@ -213,7 +215,7 @@ def test_what_torch_compile_traces_is_let_through() -> None:
     def compiled(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(x).copy_(x) + torch.zeros(3)
 
-    with memory.Arena(memory.Surroundings()):
+    with arena.Arena(arena.Surroundings()):
         returned = compiled(torch.ones(3))
         allocated = torch.empty(3)
     assert returned.tolist() == [1, 1, 1]

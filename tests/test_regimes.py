@@ -26,6 +26,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.guard_bands import same_bits
 from normcheck.cases.inputs import make
 from normcheck.cases.ops.op import Op
 from normcheck.checks.attempt import run_case
@@ -33,7 +34,6 @@ from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
-from normcheck.runner.memory import same_bits
 
 
 def cases_of(op: Op, implementation: Implementation, dtype: str) -> list[Case]:

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from normcheck.cases.guard_bands import NAN, copy, placed
 from normcheck.isolation.messages import LONGEST, Garbled, Inbox, packed
 from normcheck.isolation.shared_memory import HostMemory, Space, taken
-from normcheck.runner.memory import NAN, copy, placed
 
 MEMORY = HostMemory()
 SMALL = torch.arange(6, dtype=torch.float16).view(2, 3)

@@ -16,9 +16,9 @@ from torch import Tensor
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
 from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.guard_bands import placed
 from normcheck.cases.ops.op import Op
 from normcheck.cases.rng import hashed, normal, uniform
-from normcheck.runner.memory import placed
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of the NaN that is an input; with an odd seed it has a sign."""

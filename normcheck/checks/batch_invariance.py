@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from normcheck.cases import guard_bands
+from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import begin, observe, observe_in_place
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.statefulness import of_the_latest_forward, remembered, with_other_weights
-from normcheck.runner import memory
+from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import supports
-from normcheck.runner.memory import NAN, Surroundings
 
 _BY_ROW = ("mean", "rstd", "y", "bitmask", "dx")
 """What belongs to one row."""
@@ -32,7 +33,7 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
     case, op, implementation = subject.case, subject.op, subject.implementation
     moved, problems = observe_in_place(implementation, op, case, subject.given, bits)
     invariant = {
-        name: memory.same_bits(_by_row(t, case.M).roll(1, 0), _by_row(moved.named[name], case.M))
+        name: guard_bands.same_bits(_by_row(t, case.M).roll(1, 0), _by_row(moved.named[name], case.M))
         for name, t in subject.first.named.items()
         if name in _BY_ROW and name in moved.named
     }
@@ -63,7 +64,7 @@ def _alone(subject: Subject) -> dict[str, bool]:
 
     def one(rows: Tensor) -> Tensor:
         shape = (1, 1, case.N) if case.rank == 3 else (1, case.N)
-        return memory.in_bands(rows.reshape(case.M, case.N)[row].reshape(shape), NAN)
+        return guard_bands.in_bands(rows.reshape(case.M, case.N)[row].reshape(shape), NAN)
 
     i = subject.inputs
     inputs = Inputs(one(i.x), i.weight, i.bias, one(i.dy))
@@ -71,7 +72,7 @@ def _alone(subject: Subject) -> dict[str, bool]:
     begun = begin(subject.implementation, alone, inputs, Surroundings())
     seen, _ = observe(subject.implementation, subject.op, alone, begun, bits)
     return {
-        name: memory.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
+        name: guard_bands.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
         for name, t in subject.first.named.items()
         if name in _BY_ROW and name in seen.named
     }

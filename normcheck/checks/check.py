@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops.op import Op
@@ -28,8 +29,8 @@ from normcheck.oracle.judge import Checked, Expectation, Reference, judge_forwar
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
-from normcheck.runner import call, memory
-from normcheck.runner.memory import Surroundings
+from normcheck.runner import call
+from normcheck.runner.arena import Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def check(
     """
     pristine = make(case, op, device)
     base = model or undeclared_model(implementation, device)
-    given = pristine.each(lambda t: memory.copy(t, memory.NAN))
+    given = pristine.each(lambda t: guard_bands.copy(t, guard_bands.NAN))
     arena = call.surrounded(implementation, Surroundings())
     try:
         model = model or model_of(implementation, case, device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops.op import GRADIENTS, Op
@@ -22,8 +23,8 @@ from normcheck.isolation.remote_run import RemoteRun
 from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference, bits_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model
-from normcheck.runner import call, memory
-from normcheck.runner.memory import Arena
+from normcheck.runner import call
+from normcheck.runner.arena import Arena
 
 UNREAD = "backward does not read the bitmask"
 """The note on a backward that makes its own bits."""
@@ -163,7 +164,7 @@ def _reconsidered(
 
 
 def _same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(name in a and memory.same_bits(a[name].detach(), b[name].detach()) for name in b)
+    return all(name in a and guard_bands.same_bits(a[name].detach(), b[name].detach()) for name in b)
 
 
 def with_statistics(own: Mapping[str, Tensor], saved: Reference) -> dict[str, Tensor]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
+from normcheck.cases.guard_bands import NAN, Pattern
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops.op import GRADIENTS, Op
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
@@ -16,8 +18,8 @@ from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.oracle import bitmask
-from normcheck.runner import call, memory
-from normcheck.runner.memory import NAN, Arena, Pattern, Surroundings
+from normcheck.runner import call
+from normcheck.runner.arena import Arena, Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def begin(
     implementation: Implementation, case: Case, inputs: Inputs, surroundings: Surroundings, *, deferred: bool = False
 ) -> Begun:
     """Begin a run on copies of ``inputs``; ``deferred`` as for ``call.forward``."""
-    before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: memory.copy(t, surroundings.inputs))
-    given = before.each(lambda t: memory.copy(t, NAN))
+    before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: guard_bands.copy(t, surroundings.inputs))
+    given = before.each(lambda t: guard_bands.copy(t, NAN))
     arena = call.surrounded(implementation, surroundings)
     call.begin(implementation, case, given, arena, deferred=deferred)
     return Begun(surroundings, before, given, arena)
@@ -110,8 +112,8 @@ def _called(
         return Seen(outputs), ()
     if between is not None:
         call.forward(implementation, case, between, arena)
-    saved = {name: memory.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
-    before = {name: memory.copy(t, NAN) for name, t in saved.items()}
+    saved = {name: guard_bands.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
+    before = {name: guard_bands.copy(t, NAN) for name, t in saved.items()}
     try:
         with refused_clearly(case):
             gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
@@ -122,7 +124,8 @@ def _called(
         return Seen(outputs, gradients), problems
     # The first run calls backward twice, with other statistics; so what alternates from call to call shows only here.
     again = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
-    for name in [name for name, t in gradients.items() if name not in again or not memory.same_bits(t, again[name])]:
+    same = {name for name, t in gradients.items() if name in again and guard_bands.same_bits(t, again[name])}
+    for name in [name for name in gradients if name not in same]:
         message = f"{name} is not the same when backward is called twice in a row with the same arguments"
         return Seen(outputs, gradients), (Problem("not_repeatable", name, message),)
     return Seen(outputs, gradients), ()
@@ -158,17 +161,17 @@ def written(implementation: Implementation, before: Inputs, after: Inputs) -> tu
 
 
 def _written(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
-    if memory.moved(before, after):
+    if guard_bands.moved(before, after):
         message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
         return [Problem("input_modified", output, message)]
-    if memory.untouched(before, after):
+    if guard_bands.untouched(before, after):
         return []
     found = []
-    changed = 0 if free else int(memory.differing(before, after).sum())
+    changed = 0 if free else int(guard_bands.differing(before, after).sum())
     if changed:
         message = f"{what} was modified: {changed} of {before.numel()} elements; inputs belong to the caller"
         found.append(Problem("input_modified", output, message))
-    count, where = memory.trespass(before, after)
+    count, where = guard_bands.trespass(before, after)
     if count:
         message = f"{what}: {_elements(count)} outside it written to, the first {where}"
         found.append(Problem("out_of_bounds_write", output, message))

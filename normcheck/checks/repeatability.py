@@ -7,11 +7,12 @@ change one thing each find out which it was.
 from __future__ import annotations
 
 from normcheck.cases.case import Case
+from normcheck.cases.guard_bands import LARGE, NEGATIVE, Pattern
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.two_runs import changed, first_difference, refused_again, sharing_memory
-from normcheck.runner.memory import LARGE, NEGATIVE, Pattern, Surroundings
+from normcheck.runner.arena import Surroundings
 
 _REPEATS = 4
 

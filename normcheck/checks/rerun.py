@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops.op import Op
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Begun, Seen, begin, observe
 from normcheck.impls.implementation import Implementation
-from normcheck.runner import memory
-from normcheck.runner.memory import Surroundings
+from normcheck.runner.arena import Surroundings
 
 WrongValues = Callable[[Inputs, Seen], list[str]]
 """Inputs and what a run returned for them -> the outputs whose values are outside their bounds."""
@@ -54,5 +54,5 @@ class Subject:
     def refill(self, values: Inputs) -> None:
         """Lay ``values`` into the very memory of the first run."""
         for (_, place), (_, new) in zip(self.given.named(), values.named(), strict=True):
-            own = memory.elements(place)
+            own = guard_bands.elements(place)
             own.copy_(new[tuple(slice(n) for n in own.shape)])

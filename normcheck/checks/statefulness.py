@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from normcheck.cases import guard_bands
+from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen, begin, observe, observe_in_place
 from normcheck.checks.rerun import Subject
 from normcheck.checks.two_runs import first_difference
-from normcheck.runner import memory
+from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import link_of
-from normcheck.runner.memory import NAN, Surroundings
 
 _ADDRESSES = 4  # as many as the runs of one case may have left free
 
@@ -24,7 +25,7 @@ def of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
     i, case = subject.implementation, subject.case
     if not i.deterministic:
         return None
-    between = other.each(lambda t: memory.in_bands(t, NAN))
+    between = other.each(lambda t: guard_bands.in_bands(t, NAN))
     begun = begin(i, case, subject.inputs, Surroundings(), deferred=True)
     seen, _ = observe(i, subject.op, case, begun, subject.bits, between)
     found = first_difference(subject.first, seen)
@@ -65,7 +66,8 @@ def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None
         still_wrong = subject.wrong_values(values, fresh)
         for name in wrong:
             mine, other = seen.named[name], fresh.named.get(name)
-            same = other is not None and (not subject.implementation.deterministic or memory.same_bits(mine, other))
+            unsteady = not subject.implementation.deterministic
+            same = other is not None and (unsteady or guard_bands.same_bits(mine, other))
             if name not in still_wrong or not same:
                 return name
     return ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen
-from normcheck.runner import memory
 
 
 def changed(first: Seen, second: Seen) -> list[str]:
@@ -16,7 +16,7 @@ def changed(first: Seen, second: Seen) -> list[str]:
     """
     one, other = first.named, second.named
     asked = [name for name in one if not (second.refused and name in first.gradients)]
-    return [name for name in asked if name not in other or not memory.same_bits(one[name], other[name])]
+    return [name for name in asked if name not in other or not guard_bands.same_bits(one[name], other[name])]
 
 
 def first_difference(one: Seen, other: Seen) -> tuple[str, str] | None:
@@ -31,7 +31,7 @@ def _count(one: Tensor, other: Tensor | None) -> str:
         return "it is missing"
     if other.shape != one.shape:
         return "another shape"
-    wrong = memory.differing(one, other)
+    wrong = guard_bands.differing(one, other)
     return f"{int(wrong.sum())} of {wrong.numel()} elements differ"
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from normcheck.cases.guard_bands import differing
 from normcheck.errors import UsageError
 from normcheck.golden.results import CellChange, Difference, Moved
 from normcheck.golden.schema import BITMASK, FED, GIVEN, Record, Recorded
 from normcheck.golden.store import read
 from normcheck.impls import discovery
 from normcheck.oracle.bitmask import unpack
-from normcheck.runner.memory import differing
 
 CellName = tuple[str, str, str]
 _ORDER = ("mean", "rstd", "y", BITMASK, "dx", "dw", "db", GIVEN + "dx", GIVEN + "dw", GIVEN + "db")

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
 from normcheck.checks.attempt import attempted, why_not
@@ -33,9 +34,9 @@ from normcheck.golden.schema import (
     geometries,
 )
 from normcheck.oracle.judge import judge_forward, judge_of
-from normcheck.runner import call, memory
+from normcheck.runner import call
+from normcheck.runner.arena import Surroundings
 from normcheck.runner.environment import environment
-from normcheck.runner.memory import Surroundings
 
 Progress = Callable[[int, Cell], None]
 """Called before a cell with its number."""
@@ -87,7 +88,7 @@ def _observed(cell: Cell, case: Case, device: str) -> Recorded:
     """Forward, and every way in which its backward is judged. Raises Broken where there is nothing to judge."""
     implementation = cell.implementation
     pristine = make(case, cell.op, device)
-    given = pristine.each(lambda t: memory.copy(t, memory.NAN))
+    given = pristine.each(lambda t: guard_bands.copy(t, guard_bands.NAN))
     empty = replace(_empty(cell, case, pristine), declared=dict(call.model(implementation, case)))
     inputs = call.differentiable(given) if implementation.backward is None else given
     arena = call.surrounded(implementation, Surroundings())
@@ -157,7 +158,7 @@ def _kept(cell: Cell, case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(name in a and memory.same_bits(a[name], b[name]) for name in b)
+    return all(name in a and guard_bands.same_bits(a[name], b[name]) for name in b)
 
 
 def _problem(broken: Broken) -> Problem:

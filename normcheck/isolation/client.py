@@ -25,8 +25,8 @@ from normcheck.isolation.proxies import Ended, Entry, Question, Reason
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import broken_of
 from normcheck.isolation.shared_memory import DeviceMemory, Memory, Space
+from normcheck.runner.arena import Surroundings
 from normcheck.runner.environment import memory as machine_memory
-from normcheck.runner.memory import Surroundings
 
 _FIRST = 3  # times the limit: what the first call of each kind may take, which compiles
 _START = 60.0  # seconds in which a worker comes up

@@ -21,7 +21,8 @@ from normcheck.isolation.shared_memory import HostMemory
 _ENDING = 0.5  # seconds in which a process that has closed its connection ends
 _TAIL = 4000  # characters of a dead worker's output that are told
 _OWN_LINE = re.compile(
-    r"^Extension modules: |/normcheck/(?:isolation/worker|runner/call|runner/memory)\.py\"|/multiprocessing/"
+    r"^Extension modules: |/multiprocessing/"
+    r"|/normcheck/(?:isolation/worker|runner/call|runner/arena|cases/guard_bands)\.py\""
 )
 """Lines of a traceback at a crash that are about how the kernel was called."""
 

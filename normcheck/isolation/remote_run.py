@@ -19,7 +19,7 @@ from normcheck.errors import Broken
 from normcheck.isolation.messages import Message
 from normcheck.isolation.replies import Returned, broken_of, complain, copied_out, stray
 from normcheck.isolation.shared_memory import Laid, Space
-from normcheck.runner.memory import Stray, Surroundings
+from normcheck.runner.arena import Stray, Surroundings
 
 
 class Link(Protocol):
@@ -92,7 +92,7 @@ class _Posted:
 
 
 class RemoteRun:
-    """The calls of one run in given surroundings, as ``memory.Arena`` is for code in this process.
+    """The calls of one run in given surroundings, as ``arena.Arena`` is for code in this process.
 
     Each request is two switches between processes. So forward answers with the gradients as well, where they come from
     autograd and will be asked for, and every answer says what was written around allocated memory by then.
@@ -154,7 +154,7 @@ class RemoteRun:
         return copied_out(space, answer, "gradients")
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
-        """See ``memory.Arena.strays``; the other process knows what it returned."""
+        """See ``arena.Arena.strays``; the other process knows what it returned."""
         if self._strays is None and self._link.alive:
             self._link.post({"do": "strays", "run": self._number})
             self._told(self._link.collect())

@@ -13,7 +13,7 @@ from torch import Tensor
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import Space, taken
-from normcheck.runner.memory import Stray
+from normcheck.runner.arena import Stray
 
 _KINDS = ("exception", "missing", "shape", "not_repeatable", "input_modified")
 
@@ -76,7 +76,7 @@ def nonsense(what: str, answer: Message) -> Broken:
 
 
 def stray(item: object) -> Stray:
-    """What was written around one buffer, as ``memory.Arena.strays`` tells it. Raises Broken for anything else."""
+    """What was written around one buffer, as ``arena.Arena.strays`` tells it. Raises Broken for anything else."""
     try:
         name, elements, bad, where = map(str, item if isinstance(item, list) else ())
         return Stray(name[:100], int(elements), int(bad), where[:200])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case, parse
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, UnsupportedCase, UsageError, told
 from normcheck.impls import discovery, source_location
@@ -25,9 +26,9 @@ from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import close_all_but, settle
 from normcheck.isolation.shared_memory import DeviceMemory, HostMemory, Memory, Space, taken
 from normcheck.runner import call
+from normcheck.runner.arena import Arena, Surroundings
 from normcheck.runner.device import device_for
 from normcheck.runner.graph import joined
-from normcheck.runner.memory import PATTERNS, Arena, Surroundings
 
 _KEPT = 3  # runs and graphs that may still be asked about
 _LARGEST_KEPT = 1 << 28  # bytes of a result that is kept to see whether the next one lies in the same memory

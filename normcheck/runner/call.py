@@ -5,6 +5,7 @@ It knows no reference and no bound. Whatever goes wrong inside comes out as ``Br
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 import warnings
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops.op import GRADIENTS
@@ -24,20 +26,20 @@ from normcheck.impls.implementation import Implementation
 from normcheck.isolation.proxies import Entry
 from normcheck.isolation.remote_run import Link, RemoteRun
 from normcheck.isolation.replies import Returned
-from normcheck.runner import graph, memory, overwriting
-from normcheck.runner.memory import Arena, Surroundings
+from normcheck.runner import graph, overwriting
+from normcheck.runner.arena import Arena, Surroundings
 from normcheck.runner.time_limit import TimeIsUp
 
 LONGEST_REASON = 500
 """Characters of a reason why something cannot run."""
 
 _SNAPSHOT = 1 << 26  # bytes up to which a result is looked at twice
-_OWN_FILES = (__file__, adapt.__file__, memory.__file__, overwriting.__file__)
+_OWN_FILES = (__file__, adapt.__file__, inspect.getfile(Arena), guard_bands.__file__, overwriting.__file__)
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
 class Unwatched(nullcontext[None]):
-    """Where code is called whose memory nobody watches, as while it is timed. ``beside``: as of ``memory.Arena``."""
+    """Where code is called whose memory nobody watches, as while it is timed. ``beside``: as of ``arena.Arena``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +289,7 @@ def _settled(named: Callable[[], dict[str, object]], tensor: Tensor) -> dict[str
     early = {n: t.clone() for n, t in small.items() if t.layout == torch.strided}
     _synchronise(tensor)
     for name, before in early.items():
-        if not memory.same_bits(before, small[name]):
+        if not guard_bands.same_bits(before, small[name]):
             message = f"{name} was still being written, by another stream, when it was returned"
             raise Broken("not_repeatable", name, message)
     return found

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.inputs import Inputs
-from normcheck.runner import memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Lent:
 @contextmanager
 def put_back(names: Collection[str], inputs: Inputs) -> Iterator[None]:
     """At the end of the block, also by an exception, the inputs of these ``names`` are what they were before it."""
-    places = [memory.elements(tensor) for name, tensor in inputs.named() if name in names]
+    places = [guard_bands.elements(tensor) for name, tensor in inputs.named() if name in names]
     lent = [_Lent(place, place.clone(), place.untyped_storage().nbytes()) for place in places]
     try:
         yield
