@@ -16,6 +16,7 @@ import pytest
 import normcheck
 from normcheck.cli import app
 from normcheck.impls import discovery
+from normcheck.reports.report import formats
 from normcheck.result import KINDS
 
 HEADER = """
@@ -587,7 +588,7 @@ def test_version(run: Callable[..., Done]) -> None:
 def test_list(run: Callable[..., Done]) -> None:
     done = run("list")
     assert done.code == 0
-    for name in (*discovery.ops(), *discovery.implementations(), *discovery.reports()):
+    for name in (*discovery.ops(), *discovery.implementations(), *formats()):
         assert name in done.out
 
 

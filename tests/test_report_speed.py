@@ -8,7 +8,7 @@ import time
 import pytest
 from sample_runs import large
 
-from normcheck.impls import discovery
+from normcheck.reports.report import formats
 
 
 def test_every_report_of_a_large_run_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_every_report_of_a_large_run_in_a_second(monkeypatch: pytest.MonkeyPatch
     a_run = large()
     assert sum(v.cases for v in a_run.verdicts) >= 10_000
     assert sum(v.status == "fail" for v in a_run.verdicts) == 50
-    reports = discovery.reports()
+    reports = formats()
     assert set(reports) >= {"terminal", "json", "junit", "github", "markdown", "sarif"}
     start = time.process_time()  # of this process: what else the machine does is not the question
     for report in reports.values():

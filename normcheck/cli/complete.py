@@ -76,9 +76,9 @@ def regimes(incomplete: str) -> list[str]:
 
 def reports(incomplete: str) -> list[str]:
     """Formats of reports, with the colon that a path follows."""
-    from normcheck.impls import discovery
+    from normcheck.reports.report import formats
 
-    return _starting((f"{name}:" for name in discovery.reports()), incomplete)
+    return _starting((f"{name}:" for name in formats()), incomplete)
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:

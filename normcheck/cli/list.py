@@ -11,6 +11,7 @@ from typing import TextIO
 from normcheck.impls import discovery
 from normcheck.impls._optional import glance
 from normcheck.impls.implementation import Implementation
+from normcheck.reports.report import formats
 from normcheck.runner import nvidia_driver
 
 
@@ -26,7 +27,7 @@ def show(stream: TextIO) -> None:
     for name, found in discovery.implementations().items():
         stream.writelines(f"  {name:<{width}} {i.op:<24} {_state(i, device)}\n" for i in found)
     stream.write("reports\n")
-    stream.writelines(f"  {report.name:<24} {report.summary}\n" for report in discovery.reports().values())
+    stream.writelines(f"  {report.name:<24} {report.summary}\n" for report in formats().values())
     stream.write("\nNext: normcheck doctor tries what is here, and says what to do about what does not run\n")
 
 

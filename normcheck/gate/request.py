@@ -23,6 +23,7 @@ from normcheck.gate.decision import Terms
 from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
+from normcheck.reports.report import formats
 from normcheck.runner.device import device_for
 
 MOST_WORKERS = 64
@@ -162,7 +163,7 @@ def targets_of(request: Request, *, read: Sequence[str] = ()) -> tuple[Target, .
 
     ``read``: files that are read, beside those that ``request`` names.
     """
-    found = targets(request.reports, tuple(discovery.reports()))
+    found = targets(request.reports, tuple(formats()))
     files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in request.impls]
     used = {
         resolved(path) for path in (*files, *read, request.known_failures, request.baseline, request.config) if path

@@ -28,9 +28,10 @@ from normcheck.gate.replay import keep
 from normcheck.gate.request import Request, Target, plan_of, required_of, targets_of, terms_of
 from normcheck.gate.sense import sensible
 from normcheck.gate.sweep import Progress, run_cell
-from normcheck.impls import discovery, source_location
+from normcheck.impls import source_location
 from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
+from normcheck.reports.report import formats
 from normcheck.result import Run, Verdict
 from normcheck.runner.call import link_of
 from normcheck.runner.device import device_for
@@ -217,7 +218,7 @@ def _stoppable() -> Iterator[None]:
 
 def _write(result: Run, target: Target) -> str:
     """Write one report; returns why that failed, or ""."""
-    report = discovery.reports()[target.format]
+    report = formats()[target.format]
     try:
         if target.path == "-":
             report.write(result, sys.stdout)

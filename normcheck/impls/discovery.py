@@ -1,4 +1,4 @@
-"""Names -> ops, implementations, reports, a user's files. Modules declare, discovery reads; no list is edited."""
+"""Names -> ops, implementations, mutants, a user's files. Modules declare, discovery reads; no list is edited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops.op import Op
 from normcheck.errors import UsageError, one_line, one_of, shown, told
 from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation
-from normcheck.reports.report import Report
 
 LONGEST_NAME = 200
 """Characters of an implementation's name, which is in every report."""
@@ -61,12 +60,6 @@ def by_default(device: str, op_names: Sequence[str] = ()) -> dict[str, tuple[str
         for name, found in implementations().items()
     }
     return {name: found for name, found in chosen.items() if found}
-
-
-@cache
-def reports() -> dict[str, Report]:
-    """Report name -> report."""
-    return {m.REPORT.name: m.REPORT for m in _modules("normcheck.reports") if hasattr(m, "REPORT")}
 
 
 @cache

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import TextIO
 
+from normcheck import reports as package
 from normcheck.result import Run
 
 
@@ -16,3 +20,11 @@ class Report:
     name: str
     write: Callable[[Run, TextIO], None]
     summary: str
+
+
+@cache
+def formats() -> dict[str, Report]:
+    """Report name -> report, from each public module of this package that declares one."""
+    names = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+    modules = [import_module(f"{package.__name__}.{name}") for name in sorted(names)]
+    return {module.REPORT.name: module.REPORT for module in modules if hasattr(module, "REPORT")}
