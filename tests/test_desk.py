@@ -34,8 +34,8 @@ ctypes.CDLL = lambda name: Library()
 """
 LIST = """
 import sys; sys.argv = ['normcheck', 'list']
-from normcheck import cli
-try: cli.main()
+from normcheck.cli import app
+try: app.main()
 except SystemExit as stopped: assert stopped.code == 0
 heavy = {'torch', 'triton', 'numpy', 'hypothesis', 'safetensors', 'cudnn', 'liger_kernel'} & set(sys.modules)
 print('heavy', sorted(heavy), file=sys.stderr)
@@ -154,7 +154,7 @@ def test_completion_imports_no_torch() -> None:
     names = ("ops", "implementations", "dtypes", "devices", "profiles", "outputs", "suites", "recipes", "reports")
     names += ("regimes", "regime_cells")
     asked = "; ".join(f"assert complete.{name}('')" for name in names)
-    done = python(f"import sys; from normcheck.commands import complete; {asked}; print('torch' in sys.modules)")
+    done = python(f"import sys; from normcheck.cli import complete; {asked}; print('torch' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
 
 
