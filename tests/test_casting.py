@@ -66,11 +66,6 @@ MAKES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def result_of(implementation: Implementation, **fields: Any) -> Result:
     op = BY_NAME[implementation.op]
     case = Case(**{"op": op.name, "dtype": "fp16", "M": 3, "N": 257, "bias": op.biases[0], **fields})

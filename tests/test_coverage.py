@@ -34,11 +34,6 @@ QUICK = replace(PROFILES["quick"], seconds=0.01)
 """The core and nothing after it."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     xf = x.float()
     y = xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps) * weight.float()

@@ -21,11 +21,6 @@ from normcheck.result import Verdict
 BY_NAME = {control.name: control for control in CONTROLS}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict:
     """The verdict of a core."""
     profile = replace(PROFILES["quick"], seconds=0.0)

@@ -46,11 +46,6 @@ OPTIONS = {"layernorm_relu_bitmask": {"lower_clip": -0.5, "upper_clip": 1.0}}
 requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRITON_INTERPRET not set")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def outputs_of(implementation: Implementation, M: int, N: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Every output of forward and backward, x with 3 elements behind each row."""
     generator = torch.Generator().manual_seed(M * 1000 + N)

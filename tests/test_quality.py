@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.audit.mutants.kernel import OPS
@@ -45,11 +44,6 @@ def verdict_of(implementation: Implementation, dtype: str, *, cases: int | None 
 def needs_more_than_a_small_case(mutant: Mutant) -> bool:
     """Whether no small case alone shows it: only a size above one that it names, as M > 1056, or a number of calls."""
     return re.search(r"\b[MN] > \d\d|\bcalls$", mutant.when) is not None
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("id", "op", "dtype"), CELLS)

@@ -69,11 +69,6 @@ OUTSIDE: dict[str, dict[str, Any]] = {
 FAULTY = ("mF20", "mA06", "mD08", "mW16", "mD08.late", "X22", "P15", "mD14.triton")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def tensors(
     M: int = 5, N: int = 24, bias: bool = True, x_gap: int = 0, dy_gap: int = 0, weight_dtype: Any = torch.float16
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

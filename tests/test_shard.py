@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from sample_runs import failed, finding, run, skipped, verdict, worst
 
 from normcheck.audit.mutants.correct import CONTROLS
@@ -211,11 +210,6 @@ def test_a_shard_that_was_interrupted() -> None:
     whole = merged(runs)
     assert not whole.complete
     assert [v.cases for v in whole.verdicts] == [400]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_a_cell_that_is_there_twice() -> None:
