@@ -24,9 +24,9 @@ from normcheck.checks.check import Result, check
 from normcheck.checks.finding import finding
 from normcheck.checks.probes import Depth
 from normcheck.impls import discovery
+from normcheck.impls.adapt import adapt
 from normcheck.reports._failure import put_failure
 from normcheck.result import Finding
-from normcheck.runner.call import adapt
 
 OPS = discovery.ops()
 KINDS = ("normal", "offset", "tiny_variance", "constant", "outlier", "shifted", "small_offset")

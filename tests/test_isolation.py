@@ -302,9 +302,14 @@ def undisturbed() -> dict[str, Any]:
     return verdict
 
 
+def undisturbed_as(verdicts: Verdicts, name: str = "innocent") -> dict[str, Any]:
+    """The verdict of ``innocent`` alone, but for its name and where it is defined."""
+    return {**undisturbed(), "implementation": name, "line": verdicts[name]["line"]}
+
+
 def same_as_undisturbed(verdicts: Verdicts, name: str = "innocent") -> bool:
     """But for its name and where it is defined."""
-    return verdicts[name] == {**undisturbed(), "implementation": name, "line": verdicts[name]["line"]}
+    return verdicts[name] == undisturbed_as(verdicts, name)
 
 
 def case_of(line: str) -> Case:
@@ -411,8 +416,8 @@ def test_sabotage_of_the_way_home(names: tuple[str, ...]) -> None:
             found[name] = ""
     assert found == dict.fromkeys(names, "")
     assert done.code == 1
-    assert same_as_undisturbed(done.verdicts)
-    assert same_as_undisturbed(done.verdicts, "innocent_too")
+    for name in ("innocent", "innocent_too"):
+        assert done.verdicts[name] == undisturbed_as(done.verdicts, name)
 
 
 def test_a_gigabyte_is_not_kept() -> None:

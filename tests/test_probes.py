@@ -23,7 +23,8 @@ from normcheck.checks.probes import Depth
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
-from normcheck.runner.call import adapt, poisoned_memory
+from normcheck.impls.adapt import adapt
+from normcheck.runner.call import poisoned_memory
 
 OPS = discovery.ops()
 CASE = Case(op="layernorm", dtype="fp16", M=6, N=24, seed=2)

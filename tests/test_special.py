@@ -16,9 +16,9 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import make
 from normcheck.checks.check import Result, check
 from normcheck.impls import discovery
+from normcheck.impls.adapt import adapt
 from normcheck.oracle.judge import END_TO_END
 from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special
-from normcheck.runner.call import adapt
 
 OPS = discovery.ops()
 KINDS = [{"rows": "nan"}, {"rows": "inf"}, {"dy": "nan"}, {"dy": "inf"}, {"rows": "inf", "dy": "nan"}]

@@ -32,7 +32,7 @@ from normcheck.oracle.tolerances import table as read_table
 OPS = discovery.ops()
 LAYERNORM = OPS["layernorm"]
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]
-TOML = tomllib.loads(files("normcheck").joinpath("tolerances.toml").read_text(encoding="utf-8"))
+TOML = tomllib.loads(files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8"))
 
 
 def t(*values: float) -> Tensor:

@@ -22,9 +22,9 @@ from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shards import merged
 from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
+from normcheck.impls.adapt import adapt
 from normcheck.reports._cells import columns_of, put_cell
 from normcheck.result import Run, Verdict
-from normcheck.runner.call import adapt
 
 OPS = discovery.ops()
 CASE = Case(op="layernorm", dtype="fp32", M=6, N=24, seed=2, rows="offset", eps=1e-5)

@@ -19,11 +19,11 @@ from test_hostile_input import HARM
 from torch import library
 
 from normcheck.impls import source_location
+from normcheck.impls.adapt import adapt
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import interpreter
 from normcheck.impls.source_location import NOWHERE, Place
 from normcheck.isolation.client import select_apart
-from normcheck.runner.call import adapt
 
 if not torch.cuda.is_available():
     interpreter.enable()  # before torch.compile and triton.jit import triton
