@@ -1,7 +1,7 @@
 """normcheck: is this normalisation kernel right?
 
-The public Python interface: what a file needs that declares an implementation, and ``verify`` and ``assert_conforms``
-for a test suite. The latter import torch when they are first named.
+The public Python interface: the names for a file that declares an implementation, and ``verify`` and
+``assert_conforms`` for a test suite. Naming one of these two imports torch.
 """
 
 from typing import TYPE_CHECKING, Any

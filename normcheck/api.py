@@ -1,4 +1,4 @@
-"""The gate from Python: a kernel that is an object here, such as a closure in a test suite, judged in this process."""
+"""Python interface of the gate: a kernel that is a Python object, such as a closure, is checked in this process."""
 
 from __future__ import annotations
 
@@ -7,31 +7,43 @@ import io
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
+from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
-from normcheck.gate.decision import BROKEN, Terms, concluded
-from normcheck.gate.plan import Plan
-from normcheck.gate.request import Request, check_timeout, parsed, profile_of
-from normcheck.gate.run import judged
+from normcheck.gate.decision import Terms, concluded
+from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.plan import Plan, profile_of
+from normcheck.gate.run import run_of, verdict_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
 from normcheck.impls.adapt import adapt
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.reports import terminal
-from normcheck.result import Run, Verdict
+from normcheck.result import SweepResult, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_there
-from normcheck.runner.environment import environment
+
+
+class Options(TypedDict, total=False):
+    """The options of ``normcheck verify`` that ``verify`` takes as well; see ``normcheck.gate.options``."""
+
+    profile: str
+    max_examples: int | None
+    time_budget: float | None
+    seed: int
+    device: str
+    timeout: float
 
 
 def verify(
@@ -39,28 +51,24 @@ def verify(
     *,
     op: str = "",
     dtypes: str | Sequence[str] = DTYPES,
-    profile: str = "quick",
-    max_examples: int | None = None,
-    time_budget: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    timeout: float = 120.0,
     case: str = "",
+    **options: Unpack[Options],
 ) -> list[Verdict]:
-    """The verdicts of ``fn``, one a dtype, as ``normcheck verify`` reaches them.
+    """The verdicts of ``fn``, one for each dtype, which ``normcheck verify`` would reach as well.
 
     ``fn``: ``f(x, weight, bias, eps) -> y`` (with or without bias; a function, a closure or a torch module) together
     with ``op``, or an ``Implementation``. Shapes and dtypes of its tensors are those of ``Implementation``. The other
-    arguments are the options of ``normcheck verify``; with ``case``, a case line, that case alone is run.
+    arguments are the options of ``normcheck verify``, with the same defaults: ``profile``, ``max_examples``,
+    ``time_budget``, ``seed``, ``device``, ``timeout``; with ``case``, a case line, that case alone is run.
 
-    ``fn`` is called in this process, since another could not import a closure: a crash of it is a crash of the test
-    suite, and ``timeout`` (seconds a case) interrupts Python code of the main thread only. On a CPU, a Triton kernel
-    needs TRITON_INTERPRET=1 in the environment before Triton is imported, as anywhere. The state of torch's threads,
-    random numbers, default dtype and grad mode is the same afterwards, whatever ``fn`` did to it.
+    ``fn`` is called in this process, since another could not import a closure. So its crash ends the test suite, and
+    ``timeout`` (seconds per case) interrupts only Python code of the main thread. On a CPU, a Triton kernel needs
+    TRITON_INTERPRET=1 in the environment before Triton is imported, as anywhere. Afterwards torch's threads, random
+    numbers, default dtype and grad mode are as before, even if ``fn`` changed them.
 
-    Raises UsageError for arguments that make no sense; never for what ``fn`` does, which is a finding.
+    Raises UsageError for wrong arguments. Nothing that ``fn`` does makes it raise: an exception of ``fn`` is a finding.
     """
-    return list(_run(fn, op, dtypes, _request(locals()), case).verdicts)
+    return list(_run(fn, op, case, _options(dtypes, options)).verdicts)
 
 
 def assert_conforms(
@@ -68,88 +76,61 @@ def assert_conforms(
     *,
     op: str = "",
     dtypes: str | Sequence[str] = DTYPES,
-    profile: str = "quick",
-    max_examples: int | None = None,
-    time_budget: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    timeout: float = 120.0,
     case: str = "",
     allow_thin: bool = False,
+    **options: Unpack[Options],
 ) -> None:
-    """Raise AssertionError, with what the terminal would show, unless ``fn`` passes; also if nothing was checked.
+    """Raise AssertionError, with the terminal report as its message, unless ``fn`` was checked and passes.
 
-    Arguments are those of ``verify``; ``allow_thin`` accepts a pass of which not all of the core was run, as with few
-    ``max_examples``.
+    Arguments are those of ``verify``. ``allow_thin`` accepts a pass without all of the core, as with few
+    ``max_examples``. Raises UsageError for wrong arguments.
     """
     __tracebackhide__ = True
-    run = _run(fn, op, dtypes, _request(locals()), case, allow_thin=allow_thin)
+    run = _run(fn, op, case, _options(dtypes, {**options, "allow_thin": allow_thin}))
     if run.exit_code:
         stream = io.StringIO()
         terminal.render(run, terminal.console_for(stream, width=100))
         raise AssertionError("\n" + stream.getvalue().rstrip())
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("op", "profile", "device", "case"), (str,)),
-    "seed": (int,),
-    "timeout": (int, float),
-    "max_examples": (int, type(None)),
-    "time_budget": (int, float, type(None)),
-}
-
-
-def _request(given: dict[str, Any]) -> Request:
-    for name, types in _TYPES.items():
-        if not isinstance(given[name], types) or isinstance(given[name], bool):
-            expected = " or ".join("None" if t is type(None) else t.__name__ for t in types)
-            raise UsageError(f"{name}={shown(given[name])}: expected {expected}")
-    dtypes = given["dtypes"]
+def _options(dtypes: str | Sequence[str], given: Mapping[str, Any]) -> VerifyOptions:
+    for name in given.keys() - Options.__annotations__.keys() - {"allow_thin"}:
+        raise TypeError(f"{name}: expected {one_of(Options.__annotations__)}")
     several = isinstance(dtypes, list | tuple) and dtypes and all(isinstance(dtype, str) for dtype in dtypes)
     if not several and not isinstance(dtypes, str):
         raise UsageError(f"dtypes={shown(dtypes)}: expected {one_of(DTYPES)}, or a list of them")
-    names = ("profile", "max_examples", "time_budget", "seed", "device", "timeout")
-    return Request(isolation=False, **{name: given[name] for name in names})
-
-
-def _run(
-    fn: Any, op: str, dtypes: str | Sequence[str], request: Request, line: str, *, allow_thin: bool = False
-) -> Run:
-    begun = time.perf_counter()
-    implementation, spec = _implementation(fn, op)
     wanted = (dtypes,) if isinstance(dtypes, str) else tuple(dict.fromkeys(dtypes))
     check_names("dtypes", wanted, DTYPES)
-    check_timeout(request.timeout)
-    device = device_there(request.device)
+    return built(VerifyOptions, {**given, "dtype": wanted, "isolation": False})
+
+
+def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
+    begun = time.perf_counter()
+    for name, value in (("op", op), ("case", line)):
+        if not isinstance(value, str):
+            raise UsageError(f"{name}={shown(value)}: expected a string")
+    implementation, spec = _implementation(fn, op)
+    device = device_there(options.device)
     if device == "cpu" and enabled():
-        enable()  # with the remedies that the interpreter needs to round as a GPU does
+        enable()  # also patches the interpreter to round as a GPU does
     case = parsed(line) if line else None
     if case is not None and case.op != implementation.op:
         raise UsageError(f"case={one_line(line, 120)}: expected a case of {implementation.op}")
-    op_ = discovery.ops()[implementation.op]
-    cells = tuple(Cell(op_, implementation, dtype, spec) for dtype in ((case.dtype,) if case else wanted))
-    plan = Plan(cells, profile_of(request), request.seed, device, request.timeout)
+    op_ = OPS[implementation.op]
+    cells = tuple(Cell(op_, implementation, dtype, spec) for dtype in ((case.dtype,) if case else options.dtype))
+    plan = Plan(cells, profile_of(options), options.seed, device, options.timeout)
     with _left_as_it_was(device):
         if case is not None:
             verdicts: tuple[Verdict, ...] = (result_of(cells[0], case, plan),)
         else:
-            verdicts = tuple(judged(cell, plan, lambda cases, worst: None) for cell in cells)
-    verdicts = tuple(_told(verdict, spec) for verdict in verdicts)
-    run = Run(
-        argv=(),
-        seed=request.seed,
-        profile=request.profile,
-        seconds=time.perf_counter() - begun,
-        environment=environment(device),
-        verdicts=verdicts,
-        status="",
-        exit_code=BROKEN,
-    )
-    return concluded(run, Terms(required=(implementation.name,), allow_thin=allow_thin))
+            verdicts = tuple(verdict_of(cell, plan, lambda cases, worst: None) for cell in cells)
+    verdicts = tuple(_with_line_to_paste(verdict, spec) for verdict in verdicts)
+    run = run_of(options, plan, verdicts, begun)
+    return concluded(run, Terms(required=(implementation.name,), allow_thin=options.allow_thin))
 
 
-def _told(verdict: Verdict, spec: str) -> Verdict:
-    """``verdict`` with a line to paste: a command only where a command can import the function."""
+def _with_line_to_paste(verdict: Verdict, spec: str) -> Verdict:
+    """``verdict``; if no command can import the function (no ``spec``), its line to paste is a call of ``verify``."""
     if verdict.failure is None or spec:
         return verdict
     line = f"normcheck.verify(fn, op={verdict.op!r}, case={verdict.failure.case!r})"
@@ -157,7 +138,7 @@ def _told(verdict: Verdict, spec: str) -> Verdict:
 
 
 def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
-    """``fn`` as an implementation, and how the command line names it, or ""."""
+    """``fn`` as an implementation, and its name for the command line, or ""."""
     if isinstance(fn, Implementation):
         implementation = discovery.validated(fn, "fn")
         if op not in ("", implementation.op):
@@ -165,8 +146,8 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
         return implementation, ""
     if not callable(fn):
         raise UsageError(f"fn={shown(fn)}: expected a function f(x, weight, bias, eps) -> y, or an Implementation")
-    if op not in discovery.ops():
-        raise UsageError(f"op={one_line(op, 60)}: expected {one_of(discovery.ops())}, what the function computes")
+    if op not in OPS:
+        raise UsageError(f"op={one_line(op, 60)}: expected {one_of(OPS)}, what the function computes")
     if isinstance(fn, torch.nn.Module) and len(inspect.signature(fn.forward).parameters) < 3:
         raise UsageError(
             f"fn={type(fn).__name__}: expected a module whose forward takes (x, weight, bias, eps); one with a weight "
@@ -193,7 +174,7 @@ def _spec(fn: Any) -> str:
 
 @contextmanager
 def _left_as_it_was(device: str) -> Iterator[None]:
-    """Run normcheck under torch's own defaults, and give the caller back the state that it had."""
+    """Within it, torch has its own defaults; afterwards the caller's state is as it was."""
     threads, dtype, numbers = torch.get_num_threads(), torch.get_default_dtype(), random.getstate()
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = list(range(torch.cuda.device_count())) if started or device == "cuda" else []

@@ -1,7 +1,4 @@
-"""Files of others, read as data, and new folders, written all or not at all.
-
-A file is a regular one of a size that is expected, or an OSError says why not.
-"""
+"""Reading foreign files safely, and writing new folders completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,24 +12,27 @@ from pathlib import Path
 from normcheck.errors import UsageError, one_line, shown
 
 
-def contents(path: str | Path, most: int) -> bytes:
-    """The bytes of a regular file, ``most`` at most.
+def contents(path: str | Path, most: int, *, follow_links: bool = True) -> bytes:
+    """The bytes of a regular file of at most ``most`` bytes, which is no link unless ``follow_links``.
 
-    Raises OSError for what is no such file (a pipe would be waited for, a device has no end), and ValueError for a name
-    that no file can have.
+    Raises OSError if the file is larger, or not a regular file: reading a pipe may block, and a device has no end.
+    Raises ValueError for a name that no file can have.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+    follow = 0 if follow_links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
-        read = file.read(most + 1)
-    if len(read) > most:
-        raise OSError(errno.EFBIG, f"expected at most {most:,} bytes")
-    return read
+        data = file.read(most + 1) if status.st_size <= most else b""
+    size = max(status.st_size, len(data))  # it may have grown
+    if size > most:
+        raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most:,} bytes")
+    return data
 
 
 def resolved(path: str) -> str:
-    """The file that a path leads to; the path itself where no file can have that name."""
+    """The absolute path without symbolic links; ``path`` itself if no file can have that name."""
     try:
         return os.path.realpath(path)
     except (OSError, ValueError):
@@ -40,9 +40,9 @@ def resolved(path: str) -> str:
 
 
 def refuse_existing(folder: Path, option: str = "out") -> None:
-    """Raise UsageError where nothing can be written: something is there, or the folder around it is not.
+    """Raise UsageError if ``folder`` exists, or if the nearest existing folder above it is not writable.
 
-    ``option``: how the command line calls it.
+    ``option``: the name of the command line's option, for the message.
     """
     named = f"{option}={one_line(str(folder), 200)}"
     try:
@@ -59,9 +59,9 @@ def refuse_existing(folder: Path, option: str = "out") -> None:
 def write_new(
     folder: Path, content: Mapping[str, bytes], option: str, check: Callable[[Path], object] | None = None
 ) -> None:
-    """Write files, name -> bytes, into the new ``folder``, all or none; ``check`` sees them before. Raises UsageError.
+    """Write files, name -> bytes, into the new ``folder``: all of them, or none and no folder. Raises UsageError.
 
-    ``option``: how the command line calls the folder.
+    ``check`` gets the finished folder before it has its name. ``option``: the command line's option, for messages.
     """
     refuse_existing(folder, option)
     try:

@@ -1,9 +1,18 @@
-"""What a sweep finds, as plain frozen data. Reports and the gate read this and nothing else."""
+"""The results of a run as plain frozen data: findings, verdicts of cells, the run. Reports read nothing else.
+
+The fields stand in the order of the JSON report, which is written and read by these types (``reports/document.py``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 KINDS = (
     "mismatch",
@@ -20,200 +29,322 @@ KINDS = (
     "crash",
     "timeout",
 )
-"""Every kind that a finding may have."""
+"""Every ``Finding.kind``."""
+
+OUTPUTS = ("y", "mean", "rstd", "bitmask", "dx", "dw", "db")
+"""Every output that an op may have, in the order of reports: y first."""
+
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Name in a document -> the number that JSON does not have."""
+
+
+@dataclass(frozen=True)
+class Only:
+    """The values that a field may have in a document: of exactly its type, ``least`` to ``most``, one of ``choices``,
+    or those that pass ``check``; an array or an object has ``check`` alone.
+
+    ``words``: the same for an error. Pydantic calls this when it reads a document, so this module need not import it.
+    """
+
+    words: str
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    check: Callable[[Any], bool] | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        from pydantic_core import core_schema
+
+        schema: Any = core_schema.literal_schema(list(self.choices)) if self.choices else handler(source)
+        if schema["type"] in ("int", "float", "bool"):
+            schema["strict"] = True
+        schema |= {key: limit for key, limit in (("ge", self.least), ("le", self.most)) if limit is not None}
+        if self.check:
+            schema = core_schema.no_info_after_validator_function(self._checked, schema)
+        if get_origin(source):  # what is wrong in one of its items is said of that
+            return schema
+        return core_schema.custom_error_schema(schema, custom_error_type="expected", custom_error_message=self.words)
+
+    def _checked(self, value: Any) -> Any:
+        from pydantic_core import PydanticCustomError
+
+        if self.check and not self.check(value):
+            raise PydanticCustomError("expected", "{words}", {"words": self.words})
+        return value
+
+
+class _Number:
+    """A number, or one of NOT_FINITE by its name."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import PydanticCustomError, core_schema
+
+        def read(value: object) -> float:
+            if isinstance(value, str) and value in NOT_FINITE:
+                return NOT_FINITE[value]
+            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1.8e308:
+                raise PydanticCustomError("expected", 'a number, or "NaN", "Infinity", "-Infinity"')
+            return value
+
+        return core_schema.no_info_plain_validator_function(read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}
+
+
+Whole = Annotated[int, Only("an integer")]
+Count = Annotated[int, Only("an integer >= 0", least=0, most=10**18 - 1)]
+Flag = Annotated[bool, Only("true or false")]
+Number = Annotated[float, _Number()]
+
+
+def one_of(*choices: str) -> Only:
+    """One of a few strings."""
+    return Only(f"one of {', '.join(choices)}", choices=choices)
+
+
+@dataclass(frozen=True)
+class CellKey:
+    """The identity of a cell: op, implementation and dtype, and the device if it matters, else ""."""
+
+    op: str
+    implementation: str
+    dtype: str
+    device: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its names in the order of reports, without an empty device."""
+        words = (self.op, self.implementation, self.dtype)
+        return (*words, self.device) if self.device else words
+
+    def on(self, device: str) -> CellKey:
+        """The key of the same cell on ``device``."""
+        return CellKey(self.op, self.implementation, self.dtype, device)
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
     """Where the wrong elements of an output lie.
 
-    ``grid``: share of wrong elements, at most 8 x 48 cells over the output's rows and columns (one row for a vector);
-    ``rows``, ``columns``: the output's own; ``summary``: what a person would say, such as ``only column 128 of 129``.
+    ``grid``: the share of wrong elements in each of at most 8 x 48 cells, which divide the output (a vector has one row
+    of cells). ``rows``, ``columns``: the size of the output. ``summary``: in words, such as ``only column 128 of 129``.
     """
 
-    rows: int
-    columns: int
-    grid: tuple[tuple[float, ...], ...]
+    rows: Count
+    columns: Count
+    grid: tuple[tuple[Number, ...], ...]
     summary: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing wrong on one case.
+class Term:
+    """A part of a bound, and its value at one element."""
 
-    ``output``: y, mean, rstd, bitmask, dx, dw or db, or "" where it is not about one output. ``check``: which of the
-    checks of this output failed, in words ("end to end", "given the kernel's own statistics"). ``actual`` ...
-    ``ratio``: of the worst element at ``index``; ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
-    (above 1 is wrong), ``max_ulp`` counts units in the last place of the output's dtype. ``terms``: the parts of the
-    bound at the worst element, largest first. ``also``: other outputs that are wrong on the same case. ``line``: the
-    innermost line of the traceback in the file where the implementation is defined. ``cause``: what in the kernel makes
-    it wrong, and what to do, in one line; "" where that is not known for sure.
+    name: str
+    value: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fault that one case showed.
+
+    ``output``: y, mean, rstd, bitmask, dx, dw or db, or "" if the fault is not about one output. ``check``: which of
+    the checks of this output failed, in words ("end to end", "given the kernel's own statistics"). ``actual`` to
+    ``ratio`` describe the worst element, at ``index``: ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
+    (above 1 is wrong). ``max_ulp``: the largest error in units in the last place of the output's dtype. ``terms``: the
+    parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
+    the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
+    and its remedy in one line, "" if it is not known for sure.
     """
 
-    kind: str
+    kind: Annotated[str, one_of(*KINDS)]
     output: str
     case: str
+    index: tuple[Count, ...] | None = None
+    actual: Number | None = None
+    expected: Number | None = None
+    error: Number | None = None
+    bound: Number | None = None
+    ratio: Number | None = None
+    max_ulp: Number | None = None
+    mismatched: Count | None = None
+    numel: Count | None = None
     message: str
     reproduce: str
     check: str = ""
-    index: tuple[int, ...] | None = None
-    actual: float | None = None
-    expected: float | None = None
-    error: float | None = None
-    bound: float | None = None
-    ratio: float | None = None
-    max_ulp: float | None = None
-    mismatched: int | None = None
-    numel: int | None = None
-    terms: tuple[tuple[str, float], ...] = ()
+    terms: tuple[Term, ...] = ()
     where: Where | None = None
     also: tuple[str, ...] = ()
-    traceback: tuple[str, ...] = ()
     advice: str = ""
-    line: int | None = None
+    traceback: tuple[str, ...] = ()
+    line: Count | None = None
     cause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worst:
-    """The largest ratio that an output reached in a cell, passing or not, and the case where it did."""
+    """The largest ratio that an output reached in a cell, whether it passed or not, and the case that reached it."""
 
-    ratio: float
-    max_abs: float
-    max_ulp: float
+    ratio: Number
+    max_abs: Number
+    max_ulp: Number
     case: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncheckable:
-    """Elements whose bound was not finite: counted, never failed. ``share`` is count / total."""
+    """``count`` of ``total`` elements had no finite bound, so they cannot fail. ``share``: count / total, or 0."""
 
-    count: int
-    total: int
+    count: Count
+    total: Count
+    share: Number = field(init=False, default=0.0)
 
-    @property
-    def share(self) -> float:
-        """Count over total, 0 where nothing was compared."""
-        return self.count / self.total if self.total else 0.0
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", self.count / self.total if self.total else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vacuity:
-    """What zeros in place of an output would have passed, over the cases where that was counted.
+    """How much of an output could be all zeros and still pass, over the cases that counted it.
 
-    ``zeros`` of ``total`` elements that could be judged; ``empty`` of ``checks`` that would have passed nothing but
-    zeros, and so are none.
+    For ``zeros`` of ``total`` elements with a finite bound, a zero is within the bound. ``empty`` of ``checks`` pass an
+    output of zeros alone, so they check nothing. ``share``: zeros / total, or 0.
     """
 
-    zeros: int
-    total: int
-    empty: int
-    checks: int
+    zeros: Count
+    total: Count
+    share: Number = field(init=False, default=0.0)
+    empty: Count
+    checks: Count
 
-    @property
-    def share(self) -> float:
-        """Zeros over total, 0 where nothing was counted."""
-        return self.zeros / self.total if self.total else 0.0
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", self.zeros / self.total if self.total else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steadiness:
-    """In how many of ``cases`` an output's bits were not the same."""
+    """In ``differ`` of ``cases`` cases an output had other bits when it was computed again."""
 
-    differ: int
-    cases: int
+    differ: Count
+    cases: Count
+
+
+MOST_REFUSED = 1 / 3
+"""The share of what it declares that an implementation may refuse and still count as having run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How much of its core a cell has run: the cases without which nobody may say that it passes.
+    """How much of its core a cell has run: the cases that a cell must have run to pass.
 
-    ``planned``: cases of the core, of which ``run`` were run; of a cell that failed, both are those until then.
-    ``missed``: what no case has reached, in words, () if the core is finished; ``left_out``: what this core does not
-    ask, and why; ``refused``: share of the sizes and layouts that the implementation's declaration promises, but it
-    refuses; ``building``: seconds that first calls took beyond what they take again, as compiling and planning do.
+    ``run`` of ``planned`` cases of the core were run; for a cell that failed, both count up to the failure. ``missed``:
+    what no case has reached, in words, () if the core is finished. ``left_out``: what this core leaves out, and why.
+    ``refused``: the share of the declared sizes and layouts that the implementation refuses. ``building``: the seconds
+    that first calls took longer than repeated ones, for compiling and planning.
     """
 
-    planned: int
-    run: int
+    planned: Count
+    run: Count
     missed: tuple[str, ...] = ()
     left_out: str = ""
-    refused: float = 0.0
-    building: float = 0.0
+    refused: Number = 0.0
+    building: Number = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The outcome of a cell: op x implementation x dtype on a device.
 
-    ``status``: pass, thin (nothing is wrong, and not all was looked at that a pass stands on; ``detail`` says what),
-    fail, skip (with a ``detail``, always) or error (normcheck could not judge). ``core``: what was run of that, None
-    for a case alone. ``skipped``: reason
-    -> number of cases that this implementation, or its library, refused; ``backward_refused``: likewise of cases that
-    were checked, but for their gradients. ``model``: what the implementation declares.
-    ``notes``: what a reader of a pass must know. ``known``: why a cell that failed was known to, or "". ``failed_at``:
-    the number of the case that failed first, from 0 in the order of the sweep; -1 for one of the database.
+    ``status``: pass, thin (nothing is wrong, but a part of what a pass requires was not checked; ``detail`` names it),
+    fail, skip (always with a ``detail``) or error (normcheck could not judge). ``core``: how much of the core was run,
+    None if a single case was run. ``skipped``: reason -> number of cases that the implementation or its library
+    refused. ``backward_refused``: reason -> number of cases that were checked except for their gradients. ``model``:
+    what the implementation declares. ``notes``: what a reader of a pass must know. ``known``: why a failed cell was
+    expected to fail, or "". ``failed_at``: the number of the first case that failed, from 0 in the order of the sweep;
+    -1 for a case of the database.
 
-    By output: ``vacuity``, what zeros would have passed; ``repeats``, whether another run of a case gave the same bits;
-    ``invariance``, whether a row had the same bits among other rows; ``undeclared``, where what is declared widens a
-    bound or leaves out a check: the worst under the bounds of an implementation that declares nothing.
+    By output: ``vacuity``: how much of it could be zeros; ``repeats``: whether another run of a case gave the same
+    bits; ``invariance``: whether a row had the same bits among other rows; ``undeclared``: if the declaration widens a
+    bound or leaves out a check, the worst element under the bounds of an implementation that declares nothing.
 
-    ``file``, ``line``: where the implementation's forward is defined; relative to the current directory where it is
-    inside, "" and None where that is not known.
+    ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
+    the current directory is relative to it.
     """
 
     op: str
     implementation: str
     dtype: str
     device: str
-    status: str
+    status: Annotated[str, one_of("pass", "thin", "fail", "skip", "error")]
     detail: str = ""
-    cases: int = 0
-    seconds: float = 0.0
+    cases: Count = 0
+    seconds: Number = 0.0
     worst: Mapping[str, Worst] = field(default_factory=dict)
     not_returned: tuple[str, ...] = ()
     failure: Finding | None = None
     uncheckable: Mapping[str, Uncheckable] = field(default_factory=dict)
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, Count] = field(default_factory=dict)
     model: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     vacuity: Mapping[str, Vacuity] = field(default_factory=dict)
     repeats: Mapping[str, Steadiness] = field(default_factory=dict)
     invariance: Mapping[str, Steadiness] = field(default_factory=dict)
     known: str = ""
-    failed_at: int | None = None
+    failed_at: Annotated[int, Only("an integer >= -1", least=-1, most=10**18 - 1)] | None = None
     file: str = ""
-    line: int | None = None
-    backward_refused: Mapping[str, int] = field(default_factory=dict)
-    core: Coverage | None = None
+    line: Count | None = None
+    backward_refused: Mapping[str, Count] = field(default_factory=dict)
     undeclared: Mapping[str, Worst] = field(default_factory=dict)
+    core: Coverage | None = None
+
+    @classmethod
+    def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
+        """The verdict of the cell ``key``, which has its device, before any case is counted."""
+        return cls(
+            op=key.op,
+            implementation=key.implementation,
+            dtype=key.dtype,
+            device=key.device,
+            status=status,
+            detail=detail,
+            seconds=seconds,
+        )
+
+    @property
+    def key(self) -> CellKey:
+        """The key of the cell, without its device."""
+        return CellKey(self.op, self.implementation, self.dtype)
 
     @property
     def no_backward(self) -> bool:
-        """Whether a backward was called, and refused in every case: then no gradient was checked."""
+        """Whether the backward refused every case, so that no gradient was checked."""
         return bool(self.backward_refused) and sum(self.backward_refused.values()) == self.cases
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A whole run of ``verify``: what was asked, where, and every verdict. ``seconds`` is wall time.
+class SweepResult:
+    """A whole run of ``verify``: the command, the machine and every verdict. ``seconds`` is wall time.
 
-    ``budget``: what a cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` where these are the
-    cases of one of N jobs. ``required``: implementations that had to run. ``part``: these
-    are not all cells that the project's gate is about.
+    ``budget``: what one cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` if the run is one of
+    N jobs that share the cases, else "". ``required``: implementations that had to run. ``part``: whether the run
+    leaves out cells of the project's gate.
     """
 
     argv: tuple[str, ...]
-    seed: int
+    seed: Whole
     profile: str
-    seconds: float
+    seconds: Number
     environment: Mapping[str, str]
+    status: Annotated[str, one_of("pass", "fail", "error", "nothing")]
+    exit_code: Count
     verdicts: tuple[Verdict, ...]
-    status: str
-    exit_code: int
     messages: tuple[str, ...] = ()
-    complete: bool = True
-    budget: Mapping[str, float] = field(default_factory=dict)
+    complete: Flag = True
+    budget: Mapping[str, Number] = field(default_factory=dict)
     shard: str = ""
     required: tuple[str, ...] = ()
-    part: bool = False
+    part: Flag = False

@@ -1,11 +1,22 @@
-"""What every test is run with."""
+"""What every test is run with, and the fixtures that more than one room uses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from difflib import unified_diff
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.command_line import Cli, KernelFile, normcheck
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Twice as many processes as there are cores: many a test waits for a process to die, or for a time limit."""
+    return len(os.sched_getaffinity(0)) * 2
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +26,48 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def recorded() -> Callable[[str, str], None]:
+    """``recorded(name, text)``: the file of this name in golden/ has this text. NORMCHECK_UPDATE_GOLDEN=1 writes it.
+
+    No library: pytest-regressions does not see a last newline that is missing, nor tell a file that no test asks for;
+    syrupy tells it, in folders and under names of its own. Here the test beside each that records tells it.
+    """
+
+    def check(name: str, text: str) -> None:
+        path = Path(__file__).parents[1] / "golden" / name
+        if os.environ.get("NORMCHECK_UPDATE_GOLDEN") == "1":
+            path.write_text(text, encoding="utf-8")
+        kept = path.read_text(encoding="utf-8")
+        if text != kept:
+            diff = islice(unified_diff(kept.splitlines(), text.splitlines(), name, "now", lineterm=""), 60)
+            pytest.fail("\n".join([f"golden/{name} differs; NORMCHECK_UPDATE_GOLDEN=1 writes it again", *diff]))
+
+    return check
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """normcheck in this process, in an empty folder, 80 columns wide."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return normcheck
+
+
+@pytest.fixture
+def kernel_file(tmp_path: Path) -> KernelFile:
+    """Write a kernel's source to a file of the test's folder and give its path.
+
+    Without ``name`` each source has a name of its own: a process loads a file once.
+    """
+
+    def kernel_file(*parts: str, name: str = "") -> Path:
+        source = "\n".join(parts)
+        path = tmp_path / (name or f"kernel_{abs(hash((tmp_path, source)))}.py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+        return path
+
+    return kernel_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from normcheck.result import KINDS, Coverage, Finding, Run, Uncheckable, Verdict, Where, Worst
+from normcheck.result import KINDS, Coverage, Finding, SweepResult, Term, Uncheckable, Verdict, Where, Worst
 
 CASE = "rmsnorm fp16 M=3 N=129 eps=1e-05 rows=offset dy=normal layout=contiguous seed=17"
 HOSTILE = "[red]x[/] \x1b[31mred\x1b[0m \r\n\x07\u202egnp.exe [link=https://example.org]y[/link] :boom: \\[b] \udc80"
@@ -37,6 +37,9 @@ def where() -> Where:
     return Where(rows=3, columns=129, grid=(row, row, (*row[:-1], 1 / 3)), summary="only column 128 of 129, row 2")
 
 
+TERMS = {"store": 1.5e-4, "rstd": 3.2e-5, "c1": 1.1e-5, "c2": 4e-6, "ops": 2e-6, "underflow": 1e-6}
+
+
 def finding(**changes: object) -> Finding:
     """A gradient that is wrong at the end of a row."""
     plain = Finding(
@@ -55,7 +58,7 @@ def finding(**changes: object) -> Finding:
         max_ulp=12.4,
         mismatched=3,
         numel=387,
-        terms=(("store", 1.5e-4), ("rstd", 3.2e-5), ("c1", 1.1e-5), ("c2", 4e-6), ("ops", 2e-6), ("underflow", 1e-6)),
+        terms=tuple(Term(name=name, value=value) for name, value in TERMS.items()),
         where=where(),
         also=("dw", "y"),
         advice="The last column of an odd N is wrong: look at the mask of the last block.",
@@ -98,8 +101,8 @@ def skipped(**changes: object) -> Verdict:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def run(*verdicts: Verdict, **changes: object) -> Run:
-    plain = Run(
+def run(*verdicts: Verdict, **changes: object) -> SweepResult:
+    plain = SweepResult(
         argv=("verify", "--impl", "mine.py"),
         seed=0,
         profile="quick",
@@ -112,7 +115,7 @@ def run(*verdicts: Verdict, **changes: object) -> Run:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def passing() -> Run:
+def passing() -> SweepResult:
     """Three ops, one with everything a reader of a pass must know, and skips."""
     return run(
         verdict(cases=1284),
@@ -134,7 +137,7 @@ def passing() -> Run:
     )
 
 
-def failing() -> Run:
+def failing() -> SweepResult:
     """A wrong gradient, an exception, and cells that passed."""
     return run(
         verdict(),
@@ -147,43 +150,43 @@ def failing() -> Run:
     )
 
 
-def nothing() -> Run:
+def nothing() -> SweepResult:
     return run(skipped(), skipped(dtype="fp16"), status="nothing", exit_code=5, seconds=0.2)
 
 
-def required() -> Run:
+def required() -> SweepResult:
     """A required implementation did not run; others did."""
     message = "required=cudnn did not run: no CUDA device"
     return run(verdict(), skipped(), status="nothing", exit_code=5, messages=(message,))
 
 
-def errors() -> Run:
+def errors() -> SweepResult:
     detail = "MemoryError: the reference of M=65536 N=65536 needs 96 GiB"
     return run(
         verdict(), verdict(status="error", cases=0, worst={}, dtype="fp32", detail=detail), status="error", exit_code=3
     )
 
 
-def incomplete() -> Run:
+def incomplete() -> SweepResult:
     return run(verdict(), complete=False, exit_code=130)
 
 
-def incomplete_failing() -> Run:
+def incomplete_failing() -> SweepResult:
     return run(verdict(), failed(finding()), status="fail", complete=False, exit_code=130)
 
 
-def known() -> Run:
+def known() -> SweepResult:
     """A failed cell that the gate knows."""
     return run(verdict(), failed(finding(where=None), known="dx loses its last column, https://example.org/issues/7"))
 
 
-def kinds() -> Run:
+def kinds() -> SweepResult:
     """Each kind of finding once, with as little known of it as there may be."""
     bare = (Finding(kind=kind, output="y", case=CASE, message="", reproduce="normcheck repro a b") for kind in KINDS)
     return run(*(failed(each, dtype=f"k{i}") for i, each in enumerate(bare)), status="fail", exit_code=1)
 
 
-def large() -> Run:
+def large() -> SweepResult:
     """10,000 cases in 200 cells, of which 50 failed."""
     cells = []
     for number in range(200):
@@ -196,7 +199,7 @@ def large() -> Run:
     return run(*cells, status="fail", exit_code=1)
 
 
-def nonfinite() -> Run:
+def nonfinite() -> SweepResult:
     """Numbers that JSON does not have."""
     nan, inf = math.nan, math.inf
     failure = finding(kind="non_finite", actual=nan, expected=-inf, error=nan, ratio=nan, bound=inf, max_ulp=None)
@@ -204,7 +207,7 @@ def nonfinite() -> Run:
     return run(failed(failure, worst=worst_nan), status="fail", exit_code=1)
 
 
-def hostile() -> Run:
+def hostile() -> SweepResult:
     """Everything that may be foreign is."""
     failure = Finding(
         kind="exception",
@@ -213,7 +216,7 @@ def hostile() -> Run:
         message=HOSTILE + "x" * 1_000_000,
         reproduce="normcheck repro '[red]x[/].py' 'a case'",
         check=HOSTILE,
-        terms=((HOSTILE, 1.0),),
+        terms=(Term(name=HOSTILE, value=1.0),),
         bound=1.0,
         where=Where(rows=1, columns=2, grid=((1.0, math.nan),), summary=HOSTILE),
         also=(HOSTILE,),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Case, Implementation
+from normcheck.api import Options
 from normcheck.errors import UsageError
+from normcheck.gate.options import VerifyOptions
 from normcheck.runner.time_limit import alarm
 
 FEW: dict[str, Any] = {"max_examples": 12, "device": "cpu"}
@@ -39,6 +41,7 @@ class Module(torch.nn.Module):
         return rms(x, weight, bias, eps)
 
 
+@pytest.mark.slow
 def test_what_is_right_passes_in_every_form() -> None:
     scale = 1.0
     forms = (rms, lambda x, weight, bias, eps: rms(x, weight, bias, eps) * scale, Module())
@@ -143,6 +146,15 @@ def test_mistakes(fn: Any, options: dict[str, Any], expected: str) -> None:
     assert expected in str(raised.value)
 
 
+def test_options_are_those_of_the_command_line() -> None:
+    declared = get_type_hints(VerifyOptions)
+    assert get_type_hints(Options) == {name: declared[name] for name in Options.__annotations__}
+    with pytest.raises(TypeError, match="workers: expected one of profile, "):
+        normcheck.verify(rms, op="rmsnorm", workers=2)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match=r"seed=1\.5: expected an integer"):
+        normcheck.verify(rms, op="rmsnorm", seed=1.5)  # type: ignore[arg-type]
+
+
 def test_the_state_of_the_caller_stays_as_it_was() -> None:
     def rude(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         torch.manual_seed(3)
@@ -202,6 +214,7 @@ def test_somebody_elses_timer_goes_on() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_importing_normcheck_does_not_import_torch() -> None:
     code = "import sys, normcheck; assert 'torch' not in sys.modules; normcheck.verify; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,1 +1,1 @@
-"""How good is the gate: planted faults, correct kernels, other projects' tolerances. Imports gate and below."""
+"""The audit of the gate itself: planted faults, correct kernels, other projects' tolerances. Imports gate and below."""

@@ -1,7 +1,7 @@
-"""How others test a norm kernel, as plain data: their inputs, their reference, their tolerances.
+"""Other projects' tests of norm kernels, as plain data: their inputs, their reference, their tolerances.
 
-A recipe is written down as it was found, weak spots included, so that the same planted faults can be judged by it and
-by this gate. ``normcheck.audit.recipe_judge`` runs one. Nothing here needs torch.
+A recipe copies its source, weak spots included, so that the recipe and this gate can judge the same planted faults.
+``normcheck.audit.recipe_judge`` runs one. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import math
 from dataclasses import dataclass
 
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops import GRADIENTS, RELU6, names_of
 from normcheck.errors import UsageError, one_of
+from normcheck.result import OUTPUTS
 
 Shape = tuple[int, int]
 """M rows, N hidden size."""
 
-_ALL = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
+_ALL = names_of(lambda op: not op.of_models)
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """Close is ``|actual - expected| <= atol + rtol * |expected|``, as in ``torch.testing.assert_close``.
+class FixedTolerance:
+    """Allows ``|actual - expected| <= atol + rtol * |expected|``, as ``torch.testing.assert_close`` does.
 
-    ``of_actual``: the source passes the two the other way round, so that ``rtol`` scales the kernel's own value.
+    ``of_actual``: the source swaps actual and expected, so that ``rtol`` scales the kernel's own value.
     """
 
     atol: float
@@ -31,18 +33,18 @@ class Tolerance:
 
 
 BY_DTYPE = {
-    "fp16": Tolerance(1e-5, 1e-3),
-    "bf16": Tolerance(1e-5, 1.6e-2),
-    "fp32": Tolerance(1e-5, 1.3e-6),
+    "fp16": FixedTolerance(1e-5, 1e-3),
+    "bf16": FixedTolerance(1e-5, 1.6e-2),
+    "fp32": FixedTolerance(1e-5, 1.3e-6),
 }
-"""What ``torch.testing.assert_close`` takes where nothing is said: by the dtype of the output that is compared."""
+"""Dtype of the compared output -> the default tolerance of ``torch.testing.assert_close``."""
 
-EXACT = Tolerance(0.0, 0.0)
+EXACT = FixedTolerance(0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How a tensor is filled: ``offset + factor * numbers``, computed in its own dtype.
+    """How a tensor is filled: ``offset + factor * numbers``, computed in the tensor's dtype.
 
     ``numbers``: "randn", "rand", or "ones".
     """
@@ -60,18 +62,19 @@ MSE_MEAN = "mse_mean"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Somebody's test of a norm kernel, as data.
+    """Another project's test of a norm kernel, as data.
 
-    ``shapes``: of each of ``ops``, in their order. ``x weight bias dy``: how they are drawn, in this order and in the
-    io dtype; ``dy`` may be MSE_MEAN, or None for forward only; ``no_bias``: ops that are called without a bias.
+    ``shapes``: the shape for each of ``ops``, in their order. ``x weight bias dy``: how the inputs are drawn, in this
+    order and in the io dtype; ``dy`` may be MSE_MEAN, or None for forward only. ``no_bias``: ops called without a bias.
     ``tolerances``: the outputs that are compared, in the source's order; None stands for BY_DTYPE; a bitmask is
     unpacked and compared exactly.
 
-    The reference is torch in fp32 on the same inputs. ``stored``: rounded to the io dtype, as torch's own result in it
-    is (where the source runs torch on CUDA in fp16, this emulates it: fp32 inside, rounded on store); else the kernel's
-    outputs are widened to fp32 and compared there. Peculiarities of references: ``unbiased_rstd``: the variance is
-    divided by N - 1; ``scale_stored``: 1 + weight is rounded to the io dtype; ``bias_after_store``: the bias is added
-    to a stored product and stored again.
+    The reference is torch in fp32 on the same inputs. ``stored``: it is rounded to the io dtype, like a result that
+    torch computes in that dtype. (If the source runs torch on CUDA in fp16, this emulates it: fp32 inside, rounded on
+    store.) Otherwise the kernel's outputs are widened to fp32 and compared there.
+
+    Peculiarities of references: ``unbiased_rstd``: the variance is divided by N - 1. ``scale_stored``: 1 + weight is
+    rounded to the io dtype. ``bias_after_store``: the bias is added to a stored product and stored again.
     """
 
     name: str
@@ -81,12 +84,12 @@ class Recipe:
     dtypes: tuple[str, ...]
     shapes: tuple[Shape, ...]
     eps: float = 1e-5
-    clips: tuple[float, float] = (0.0, 6.0)
+    clips: tuple[float, float] = RELU6
     x: Draw = RANDN
     weight: Draw = RANDN
     bias: Draw = RANDN
     dy: Draw | str | None = RANDN
-    tolerances: tuple[tuple[str, Tolerance | None], ...]
+    tolerances: tuple[tuple[str, FixedTolerance | None], ...]
     no_bias: tuple[str, ...] = ()
     stored: bool = True
     unbiased_rstd: bool = False
@@ -99,17 +102,18 @@ class Recipe:
         return self.shapes[self.ops.index(op)]
 
 
-def _cudnn(forward: Tolerance, gradients: Tolerance, *statistics: str) -> tuple[tuple[str, Tolerance | None], ...]:
-    """Two tolerances, one a direction; the notebooks pass the reference's gradients as the actual ones."""
-    swapped = Tolerance(gradients.atol, gradients.rtol, of_actual=True)
+def _cudnn(
+    forward: FixedTolerance, gradients: FixedTolerance, *statistics: str
+) -> tuple[tuple[str, FixedTolerance | None], ...]:
+    """One tolerance for each direction; the notebooks pass the reference's gradients as the actual ones."""
+    swapped = FixedTolerance(gradients.atol, gradients.rtol, of_actual=True)
     exact = (("bitmask", EXACT),) if "bitmask" in statistics else ()
     plain = tuple((name, forward) for name in ("y", *statistics) if name != "bitmask")
-    return (*plain, *exact, *((name, swapped) for name in ("dx", "dw", "db")))
+    return (*plain, *exact, *((name, swapped) for name in GRADIENTS))
 
 
-def _everything(tolerance: Tolerance | None) -> tuple[tuple[str, Tolerance | None], ...]:
-    names = ("y", "mean", "rstd", "bitmask", "dx", "dw", "db")
-    return tuple((name, EXACT if name == "bitmask" else tolerance) for name in names)
+def _everything(tolerance: FixedTolerance | None) -> tuple[tuple[str, FixedTolerance | None], ...]:
+    return tuple((name, EXACT if name == "bitmask" else tolerance) for name in OUTPUTS)
 
 
 _SAMPLES = "https://github.com/NVIDIA/cudnn-frontend/blob/main/samples/python/"
@@ -126,7 +130,7 @@ RECIPES = {
             shapes=((4096, 768),),
             eps=1e-3,
             dy=MSE_MEAN,
-            tolerances=_cudnn(Tolerance(5e-3, 3e-3), Tolerance(5e-3, 3e-3), "mean", "rstd"),
+            tolerances=_cudnn(FixedTolerance(5e-3, 3e-3), FixedTolerance(5e-3, 3e-3), "mean", "rstd"),
             unbiased_rstd=True,
             scale_stored=True,
         ),
@@ -139,7 +143,7 @@ RECIPES = {
             shapes=((4096, 768),),
             eps=1e-3,
             dy=MSE_MEAN,
-            tolerances=_cudnn(Tolerance(5e-3, 5e-3), Tolerance(2e-4, 2e-4), "rstd", "mean", "bitmask"),
+            tolerances=_cudnn(FixedTolerance(5e-3, 5e-3), FixedTolerance(2e-4, 2e-4), "rstd", "mean", "bitmask"),
             unbiased_rstd=True,
         ),
         Recipe(
@@ -151,7 +155,7 @@ RECIPES = {
             shapes=((4096, 128),),
             eps=1e-3,
             dy=MSE_MEAN,
-            tolerances=_cudnn(Tolerance(5e-3, 3e-3), Tolerance(5e-3, 3e-3), "rstd"),
+            tolerances=_cudnn(FixedTolerance(5e-3, 3e-3), FixedTolerance(5e-3, 3e-3), "rstd"),
             bias_after_store=True,
         ),
         Recipe(
@@ -165,7 +169,7 @@ RECIPES = {
             weight=RAND,
             bias=RAND,
             dy=Draw("randn", factor=0.1),
-            tolerances=tuple((name, Tolerance(1e-2, 0.0)) for name in ("y", "dx", "db", "dw")),
+            tolerances=tuple((name, FixedTolerance(1e-2, 0.0)) for name in ("y", "dx", "db", "dw")),
         ),
         Recipe(
             name="kernelbench",
@@ -178,7 +182,7 @@ RECIPES = {
             weight=ONES,
             bias=ZEROS,
             dy=None,
-            tolerances=(("y", Tolerance(1e-2, 1e-2)),),
+            tolerances=(("y", FixedTolerance(1e-2, 1e-2)),),
             no_bias=("rmsnorm",),
         ),
         Recipe(
@@ -196,15 +200,15 @@ RECIPES = {
 
 
 def recipe(text: str) -> Recipe:
-    """A recipe by its name, or one's own tolerances: ``atol=1e-3,rtol=1e-3`` (one that is absent is 0).
+    """A recipe by its name, or a user's own tolerances: ``atol=1e-3,rtol=1e-3`` (an absent one is 0).
 
-    One's own are tried on randn 128x1024 with a randn dy, on every output of every op in every dtype, against fp32
-    values that are not rounded: rounded ones would differ from a correct kernel's by whole ulps, 8e-3 in bf16.
-    Raises UsageError for anything else.
+    A user's tolerances apply to every output of every op in every dtype, on randn 128x1024 with a randn dy. The
+    expected values are fp32 and not rounded: rounded ones would differ from a correct kernel's by whole ulps, 8e-3 in
+    bf16. Raises UsageError for anything else.
     """
     if text in RECIPES:
         return RECIPES[text]
-    if len(text) > 100 or not text.isprintable():  # it is the recipe's name, which reports print
+    if len(text) > 100 or not text.isprintable():  # reports print the text, as the recipe's name
         raise UsageError(f"recipe={text}: expected at most 100 printable characters")
     pairs = [part.partition("=") for part in text.split(",")]
     names = [name.strip() for name, _, _ in pairs]
@@ -213,7 +217,7 @@ def recipe(text: str) -> Recipe:
     if len(set(names)) < len(names):
         raise UsageError(f"recipe={text}: expected atol and rtol once each")
     values = {name.strip(): _tolerance(text, name.strip(), value) for name, _, value in pairs}
-    own = Tolerance(values.get("atol", 0.0), values.get("rtol", 0.0))
+    own = FixedTolerance(values.get("atol", 0.0), values.get("rtol", 0.0))
     return Recipe(
         name=text,
         summary=f"one's own tolerances, atol {own.atol:g} and rtol {own.rtol:g}: randn 128x1024, every output",

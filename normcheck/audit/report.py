@@ -1,4 +1,4 @@
-"""An audit, told to people: a line per mutant, the correct kernels, what was not exercised, and the score last."""
+"""The terminal report of an audit: a line per mutant, the correct kernels, what was not exercised, the score last."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich.console import Console
-from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Audit, Control, Outcome
+from normcheck.errors import ExitCode
 from normcheck.reports import _text
-from normcheck.reports._text import STATUS_STYLES, console_for, counted, put, put_lines, short, text_of
+from normcheck.reports._progress import progress_line
+from normcheck.reports._text import (
+    STATUS_STYLES,
+    console_for,
+    counted,
+    put,
+    put_lines,
+    short,
+    table_lines,
+    text_of,
+)
 
 __all__ = ["console_for", "live", "render"]
 
@@ -21,21 +32,19 @@ MARKS = {KILLED: "killed", SURVIVED: "SURVIVED", ERROR: "ERROR"}
 STYLES = {KILLED: STATUS_STYLES["pass"], SURVIVED: STATUS_STYLES["fail"], ERROR: STATUS_STYLES["error"]}
 INDENT = 10
 LEAST_WHAT = 16
-REDRAW_SECONDS = 0.1
 NAMED = 5
 """Mutants named in the last line; the others are counted."""
 
 
 def render(audit: Audit, console: Console, *, details: bool = False) -> None:
-    """Print the report of ``audit``; ``details`` shows of every mutant what it is and where it comes from."""
+    """Print the report of ``audit``; ``details``: with the description and the source of every mutant."""
     run = {id: cells for id, cells in audit.mutants.items() if audit.status_of(cells) != NOT_EXERCISED}
-    columns = _columns_of(run, console.width)
+    header, lines = _lines(console, audit, run)
     if run:
-        _put_header(console, columns)
-    for id, cells in run.items():
-        status = audit.status_of(cells)
-        _put_mutant(console, id, status, cells, columns)
-        if details or (status != KILLED and not audit.recipe):
+        put(console, header, wrap=False)
+    for cells, line in zip(run.values(), lines, strict=True):
+        put(console, line, wrap=False)
+        if details or (audit.status_of(cells) != KILLED and not audit.recipe):
             _put_details(console, cells)
         if not audit.recipe:
             _put_case(console, cells)
@@ -47,23 +56,28 @@ def render(audit: Audit, console: Console, *, details: bool = False) -> None:
     _put_score(console, audit)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Widths of the id, the cells, the finding, and what is left for what the mutant is: 0 where that says nothing."""
-
-    id: int
-    cells: int
-    finding: int
-    what: int
-
-
-def _columns_of(run: dict[str, tuple[Outcome, ...]], width: int) -> _Columns:
-    ids = max((len(short(id, 32)) for id in run), default=0)
-    cells = max((len(_share(own)) for own in run.values()), default=0)
-    found = max((len(_found(own)) for own in run.values()), default=0)
-    ids, cells, found = max(ids, 6), max(cells + 1, 6), max(found, 7)
-    room = width - INDENT - ids - cells - found - len("   1,234 61.0 s   ")
-    return _Columns(ids, cells, found, room if room >= LEAST_WHAT else 0)
+def _lines(console: Console, audit: Audit, run: dict[str, tuple[Outcome, ...]]) -> tuple[Text, list[Text]]:
+    """The header, and a line for each mutant of ``run``, with as much of its description as the width has room for."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("", min_width=INDENT - 1)
+    table.add_column("mutant")
+    table.add_column("killed", justify="right")
+    table.add_column("finding")
+    table.add_column("cases", justify="right")
+    table.add_column("slowest", justify="right")
+    for id, cells in run.items():
+        status = audit.status_of(cells)
+        cases, slowest = max(cell.cases for cell in cells), max(cell.seconds for cell in cells)
+        numbers = (_share(cells), _finding_words(cells), f"{cases:,}", _text.seconds(slowest))
+        words = (text_of(console, word) for word in (short(id, 32), *numbers))
+        table.add_row(text_of(console, (MARKS[status], STYLES[status])), *words)
+    header, *lines = table_lines(console, table, wrap=False)
+    room = console.width - header.cell_len - len("  ")
+    if room >= LEAST_WHAT:
+        header = text_of(console, header, ("  what", "dim"))
+        whats = (short(cells[0].what, room) for cells in run.values())
+        lines = [text_of(console, line, (f"  {what}", "dim")) for line, what in zip(lines, whats, strict=True)]
+    return header, lines
 
 
 def _share(cells: Sequence[Outcome]) -> str:
@@ -71,36 +85,21 @@ def _share(cells: Sequence[Outcome]) -> str:
     return f"{sum(cell.status == KILLED for cell in exercised)}/{len(exercised)}"
 
 
-def _found(cells: Sequence[Outcome]) -> str:
-    """What the cells were found by, the most frequent first: ``y, rstd``, ``dx unwritten``."""
+def _finding_words(cells: Sequence[Outcome]) -> str:
+    """The findings that killed the cells, the most frequent first: ``y, rstd``, ``dx unwritten``."""
     words = [_kind_words(cell) for cell in cells if cell.status == KILLED]
     ranked = sorted(dict.fromkeys(words), key=lambda word: -words.count(word))
     return short(", ".join(ranked), 14)
 
 
 def _kind_words(cell: Outcome | Control) -> str:
-    """The kind in a few characters: ``dx``, ``y shape``, ``crash``."""
+    """A cell's finding in a few characters: ``dx``, ``y shape``, ``crash``."""
     kind = "" if cell.kind == "mismatch" and cell.output else cell.kind.replace("_", " ")
     return " ".join(word for word in (short(cell.output, 40), kind) if word)
 
 
-def _put_header(console: Console, columns: _Columns) -> None:
-    names = f"{'mutant':<{columns.id}} {'killed':>{columns.cells}} {'finding':<{columns.finding}} cases slowest"
-    put(console, (f"{'':<{INDENT}}{names}{'  what' if columns.what else ''}", "dim"), wrap=False)
-
-
-def _put_mutant(console: Console, id: str, status: str, cells: tuple[Outcome, ...], columns: _Columns) -> None:
-    cases, slowest = max(cell.cases for cell in cells), max(cell.seconds for cell in cells)
-    start = (
-        f"{short(id, 32):<{columns.id}} {_share(cells):>{columns.cells}} {_found(cells):<{columns.finding}}"
-        f" {cases:>5,} {_text.seconds(slowest):>7}"
-    )
-    what = f"  {short(cells[0].what, columns.what)}" if columns.what else ""
-    put(console, (f"{MARKS[status]:<{INDENT}}", STYLES[status]), start, (what, "dim"), wrap=False)
-
-
 def _put_details(console: Console, cells: tuple[Outcome, ...]) -> None:
-    """What a mutant is, and the cells that it survived."""
+    """Print what a mutant is, and the cells that it survived."""
     put(console, "what:   ", cells[0].what, indent=INDENT, hang=len("what:   "))
     put(console, "source: ", cells[0].source, indent=INDENT, hang=len("source: "))
     for cell in cells:
@@ -113,7 +112,7 @@ def _put_details(console: Console, cells: tuple[Outcome, ...]) -> None:
 
 
 def _put_case(console: Console, cells: tuple[Outcome, ...]) -> None:
-    """One case that kills it, shrunk, on a line however long: it is there to be pasted."""
+    """Print one case that kills the mutant, shrunk. It is on one line however long, so that it can be pasted."""
     killed = next((cell for cell in cells if cell.status == KILLED), None)
     if killed is not None:
         words = f"{_kind_words(killed)}: {killed.case or killed.reason}"
@@ -125,7 +124,7 @@ def _cell(cell: Outcome | Control) -> str:
 
 
 def _put_regimes(console: Console, audit: Audit) -> None:
-    """The score under each regime."""
+    """Print the score under each regime."""
     if not audit.regimes:
         return
     put(console, "")
@@ -157,16 +156,16 @@ def _put_controls(console: Console, audit: Audit) -> None:
 
 
 def _put_not_exercised(console: Console, audit: Audit) -> None:
-    """Each reason once, with the mutants that it holds for, and the ops where others of its cells were run."""
+    """Print each reason once, with its mutants; with the cell as well if other cells of the mutant were run."""
     reasons: dict[str, dict[str, None]] = {}
-    whole = {id for score in (audit.score, *audit.regimes.values()) for id in score.not_exercised}
+    never_run = {id for score in (audit.score, *audit.regimes.values()) for id in score.not_exercised}
     for cell in audit.outcomes:
         if cell.status == NOT_EXERCISED:
-            name = short(cell.id) if cell.id in whole else f"{short(cell.id)} ({_cell(cell)})"
+            name = short(cell.id) if cell.id in never_run else f"{short(cell.id)} ({_cell(cell)})"
             reasons.setdefault(cell.reason, {})[name] = None
     if not reasons:
         return
-    if len(whole) < len(audit.mutants) or audit.controls:
+    if len(never_run) < len(audit.mutants) or audit.controls:
         put(console, "")
     put(console, ("Not exercised", "bold"))
     for reason, names in reasons.items():
@@ -174,13 +173,13 @@ def _put_not_exercised(console: Console, audit: Audit) -> None:
 
 
 def _put_environment(console: Console, audit: Audit) -> None:
-    """What a pasted report must say of where it comes from."""
+    """Print the profile, the seed and the versions, which a pasted report needs."""
     facts = [f"{short(name, 40)} {short(str(value), 60)}" for name, value in audit.environment.items() if value]
     put(console, (f"{short(audit.profile)} profile, seed {audit.seed}; {', '.join(facts)}".rstrip("; "), "dim"), hang=2)
 
 
 def _put_score(console: Console, audit: Audit) -> None:
-    """The last line. It is one line however long, so that ``tail -1`` shows all of it."""
+    """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
     word, style = _word(audit)
     put(console, (word, style), f"  {_score(audit)}", wrap=False)
 
@@ -188,13 +187,13 @@ def _put_score(console: Console, audit: Audit) -> None:
 def _word(audit: Audit) -> tuple[str, str]:
     if not audit.complete:
         return "INCOMPLETE", "bold yellow"
-    if audit.exit_code == 5:
+    if audit.exit_code == ExitCode.NOTHING:
         return "NOTHING EXERCISED", "bold yellow"
-    if audit.recipe and audit.exit_code == 0:
+    if audit.recipe and audit.exit_code == ExitCode.PASS:
         return "MEASURED", "bold"
-    words = {0: ("PASS", "pass"), 1: ("FAIL", "fail"), 3: ("ERROR", "error")}
-    word, status = words[audit.exit_code]
-    return word, STATUS_STYLES[status]
+    words = {ExitCode.PASS: "pass", ExitCode.FOUND: "fail", ExitCode.BROKEN: "error"}
+    status = words[ExitCode(audit.exit_code)]
+    return status.upper(), STATUS_STYLES[status]
 
 
 def _score(audit: Audit) -> str:
@@ -245,31 +244,20 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def live(console: Console, total: int) -> Iterator[Callable[[Outcome | Control], None]]:
-    """Show how far an audit of ``total`` cells is: the function is called with each result as it comes.
-
-    The progress line is one line that goes away, on a terminal only.
-    """
+    """Show the progress of an audit of ``total`` cells; call the yielded function with each result."""
     counts = {KILLED: 0, SURVIVED: 0, "accused": 0}
-    begun, drawn, done = time.monotonic(), -math.inf, 0
+    begun, done = time.monotonic(), 0
+    with progress_line(console) as line:
 
-    def update(line: Live, result: Outcome | Control) -> None:
-        nonlocal drawn, done
-        done += 1
-        status = result.status if isinstance(result, Outcome) else "accused" if result.accused else ""
-        if status in counts:
-            counts[status] += 1
-        if (now := time.monotonic()) - drawn < REDRAW_SECONDS:
-            return
-        drawn = now
-        tally = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count or name == KILLED)
-        words = f"[{done:,}/{total:,}] {_text.seconds(now - begun)}  cells: {tally}"
-        text = text_of(console, (words, "cyan"))
-        text.no_wrap, text.overflow = True, "crop"
-        line.update(text, refresh=True)
+        def show(result: Outcome | Control) -> None:
+            nonlocal done
+            done += 1
+            status = result.status if isinstance(result, Outcome) else "accused" if result.accused else ""
+            if status in counts:
+                counts[status] += 1
+            now = time.monotonic()
+            if line is not None and line.due(now):
+                tally = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count or name == KILLED)
+                line.draw(f"[{done:,}/{total:,}] {_text.seconds(now - begun)}  cells: {tally}")
 
-    if not console.is_terminal or console.is_dumb_terminal or not console.file.isatty():
-        yield lambda result: None
-        return
-    line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
-    with line:
-        yield lambda result: update(line, result)
+        yield show

@@ -1,4 +1,4 @@
-"""Which mutant is run under which regime, and in which op and dtype: all by turns, the same on every machine."""
+"""The choice of mutants, regimes, ops and dtypes that run together: all by turns, the same on every machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normcheck.audit.mutants.regimes import Regime
 from normcheck.audit.mutants.under import cells
 
 SAMPLED = 6
-"""Mutants under each regime in an audit of everything."""
+"""The number of mutants that run under each regime in an audit of everything."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,23 @@ def pairs(
     *,
     every_cell: bool = False,
 ) -> tuple[Pair, ...]:
-    """Each mutant under each regime: in one of its cells, by a hash of their ids, or in every one.
+    """Each mutant under each regime: in one of its cells, chosen by a hash of the ids, or in every cell.
 
-    Only cells in ``ops`` and ``dtypes``. A mutant that makes no sense under a regime is there once, to say so.
+    Only cells in ``ops`` and ``dtypes`` count. A mutant that makes no sense under a regime has one pair, whose trial
+    reports the reason.
     """
     chosen: list[Pair] = []
     for regime in regimes:
         for mutant in mutants:
             own = cells(regime, mutant) or ((mutant.ops[0], mutant.dtypes[0]),)
-            there = [(op, dtype) for op, dtype in own if op in ops and dtype in dtypes]
-            there.sort(key=lambda cell: _rank(regime, mutant, *cell))
-            chosen += [Pair(mutant, regime, *cell) for cell in (there if every_cell else there[:1])]
+            ranked = [(op, dtype) for op, dtype in own if op in ops and dtype in dtypes]
+            ranked.sort(key=lambda cell: _rank(regime, mutant, *cell))
+            chosen += [Pair(mutant, regime, *cell) for cell in (ranked if every_cell else ranked[:1])]
     return tuple(chosen)
 
 
 def sample(every: Sequence[Pair]) -> tuple[Pair, ...]:
-    """``SAMPLED`` pairs of each regime, of those that make sense, by a hash of their ids."""
+    """``SAMPLED`` pairs of each regime, chosen by a hash of their ids from the pairs that make sense."""
     chosen: list[Pair] = []
     for regime in {pair.regime.id: pair.regime for pair in every}.values():
         own = [pair for pair in every if pair.regime is regime and cells(regime, pair.mutant)]

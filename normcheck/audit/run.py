@@ -1,4 +1,4 @@
-"""How good is the gate? Plant faults and count what it finds; give it correct kernels and count what it accuses."""
+"""``normcheck audit``: count the planted faults that the gate finds, and the correct kernels that it accuses."""
 
 from __future__ import annotations
 
@@ -7,130 +7,107 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import TextIO
 
-from normcheck.audit import json
+from normcheck.audit import catalogue, json
 from normcheck.audit import report as report
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import REGIMES, Regime
 from normcheck.audit.mutants.under import under
+from normcheck.audit.options import ALL, AuditOptions
 from normcheck.audit.recipes import recipe
 from normcheck.audit.rotation import Pair, pairs, sample
-from normcheck.audit.score import Audit, Control, Outcome
-from normcheck.audit.trial import PROMISES, Trial, Tried, apart, died, start, tried, why_not
+from normcheck.audit.score import ERROR, KILLED, SURVIVED, Audit, Control, Outcome
+from normcheck.audit.trial import PROMISES, Trial, TrialResult, crashed, run_trial, runs_alone, start, why_not
 from normcheck.cases.dtypes import DTYPES
-from normcheck.errors import UsageError, one_of
-from normcheck.gate.decision import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
-from normcheck.gate.request import Request, Target, targets_of
-from normcheck.impls import discovery
+from normcheck.cases.ops import OPS
+from normcheck.errors import ExitCode, UsageError, one_of
+from normcheck.gate import decision
 from normcheck.isolation.pool import spread
+from normcheck.reports.targets import Target, screen, targets, written
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
 
 MOST_WORKERS = 8
-ALL = "all"
-"""Every regime, or every cell of a mutant under a regime."""
-CELLS = ("one", ALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditRequest:
-    """The options of ``normcheck audit``, as they were given. ``workers``: None for as many as there are cores.
+def audit(options: AuditOptions, argv: tuple[str, ...]) -> int:
+    """Run the audit that ``options`` describe, write its reports and return the exit code.
 
-    ``regimes``: only mutants under these, ``("all",)`` for every one; ``regime_cells``: each pair in ``one`` op and
-    dtype, or in ``all`` that have the fault.
+    Raises UsageError, before anything runs, for options that do not fit together.
     """
-
-    ops: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    mutants: tuple[str, ...] = ()
-    profile: str = "quick"
-    seed: int = 0
-    device: str = "auto"
-    workers: int | None = None
-    recipe: str = ""
-    regimes: tuple[str, ...] = ()
-    regime_cells: str = "one"
-    reports: tuple[str, ...] = ()
-
-
-def audit(request: AuditRequest, argv: tuple[str, ...]) -> int:
-    """Run the audit that ``request`` asks for; returns the exit code. Raises UsageError before anything runs."""
     begun = time.perf_counter()
-    targets = _targets(request)
-    trials = trials_of(request)
-    stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    results, complete = _tried(trials, _workers(request, len(trials)), stream)
+    report_targets = _targets(options)
+    trials = trials_of(options)
+    stream = screen(report_targets)
+    results, complete = _run_all(trials, _workers(options, len(trials)), stream)
     outcomes = tuple(result for result in results if isinstance(result, Outcome))
     controls = tuple(result for result in results if isinstance(result, Control))
     done = Audit(
         argv=argv,
-        seed=request.seed,
-        profile=request.profile,
-        recipe=request.recipe,
+        seed=options.seed,
+        profile=options.profile,
+        recipe=options.recipe,
         seconds=time.perf_counter() - begun,
         environment=environment(trials[0].device if trials else "cpu"),
         outcomes=outcomes,
         controls=controls,
-        exit_code=exit_code(outcomes, controls, recipe=request.recipe, complete=complete),
+        exit_code=exit_code(outcomes, controls, recipe=options.recipe, complete=complete),
         complete=complete,
     )
-    written = [_write(done, target) for target in targets]
-    report.render(done, report.console_for(stream), details=bool(request.mutants))
-    return done.exit_code if done.exit_code or all(written) else BROKEN
+    unwritten = [why for target in report_targets if (why := written(target, partial(json.write, done)))]
+    for why in unwritten:
+        print(f"normcheck: {why}", file=sys.stderr)
+    report.render(done, report.console_for(stream), details=bool(options.mutant))
+    return done.exit_code if done.exit_code or not unwritten else ExitCode.BROKEN
 
 
-def exit_code(outcomes: Sequence[Outcome], controls: Sequence[Control], *, recipe: str, complete: bool) -> int:
-    """What an audit returns: a broken promise or a false alarm decides first. A recipe is measured, not judged."""
+def exit_code(outcomes: Sequence[Outcome], controls: Sequence[Control], *, recipe: str, complete: bool) -> ExitCode:
+    """The exit code of an audit: a broken promise or a false alarm decides first. A recipe is measured, not judged."""
     statuses = {outcome.status for outcome in outcomes}
-    broken = any(outcome.status == "survived" and outcome.promised for outcome in outcomes)
-    if not complete:
-        return INTERRUPTED
-    if not recipe and (broken or any(control.accused for control in controls)):
-        return FOUND
-    if "error" in statuses or any(control.error for control in controls):
-        return BROKEN
-    return PASS if statuses & {"killed", "survived"} else NOTHING
+    promise_broken = any(outcome.status == SURVIVED and outcome.promised for outcome in outcomes)
+    return decision.exit_code(
+        found=not recipe and (promise_broken or any(control.accused for control in controls)),
+        broken=ERROR in statuses or any(control.error for control in controls),
+        enough=bool(statuses & {KILLED, SURVIVED}),
+        complete=complete,
+    )
 
 
-def trials_of(request: AuditRequest) -> tuple[Trial, ...]:
-    """Every cell to run: the mutants in their order, those under a regime, then the correct kernels.
+def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
+    """Every cell to run: the plain mutants in their order, mutants under a regime, then the correct kernels.
 
-    An audit of everything has a sample of the mutants under regimes. One of single mutants has no correct kernels, one
-    of regimes neither those nor plain mutants.
+    An audit of everything has a sample of the mutants under regimes. ``--mutant`` leaves out the correct kernels.
+    ``--regime`` leaves out the correct kernels and the plain mutants. Raises UsageError.
     """
-    known = discovery.mutants()
-    _known("op", request.ops, tuple(discovery.ops()))
-    _known("dtype", request.dtypes, DTYPES)
-    _known("profile", (request.profile,), PROMISES)
-    for name in request.mutants:
+    known = catalogue.mutants()
+    for name in options.mutant:
         if name not in known:
             near = difflib.get_close_matches(name, known, 4)
             raise UsageError(f"mutant={name}: expected {one_of(near or known)}")
-    regimes = _regimes(request)
-    device, ops, dtypes = _scope(request)
-    trial = partial(Trial, profile=request.profile, seed=request.seed, device=device, recipe=request.recipe)
-    chosen = [mutant for mutant in known.values() if not request.mutants or mutant.id in request.mutants]
-    there = [mutant for mutant in chosen if not why_not(mutant, device)]
+    regimes = _regimes(options)
+    device, ops, dtypes = _scope(options)
+    trial = partial(Trial, profile=options.profile, seed=options.seed, device=device, recipe=options.recipe)
+    chosen = [mutant for mutant in known.values() if not options.mutant or mutant.id in options.mutant]
+    runnable = [mutant for mutant in chosen if not why_not(mutant, device)]
     if regimes:
-        asked = pairs(regimes, there, ops, dtypes, every_cell=request.regime_cells == "all")
-        return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in asked)
-    narrowed = request.ops or request.dtypes or request.mutants or request.recipe
-    every = () if narrowed else pairs(tuple(REGIMES.values()), there, ops, dtypes)
-    sampled = sample([p for p in every if _is_promised(p, request.profile)])
+        under_regimes = pairs(regimes, runnable, ops, dtypes, every_cell=options.regime_cells == "all")
+        return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in under_regimes)
+    narrowed = options.op or options.dtype or options.mutant or options.recipe
+    every = () if narrowed else pairs(tuple(REGIMES.values()), runnable, ops, dtypes)
+    sampled = sample([p for p in every if _is_promised(p, options.profile)])
     mutants = [
         trial(name=mutant.id, op=op, dtype=dtype, shrink=not number)  # the report shows one case of each
         for mutant in chosen
-        if not request.recipe or mutant.language == "torch"  # the same faults again, and far too slow interpreted
+        if not options.recipe or mutant.language == "torch"  # Triton's are the same faults, and too slow interpreted
         for number, (op, dtype) in enumerate(product(*_cells(mutant, ops, dtypes)))
     ]
     faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
     controls = [
         trial(name=control.name, op=control.op, dtype=dtype, control=True)
-        for control in (() if request.mutants else discovery.controls())
+        for control in (() if options.mutant else catalogue.controls())
         for dtype in control.dtypes
         if control.op in ops and dtype in dtypes
     ]
@@ -145,49 +122,39 @@ def _is_promised(pair: Pair, profile: str) -> bool:
     return PROMISES.index(under(pair.regime, pair.mutant).promised) <= PROMISES.index(profile)
 
 
-def _regimes(request: AuditRequest) -> tuple[Regime, ...]:
-    """The regimes that are asked for; empty if none is."""
-    _known("regime", request.regimes, (*REGIMES, ALL))
-    _known("regime_cells", (request.regime_cells,), CELLS)
-    if request.regimes and request.recipe:
-        raise UsageError(f"regime={request.regimes[0]}: expected no --recipe with it, a recipe judges plain mutants")
-    return tuple(r for r in REGIMES.values() if ALL in request.regimes or r.id in request.regimes)
+def _regimes(options: AuditOptions) -> tuple[Regime, ...]:
+    """The regimes of ``--regime``; empty without it. Raises UsageError if there is a recipe as well."""
+    if options.regime and options.recipe:
+        raise UsageError(f"regime={options.regime[0]}: expected no --recipe with it, a recipe judges plain mutants")
+    return tuple(r for r in REGIMES.values() if ALL in options.regime or r.id in options.regime)
 
 
-def _scope(request: AuditRequest) -> tuple[str, set[str], set[str]]:
-    """The device, ops and dtypes that are asked for; of a recipe, those that it has."""
-    ops, dtypes = set(request.ops or discovery.ops()), set(request.dtypes or DTYPES)
-    if not request.recipe:
-        return device_for(request.device), ops, dtypes
-    asked = recipe(request.recipe)
-    if request.device == "cuda":
+def _scope(options: AuditOptions) -> tuple[str, set[str], set[str]]:
+    """The device, ops and dtypes of the options; with a recipe, only the ops and dtypes that it has."""
+    ops, dtypes = set(options.op or OPS), set(options.dtype or DTYPES)
+    if not options.recipe:
+        return device_for(options.device), ops, dtypes
+    chosen = recipe(options.recipe)
+    if options.device == "cuda":
         raise UsageError("device=cuda: expected auto or cpu, a recipe is run on the CPU")
-    return device_for("cpu"), ops & set(asked.ops), dtypes & set(asked.dtypes)
+    return device_for("cpu"), ops & set(chosen.ops), dtypes & set(chosen.dtypes)
 
 
-def _known(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise UsageError(f"{option}={name}: expected {one_of(known)}")
-
-
-def _workers(request: AuditRequest, trials: int) -> int:
-    if request.workers is None:
+def _workers(options: AuditOptions, trials: int) -> int:
+    if options.workers is None:
         return max(1, min(len(os.sched_getaffinity(0)), MOST_WORKERS, trials))
-    if not 1 <= request.workers <= 256:
-        raise UsageError(f"workers={request.workers}: expected an integer from 1 to 256")
-    return request.workers
+    return options.workers
 
 
-def _tried(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[list[Tried], bool]:
-    """Results in the order of the trials, and whether all were reached before somebody interrupted."""
-    results: dict[int, Tried] = {}
+def _run_all(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[list[TrialResult], bool]:
+    """Results in the order of the trials, and whether all were reached before an interrupt (Ctrl-C)."""
+    results: dict[int, TrialResult] = {}
     complete = True
-    begin = partial(start, trials[0].device if trials else "cpu")
-    begin()
+    init = partial(start, trials[0].device if trials else "cpu")
+    init()
     try:
         with report.live(report.console_for(stream), len(trials)) as show:
-            for index, result in spread(tried, trials, workers=workers, start=begin, died=died, apart=apart):
+            for index, result in spread(run_trial, trials, workers=workers, start=init, died=crashed, apart=runs_alone):
                 results[index] = result
                 show(result)
     except KeyboardInterrupt:
@@ -195,22 +162,8 @@ def _tried(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[list[
     return [results[index] for index in sorted(results)], complete
 
 
-def _targets(request: AuditRequest) -> tuple[Target, ...]:
-    for text in request.reports:
+def _targets(options: AuditOptions) -> tuple[Target, ...]:
+    for text in options.report:
         if text.partition(":")[0] != "json":
             raise UsageError(f"report={text}: expected json:PATH, the only format of an audit besides the terminal")
-    return targets_of(Request(reports=request.reports))
-
-
-def _write(done: Audit, target: Target) -> bool:
-    """Write one report; False, and a line on standard error, where that failed."""
-    if target.path == "-":
-        json.write(done, sys.stdout)
-        return True
-    try:
-        with open(target.path, "w", encoding="utf-8") as stream:
-            json.write(done, stream)
-    except OSError as error:
-        print(f"normcheck: report={target.format}:{target.path}: {error.strerror or error}", file=sys.stderr)
-        return False
-    return True
+    return targets(options.report, ("json",))

@@ -1,8 +1,8 @@
-"""What an audit of the gate finds, as plain frozen data: planted faults killed or not, correct kernels accused or not.
+"""The results of an audit, as plain frozen data: planted faults killed or not, correct kernels accused or not.
 
-Reports read this and nothing else of an audit. A cell is mutant x op x dtype; the score counts mutants, and a mutant
-counts as killed only if every cell of it that was run was killed. A mutant under a regime, whose fault is there in some
-calls only, is one more mutant, with an id of its own, and has a score of its own.
+Reports read this and nothing else of an audit. A cell is mutant x op x dtype. The score counts mutants: a mutant counts
+as killed only if every cell of it that ran was killed. A mutant under a regime has its fault only in some calls. It is
+one more mutant, with its own id, and counts in the score of its regime.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ KILLED, SURVIVED, NOT_EXERCISED, ERROR = "killed", "survived", "not_exercised", 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one cell of a mutant.
+    """The result of one cell of a mutant.
 
-    ``status``: killed, survived, not_exercised (with a ``reason``, always) or error (normcheck itself failed, and
-    ``reason`` says how). ``kind``, ``output``, ``case``: of the finding that killed it. The case of a
-    mutant's first cell was shrunk.
-    ``cases`` were run in ``seconds``. ``what`` and ``source`` are the mutant's; ``promised``: this profile promises to
-    kill it. ``regime``: in which calls the fault is there, "" for all.
+    ``status``: killed, survived, not_exercised (always with a ``reason``) or error (normcheck itself failed, for the
+    ``reason`` given). ``kind``, ``output``, ``case``: those of the finding that killed it; the case of a mutant's first
+    cell was shrunk. ``cases`` ran in ``seconds``. ``what`` and ``source`` are the mutant's. ``promised``: this profile
+    promises to kill it. ``regime``: the calls that have the fault, "" for all.
     """
 
     id: str
@@ -43,7 +42,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Mutants by what became of them, their ids in the order of the outcomes."""
+    """Mutant ids by status, each in the order of the outcomes."""
 
     killed: tuple[str, ...] = ()
     survivors: tuple[str, ...] = ()
@@ -52,15 +51,15 @@ class Score:
 
     @property
     def run(self) -> int:
-        """How many were run, also those that normcheck failed to judge."""
+        """The number of mutants that were run, with those that normcheck failed to judge."""
         return len(self.killed) + len(self.survivors) + len(self.errors)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """What became of one cell of a correct kernel: ``accused`` is a false alarm, whose finding the other fields hold.
+    """The result of one cell of a correct kernel. ``accused``: a false alarm, with its finding in the other fields.
 
-    ``reason``: why it was not run, or how normcheck itself failed (``error``); empty for a cell that was judged.
+    ``reason``: why the cell was not run, or how normcheck itself failed (``error``); empty if it was judged.
     """
 
     name: str
@@ -79,7 +78,7 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """A whole audit. ``recipe``: the fixed tolerance that judged in the gate's place, empty for the gate itself."""
+    """A whole audit. ``recipe``: the recipe that judged in the gate's place; empty if the gate itself judged."""
 
     argv: tuple[str, ...]
     seed: int
@@ -102,28 +101,28 @@ class Audit:
 
     @property
     def score(self) -> Score:
-        """Of the mutants whose fault is there in all calls.
+        """The score of the mutants that have their fault in all calls.
 
-        Killed: in every cell that was run, by a recipe in any. Survived: in a cell or more, of a recipe in all that
-        were run. Not exercised: no cell was run.
+        The gate must kill a mutant in every cell that was run; a recipe need only kill it in one. Otherwise the mutant
+        survived. Not exercised: no cell was run.
         """
         return self._score_of("")
 
     @property
     def regimes(self) -> dict[str, Score]:
-        """Regime -> of the mutants under it."""
+        """Regime -> the score of the mutants under it."""
         return {name: self._score_of(name) for name in dict.fromkeys(cell.regime for cell in self.outcomes) if name}
 
     def _score_of(self, regime: str) -> Score:
         own = {id: self.status_of(cells) for id, cells in self.mutants.items() if cells[0].regime == regime}
         killed, survivors, skipped, errors = (
-            tuple(id for id, found in own.items() if found == status)
-            for status in (KILLED, SURVIVED, NOT_EXERCISED, ERROR)
+            tuple(id for id, status in own.items() if status == wanted)
+            for wanted in (KILLED, SURVIVED, NOT_EXERCISED, ERROR)
         )
         return Score(killed=killed, survivors=survivors, not_exercised=skipped, errors=errors)
 
     def status_of(self, cells: tuple[Outcome, ...]) -> str:
-        """The status of a mutant from those of its cells: the worst of those that were run, of a recipe the best."""
+        """The status of a mutant: the worst status of its cells that were run, or the best if a recipe judged them."""
         statuses = {cell.status for cell in cells}
         order = (KILLED, SURVIVED, ERROR) if self.recipe else (SURVIVED, ERROR, KILLED)
         return next((status for status in order if status in statuses), NOT_EXERCISED)
@@ -153,5 +152,5 @@ class Audit:
 
     @property
     def median_seconds(self) -> float:
-        """Of the cells of mutants that were run; 0 where none was."""
+        """The median time of the cells of mutants that were run, in seconds; 0 if there are none."""
         return statistics.median(outcome.seconds for outcome in self.exercised) if self.exercised else 0.0

@@ -1,1 +1,1 @@
-"""GB/s of kernels that were just verified. Imports gate and below."""
+"""The bench: GB/s of kernels that have just been verified. Imports gate and below."""

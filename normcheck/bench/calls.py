@@ -11,7 +11,7 @@ from normcheck.bench.speed import BACKWARD, FORWARD, Point, Times
 from normcheck.bench.timing import cache_bytes, in_turn, sets_needed, timed
 from normcheck.bench.verified import case_of
 from normcheck.cases.inputs import Inputs, make, torch_dtype
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call
 
@@ -19,7 +19,7 @@ Call = Callable[[], object]
 
 
 def copy_times(count: int, device: str) -> Times:
-    """Time a copy that reads ``count`` // 2 bytes and writes as many."""
+    """The times of a copy that reads ``count`` // 2 bytes and writes as many."""
     half = max(count // 2, 1)
     sets = sets_needed(2 * half, cache_bytes(device))
     pairs = [torch.zeros((2, half), dtype=torch.uint8, device=device) for _ in range(sets)]
@@ -32,18 +32,18 @@ def _copying(pair: torch.Tensor) -> Call:
 
 
 def times_of(implementation: Implementation, op: Op, point: Point, direction: str, device: str) -> Times:
-    """Time one direction, on inputs that no cache holds any more.
+    """The times of one direction, on inputs that no cache holds any more.
 
-    A backward of one's own is called with what forward returned. Otherwise it is torch.autograd.grad through y, again
-    and again on one graph, which keeps what it saved: ``graphs_stay`` is for torch.compile, which would free it. Raises
-    Broken where the implementation fails, and torch.OutOfMemoryError.
+    The implementation's own backward gets the outputs of forward. Without one, torch.autograd.grad through y is called
+    again and again on one graph, which must keep its saved tensors; see ``reusable_graphs`` for torch.compile. Raises
+    Broken if the implementation fails, and torch.OutOfMemoryError.
     """
-    held = point.M * point.N * torch_dtype(point.dtype).itemsize
-    sets = range(sets_needed(held, cache_bytes(device)))
+    x_bytes = point.M * point.N * torch_dtype(point.dtype).itemsize
+    sets = range(sets_needed(x_bytes, cache_bytes(device)))
     inputs = [make(case_of(point, seed=seed), op, device) for seed in sets]
     if implementation.backward is None:
-        inputs = [call.differentiable(i) for i in inputs]
-    calls = [_CALLS[direction](implementation, point, i) for i in inputs]
+        inputs = [call.differentiable(one_set) for one_set in inputs]
+    calls = [_CALLS[direction](implementation, point, one_set) for one_set in inputs]
     with call.guarded(f"{direction}, while it was timed,"):
         return _after_one_call(in_turn(calls), device)
 
@@ -77,10 +77,10 @@ _CALLS = {FORWARD: _forward, BACKWARD: _backward}
 
 
 @contextmanager
-def graphs_stay() -> Iterator[None]:
-    """Within it, what torch.compile compiles does not donate its saved tensors: a backward can be called again.
+def reusable_graphs() -> Iterator[None]:
+    """Keep torch.compile from donating saved tensors, so that a backward can be called again on one graph.
 
-    (Forward and backward together less the forward would be another number: a compiler may move work between them.)
+    (The time of both directions less that of forward is no substitute: a compiler may move work between them.)
     """
     import torch._functorch.config as functorch
 

@@ -1,8 +1,8 @@
-"""A bench as a file: ``csv`` a line per speed, ``json`` everything, ``png`` a plot.
+"""The report files of a bench: ``csv`` with a line per speed, ``json`` with everything, ``png`` with a plot.
 
 The CSV's header is ``COLUMNS``; columns are only ever added, at its end. ``status`` is measured, fail (a finding: no
-number), skip or error; times are in milliseconds, GB/s in 1e9 bytes a second, both to six digits, and what is not known
-is empty.
+number), skip or error. Times are in milliseconds and GB/s in 1e9 bytes a second, both to six digits. Unknown values are
+empty.
 
 The JSON, schema ``normcheck-bench/1``:
 
@@ -21,15 +21,15 @@ The JSON, schema ``normcheck-bench/1``:
 from __future__ import annotations
 
 import csv
-import json
-import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TextIO
 
 from normcheck.bench import plot
 from normcheck.bench.speed import Bench, Speed, Times
-from normcheck.reports._strict import number
+from normcheck.reports.document import text_of
+from normcheck.reports.targets import Target, unwritten, written
 from normcheck.result import Finding
 
 SCHEMA = "normcheck-bench/1"
@@ -45,20 +45,11 @@ Json = dict[str, object]
 _NOT_VERSIONS = ("device", "platform", "compute_capability")
 
 
-def write(bench: Bench, format: str, path: str) -> bool:
-    """Write one report, "-" being standard output; False, and a line on standard error, where that failed."""
-    try:
-        if format == "png":
-            plot.save(bench, path)
-        elif path == "-":
-            _WRITERS[format](bench, sys.stdout)
-        else:
-            with open(path, "w", encoding="utf-8", newline="") as stream:
-                _WRITERS[format](bench, stream)
-    except OSError as error:
-        print(f"normcheck: report={format}:{path}: {error.strerror or error}", file=sys.stderr)
-        return False
-    return True
+def write(bench: Bench, target: Target) -> str:
+    """Write one report; returns the reason if that failed, else ""."""
+    if target.format == "png":
+        return unwritten(target, lambda: plot.save(bench, target.path))
+    return written(target, partial(_WRITERS[target.format], bench))
 
 
 def write_csv(bench: Bench, stream: TextIO) -> None:
@@ -79,8 +70,8 @@ def _line(speed: Speed) -> dict[str, object]:
 
 
 def write_json(bench: Bench, stream: TextIO) -> None:
-    """Write ``bench`` as one JSON object and a newline, in ASCII, so that no encoding of ``stream`` can refuse it."""
-    stream.write(json.dumps(document(bench), indent=2, allow_nan=False) + "\n")
+    """Write ``bench`` as one JSON object and a newline."""
+    stream.write(text_of(document(bench)))
 
 
 def document(bench: Bench) -> Json:
@@ -95,7 +86,7 @@ def document(bench: Bench) -> Json:
         "environment": dict(bench.environment),
         "method": bench.method,
         "counting": dict(bench.counting),
-        "seconds": number(bench.seconds),
+        "seconds": bench.seconds,
         "exit_code": bench.exit_code,
         "complete": bench.complete,
         "speeds": [_entry(speed) for speed in bench.speeds],
@@ -135,22 +126,13 @@ def _times(times: Times | None) -> Json:
     return {"ms": _six(times.median), "ms_q20": _six(times.low), "ms_q80": _six(times.high)}
 
 
-def _six(value: float | None) -> float | str | None:
-    """Six digits, more than any time repeats to."""
-    return number(None if value is None else float(f"{value:.6g}"))
+def _six(value: float | None) -> float | None:
+    """``value`` to six digits; no time is repeatable to so many."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _failure(finding: Finding) -> Json:
-    return {
-        "kind": finding.kind,
-        "output": finding.output,
-        "case": finding.case,
-        "message": finding.message,
-        "reproduce": finding.reproduce,
-        "ratio": number(finding.ratio),
-    }
+    return {name: getattr(finding, name) for name in ("kind", "output", "case", "message", "reproduce", "ratio")}
 
 
 _WRITERS: Mapping[str, Callable[[Bench, TextIO], None]] = MappingProxyType({"csv": write_csv, "json": write_json})
-FORMATS = (*_WRITERS, "png")
-"""What ``--report FORMAT:PATH`` of a bench takes."""

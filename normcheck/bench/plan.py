@@ -1,32 +1,17 @@
-"""What a bench was asked to measure, checked: the points of a suite, and who computes them."""
+"""The plan of a bench, from its options: the points of a suite, and the cells that compute them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from normcheck.bench.options import BenchOptions
 from normcheck.bench.suites import SIZES, SUITES, Suite, suite_of
 from normcheck.cases.case import MAX_ELEMENTS
-from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line, one_of
 from normcheck.impls import discovery
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest:
-    """The options of ``normcheck bench``, as they were given."""
-
-    ops: tuple[str, ...] = ()
-    impls: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    suite: str = ""
-    sizes: tuple[str, ...] = ()
-    device: str = "auto"
-    time_budget: float | None = None
-    timeout: float = 120.0
-    reports: tuple[str, ...] = ()
 
 
 def sizes_of(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
@@ -42,25 +27,19 @@ def sizes_of(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     return tuple(sizes)
 
 
-def suite_for(request: BenchRequest, device: str) -> Suite:
-    """The suite that is asked for by name, or one of sizes, ops and dtypes."""
-    ops = discovery.ops()
-    for option, given, known in (("op", request.ops, tuple(ops)), ("dtype", request.dtypes, DTYPES)):
-        for name in given:
-            if name not in known:
-                raise UsageError(f"{option}={name}: expected {one_of(known)}")
-    if not request.suite:
-        chosen = tuple(dict.fromkeys(request.ops)) or tuple(ops)
-        sizes = sizes_of(request.sizes) or SIZES[device]
-        return suite_of([ops[name] for name in chosen], tuple(dict.fromkeys(request.dtypes)) or ("bf16",), sizes)
-    if request.suite not in SUITES:
-        raise UsageError(f"suite={one_line(request.suite, 60)}: expected {one_of(SUITES)}")
-    suite = SUITES[request.suite]
-    if request.sizes:
-        raise UsageError(f"sizes={request.sizes[0]}: expected none with suite={suite.name}, which has its own")
+def suite_for(options: BenchOptions, device: str) -> Suite:
+    """The suite that the options name, or one of their sizes, ops and dtypes. Raises UsageError."""
+    ops = OPS
+    if not options.suite:
+        chosen = tuple(dict.fromkeys(options.op)) or tuple(ops)
+        sizes = sizes_of(options.sizes) or SIZES[device]
+        return suite_of([ops[name] for name in chosen], tuple(dict.fromkeys(options.dtype)) or ("bf16",), sizes)
+    suite = SUITES[options.suite]
+    if options.sizes:
+        raise UsageError(f"sizes={options.sizes[0]}: expected none with suite={suite.name}, which has its own")
     for option, given, own in (
-        ("op", request.ops, {point.op for point in suite.points}),
-        ("dtype", request.dtypes, {point.dtype for point in suite.points}),
+        ("op", options.op, {point.op for point in suite.points}),
+        ("dtype", options.dtype, {point.dtype for point in suite.points}),
     ):
         for name in given:
             if name not in own:
@@ -68,16 +47,14 @@ def suite_for(request: BenchRequest, device: str) -> Suite:
     return suite
 
 
-def cells_of(request: BenchRequest, suite: Suite) -> dict[tuple[str, str], list[Cell]]:
-    """(op, dtype) -> the cells that compute it. An implementation that is named has to have one of the ops."""
+def cells_of(options: BenchOptions, suite: Suite) -> dict[tuple[str, str], list[Cell]]:
+    """(op, dtype) -> the cells that compute it. Raises UsageError if a named implementation has none of the ops."""
     ops = tuple(dict.fromkeys(point.op for point in suite.points))
-    if request.impls:
-        found = [(spec, i) for spec in dict.fromkeys(request.impls) for i in discovery.select(spec, ops)]
+    if options.impl:
+        chosen = [(spec, i) for spec in dict.fromkeys(options.impl) for i in discovery.select(spec, ops)]
     else:
-        found = [(name, i) for name, own in discovery.implementations().items() for i in own if i.op in ops]
-    ways: dict[tuple[str, str], list[Cell]] = {}
-    for point in suite.points:
-        if (point.op, point.dtype) not in ways:
-            cells = [Cell(discovery.ops()[i.op], i, point.dtype, spec) for spec, i in found if i.op == point.op]
-            ways[point.op, point.dtype] = cells
-    return ways
+        chosen = [(name, i) for name, own in discovery.implementations().items() for i in own if i.op in ops]
+    return {
+        (op, dtype): [Cell(OPS[op], i, dtype, spec) for spec, i in chosen if i.op == op]
+        for op, dtype in dict.fromkeys((point.op, point.dtype) for point in suite.points)
+    }

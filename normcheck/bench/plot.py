@@ -1,4 +1,4 @@
-"""A bench as a PNG: GB/s over N, a line per implementation, and the copy as the ceiling. Needs matplotlib."""
+"""The plot of a bench, a PNG: GB/s over N, a line per implementation, and the copy as the ceiling. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from normcheck.reports._text import short
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_WIDE = 16
-"""From this ratio of the largest N to the smallest on, the axis is logarithmic."""
+_LOG_FROM_RATIO = 16
+"""The axis is logarithmic if the largest N is at least this many times the smallest."""
 
 
 def check(paths: Iterable[str]) -> None:
-    """Complain before anything runs about a plot that could not be made after it. Raises UsageError."""
+    """Refuse, before anything runs, a plot that could not be made afterwards. Raises UsageError."""
     for path in paths:
         if path == "-":
             raise UsageError("report=png:-: expected a path, a picture is not for standard output")
@@ -41,7 +41,7 @@ def save(bench: Bench, path: str) -> None:
         _panel(figure.add_subplot(rows, columns, number), table, bench.implementations)
     lines = {
         str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()
-    }  # under the panels: within one it would hide what is measured
+    }  # the legend is under the panels: within one it would hide lines
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(len(lines), 5), fontsize=8)
     figure.savefig(path, format="png", dpi=120)
 
@@ -52,7 +52,7 @@ def _title(bench: Bench) -> str:
 
 
 def _panel(axes: Axes, table: Sequence[Speed], names: Sequence[str]) -> None:
-    """One table as lines; every implementation keeps its colour in all panels."""
+    """Draw one table as lines; every implementation has the same colour in all panels."""
     ceiling = {s.point.N: s.copy_gb_per_s for s in table if s.copy_gb_per_s is not None}
     axes.plot(
         list(ceiling), list(ceiling.values()), color="black", linestyle="--", marker="_", label="copy of the same bytes"
@@ -65,7 +65,7 @@ def _panel(axes: Axes, table: Sequence[Speed], names: Sequence[str]) -> None:
             look = f"C{number % 10}", "o^sDvP"[number % 6]
             axes.plot(ns, speeds, label=short(name, 40), color=look[0], marker=look[1], markersize=4)
     widths = [s.point.N for s in table]
-    if max(widths) >= _WIDE * min(widths):
+    if max(widths) >= _LOG_FROM_RATIO * min(widths):
         axes.set_xscale("log", base=2)
     first = table[0]
     axes.set_title(f"{first.point.op} {first.direction}, {first.point.dtype}, M = {first.point.M}", fontsize=11)

@@ -1,22 +1,27 @@
-"""A bench, told to people: a table per direction beside the copy, what has no number and why, and the method."""
+"""The terminal report of a bench: a table per direction beside the copy, why numbers are missing, and the method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from normcheck.bench.speed import COPY, DIRECTIONS, ERROR, FAIL, MEASURED, SKIP, Bench, Speed
+from normcheck.errors import ExitCode
 from normcheck.reports import _text
 from normcheck.reports._failure import put_failure
-from normcheck.reports._text import console_for, counted, percent, put, put_lines, short
+from normcheck.reports._progress import progress_line
+from normcheck.reports._text import console_for, counted, percent, put, put_lines, short, table_lines, text_of
 
-__all__ = ["console_for", "progress", "render"]
+__all__ = ["console_for", "progress_line", "render"]
 
 MARKS = {FAIL: "FAIL", SKIP: "-", ERROR: "ERROR"}
-SIZE = len("1234567 x 123456 ")
+SIZE, COLUMN, GAP = len("1234567 x 123456 "), 6, 2
+"""The least width of a size and of a speed, and the gap between them, in columns of the terminal."""
 NAMED = 6
-"""Sizes that are named in a reason; the others are counted."""
+"""The number of sizes that a reason names; the others are counted."""
 
 
 def render(bench: Bench, console: Console) -> None:
@@ -32,34 +37,27 @@ def render(bench: Bench, console: Console) -> None:
     _put_summary(console, bench)
 
 
-def progress(console: Console) -> Callable[[str], None]:
-    """Show where a bench is: one line that is written over, on a terminal only; "" takes it away.
-
-    No thread draws it: that would be in the times.
-    """
-    if not console.is_terminal or console.is_dumb_terminal:
-        return lambda words: None
-    width = console.width - 1
-    return lambda words: print(f"\r{short(words, width) if words else '':<{width}}\r", end="", file=console.file)
-
-
-def _put_table(console: Console, table: Sequence[Speed]) -> None:
-    """GB/s: a line per size, a column per implementation that ran at all; as many tables as their columns need."""
-    first = table[0]
+def _put_table(console: Console, speeds: Sequence[Speed]) -> None:
+    """Print GB/s, a line per size and a column per implementation that ran; several tables if one is too wide."""
+    first = speeds[0]
     point = first.point
     weight = "" if point.weight_dtype == "same" else f", {point.weight_dtype} weight"
     bias = "" if point.bias else ", no bias"
-    names = list(dict.fromkeys(speed.implementation for speed in table if speed.status != SKIP))
-    widths = {name: max(len(short(name, 24)), 6) + 2 for name in (COPY, *names)}
-    words = f"{point.op} {first.direction}, {point.dtype}{weight}{bias}: GB/s"
-    for part in _parts(names, widths, console.width - SIZE - widths[COPY]):
-        put(console, (words, "bold"))
-        head = "".join(f"{short(name, 24):>{widths[name]}}" for name in (COPY, *part))
-        put(console, (f"{'M x N':<{SIZE}}{head}", "dim"), wrap=False)
-        for size in dict.fromkeys(_size(s) for s in table):
-            row = {s.implementation: s for s in table if _size(s) == size}
-            put(console, f"{size:<{SIZE}}", *_cells(row, part, widths), wrap=False)
-        put(console, (f"{'of the copy':<{SIZE}}{'':>{widths[COPY]}}{_shares(table, part, widths)}", "dim"), wrap=False)
+    names = list(dict.fromkeys(speed.implementation for speed in speeds if speed.status != SKIP))
+    shares = {name: _share(speeds, name) for name in names}
+    widths = {name: GAP + max(COLUMN, len(short(name, 24)), len(shares[name])) for name in names}
+    for part in _parts(widths, console.width - SIZE - COLUMN - GAP):
+        put(console, (f"{point.op} {first.direction}, {point.dtype}{weight}{bias}: GB/s", "bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 0, 0, GAP), header_style="dim")
+        table.add_column("M x N", min_width=SIZE)
+        for name in (COPY, *part):
+            table.add_column(text_of(console, short(name, 24)), justify="right", min_width=COLUMN)
+        for size in dict.fromkeys(_size(s) for s in speeds):
+            row = {s.implementation: s for s in speeds if _size(s) == size}
+            table.add_row(size, *(Text(*cell) for cell in _cells(row, part)))
+        table.add_row("of the copy", "", *(shares[name] for name in part), style="dim")
+        for line in table_lines(console, table, wrap=False):
+            put(console, line, wrap=False)
         put(console, "")
 
 
@@ -67,26 +65,26 @@ def _size(speed: Speed) -> str:
     return f"{speed.point.M} x {speed.point.N}"
 
 
-def _parts(names: list[str], widths: dict[str, int], room: int) -> list[list[str]]:
-    """``names`` in parts that fit; a part has one at least."""
+def _parts(widths: dict[str, int], room: int) -> list[list[str]]:
+    """The names of columns, split into parts that fit into ``room``; a part has at least one."""
     parts: list[list[str]] = [[]]
-    for name in names:
+    for name in widths:
         if parts[-1] and sum(widths[n] for n in (*parts[-1], name)) > room:
             parts.append([])
         parts[-1].append(name)
     return parts
 
 
-def _cells(row: dict[str, Speed], names: list[str], widths: dict[str, int]) -> list[tuple[str, str]]:
-    """The numbers of one line, the greatest in bold; what is no number says what happened."""
+def _cells(row: dict[str, Speed], names: list[str]) -> list[tuple[str, str]]:
+    """The numbers of one line as (text, style), the greatest in bold; a word if there is no number."""
     copy = next((s.copy_gb_per_s for s in row.values() if s.copy_gb_per_s is not None), None)
     best = max((s.gb_per_s or 0.0 for s in row.values()), default=0.0)
-    cells = [(f"{_gb_per_s(copy):>{widths[COPY]}}", "dim")]
+    cells = [(_gb_per_s(copy), "dim")]
     for name in names:
         speed = row[name]
         text = _gb_per_s(speed.gb_per_s) if speed.status == MEASURED else MARKS[speed.status]
         style = "bold red" if speed.status in (FAIL, ERROR) else "bold" if speed.gb_per_s == best else ""
-        cells.append((f"{text:>{widths[name]}}", style))
+        cells.append((text, style))
     return cells
 
 
@@ -96,29 +94,25 @@ def _gb_per_s(value: float | None) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2f}" if value >= 0.01 else "<0.01"
 
 
-def _shares(table: Sequence[Speed], names: list[str], widths: dict[str, int]) -> str:
-    """Of each implementation the smallest and the largest share of the copy's rate."""
-    cells = []
-    for name in names:
-        shares = [100 * s.share_of_copy for s in table if s.implementation == name and s.share_of_copy is not None]
-        text = f"{min(shares):.0f}-{max(shares):.0f}%" if shares else "-"
-        cells.append(f"{text:>{widths[name]}}")
-    return "".join(cells)
+def _share(speeds: Sequence[Speed], name: str) -> str:
+    """The smallest and the largest share of the copy's rate that an implementation reached."""
+    shares = [100 * s.share_of_copy for s in speeds if s.implementation == name and s.share_of_copy is not None]
+    return f"{min(shares):.0f}-{max(shares):.0f}%" if shares else "-"
 
 
 def _put_findings(console: Console, bench: Bench) -> None:
-    """One finding of each kind: the first, in full, and where else there is one like it."""
+    """Print the first finding of each kind in full, with the other sizes that have one like it."""
     alike: dict[tuple[str, ...], list[Speed]] = {}
     for speed in bench.with_status(FAIL):
         if speed.failure is not None:
             key = (speed.point.op, speed.implementation, speed.point.dtype, speed.failure.kind, speed.failure.output)
             alike.setdefault(key, []).append(speed)
-    for own in alike.values():
-        first = own[0]
+    for group in alike.values():
+        first = group[0]
         assert first.failure is not None
         cell = f"{short(first.point.op)} {short(first.implementation)} {short(first.point.dtype)}"
         put_failure(console, cell, first.failure)
-        elsewhere = [s for s in own if _size(s) != _size(first)]
+        elsewhere = [s for s in group if _size(s) != _size(first)]
         if elsewhere:
             put(console, f"The same kind of finding at {_sizes(elsewhere)}.", hang=2)
         put(console, "")
@@ -156,7 +150,7 @@ def _rows(speed: Speed) -> str:
 
 
 def _put_method(console: Console, bench: Bench) -> None:
-    """What a pasted table must say of how it came about."""
+    """Print the method and the versions, which a pasted table needs."""
     if bench.suite:
         put(console, (f"Suite {bench.suite}: {bench.source}.", "dim"), hang=2)
     counting = "; ".join(f"{direction}: {text}" for direction, text in bench.counting.items())
@@ -172,8 +166,12 @@ def _put_method(console: Console, bench: Bench) -> None:
 
 
 def _put_summary(console: Console, bench: Bench) -> None:
-    """The last line. It is one line however long, so that ``tail -1`` shows all of it."""
-    words = {0: ("MEASURED", "green"), 1: ("FAIL", "bold red"), 3: ("ERROR", "bold magenta")}
+    """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
+    words = {
+        ExitCode.PASS: ("MEASURED", "green"),
+        ExitCode.FOUND: ("FAIL", "bold red"),
+        ExitCode.BROKEN: ("ERROR", "bold magenta"),
+    }
     nothing = ("NOTHING MEASURED", "bold yellow") if bench.complete else ("INCOMPLETE", "bold yellow")
     measured, failed = bench.with_status(MEASURED), bench.with_status(FAIL)
     tally = [f"{len(measured):,} of {counted(len(bench.speeds), 'speed')} measured"]
@@ -184,5 +182,5 @@ def _put_summary(console: Console, bench: Bench) -> None:
         tally.append(f"{len(errors):,} not judged")
     if skipped := bench.with_status(SKIP):
         tally.append(f"{percent(len(skipped), len(bench.speeds))} not run")
-    word, style = words.get(bench.exit_code, nothing)
+    word, style = words.get(ExitCode(bench.exit_code), nothing)
     put(console, (word, style), f"  {', '.join(tally)}; {_text.seconds(bench.seconds)}", wrap=False)

@@ -1,4 +1,4 @@
-"""``normcheck bench``: GB/s of forward and backward, point by point, and only of what passed there just before."""
+"""``normcheck bench``: GB/s of forward and backward, point by point, only for kernels that have just passed there."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import math
 import shlex
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from rich.console import Console
 
 from normcheck.bench import files, plot
 from normcheck.bench import report as report
-from normcheck.bench.calls import copy_times, graphs_stay, times_of
-from normcheck.bench.plan import BenchRequest, cells_of, suite_for
+from normcheck.bench.calls import copy_times, reusable_graphs, times_of
+from normcheck.bench.options import FORMATS, BenchOptions
+from normcheck.bench.plan import cells_of, suite_for
 from normcheck.bench.speed import BACKWARD, DIRECTIONS, ERROR, FAIL, MEASURED, SKIP, Bench, Point, Speed, Times
 from normcheck.bench.suites import Suite
 from normcheck.bench.timing import METHOD
-from normcheck.bench.verified import Verified, case_of, verify
+from normcheck.bench.verified import VerifiedPoint, case_of, verify
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import context_lost
 from normcheck.checks.contract import Problem
-from normcheck.errors import Broken, UnsupportedCase, UsageError
-from normcheck.gate.decision import BROKEN, FOUND, INTERRUPTED, NOTHING, PASS
+from normcheck.errors import Broken, ExitCode, UnsupportedCase, UsageError, itself_failed
+from normcheck.gate import decision
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.gate.request import check_timeout, targets
+from normcheck.reports.targets import screen, targets
 from normcheck.result import Finding
 from normcheck.runner.call import refusal
 from normcheck.runner.device import device_for
@@ -37,22 +38,21 @@ from normcheck.runner.environment import environment
 _NO_MEMORY = "no memory to time it"
 
 
-def bench(request: BenchRequest, argv: tuple[str, ...]) -> int:
-    """Measure what ``request`` asks for; returns the exit code. Raises UsageError before anything runs."""
+def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
+    """Measure the points of ``options``, write the reports and return the exit code.
+
+    Raises UsageError, before anything runs, for options that do not fit together.
+    """
     begun = time.perf_counter()
-    wanted = targets(request.reports, files.FORMATS)
-    if any(target.format == "png" for target in wanted):
-        plot.check(target.path for target in wanted if target.format == "png")
-    check_timeout(request.timeout)
-    if request.time_budget is not None and not 0 < request.time_budget <= 1e6:
-        raise UsageError(f"time_budget={request.time_budget:g}: expected seconds > 0")
-    device = device_for(request.device)
-    suite = suite_for(request, device)
-    ways = cells_of(request, suite)
-    stream = sys.stderr if any(target.path == "-" for target in wanted) else sys.stdout
-    until = begun + request.time_budget if request.time_budget else math.inf
-    run = _Run(Plan((), PROFILES["quick"], 0, device, request.timeout), suite, until)
-    speeds, complete = _measured(run, ways, report.progress(report.console_for(sys.stderr)))
+    report_targets = targets(options.report, FORMATS)
+    if any(target.format == "png" for target in report_targets):
+        plot.check(target.path for target in report_targets if target.format == "png")
+    device = device_for(options.device)
+    suite = suite_for(options, device)
+    cells = cells_of(options, suite)
+    until = begun + options.time_budget if options.time_budget else math.inf
+    run = _State(Plan((), PROFILES["quick"], 0, device, options.timeout), suite, until)
+    speeds, complete = _measured(run, cells, report.console_for(sys.stderr))
     done = Bench(
         argv=argv,
         suite=suite.name,
@@ -66,26 +66,27 @@ def bench(request: BenchRequest, argv: tuple[str, ...]) -> int:
         exit_code=exit_code(speeds, complete=complete),
         complete=complete,
     )
-    written = [files.write(done, target.format, target.path) for target in wanted]
-    report.render(done, report.console_for(stream))
-    return done.exit_code if done.exit_code or all(written) else BROKEN
+    unwritten = [why for target in report_targets if (why := files.write(done, target))]
+    for why in unwritten:
+        print(f"normcheck: {why}", file=sys.stderr)
+    report.render(done, report.console_for(screen(report_targets)))
+    return done.exit_code if done.exit_code or not unwritten else ExitCode.BROKEN
 
 
-def exit_code(speeds: Sequence[Speed], *, complete: bool) -> int:
-    """As of ``verify``: a finding decides first, then a fault of normcheck itself, then whether there is a number."""
+def exit_code(speeds: Sequence[Speed], *, complete: bool) -> ExitCode:
+    """The exit code of a bench: one measured speed is enough."""
     statuses = {speed.status for speed in speeds}
-    if not complete:
-        return INTERRUPTED
-    if FAIL in statuses:
-        return FOUND
-    if ERROR in statuses:
-        return BROKEN
-    return PASS if MEASURED in statuses else NOTHING
+    enough = MEASURED in statuses
+    return decision.exit_code(found=FAIL in statuses, broken=ERROR in statuses, enough=enough, complete=complete)
 
 
 @dataclass
-class _Run:
-    """What a run needs and remembers: the ``copies`` by their bytes, and who ``lost`` the GPU's context."""
+class _State:
+    """The settings and the state of a bench.
+
+    ``until``: when nothing new is begun any more, by time.perf_counter. ``copies``: bytes -> times of a copy.
+    ``lost``: the implementation that lost the GPU's context, or "".
+    """
 
     plan: Plan
     suite: Suite
@@ -94,26 +95,23 @@ class _Run:
     lost: str = ""
 
 
-def _measured(
-    run: _Run, ways: dict[tuple[str, str], list[Cell]], show: Callable[[str], None]
-) -> tuple[list[Speed], bool]:
-    """Every speed, and whether all were reached before somebody interrupted."""
+def _measured(run: _State, cells: dict[tuple[str, str], list[Cell]], console: Console) -> tuple[list[Speed], bool]:
+    """Every speed, and whether all were reached before an interrupt (Ctrl-C); ``console`` shows the progress."""
     speeds: list[Speed] = []
-    jobs = [(point, cell) for point in run.suite.points for cell in ways[point.op, point.dtype]]
+    jobs = [(point, cell) for point in run.suite.points for cell in cells[point.op, point.dtype]]
     try:
-        with graphs_stay():
+        with reusable_graphs(), report.progress_line(console) as line:
             for number, (point, cell) in enumerate(jobs, 1):
                 where = f"{point.op} {point.dtype} M={point.M} N={point.N} {cell.implementation.name}"
-                show(f"[{number}/{len(jobs)}] {where}")
+                if line is not None:
+                    line.draw(f"[{number}/{len(jobs)}] {where}")
                 speeds += _speeds(run, point, cell)
     except KeyboardInterrupt:
         return speeds, False
-    finally:
-        show("")
     return speeds, True
 
 
-def _speeds(run: _Run, point: Point, cell: Cell) -> list[Speed]:
+def _speeds(run: _State, point: Point, cell: Cell) -> list[Speed]:
     """Both directions of one implementation at one point. A fault of normcheck itself is an ``error``."""
     blank = [
         Speed(
@@ -137,12 +135,10 @@ def _speeds(run: _Run, point: Point, cell: Cell) -> list[Speed]:
     except UsageError:
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        detail = f"normcheck itself failed: {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        return [replace(speed, status=ERROR, detail=detail) for speed in blank]
+        return [replace(speed, status=ERROR, detail=itself_failed(error)) for speed in blank]
 
 
-def _why_not(run: _Run, cell: Cell) -> str:
+def _why_not(run: _State, cell: Cell) -> str:
     if run.lost:
         return f"not run: {run.lost} lost the GPU's context, and nothing runs in this process any more"
     if time.perf_counter() > run.until:
@@ -150,8 +146,8 @@ def _why_not(run: _Run, cell: Cell) -> str:
     return why_not(cell, run.plan.device)
 
 
-def _proven_speeds(run: _Run, cell: Cell, blank: list[Speed], proof: Verified) -> list[Speed]:
-    """The times of what ``proof`` says has passed; for the rest its reason."""
+def _proven_speeds(run: _State, cell: Cell, blank: list[Speed], proof: VerifiedPoint) -> list[Speed]:
+    """The times if the point passed, else the reason, from ``proof``."""
     if proof.lost:
         run.lost = cell.implementation.name
     judged = [replace(s, verified_rows=proof.rows, cases=proof.cases, note=proof.note) for s in blank]
@@ -161,8 +157,8 @@ def _proven_speeds(run: _Run, cell: Cell, blank: list[Speed], proof: Verified) -
     return [_timed(run, cell, proof, speed) for speed in judged]
 
 
-def _timed(run: _Run, cell: Cell, proof: Verified, blank: Speed) -> Speed:
-    """One direction of what has passed."""
+def _timed(run: _State, cell: Cell, proof: VerifiedPoint, blank: Speed) -> Speed:
+    """The speed of one direction of a point that has passed."""
     if blank.direction == BACKWARD and "dx" in proof.not_returned:
         return replace(blank, detail="no gradients are returned")
     try:
@@ -175,18 +171,17 @@ def _timed(run: _Run, cell: Cell, proof: Verified, blank: Speed) -> Speed:
     except Broken as error:
         if "out of memory" in error.message:
             return replace(blank, detail=_NO_MEMORY)
-        found = _while_timed(cell, proof.point, error)
         if context_lost(Problem("exception", "", error.message)):
             run.lost = cell.implementation.name
-        return replace(blank, status=FAIL, failure=found)
+        return replace(blank, status=FAIL, failure=_finding_while_timed(cell, proof.point, error))
     finally:
         gc.collect()
         if run.plan.device == "cuda" and not run.lost:
             torch.cuda.empty_cache()
 
 
-def _while_timed(cell: Cell, point: Point, error: Broken) -> Finding:
-    """What broke only when it was called again and again."""
+def _finding_while_timed(cell: Cell, point: Point, error: Broken) -> Finding:
+    """The finding of an implementation that broke only when it was called again and again."""
     line = str(case_of(point))
     return Finding(
         kind=error.kind,

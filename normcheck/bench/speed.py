@@ -1,7 +1,7 @@
-"""What a bench measures, as plain frozen data: bytes over time, only for what was verified. Reports read this only.
+"""The results of a bench, as plain frozen data: bytes over time of verified kernels. Reports read nothing else.
 
-GB/s is 1e9 bytes a second. The bytes are those that the suite counts, not those that a kernel moves: of two kernels the
-faster one has the greater number, and one that reads its input twice cannot hide it.
+GB/s is 1e9 bytes a second. The bytes are those that the suite counts, not those that a kernel moves. So the faster of
+two kernels has the greater number, and a kernel that reads its input twice cannot hide it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MEASURED, FAIL, SKIP, ERROR = "measured", "fail", "skip", "error"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One line of a table: an op on x (M, N). ``weight_dtype`` is ``same`` or ``fp32``; ``bias``: whether there is one.
+    """One line of a table: an op on x (M, N). ``weight_dtype``: ``same`` or ``fp32``; ``bias``: whether there is one.
 
-    ``options``: the op's own numbers, as in a case.
+    ``options``: the op's additional numbers, as in a case.
     """
 
     op: str
@@ -36,16 +36,16 @@ class Point:
     options: tuple[tuple[str, float], ...] = ()
 
     @property
-    def what(self) -> tuple[str, str, str, bool, int]:
-        """What the lines of one table have in common; they differ in N."""
+    def table(self) -> tuple[str, str, str, bool, int]:
+        """The key of the point's table: what its lines have in common. They differ in N."""
         return (self.op, self.dtype, self.weight_dtype, self.bias, self.M)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """How a suite counts the bytes of one direction: (M, N) matrices in the io dtype, (N,) vectors in the weights'.
+    """The counting of one direction's bytes: (M, N) matrices in the io dtype, (N,) vectors in the weights' dtype.
 
-    ``bias_vectors`` are counted only where there is a bias. ``text`` says which tensors those are.
+    ``bias_vectors`` are counted only with a bias. ``text``: the tensors, in words.
     """
 
     text: str
@@ -74,9 +74,9 @@ class Times:
 class Speed:
     """One direction of one implementation at one point.
 
-    ``status``: measured; fail (a finding, and no number); skip (why it did not run is in ``detail``); error (normcheck
-    failed, ``detail`` says how). ``verified_rows`` of M rows, in ``cases``, passed just before it was timed. ``note``:
-    what else a reader of the number must know.
+    ``status``: measured; fail (a finding, and no number); skip (it did not run, for the reason in ``detail``); error
+    (normcheck itself failed, as in ``detail``). ``verified_rows`` of the M rows passed just before, in ``cases`` cases.
+    ``note``: what else a reader of the number must know.
     """
 
     point: Point
@@ -94,17 +94,17 @@ class Speed:
 
     @property
     def gb_per_s(self) -> float | None:
-        """The counted bytes over the median time, in 1e9 bytes a second; None where nothing was measured."""
+        """The counted bytes over the median time, in 1e9 bytes a second; None if nothing was measured."""
         return None if self.times is None else self.bytes / self.times.median * 1e-6
 
     @property
     def copy_gb_per_s(self) -> float | None:
-        """The same bytes over the median time of a copy of them."""
+        """The same bytes over the median time of a copy of them; None if no copy was timed."""
         return None if self.copy_times is None else self.bytes / self.copy_times.median * 1e-6
 
     @property
     def share_of_copy(self) -> float | None:
-        """The copy's median time over this one."""
+        """The copy's median time over that of the call; None if either is missing."""
         if self.times is None or self.copy_times is None:
             return None
         return self.copy_times.median / self.times.median
@@ -112,9 +112,9 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """A whole bench. ``counting``: direction -> which bytes are counted; ``method``: how time was taken.
+    """A whole bench. ``counting``: direction -> the counted bytes, in words; ``method``: how time was taken.
 
-    ``suite`` is empty, and so is ``source``, for sizes of one's own. ``device``: "cpu" or "cuda".
+    ``suite`` and ``source`` are empty if the user gave the sizes. ``device``: "cpu" or "cuda".
     """
 
     argv: tuple[str, ...]
@@ -139,8 +139,8 @@ class Bench:
         """The speeds of each table: those that differ in N and implementation only, forward before backward."""
         tables: dict[tuple[object, ...], list[Speed]] = {}
         for speed in self.speeds:
-            tables.setdefault((*speed.point.what, DIRECTIONS.index(speed.direction)), []).append(speed)
-        order = list(dict.fromkeys(speed.point.what for speed in self.speeds))
+            tables.setdefault((*speed.point.table, DIRECTIONS.index(speed.direction)), []).append(speed)
+        order = list(dict.fromkeys(speed.point.table for speed in self.speeds))
         return tuple(tuple(tables[key]) for key in sorted(tables, key=lambda key: (order.index(key[:-1]), key[-1])))  # type: ignore[arg-type]
 
     def with_status(self, status: str) -> tuple[Speed, ...]:

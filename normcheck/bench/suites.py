@@ -1,4 +1,4 @@
-"""What is measured, as data: points, and how their bytes are counted. A suite is one entry of ``SUITES``."""
+"""The suites of a bench, as data: points, and how their bytes are counted. A suite is one entry of ``SUITES``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from normcheck.bench.speed import BACKWARD, FORWARD, Count, Point
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import RELU6, Op
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Points and the counting of their bytes, by direction; ``source``: where both come from."""
+    """Points, and how their bytes are counted in each direction; ``source``: the origin of both."""
 
     name: str
     source: str
@@ -56,7 +56,7 @@ OWN_COUNTS = MappingProxyType(
         BACKWARD: Count(text="read x, dy and weight, write dx, dw and db", matrices=3, vectors=2, bias_vectors=1),
     }
 )
-"""For sizes of one's own: every tensor once; statistics and bitmasks, which are small, are left out."""
+"""The counting for sizes that the user gives: every tensor once, but not statistics and bitmasks, which are small."""
 
 SIZES: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
     {
@@ -64,15 +64,13 @@ SIZES: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
         "cpu": ((64, 1024), (64, 4096)),
     }
 )
-"""(M, N) where none are asked for; on a CPU few rows, Triton's interpreter takes a millisecond for each program."""
-
-_CLIPS = (("lower_clip", 0.0), ("upper_clip", 6.0))
+"""The default (M, N). Few rows on a CPU: Triton's interpreter takes a millisecond for each program."""
 
 
 def suite_of(ops: Sequence[Op], dtypes: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Suite:
-    """Sizes of one's own as a suite. An op that may be called without a bias is, as its users mostly do."""
+    """The sizes that a user gives, as a suite. An op with an optional bias has none, as in most uses."""
     points = tuple(
-        Point(op=op.name, dtype=dtype, M=m, N=n, bias=op.biases[0], options=_CLIPS if op.clamped else ())
+        Point(op=op.name, dtype=dtype, M=m, N=n, bias=op.biases[0], options=op.clips(RELU6))
         for op in ops
         for dtype in dtypes
         for m, n in sizes

@@ -1,8 +1,8 @@
-"""How long a call takes: triton's do_bench on a GPU, a clock on a CPU; and tensors that no cache still holds.
+"""The timing of calls on tensors that no cache holds: Triton's do_bench on a GPU, a clock on a CPU.
 
 ``do_bench`` (triton.testing) takes the time between two events on the stream around each call, and overwrites the L2
-cache before it. What Python and the launches cost is in it as far as the GPU has to wait for them. On top of that the
-calls take turns on several sets of tensors, together larger than twice the L2.
+cache before it. The time contains the cost of Python and of launches as far as the GPU has to wait for them. The calls
+also take turns on several sets of tensors, which together are larger than twice the L2.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WARMUP_MS, MEASURE_MS = 25, 100
 """Milliseconds of calls before and while time is taken on a GPU."""
 
 CPU_SECONDS, CPU_CALLS = 0.05, 5
-"""On a CPU: seconds of calls at most, but so many calls at least."""
+"""On a CPU: the most seconds of calls, and the least number of calls."""
 
 CALM, TRIES = 0.25, 3
-"""A share of the median: where the quantiles of a GPU's times lie further apart, something disturbed them, and they are
-taken again, so many times in all; those that lie closest count."""
+"""If the quantiles of a GPU's times differ by more than this share of the median, something disturbed them. They are
+then taken again, up to this many times in all, and the closest quantiles count."""
 
 MOST_SETS = 64
 QUANTILES = (0.5, 0.2, 0.8)
@@ -39,23 +39,23 @@ METHOD = {
 
 
 def cache_bytes(device: str) -> int:
-    """The size of a GPU's L2 cache; 0 for a CPU, where nothing is rotated."""
+    """The bytes of a GPU's L2 cache; 0 for a CPU, on which inputs are not rotated."""
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size) if device == "cuda" else 0
 
 
 def sets_needed(set_bytes: int, cache: int) -> int:
-    """How many sets of tensors of ``set_bytes`` are larger than twice the ``cache``: one at least, 64 at most."""
+    """The number of sets of ``set_bytes`` that are together larger than twice ``cache`` bytes; from 1 to 64."""
     return min(2 * cache // max(set_bytes, 1) + 1, MOST_SETS)
 
 
 def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One function that calls the next of ``calls`` each time, round and round."""
+    """A function that calls the next of ``calls`` each time, and after the last the first."""
     turn = itertools.cycle(calls)
     return lambda: next(turn)()
 
 
 def timed(call: Callable[[], object], device: str) -> Times:
-    """The time of ``call``, which has run before: what it compiles is compiled."""
+    """The times of ``call``, which must have run before, so that it compiles nothing any more."""
     if device != "cuda":
         return _by_clock(call)
     from triton.testing import do_bench
@@ -72,11 +72,11 @@ def _spread(times: Times) -> float:
 
 
 def _by_clock(call: Callable[[], object]) -> Times:
-    taken: list[float] = []
-    while len(taken) < CPU_CALLS or (sum(taken) < CPU_SECONDS and len(taken) < 1000):
+    seconds: list[float] = []
+    while len(seconds) < CPU_CALLS or (sum(seconds) < CPU_SECONDS and len(seconds) < 1000):
         begun = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - begun)
-    milliseconds = [1e3 * seconds for seconds in taken]
+        seconds.append(time.perf_counter() - begun)
+    milliseconds = [1e3 * s for s in seconds]
     deciles = statistics.quantiles(milliseconds, n=10, method="inclusive")
     return Times(median=statistics.median(milliseconds), low=deciles[1], high=deciles[7])

@@ -1,4 +1,4 @@
-"""What is timed is verified first: a few cases of that very shape, dtype and weights, through the gate's own check."""
+"""Verifying a point before it is timed: a few cases of its shape, dtype and weights, by the gate's own check."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ DATA = (
     ("blend", "correlated", Depth.REASON),
     ("mean100", "shifted", Depth.REASON),
 )
-"""Rows, cotangents and what the probes are asked: plain data run twice, every kind of rows together, and an offset."""
+"""Kind of rows, kind of dy and depth of the probes: plain data run twice, every kind of rows together, an offset."""
 
-_HALVINGS = 10
-"""How often the rows of a case that memory has no room for are halved before it is given up."""
+_MOST_HALVINGS = 10
+"""How often the rows of a case that does not fit into memory are halved before it is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What became of the cases of a point: they passed where neither ``refused`` nor ``failure`` is set.
+class VerifiedPoint:
+    """The result of verifying a point: it passed if neither ``refused`` nor ``failure`` is set.
 
-    ``point``: as it was verified and is to be timed. ``rows``: the fewest of a case. ``lost``: the GPU's context is.
+    ``point``: as it was verified and is to be timed. ``rows``: the fewest rows of a case. ``lost``: whether the GPU's
+    context was lost. ``note``: what else a reader of the number must know.
     """
 
     point: Point
@@ -48,12 +49,12 @@ class Verified:
 
     @property
     def passed(self) -> bool:
-        """Whether a number may be given."""
+        """Whether the point may be timed."""
         return not self.refused and self.failure is None
 
 
 def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
-    """The case of ``point`` with plain data, as it is timed; ``rows``: another number of rows."""
+    """The case of ``point`` with plain data, as it is timed; ``rows``: M, if it is not the point's."""
     return Case(
         op=point.op,
         dtype=point.dtype,
@@ -67,23 +68,23 @@ def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
     )
 
 
-def verify(cell: Cell, point: Point, plan: Plan) -> Verified:
-    """Verify ``point``, with fewer rows where memory does not suffice.
+def verify(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:
+    """Verify ``point``, with fewer rows if memory does not suffice.
 
-    Where the op always has a bias and the point has none, an implementation that needs one is given one, and the note
-    says so: a missing bias is not among what it has to take.
+    If the op always has a bias and the point has none, an implementation that needs a bias gets one, with a note: it
+    need not accept a missing bias.
     """
-    found = _verified(cell, point, plan)
-    needs_bias = found.refused or (found.failure is not None and found.failure.kind == "exception" and not found.lost)
-    if point.bias or False in cell.op.biases or not needs_bias:
-        return found
-    reason = found.refused or (found.failure.message if found.failure is not None else "")
-    reason = reason.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # it is the bias that is missing here
-    again = _verified(cell, replace(point, bias=True), plan)
-    return replace(again, note=f"timed with a bias, because without one: {reason}") if again.passed else found
+    result = _verified(cell, point, plan)
+    raised = result.failure is not None and result.failure.kind == "exception" and not result.lost
+    if point.bias or False in cell.op.biases or not (result.refused or raised):
+        return result
+    reason = result.refused or (result.failure.message if result.failure is not None else "")
+    reason = reason.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # the note names the bias already
+    with_bias = _verified(cell, replace(point, bias=True), plan)
+    return replace(with_bias, note=f"timed with a bias, because without one: {reason}") if with_bias.passed else result
 
 
-def _verified(cell: Cell, point: Point, plan: Plan) -> Verified:
+def _verified(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:
     rows = point.M
     missing: tuple[str, ...] = ()
     for number, (kind, dy, depth) in enumerate(DATA):
@@ -91,20 +92,20 @@ def _verified(cell: Cell, point: Point, plan: Plan) -> Verified:
         result = _with_room(cell, case, plan, depth)
         rows = result.case.M
         if result.refused:
-            return Verified(point=point, rows=rows, cases=number, refused=result.refused)
+            return VerifiedPoint(point=point, rows=rows, cases=number, refused=result.refused)
         if result.failed:
             lost = any(context_lost(problem) for problem in result.problems)
-            found = finding(cell, result, plan.device, advise=not lost)
-            return Verified(point=point, rows=rows, cases=number + 1, failure=found, lost=lost)
+            failure = finding(cell, result, plan.device, advise=not lost)
+            return VerifiedPoint(point=point, rows=rows, cases=number + 1, failure=failure, lost=lost)
         missing = tuple(dict.fromkeys((*missing, *result.not_returned)))
-    return Verified(point=point, rows=rows, cases=len(DATA), not_returned=missing)
+    return VerifiedPoint(point=point, rows=rows, cases=len(DATA), not_returned=missing)
 
 
 def _with_room(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result:
-    """The result of ``case``, or of as many of its rows as there is memory for."""
-    for _ in range(_HALVINGS):
+    """The result of ``case``, with its rows halved until there is enough memory."""
+    for _ in range(_MOST_HALVINGS):
         if case.M == 1 or not too_large(case, plan.device):
-            result = _tried(cell, case, plan, depth)
+            result = _result_if_room(cell, case, plan, depth)
             if result is not None:
                 return result
             if plan.device == "cuda":
@@ -115,8 +116,8 @@ def _with_room(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result:
     return Result(case, table().model, refused=f"not verified: no memory even for {case.M} of the rows")
 
 
-def _tried(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result | None:
-    """run_case; None where memory did not suffice, be it for the implementation or for its judge."""
+def _result_if_room(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result | None:
+    """The result of ``case``; None if the implementation or its judge ran out of memory."""
     try:
         with poisoned_memory():
             result = run_case(cell, case, plan, depth=depth)

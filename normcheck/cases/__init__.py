@@ -1,1 +1,1 @@
-"""What is asked: the axes of a case, what an implementation admits of them, and the cases that every cell must run."""
+"""Test cases: their axes and tensors, what an implementation admits of them, the cases that every cell must run."""

@@ -1,7 +1,7 @@
-"""The axes of a case, and what a case covers of them: values, and the pairs of values that belong together.
+"""The axes of a case, and which of their values and pairs of values a case covers.
 
 A kernel branches on few things: whether a row is one block or several, whether a tail is left, how many rows a program
-takes, which strides it is given. So sizes fall into classes, and every class meets every other axis.
+takes, which strides it gets. So sizes fall into classes, and every class is paired with every other axis.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
+from normcheck.cases.ops import RELU6
 
 Value = tuple[str, Any]
-"""An axis and a value of it."""
+"""An axis, and one of its values."""
 
 Pair = tuple[int, Any, Any]
-"""A number in PAIRS, and a value of each of its two axes."""
+"""An index into PAIRS, and a value of each of its two axes."""
 
 EPS = (1e-5, 1e-3, 1e-1, 1e-6, 1e-8, 0.5, 1e-12)
-CLIPS = ((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
-"""Exactly representable in every dtype: what a limit that is not should mean is a question of convention."""
+CLIPS = (RELU6, (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
+"""Limits of a clamped op, exact in every dtype: for others, conventions differ on whether the limit is rounded."""
 
 MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008, 12288, 14336)
 """Hidden sizes of well-known models."""
@@ -31,7 +32,7 @@ MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008,
 class SizeClass:
     """Sizes that kernels treat alike: ``low`` to ``high``, of one ``fit`` ("" for any).
 
-    ``sizes``: those that a core may have, most telling first.
+    ``sizes``: those that a core may have; the first ones find the most faults.
     """
 
     low: int
@@ -85,16 +86,17 @@ def column_class(columns: int) -> SizeClass:
 
 
 def fit_of(columns: int) -> str:
-    """How rows of this length fill blocks and vectors."""
+    """The fit of rows of this length: how they fill blocks and vectors."""
     if columns > 1 and columns & (columns - 1) == 0:
         return ROUND
     return RAGGED if columns % 8 else EVEN
 
 
 ORDINARY = tuple(ROWS)
-"""Kinds of rows whose outputs are all judged by value; a blend has them all."""
+"""Kinds of rows whose outputs are judged by value. The kind "blend" mixes them all."""
 
 SPECIAL = tuple(SPECIAL_ROWS)
+"""Kinds of rows with NaN, infinities, the largest number or signed zeros."""
 
 PAIRS = (
     ("N", "layout"), ("N", "dy"), ("N", "rows"), ("N", "bias"), ("N", "weight_dtype"), ("N", "probe"),
@@ -106,26 +108,25 @@ PAIRS = (
     ("eps", "rows"), ("eps", "layout"), ("clips", "weights"), ("clips", "bias"), ("dy", "rows"),
     ("n", "special"), ("width", "special"), ("m", "special"),
 )  # fmt: skip
-"""The axes whose values belong together. "N" is the first size of each class alone, "m" and "n" are classes of M and N,
-"width" is a class of N without its fit, "special" is a kind of rows or of dy that is about NaN, infinities, the largest
-number or the sign of zero."""
+"""The axes whose values must meet in some case. "N" is the first size of each class only, "m" and "n" are classes of M
+and N, "width" is a class of N without its fit, "special" is one of SPECIAL, or a kind of dy that is not finite."""
 
 FINE = (("N", "layout"), ("N", "dy"))
-"""Pairs that are for machines on which a new length of a row costs nothing."""
+"""Pairs that a core leaves out if each new row length costs a compilation, as on a GPU."""
 
 WITHOUT_ROWS = ("n", "layout", "bias", "weight_dtype")
-"""What is asked without rows as well: the axis "empty" has these axes with their values."""
+"""The axes that cases with M=0 vary: a value of the axis "empty" is one of these axes with one of its values."""
 
 
 def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
-    """Axis -> the values that a case covers; ``probe``: what its probes are asked, of PROBES.
+    """Axis -> the values that ``case`` covers, if its probes go as deep as ``probe``, one of PROBES.
 
-    Of a case without rows, or about special values, only that much is sure.
+    A case without rows, or with special values, covers few axes: such a case shows little about the others.
     """
     m, n = row_class(case.M), column_class(case.N)
-    asked = {"n": (n.low, n.fit), "layout": case.layout, "bias": case.bias, "weight_dtype": case.weight_dtype}
+    values = {"n": (n.low, n.fit), "layout": case.layout, "bias": case.bias, "weight_dtype": case.weight_dtype}
     if not case.M:
-        return {"M": (0,), "m": (0,), "empty": tuple((axis, asked[axis]) for axis in WITHOUT_ROWS)}
+        return {"M": (0,), "m": (0,), "empty": tuple((axis, values[axis]) for axis in WITHOUT_ROWS)}
     classes = {"m": (m.low,), "n": ((n.low, n.fit),), "width": (n.low,)}
     special = tuple(dict.fromkeys([case.rows] * (case.rows in SPECIAL) + [f"dy {case.dy}"] * (case.dy in NOT_FINITE)))
     if special:
@@ -149,18 +150,19 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
 
 
 PROBES = ("reason", "memory", "rows")
-"""How deep the probes go, the cheapest first: only the reason of a wrong value, a second run, other rows as well."""
+"""How deep the probes of a case go, the cheapest first. "reason": only the cause of a wrong value; "memory": also a
+second run in other memory; "rows": also runs with the rows in another order."""
 
 
 def values_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Value]:
-    """Every value that a case covers."""
+    """Every value in ``axes``, as ``covered`` returns them."""
     for axis, values in axes.items():
         for value in values:
             yield axis, value
 
 
 def pairs_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Pair]:
-    """Every pair of values that a case covers."""
+    """Every pair of PAIRS in ``axes``, as ``covered`` returns them."""
     for number, (one, other) in enumerate(PAIRS):
         for a in axes.get(one, ()):
             for b in axes.get(other, ()):

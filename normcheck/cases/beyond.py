@@ -1,6 +1,6 @@
-"""The cases that come after a core while there is time: large ones, rows far apart, the sizes of well-known models.
+"""Cases beside the core: large ones, rows far apart, the sizes of well-known models; and small ones that show a fault.
 
-And a few of a core's own: those that show best what a fault is.
+A cell runs the first three after its core, while there is time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ LARGE = {
         (32768, 4096), (4096, 65536), (65537, 64), (8192, 8192),
     ),
 }  # fmt: skip
-"""Shapes of the sources, and those where long sums, many rows and wide rows live: run where time allows."""
+"""Shapes (M, N) that the sources name, and shapes with long sums, many rows or wide rows, by device."""
 
 _SMALL = Extent(rows=20, paired_rows=20, elements=3000, heights=2, widths=1, dear_rows=20)
-_TOLD = 24
+_TELLING_CASES = 24
 
 
 def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
-    """Small cases that show every kind of rows, gradient and layout: they tell best what is wrong with a kernel."""
-    return tuple(planned.case for planned in islice(drawn(claims, _SMALL, seed), _TOLD))
+    """Small cases with every kind of rows, gradient and layout, which show best what is wrong with a kernel."""
+    return tuple(planned.case for planned in islice(drawn(claims, _SMALL, seed), _TELLING_CASES))
 
 
 def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
-    """Two rows of each hidden size of a well-known model, in an order of this ``seed``; none where shapes are given."""
+    """Two rows of each of MODEL_SIZES, in an order by ``seed``; none if the implementation declares its shapes."""
     order = random.Random(seed)
     sizes = [n for n in MODEL_SIZES if not claims.shapes and claims.admits("N", n)]
     for n in order.sample(sizes, len(sizes)):
@@ -44,9 +44,9 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
 
 
 def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
-    """The large cases, in order of their size, ``times`` over with other data.
+    """Cases of the LARGE shapes in order of size, each ``times`` times with other data.
 
-    An implementation with shapes of its own has its large ones there.
+    There are none if the implementation declares its shapes: the large ones are among those.
     """
     if claims.shapes:
         return
@@ -58,22 +58,21 @@ def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
 
 
 def far_apart(claims: Claims) -> Iterator[Case]:
-    """Rows so far apart that the last begins at element 2^31, for a GPU: what counts elements in 32 bits is wrong."""
+    """A case for a GPU whose last row begins at element 2^31: a kernel that counts elements in 32 bits fails it."""
     if not claims.shapes and "x_strided" in claims.values("layout") and claims.dtype != "fp32":
         order = random.Random(0)
         yield _drawn(claims, order, 65537, 64, layout="x_strided", gap=32704, eps=1e-5, weight_dtype="same")
 
 
 def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -> Case:
-    """A contiguous case of this size; what is not ``fixed`` is drawn, each choice by itself, so that none goes in step
-    with another."""
+    """A case of this size; fields that are not ``fixed`` are drawn independently of each other, but the layout."""
     clips = order.choice(CLIPS) if claims.op.clamped else ()
     values: dict[str, Any] = {
         "weights": order.choice(WEIGHT_KINDS),
         "weight_dtype": order.choice(claims.values("weight_dtype")),
         "bias": order.choice(claims.values("bias")),
         "eps": order.choice(EPS[:4]),
-        "options": (("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+        "options": claims.op.clips(clips),
         "seed": order.randrange(1000),
     }
     return Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **{**values, **fixed})

@@ -1,4 +1,4 @@
-"""What may be asked of an implementation: what it declares, less what it has refused so far."""
+"""Claims: the cases that an implementation declares to take, without the values that it has refused so far."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from normcheck.cases.case import EXPANDED, STRIDED, Case
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 
 REFUSABLE = ("bias", "weight_dtype", "layout")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
 
 
 class Declared(Protocol):
-    """What claims read of an implementation's declaration; its fields of these names say what they mean."""
+    """The fields of an implementation that claims are made from; ``impls.Implementation`` explains them."""
 
     @property
     def biases(self) -> Sequence[bool]:
-        """See ``Implementation``, as for the others."""
+        """False, True."""
 
     @property
     def weight_dtypes(self) -> Sequence[str]:
@@ -34,7 +34,7 @@ class Declared(Protocol):
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]] | None:
-        """The (M, N) to use, None for any."""
+        """The (M, N) to use; None: any."""
 
     @property
     def backward(self) -> object:
@@ -43,10 +43,10 @@ class Declared(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What may be asked, each tuple simplest first.
+    """The values that cases for an implementation may have, each tuple simplest first.
 
-    ``shapes``: the (M, N) to take, () for any. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and the
-    value that was refused.
+    ``shapes``: the (M, N) to use, () for any. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value
+    that the implementation refused.
     """
 
     op: Op
@@ -58,31 +58,31 @@ class Claims:
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
     def without(self, axis: str, value: Any) -> Claims:
-        """The same without a value that was refused."""
+        """These claims with one more value that was refused."""
         return replace(self, refused=self.refused | {(axis, value)})
 
     def without_shape(self, shape: tuple[int, int]) -> Claims:
-        """The same without an (M, N) that was refused; the last one stays, for () stands for any."""
+        """These claims without an (M, N) that was refused; the last one stays, because () means any."""
         left = tuple(own for own in self.shapes if own != shape)
         return replace(self, shapes=left or self.shapes)
 
     def admits(self, axis: str, value: Any) -> bool:
-        """Whether nobody has refused this value."""
+        """Whether this value was not refused."""
         return (axis, value) not in self.refused
 
     def values(self, axis: str) -> tuple[Any, ...]:
-        """What is left of one of REFUSABLE; its simplest value where all were refused."""
+        """The values of one of REFUSABLE that were not refused; the simplest one if all were."""
         every = {"bias": self.biases, "weight_dtype": self.weight_dtypes, "layout": self.layouts}[axis]
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
 
     def takes(self, case: Case) -> bool:
-        """Whether nothing of a case was refused, as far as that is known."""
-        asked = {"M": case.M, "N": case.N, "bias": case.bias, "weight_dtype": case.weight_dtype, "layout": case.layout}
-        return all(self.admits(axis, value) for axis, value in asked.items())
+        """Whether no value of ``case`` was refused so far."""
+        values = {"M": case.M, "N": case.N, "bias": case.bias, "weight_dtype": case.weight_dtype, "layout": case.layout}
+        return all(self.admits(axis, value) for axis, value in values.items())
 
 
 def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
-    """What ``implementation`` declares that it takes of ``op`` in ``dtype``."""
+    """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything."""
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     wide = dtype != "fp32" and "fp32" in implementation.weight_dtypes
     weight_dtypes = (("same",) if "io" in implementation.weight_dtypes or dtype == "fp32" else ()) + ("fp32",) * wide
@@ -103,14 +103,14 @@ def _layouts(implementation: Declared) -> tuple[str, ...]:
     if 3 in implementation.ranks:
         layouts += ["rank3", *["rank3_strided"] * implementation.strided]
     if implementation.backward is not None and "dy_scalar" in layouts:
-        layouts.remove("dy_scalar")  # a backward of its own gets a dy whose last stride is 1
+        layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
     return tuple(layouts)
 
 
 def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
-    """What a case asks for that ``implementation`` does not declare, "" if it declares it all.
+    """The first value of ``case`` that ``implementation`` does not declare, in words; "" if it declares them all.
 
-    A core asks for nothing of the kind; a case line may ask for anything.
+    A core has declared values only; a case line may have any.
     """
     if (case.layout in STRIDED or case.layout in EXPANDED) and not implementation.strided:
         return f"layout={case.layout}: strided=False is declared"

@@ -1,7 +1,7 @@
-"""The core of a cell: the cases that must have been run before anybody may say that it passes.
+"""The core of a cell: the cases that a cell must have run to pass.
 
-A covering design: its cases reach all that ``goals`` asks for; those that find most for their cost come first. It
-depends on the seed of the run: another one has other sizes of the same classes, other combinations and other data.
+A covering design: its cases cover every goal of ``goals``, and those that find the most faults for their cost come
+first. Another seed of the run gives other sizes of the same classes, other combinations and other data.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 
 ALL_OPENED = 1000
-"""More cases than open any core."""
+"""A value of ``used`` above the number of cases that open any core."""
 
 GAPS = (3, 8, 1, 64)
-"""Elements behind each row of a strided tensor, in a core; 8 keeps a row of 16-bit elements aligned to 16 bytes."""
+"""The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A case of a core, and what its probes are asked, of ``axes.PROBES``.
+    """A case of a core; ``probe``: how deep its probes go, one of ``axes.PROBES``.
 
-    ``opens``: how many of the cases that open a core are dealt with after it, 0 for a case that comes after them all.
+    ``opens``: the number of the case among those that open a core, from 1; 0 for a case that comes after them.
     """
 
     case: Case
@@ -39,7 +39,7 @@ class Planned:
 
 
 def goals_of(planned: Planned) -> Set[Value | Pair]:
-    """What a case covers of the goals of any core."""
+    """The values and pairs that a planned case covers."""
     axes = covered(planned.case, planned.probe)
     return {*values_of(axes), *pairs_of(axes)}
 
@@ -47,10 +47,10 @@ def goals_of(planned: Planned) -> Set[Value | Pair]:
 def core(
     claims: Claims, extent: Extent, seed: int, *, model_size: int = 0, done: Goals = frozenset(), used: int = 0
 ) -> tuple[Planned, ...]:
-    """The cases that cover every goal but those that are ``done``, most telling first.
+    """The cases that cover every goal but those that are ``done``; the ones that find the most faults come first.
 
     ``seed``: of the run; ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none; ``used``: how many of the cases
-    that open a core are dealt with, from ALL_OPENED on all, and each number gives other cases.
+    that open a core to leave out. From ALL_OPENED on it leaves out all, and each number gives other cases.
     """
     return tuple(drawn(claims, extent, seed, model_size=model_size, done=done, used=used))
 
@@ -58,30 +58,30 @@ def core(
 def drawn(
     claims: Claims, extent: Extent, seed: int, *, model_size: int = 0, done: Goals = frozenset(), used: int = 0
 ) -> Iterable[Planned]:
-    """What ``core`` returns, each case made when it is asked for: a faulty kernel needs the first few."""
+    """The cases of ``core``, each made when it is iterated over: a faulty kernel needs the first few only."""
     return _drawn(claims, extent, seed, model_size, done, used)
 
 
 @lru_cache(maxsize=64)
 def _drawn(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> Iterable[Planned]:
-    return _Kept(_Design(claims, extent, seed, model_size, done, used).cases())
+    return _Cached(_Design(claims, extent, seed, model_size, done, used).cases())
 
 
-class _Kept:
-    """Cases that are kept for whoever asks for them again."""
+class _Cached:
+    """An iterable of cases that makes each one once and keeps it for the next iteration."""
 
     def __init__(self, cases: Iterator[Planned]) -> None:
-        self._kept: list[Planned] = []
+        self._made: list[Planned] = []
         self._rest = cases
 
     def __iter__(self) -> Iterator[Planned]:
         for number in count():
-            if number == len(self._kept):
-                made = next(self._rest, None)
-                if made is None:
+            if number == len(self._made):
+                case = next(self._rest, None)
+                if case is None:
                     return
-                self._kept.append(made)
-            yield self._kept[number]
+                self._made.append(case)
+            yield self._made[number]
 
 
 _NEUTRAL: Mapping[str, Any] = {
@@ -93,14 +93,14 @@ _NEUTRAL: Mapping[str, Any] = {
 }
 
 _OF_ROWS, _OF_COLUMNS = ("M", "m"), ("N", "n", "width", "fit")
-"""The axes of a size."""
+"""The axes that M decides, and those that N decides."""
 
 _CHOSEN = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips")
-"""The axes of a case beside its size, in the order in which they are chosen."""
+"""The other axes of a case, in the order in which the design chooses their values."""
 
 
-def _alone(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
-    """A small case for each value that is often refused, with nothing else unusual in it."""
+def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
+    """A small case for each value that implementations often refuse, with nothing else unusual in it."""
     for bias in claims.biases[1:]:
         yield 5, 24, "shifted", {**_NEUTRAL, "bias": bias}
     for weight_dtype in claims.weight_dtypes[1:]:
@@ -110,7 +110,7 @@ def _alone(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
 
 
 def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
-    """M, N, rows and what else is fixed of the cases that open a core: what finds most for its cost."""
+    """M, N, rows and other fixed values of the cases that open a core: they find the most faults for their cost."""
     yield 5, 7, "normal", _NEUTRAL
     yield 20, 24, "blend", {"layout": "contiguous"}
     yield 2, 129, "tail", {}
@@ -124,7 +124,7 @@ def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]
     yield 1, 4097, "blend", {}
     yield 1, 1, "normal", {}
     yield 300, 16, "blend", {}
-    yield from _alone(claims)
+    yield from _often_refused(claims)
     for m, n, rows, dy in ((5, 40, "nan", "normal"), (5, 24, "inf", "normal"), (5, 7, "shifted", "nan")):
         yield m, n, rows, {**_NEUTRAL, "dy": dy}
     yield 0, 24, "normal", _NEUTRAL
@@ -132,7 +132,7 @@ def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """A size that a core may have, and what it is of: its classes, with their names in PAIRS."""
+    """A size that a core may have. ``axes``: axis -> the value that this size has of it. ``cost``: in rows."""
 
     M: int
     N: int
@@ -141,7 +141,7 @@ class _Size:
 
 
 class _Design:
-    """Makes one core: it chooses the size that leaves least undone for its cost, then every other value likewise."""
+    """Makes one core, greedily: the size that covers most for its cost, then the values that cover most."""
 
     def __init__(self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> None:
         self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
@@ -149,44 +149,37 @@ class _Design:
         self._axes = axes_of(claims, self._sizes_of)
         self._left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
         self._candidates = self._every_size()
-        self._number = min(used, sum(1 for _ in _opening(claims)))  # of the case that is being made, from 1
-        self._number += max(0, used - ALL_OPENED)  # drawn anew: other cases than those that were refused
+        self._number = min(used, sum(1 for _ in _opening(claims)))  # of the present case, from 1
+        self._number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
 
     def cases(self) -> Iterator[Planned]:
-        """The cases, until nothing is left to cover, or nothing that is left can be."""
+        """The cases, until no goal is left that a case can cover."""
         for m, n, rows, fixed in list(_opening(self._claims))[self._used :]:
             size = self._like(m, n)
             self._number += 1
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
-                yield replace(self._taken(self._filled(size, {**fixed, "rows": rows})), opens=self._number)
-        while (found := self._next()) is not None:
-            yield self._taken(found)
+                yield replace(self._recorded(self._filled(size, {**fixed, "rows": rows})), opens=self._number)
+        while (planned := self._next()) is not None:
+            yield self._recorded(planned)
 
     def _admits(self, axis: str, value: Any) -> bool:
         return axis not in ("bias", "weight_dtype", "layout") or self._claims.admits(axis, value)
 
-    def _taken(self, planned: Planned) -> Planned:
+    def _recorded(self, planned: Planned) -> Planned:
         self._left -= goals_of(planned)
         return planned
 
     def _next(self) -> Planned | None:
-        """The next case, None if no case covers anything that is left."""
+        """The next case, None if no case covers a goal that is left."""
         self._number += 1
-        if not any(map(_is_apart, self._left)) or len(self._left) > 2 * len(ORDINARY):
+        if not any(map(_needs_own_case, self._left)) or len(self._left) > 2 * len(ORDINARY):
             planned = self._filled(self._best_size(), {})
             if goals_of(planned) & self._left:
                 return planned
-        for goal in self._ordered():
-            aimed = self._aimed(goal)
-            if aimed is not None:
-                return aimed
-        return None
+        return next(filter(None, map(self._covering, sorted(self._left, key=repr))), None)
 
-    def _ordered(self) -> list[Any]:
-        return sorted(self._left, key=repr)
-
-    def _aimed(self, goal: Any) -> Planned | None:
-        """A case that covers this very goal, None if there is none."""
+    def _covering(self, goal: Any) -> Planned | None:
+        """The cheapest case that covers this goal, None if there is none."""
         wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
         if "empty" in wanted:
             wanted = {"M": 0, **dict([wanted["empty"]])}
@@ -210,12 +203,12 @@ class _Design:
     def _size(self, m: int, n: int) -> _Size:
         low, fit = key_of(n)
         axes = {"M": m, "N": n, "m": low_of(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
-        cost = _BASE + (m + m * (n == 1)) + m * n / 4000  # one column tells little
+        cost = _CASE_COST_ROWS + (m + m * (n == 1)) + m * n / 4000  # one column shows few faults, so it counts twice
         rows, columns = self._sizes_of.heights[low_of(m)], self._sizes_of.widths[low, fit]
-        return _Size(M=m, N=n, axes=axes, cost=cost * _LATER ** ((m != rows[0]) + (n != columns[0])))
+        return _Size(M=m, N=n, axes=axes, cost=cost * _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0])))
 
     def _like(self, m: int, n: int) -> _Size | None:
-        """The size of this core that stands for (m, n) of the first one; None if all of its class were refused."""
+        """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
         if self._claims.shapes:
             return self._candidates[self._number % len(self._candidates)] if m and self._candidates else None
         rows, columns = self._sizes_of.heights.get(low_of(m), ()), self._sizes_of.widths.get(key_of(n), ())
@@ -225,7 +218,7 @@ class _Design:
         return self._size(height, columns[min(column_class(n).sizes.index(n), len(columns) - 1)])
 
     def _best_size(self) -> _Size:
-        """The size at which a case covers most for its cost, as far as that shows before its other values are known."""
+        """The size at which a case covers most for its cost, estimated before its other values are chosen."""
         undone, kinds = Counter[Any](), Counter[Any]()
         for goal in self._left:
             if len(goal) == 2:
@@ -235,30 +228,30 @@ class _Design:
             into = kinds if other == "rows" else undone
             into[one, goal[1]] += 1
             into[other, goal[2]] += 1
-        best: Counter[str] = Counter()  # axis -> kinds of rows that its least finished value has not met
+        best: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
         for (axis, _), number in kinds.items():
             best[axis] = max(best[axis], number)
         others = [axis for axis in best if axis not in ("N", "rows")]
 
-        def some(size: _Size, axes: Sequence[str]) -> int:
+        def undone_at(size: _Size, axes: Sequence[str]) -> int:
             return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
 
-        rows, columns = dict[int, int](), dict[int, int]()  # what an M and an N are worth by themselves
+        rows, columns = dict[int, int](), dict[int, int]()  # the worth of each M and of each N alone
 
         def worth(size: _Size) -> float:
             if size.M not in rows:
-                rows[size.M] = some(size, _OF_ROWS) + sum(min(size.M, best[axis]) for axis in others)
+                rows[size.M] = undone_at(size, _OF_ROWS) + sum(min(size.M, best[axis]) for axis in others)
             if size.N not in columns:
-                columns[size.N] = some(size, _OF_COLUMNS)
-            found = rows[size.M] + columns[size.N] + min(size.M, kinds["N", size.N])
-            found += 8 * ((_MEETING, size.axes["m"], size.axes["n"]) in self._left)
-            found += 12 * (("shape", size.axes["shape"]) in self._left)
-            return found / size.cost
+                columns[size.N] = undone_at(size, _OF_COLUMNS)
+            gain = rows[size.M] + columns[size.N] + min(size.M, kinds["N", size.N])
+            gain += 8 * ((_M_WITH_N, size.axes["m"], size.axes["n"]) in self._left)
+            gain += 12 * (("shape", size.axes["shape"]) in self._left)
+            return gain / size.cost
 
         return max((size for size in self._candidates if size.M), key=worth, default=self._candidates[0])
 
     def _filled(self, size: _Size, fixed: Mapping[str, Any]) -> Planned:
-        """A case of this size that covers as much of what is left as its other values can."""
+        """A case of this size whose other values cover as many goals that are left as they can."""
         values = dict(fixed)
         chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
         for axis in _CHOSEN:
@@ -278,16 +271,16 @@ class _Design:
             return next((o for o in options if ("empty", (axis, o)) in self._left), options[0])
         if axis == "rows":
             options = ("blend", *ORDINARY)
-        elif axis == "layout" and "dy" in values:  # which an expanded dy has not
+        elif axis == "layout" and "dy" in values:  # an expanded dy has no kind
             options = tuple(layout for layout in options if layout not in EXPANDED)
         if self._seed:
             options = random.Random(f"{self._seed} {axis} {self._number}").sample(list(options), len(options))
-        turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self._number % len(options)  # a blend tells most
+        turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self._number % len(options)  # a blend goes first
         options = (*options[turn:], *options[:turn])
         return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), chosen))
 
     def _gain(self, axis: str, values: Iterable[Any], chosen: Mapping[str, tuple[Any, ...]]) -> float:
-        """How much of what is left these values of an axis cover, with those that are chosen already."""
+        """How many of the goals that are left these values of an axis cover, with the values chosen before."""
         gain = 0.0
         for value in values:
             gain += 4.0 * ((axis, value) in self._left)
@@ -299,7 +292,6 @@ class _Design:
 
     def _case(self, size: _Size, values: Mapping[str, Any]) -> Case:
         layout = values["layout"]
-        clips = values.get("clips")
         return Case(
             op=self._claims.op.name,
             dtype=self._claims.dtype,
@@ -314,45 +306,45 @@ class _Design:
             weight_dtype=values["weight_dtype"],
             bias=values["bias"],
             gap=GAPS[self._number % len(GAPS)] if "strided" in layout else 0,
-            options=(("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+            options=self._claims.op.clips(values.get("clips", ())),
         )
 
     def _probe(self, size: _Size, case: Case) -> str:
-        """As deep as something is left that only that depth covers; a second run of few rows costs little anyway."""
+        """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""
         if not size.M:
             return "memory"
         for probe in ("rows", "memory"):
             if probe == "rows" and size.M < 2:
                 continue
             new = goals_of(Planned(case, probe)) & self._left
-            if probe == "rows" and size.M > _ROWS_FEW:  # other rows are asked once of such a class of M
-                new &= {(_ASKED, low_of(size.M), "rows")}
+            if probe == "rows" and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
+                new &= {(_M_WITH_PROBE, low_of(size.M), "rows")}
             if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
                 return probe
-        return "memory" if size.M <= _MEMORY_ROWS else "reason"
+        return "memory" if size.M <= _MOST_RERUN_ROWS else "reason"
 
 
 _AS_FIRST = {axis: [(i, b) for i, (a, b) in enumerate(PAIRS) if a == axis] for axis in _CHOSEN}
 _AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for axis in _CHOSEN}
-"""Axis -> the pairs that it is in, by number, and the other axis of each."""
+"""Axis -> the pairs that have it as first or second axis, by index, and the other axis of each."""
 
-_LATER = 1.5
-"""The first size of a class is preferred by this factor: what meets, meets there."""
-_MEETING, _ASKED = PAIRS.index(("m", "n")), PAIRS.index(("m", "probe"))
-_BASE = 12
-"""What a case costs, in rows of an interpreted kernel, however few it has."""
-_ROWS_FEW, _MEMORY_ROWS = 20, 40
-"""Up to how many rows a case is run in another order of them, and a second time at all."""
+_LATER_SIZE_COST = 1.5
+"""The cost of a size that is not the first of its class, as a factor: pairs are covered at the first sizes."""
+_M_WITH_N, _M_WITH_PROBE = PAIRS.index(("m", "n")), PAIRS.index(("m", "probe"))
+_CASE_COST_ROWS = 12
+"""The fixed cost of a case, in rows of an interpreted kernel."""
+_MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
+"""Cases up to these M are run with their rows in another order whenever a goal needs it, and always a second time."""
 
 
-def _is_apart(goal: Any) -> bool:
-    """Whether a goal needs a case of its own, which covers little else: without rows, or with special values."""
+def _needs_own_case(goal: Any) -> bool:
+    """Whether a goal needs a case that covers little else: one without rows, or with special values."""
     axes = goal[:1] if len(goal) == 2 else PAIRS[goal[0]]
     return "special" in axes or "empty" in axes
 
 
 def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
-    """The values of an axis that a choice of it covers."""
+    """The values of an axis that one choice covers: a blend of rows has many kinds."""
     if axis == "rows" and value == "blend":
         return ORDINARY[:rows]
     return (value,)

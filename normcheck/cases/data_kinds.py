@@ -1,7 +1,7 @@
-"""Kinds of data: what ``rows``, ``dy`` and ``weights`` of a case name, as functions of random numbers.
+"""Kinds of data: the ``rows``, ``dy`` and ``weights`` of a case, as functions of random numbers.
 
 ``n`` below is a sum of four 16-bit uniforms, scaled to variance 1: near enough to normal, bounded by 3.47. Only exact
-or singly rounded fp64 operations follow, so that a kind is the same bits on every machine.
+or singly rounded fp64 operations follow, so that every machine makes the same bits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a kind of rows is made from: ``n`` (M, N) normal-like, ``u`` (M, N) and ``ur`` (M, 1) uniform in [0, 1)."""
+    """The random numbers behind rows, in fp64: ``n`` (M, N) normal-like, ``u`` (M, N) and ``ur`` (M, 1) in [0, 1).
+
+    ``dtype``: the name of the io dtype.
+    """
 
     n: Tensor
     u: Tensor
@@ -29,23 +32,23 @@ class Field:
     dtype: str
 
     def columns(self) -> Tensor:
-        """Column numbers, (N,)."""
+        """Column numbers, int64 (N,)."""
         return torch.arange(self.n.shape[1], device=self.n.device)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent in fp64 for integer-valued exponents in [-1000, 1000], exactly: written into the exponent field."""
+    """2^exponent in fp64, exactly, for integer-valued exponents in [-1000, 1000]: it writes the exponent field."""
     return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 def _at_random_column(f: Field) -> Tensor:
-    """bool (M, N): one column of each row."""
+    """bool (M, N): True in one random column of each row."""
     columns = f.n.shape[1]
     return f.columns() == (f.ur * columns).long()
 
 
 def _offset(f: Field) -> Tensor:
-    """Far from zero with a small spread: where E[x^2] - mean^2 cancels and a two-pass variance does not."""
+    """Far from zero with a small spread: E[x^2] - mean^2 cancels, a two-pass variance does not."""
     if f.dtype == "fp32":
         return f.n + 4096.0
     level, step = (2048.0, 2.0) if f.dtype == "fp16" else (256.0, 2.0)
@@ -97,11 +100,11 @@ ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
         "subnormal": _subnormal,
     }
 )
-"""Ordinary kinds of rows, simplest first: name -> values in fp64 before they are rounded to the io dtype."""
+"""Ordinary kinds of rows, simplest first: name -> x (M, N) in fp64 before it is rounded to the io dtype."""
 
 
 def _in_one_row(value: Callable[[Field], Tensor]) -> Callable[[Field], Tensor]:
-    """Normal rows, but for one, which is ``value``: the first, the last or any other."""
+    """Normal rows, except for one random row, which is ``value``."""
 
     def rows(f: Field) -> Tensor:
         out, height = f.n.clone(), f.n.shape[0]
@@ -125,15 +128,15 @@ SPECIAL_ROWS: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
         "inf": _in_one_row(lambda f: torch.where(_at_random_column(f), torch.copysign(f.u + math.inf, f.n), f.n)),
     }
 )
-"""Special values, which the blend does not have. ``largest``: the format's largest finite number, of either sign;
-``nan``: one of them in a row, or nothing else."""
+"""Kinds of rows with special values, which are not in the blend. ``largest``: the format's largest finite number, of
+either sign; ``nan``: one row has a single NaN, or nothing but NaN."""
 
 NOT_FINITE = ("nan", "inf")
-"""Kinds of rows and of dy with one element that is not finite."""
+"""Kinds of rows and of dy with NaN or infinities."""
 
 
 def _blend(f: Field) -> Tensor:
-    """Row i is of the i-th kind, so that one case asks about all of them."""
+    """Row i is of the i-th kind, modulo their number, so that one case has all of them."""
     out = f.n.clone()
     for i, name in enumerate(tuple(ROWS)[: f.n.shape[0]]):
         rows = slice(i, None, len(ROWS))
@@ -149,7 +152,7 @@ ROW_KINDS = tuple(ROW_VALUES)
 
 
 def _with_one(n: Tensor, value: float) -> Tensor:
-    """``n`` with ``value``, of either sign, in one place."""
+    """``n`` with ``value``, of either sign, at one element."""
     out = n.clone()
     if n.numel():
         at = int(float(n[0, 0].abs()) * 1e6) % n.numel()
@@ -171,18 +174,18 @@ DY_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "inf": lambda n, x: _with_one(n, math.inf),
     }
 )
-"""Every kind of cotangent: name -> dy (M, N) in fp64, from normal-like numbers and those behind x."""
+"""Every kind of cotangent: name -> dy (M, N) in fp64, from its own normal-like numbers and from those of x."""
 
 ONLY_ROW = MappingProxyType({"last_row": -1, "first_row": 0})
-"""Kinds of dy that are 0 but for one row, and which that is."""
+"""Kind of dy that is 0 except for one row -> the index of that row."""
 
 DY_KINDS = tuple(DY_VALUES)
-"""Kinds of cotangents, simplest first, of unit scale, but for ``small``.
-``correlated``: with the normal field behind x. ``nan``, ``inf``: one element of it."""
+"""Kinds of cotangents, simplest first, all but ``small`` of unit scale.
+``correlated``: with the normal-like numbers of x. ``nan``, ``inf``: one element is."""
 
 WEIGHT_KINDS = ("normal", "small", "probe")
-"""``small``: N(0, 1/300), where 1 + weight is not representable. ``probe``: exact 0, -1, 2^-8, 2^-9 and 8x columns;
-where the scale is then 0 the bias of a clamped op is one of its limits, so that z ties with it exactly."""
+"""``small``: N(0, 1/300), so that 1 + weight is not representable. ``probe``: columns of exactly 0, -1, 2^-8 and 2^-9,
+and 8 times normal ones; if the factor of xhat is 0, the bias of a clamped op is a limit, so that z ties with it."""
 
 
 def weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The floating-point formats: names, precision, range. Plain data, so that it can be read without importing torch."""
+"""The floating-point formats: names, precision, range. Plain data, which does not need torch."""
 
 from __future__ import annotations
 

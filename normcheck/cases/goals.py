@@ -1,4 +1,4 @@
-"""What the core of a cell must cover: values of every axis, and pairs of them, as far as the kernel admits them."""
+"""The goals of a core: the values of every axis, and the pairs of values, that it must cover for a kernel's claims."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
 
 Goals = frozenset[Value | Pair]
-"""What a core must cover: values, and pairs of them."""
+"""Values, and pairs of values, that a core must cover."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """How far a core goes.
+    """The extent of a core.
 
-    ``rows``: the largest M; ``paired_rows``: the largest M that meets every value of every other axis; ``dear_rows``,
-    ``dear_paired``: the same for a kernel whose rows are dear, as an interpreted one's; ``elements``: the largest
-    M * N; ``heights``, ``widths``: how many sizes of each class of M and of N; ``fine``: ``axes.FINE``, too.
+    ``rows``: the largest M; ``paired_rows``: the largest M that is paired with every value of every other axis;
+    ``dear_rows``, ``dear_paired``: the same two for a kernel whose rows take long, such as an interpreted one;
+    ``elements``: the largest M * N; ``heights``, ``widths``: how many sizes of each class of M and of N; ``fine``:
+    whether it covers ``axes.FINE``.
     """
 
     rows: int
@@ -52,8 +53,9 @@ class Extent:
     fine: bool = True
 
     def on(self, device: str) -> Extent:
-        """The same on ``cpu`` or ``cuda``: there a row costs little, a grid has sides of at most 65535, and what is new
-        is compiled, which every length of a row is.
+        """The extent on ``cpu`` or ``cuda``.
+
+        On a GPU rows cost little, a grid has sides of at most 65535, and each new row length costs a compilation.
         """
         if device == "cpu":
             return self
@@ -61,21 +63,21 @@ class Extent:
 
     @property
     def with_costly_rows(self) -> Extent:
-        """The same for a kernel whose rows cost something: the tallest cases are few."""
+        """The extent for a kernel whose rows cost some time: few cases have the largest M."""
         return replace(self, paired_rows=min(self.paired_rows, 4096))
 
     @property
     def with_dear_rows(self) -> Extent:
-        """The same for a kernel whose rows are dear."""
+        """The extent for a kernel whose rows take long."""
         return replace(self, rows=self.dear_rows, paired_rows=self.dear_paired)
 
 
 @lru_cache(maxsize=64)
 def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) -> Goals:
-    """Everything that a core of these claims covers."""
+    """The goals of a core; ``seed`` of the run, ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none."""
     sizes = sizes_of(claims, extent, seed, model_size)
     axes = axes_of(claims, sizes)
-    values = {(axis, value) for axis, found in axes.items() for value in found}
+    values = {(axis, value) for axis, every in axes.items() for value in every}
     pairs = {
         (number, a, b)
         for number, (one, other) in enumerate(PAIRS)
@@ -111,19 +113,19 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
     if claims.op.clamped:
         axes["clips"] = CLIPS
     if 0 in sizes.heights:
-        axes["empty"] = tuple((axis, value) for axis in WITHOUT_ROWS for value in _own(axis, claims, columns))
+        axes["empty"] = tuple((axis, value) for axis in WITHOUT_ROWS for value in _without_rows(axis, claims, columns))
     if claims.shapes:
         axes["shape"] = sizes.shapes
     return axes
 
 
-def _own(axis: str, claims: Claims, columns: Sequence[SizeClass]) -> Iterable[Any]:
-    """The values of one of ``WITHOUT_ROWS``."""
+def _without_rows(axis: str, claims: Claims, columns: Sequence[SizeClass]) -> Iterable[Any]:
+    """The values that cases with M=0 must have of ``axis``, one of ``WITHOUT_ROWS``."""
     return dict.fromkeys((c.low, c.fit) for c in columns) if axis == "n" else claims.values(axis)
 
 
 def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent) -> bool:
-    """Whether a pair of values can be in one case, and is worth one."""
+    """Whether a pair of values is a goal: one case can have both, and the pair is worth a case."""
     pair = {one: a, other: b}
     if (one, other) in FINE and not extent.fine:
         return False
@@ -133,19 +135,19 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
     if rows is not None and (not rows or rows > extent.paired_rows):
         return False
     if pair.get("probe") == "rows" and rows == 1:
-        return False  # it has no other rows
+        return False  # there are no other rows
     if "special" in pair:
         own = ("nan",) if "n" in pair else ("nan", "inf", "dy nan")
         return pair["special"] in own and rows in (None, 2, 9, 64)
     if pair.get("layout") in EXPANDED and "dy" in pair:
-        return False  # its rows are one row, or a single 1
+        return False  # such a dy has no kind of its own
     if (one, other) == ("m", "n"):
-        return _meet(a, b, sizes, extent)
+        return _fit_together(a, b, sizes, extent)
     return True
 
 
-def _meet(low: int, column: tuple[int, str], sizes: Sizes, extent: Extent) -> bool:
-    """Whether some size of a class of rows and one of a class of columns are small enough to be together."""
+def _fit_together(low: int, column: tuple[int, str], sizes: Sizes, extent: Extent) -> bool:
+    """Whether a core has a size of this class of rows and this class of columns."""
     if sizes.shapes:
         return any((low_of(m), key_of(n)) == (low, column) for m, n in sizes.shapes)
     return min(sizes.heights[low]) * min(sizes.widths[column]) <= extent.elements
@@ -157,20 +159,20 @@ def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Class of rows, and of columns, by its first size -> the sizes of it that a core has."""
+    """The sizes of a core: M by ``low_of`` its class, N by ``key_of`` its class; ``shapes``: declared (M, N), or ()."""
 
     heights: Mapping[int, tuple[int, ...]]
     widths: Mapping[tuple[int, str], tuple[int, ...]]
     shapes: tuple[tuple[int, int], ...] = ()
 
     def every(self) -> Sequence[tuple[int, int]]:
-        """Each (M, N) that can be made of them."""
+        """Each (M, N) that a case of the core may have."""
         heights = [m for own in self.heights.values() for m in own]
         return self.shapes or [(m, n) for m in heights for own in self.widths.values() for n in own]
 
 
 def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Sizes:
-    """The sizes of a core: of each class the first ones, and others with another ``seed`` than 0."""
+    """The sizes of a core: the first ones of each class if ``seed`` is 0, else random ones of it."""
     if claims.shapes:
         shapes = _shapes(claims)
         rows, columns = [m for m, _ in shapes], [n for _, n in shapes]
@@ -192,11 +194,11 @@ def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Size
 
 
 def low_of(rows: int) -> int:
-    """How the class of an M is called in PAIRS: by its smallest."""
+    """The class of an M as a value of an axis: its smallest M."""
     return row_class(rows).low
 
 
 def key_of(columns: int) -> tuple[int, str]:
-    """How the class of an N is called in PAIRS: by its smallest, and its fit."""
-    found = column_class(columns)
-    return found.low, found.fit
+    """The class of an N as a value of an axis: its smallest N, and its fit."""
+    size_class = column_class(columns)
+    return size_class.low, size_class.fit

@@ -1,7 +1,7 @@
-"""Guard bands around a tensor, and patterns where nothing was written yet.
+"""Guard bands around tensors, and the bit patterns that fill bands, gaps and uninitialised memory.
 
 A tensor that an implementation gets lies in a buffer of its own, between two bands and with a pattern in the gaps
-behind its rows. A band that has changed was written to; outputs that change with the pattern read it.
+behind its rows. If a band has changed, the kernel wrote to it. If outputs change with the pattern, the kernel read it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-_ALIGNED = 512
-"""Bytes: what allocators align to on a GPU, and more than on a CPU. A band keeps it, so that kernels do as always."""
+_ALIGNED_BYTES = 512
+"""Bytes, the alignment of torch's allocator on a GPU. A band keeps it, so that kernels take their usual paths."""
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """What memory is filled with: dtype -> the bits of one element, as a signed integer of its size."""
+    """A fill of memory. ``bits``: dtype -> the bits of one element, as an integer of its size as torch has it."""
 
     name: str
     bits: Mapping[torch.dtype, int]
@@ -42,11 +42,10 @@ def _signed(value: int, width: int) -> int:
 
 
 NAN = _pattern("NaN", 0x7E5A, 0x7FDA, 0x7FDA5A5A, 0x7FFA5A5A5A5A5A5A, 0xFF, 1)
-"""A NaN whose payload no computation makes, so that writing a NaN over it shows; integers: all ones."""
+"""A NaN whose payload no computation makes, so that a NaN written over it shows; integers: all ones."""
 LARGE = _pattern("a large number", 0x7753, 0x7149, 0x7149F2CA, 0x46293E5939A08CEA, 0x5A, 0)
-"""3e4 in fp16, 1e30 elsewhere: what a comparison or an fmax would not swallow, as it does a NaN."""
+"""3e4 in fp16, 1e30 in other formats: unlike a NaN it is not lost in a comparison or an fmax."""
 NEGATIVE = _pattern("a large negative number", 0xF753, 0xF149, 0xF149F2CA, 0xC6293E5939A08CEA, 0x25, 0)
-
 
 PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE)}
 
@@ -54,7 +53,7 @@ PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE)}
 def placed(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str, *, shift: int = 0
 ) -> Tensor:
-    """A tensor of this geometry in a buffer of its own, everything NAN. ``shift``: elements off the aligned base."""
+    """A tensor of this geometry in a buffer of its own, filled with NAN, ``shift`` elements off an aligned address."""
     band = _band(shape[-1], dtype.itemsize)
     total = band + shift + _extent(shape, stride) + (stride[0] if len(shape) > 1 else 0) + band
     buffer = torch.empty(total, dtype=_INTEGER[dtype.itemsize], device=device).fill_(NAN.bits[dtype])
@@ -62,7 +61,7 @@ def placed(
 
 
 def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
-    """``tensor`` with its whole buffer, of the same geometry, with ``pattern`` where the original has NAN's."""
+    """A copy of ``tensor`` and of its whole buffer, with ``pattern`` in place of NAN."""
     bits = _bits(tensor)
     if pattern is NAN:
         buffer = bits.clone()
@@ -72,7 +71,7 @@ def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
 
 
 def in_bands(tensor: Tensor, pattern: Pattern) -> Tensor:
-    """A copy of a dense tensor between bands of ``pattern``."""
+    """A contiguous copy of ``tensor`` between bands of ``pattern``."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype not in NAN.bits or not tensor.numel():
         return tensor.clone()
@@ -82,7 +81,7 @@ def in_bands(tensor: Tensor, pattern: Pattern) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape have the same bits; any NaN is as good as another."""
+    """Whether two tensors have the same shape, dtype and bits; all NaNs count as the same."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if torch.equal(_as_integers(a), _as_integers(b)):
@@ -91,13 +90,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def differing(a: Tensor, b: Tensor) -> Tensor:
-    """Bool like both: where the bits differ, one NaN counting like another."""
+    """Bool, True at the elements whose bits differ; all NaNs count as the same. Both have one shape and dtype."""
     unequal = _as_integers(a) != _as_integers(b)
     return unequal & ~(torch.isnan(a) & torch.isnan(b)) if a.is_floating_point() else unequal
 
 
 def moved(before: Tensor, after: Tensor) -> bool:
-    """Whether ``after``, which began as a copy of ``before``, has another geometry or storage size by now."""
+    """Whether ``after``, once a copy of ``before``, has another geometry or storage size now."""
     return (
         after.shape != before.shape
         or after.stride() != before.stride()
@@ -112,14 +111,14 @@ def untouched(before: Tensor, after: Tensor) -> bool:
 
 
 def elements(tensor: Tensor) -> Tensor:
-    """The elements of ``tensor`` that have memory of their own: a view with one row where all rows share one."""
+    """The elements of ``tensor``, each once: a view in which a dimension of stride 0 has one element."""
     stride = tensor.stride()
     shape = tuple(min(n, 1) if s == 0 else n for n, s in zip(tensor.shape, stride, strict=True))
     return tensor.detach().as_strided(shape, stride, tensor.storage_offset())
 
 
 def trespass(before: Tensor, after: Tensor) -> tuple[int, str]:
-    """How many elements outside the tensor differ in two buffers of one geometry; where the first lies, in words."""
+    """How many elements outside the tensor differ in two buffers of one geometry; the place of the first, in words."""
     wrong = _bits(before) != _bits(after)
     inside = torch.zeros_like(wrong)
     elements(inside.as_strided(before.shape, before.stride(), before.storage_offset())).fill_(True)
@@ -130,7 +129,7 @@ def trespass(before: Tensor, after: Tensor) -> tuple[int, str]:
 
 
 def _in_words(at: int, shape: tuple[int, ...], stride: Sequence[int]) -> str:
-    """Where the element lies that is ``at`` elements behind a tensor's first one."""
+    """The place of the element that is ``at`` elements behind a tensor's first one."""
     if at < 0:
         return f"{-at} before its first element"
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
@@ -143,7 +142,10 @@ def _in_words(at: int, shape: tuple[int, ...], stride: Sequence[int]) -> str:
 def allocated(
     shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor, around: Pattern, fresh: Pattern | None
 ) -> tuple[Tensor, tuple[Tensor, int, int]]:
-    """A tensor of ``like``'s dtype and device between bands, not a view of anything; its buffer and place there."""
+    """A tensor of ``like``'s dtype and device between bands of ``around``, filled with ``fresh`` if that is given.
+
+    It is no view of another tensor. Also returns its buffer as integers, and its first and end index there.
+    """
     band, extent = _band(shape[-1] if shape else 1, like.element_size()), _extent(shape, stride)
     buffer = torch.empty(2 * band + extent, dtype=_INTEGER[like.element_size()], device=like.device)
     buffer.fill_(around.bits[like.dtype])
@@ -156,17 +158,17 @@ def allocated(
 
 @cache
 def band_of(bits: int, dtype: torch.dtype, device: torch.device, length: int) -> Tensor:
-    """A band of so many elements, each with these ``bits``, for comparison."""
+    """A band of ``length`` elements, each with these ``bits``, to compare with."""
     return torch.full((length,), bits, dtype=dtype, device=device)
 
 
 def _band(columns: int, size: int) -> int:
-    """Elements of a guard band: a row and 256 elements more, so that a padded row ends within it."""
-    return math.ceil((columns + 256) * size / _ALIGNED) * _ALIGNED // size
+    """Elements in a guard band: one row and 256 elements, so that a padded row ends within it."""
+    return math.ceil((columns + 256) * size / _ALIGNED_BYTES) * _ALIGNED_BYTES // size
 
 
 def _extent(shape: tuple[int, ...], stride: Sequence[int]) -> int:
-    """Elements from the first to the last of a tensor, gaps between them included."""
+    """Elements from the first to the last of a tensor, including gaps."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if math.prod(shape) else 0
 
 

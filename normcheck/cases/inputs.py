@@ -1,7 +1,6 @@
-"""Case -> tensors. The same case line gives the same bits on every machine, on a CPU and on a GPU.
+"""The tensors of a case. One case line gives the same bits on every machine, on a CPU and on a GPU.
 
-Every random number is a hash of its position; from there only exact or singly rounded fp64 operations lead to the
-stored value.
+Every random number is a hash of its position; only exact or singly rounded fp64 operations make the stored value of it.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import placed
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
-"""The bits of the NaN that is an input; with an odd seed it has a sign."""
+"""The bits of a NaN in an input. With an odd seed its sign bit is set."""
 
 SLAB_ELEMENTS = 1 << 22
-_X, _DY_STREAM, _ROW, _WEIGHT, _BIAS = range(5)  # streams of a seed
+_X, _DY, _ROW, _WEIGHT, _BIAS = range(5)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """The tensors of a case on a device.
 
-    ``x``, ``dy``: (M, N), or (B, S, N) where the case has rank 3; last stride 1, row stride N + gap where strided. A dy
-    that is expanded has row stride 0, as a scalar it has no stride at all. ``weight``, ``bias`` (None where the case
-    has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    ``x``, ``dy``: (M, N), or (B, S, N) if the case has rank 3, in the io dtype; last stride 1, row stride N, or N + gap
+    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias`` (None if the
+    case has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
     """
 
     x: Tensor
@@ -42,33 +41,33 @@ class Inputs:
     dy: Tensor
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are there, by name."""
+        """Name and tensor of each input, without a bias that is None."""
         for name in ("x", "weight", "bias", "dy"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with every tensor changed."""
+        """These inputs with ``change`` applied to every tensor."""
         bias = None if self.bias is None else change(self.bias)
         return Inputs(change(self.x), change(self.weight), bias, change(self.dy))
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a format's name."""
+    """The torch dtype of the format of this name."""
     dtype: torch.dtype = getattr(torch, FORMATS[name].torch_name)
     return dtype
 
 
 def format_of(dtype: torch.dtype) -> Format:
-    """The format of a torch dtype that a tensor of a case may have."""
+    """The format of a floating-point torch dtype; StopIteration for one that is not in ``FORMATS``."""
     return next(f for f in FORMATS.values() if getattr(torch, f.torch_name) == dtype)
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"). The same bits everywhere.
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda").
 
-    Rows are made in slabs, so that what is needed besides the tensors themselves stays small.
+    Rows are made in slabs, so that temporary memory stays small.
     """
     io = torch_dtype(case.dtype)
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
@@ -85,7 +84,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         only = dy[ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[ONLY_ROW[case.dy]] = only
-    if case.rows == "nan" or case.dy == "nan":  # devices round a NaN to other bits
+    if case.rows == "nan" or case.dy == "nan":  # devices convert a NaN to different bits
         for t in (x, dy):
             integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
             if case.layout not in EXPANDED or t is x:
@@ -99,7 +98,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
-    """x or dy (M, N), to be filled, in the layout of the case."""
+    """An unfilled x or dy (M, N) in the layout of the case."""
     stride = (case.N + (case.gap if case.layout in ("strided", "rank3_strided", f"{name}_strided") else 0), 1)
     if name == "dy" and case.layout in EXPANDED:
         stride = (0, int(case.layout == "dy_expanded"))
@@ -107,20 +106,20 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def _shift(case: Case) -> int:
-    """Elements by which the base of every tensor is off an aligned address."""
+    """How many elements behind an aligned address every tensor begins."""
     return int(case.layout == "misaligned")
 
 
 def _parameter(case: Case, device: str, values: Tensor) -> Tensor:
-    """fp64 -> the weights' dtype through fp32, which every device rounds alike."""
+    """fp64 ``values`` (N,) in the weights' dtype, rounded to fp32 first: every device does that alike."""
     return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case)).copy_(values.float())
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """x and dy of some rows, (rows, N) in fp32: the copy into place rounds them; and (2, N) behind weight and bias."""
+    """x and dy (rows, N) of a slab in fp32, which the copy into place rounds; the numbers of weight and bias (2, N)."""
     n, height = case.N, rows.stop - rows.start
     elements, first = height * n, rows.start * n
-    pieces = [(_X, first, elements), (_DY_STREAM, first, elements), (_WEIGHT, 0, n), (_BIAS, 0, n)]
+    pieces = [(_X, first, elements), (_DY, first, elements), (_WEIGHT, 0, n), (_BIAS, 0, n)]
     bits = hashed(case.seed, [*pieces, (_ROW, rows.start, height)], device)
     gauss = normal(bits[: 2 * (elements + n)])
     nx, ndy = gauss[: 2 * elements].view(2, height, n)

@@ -1,4 +1,4 @@
-"""What of a core was not reached, in words that fit in a line: "no M above 8", "no N of 64 to 1023"."""
+"""The goals of a core that no case reached, in words: "no M above 8", "no N of 64 to 1023"."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 from normcheck.cases.axes import COLUMN_CLASSES, NO_END, ROW_CLASSES, Pair, SizeClass, Value
 
-_NAMED = 6
-"""Values of one axis that are named; beyond that they are counted."""
+_MOST_NAMED = 6
+"""How many values of one axis are named; the others are counted."""
 
 _PLAIN = ("layout", "rows", "dy", "special", "weights", "weight_dtype", "bias", "eps", "clips", "probe")
 
 
 def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
-    """What is said of the goals that are ``left``: sizes first, then other values, then how many pairs of values."""
+    """The goals that are ``left``, in words: sizes first, then other values, then the number of pairs."""
     goals = list(left)
     values: dict[str, list[Any]] = {}
     for goal in goals:
         if len(goal) == 2:
             values.setdefault(goal[0], []).append(goal[1])
     words = [*_classes("M", ROW_CLASSES, values.get("m", [])), *_columns(values)]
-    words += [f"no {axis} {_some(map(_shown, values[axis]))}" for axis in _PLAIN if axis in values]
+    words += [f"no {axis} {_listed(map(_shown, values[axis]))}" for axis in _PLAIN if axis in values]
     if "empty" in values and 0 not in values.get("m", []):
-        words.append(f"no M of 0 with {_some(_shown_of(*asked) for asked in values['empty'])}")
+        words.append(f"no M of 0 with {_listed(_shown_of(*value) for value in values['empty'])}")
     exact = [f"{axis}={size}" for axis in ("M", "N") for size in sorted(values.get(axis, []))]
     if exact and not words:
-        words.append(f"not {_some(exact)}")
+        words.append(f"not {_listed(exact)}")
     if "shape" in values:
-        words.append(f"not {_some([f'{m}x{n}' for m, n in values['shape']])}")
+        words.append(f"not {_listed([f'{m}x{n}' for m, n in values['shape']])}")
     pairs = sum(len(goal) == 3 for goal in goals)
     if pairs:
         words.append(f"{pairs} pairs of values that belong together")
@@ -36,7 +36,7 @@ def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
 
 
 def _columns(values: dict[str, list[Any]]) -> list[str]:
-    """Classes of N that are missing whole, then those of one fit."""
+    """The widths of which N of every fit are missing, then the missing classes of one fit."""
     whole = values.get("width", [])
     words = _classes("N", COLUMN_CLASSES, whole)
     fits = [fit for fit in values.get("fit", []) if fit not in {own for _, own in values.get("n", [])}]
@@ -48,7 +48,7 @@ def _columns(values: dict[str, list[Any]]) -> list[str]:
 
 
 def _classes(axis: str, classes: Sequence[SizeClass], missing: Sequence[int]) -> list[str]:
-    """Neighbouring classes that are missing, as one range each."""
+    """The ``missing`` classes, by their smallest sizes; neighbouring ones are one range."""
     ends = dict(sorted({c.low: c.high for c in classes}.items()))
     words: list[str] = []
     start = None
@@ -68,10 +68,10 @@ def _range(low: int, high: int) -> str:
     return f"above {low - 1}" if high == NO_END else f"of {low} to {high}"
 
 
-def _some(words: Iterable[str]) -> str:
+def _listed(words: Iterable[str]) -> str:
     every = sorted(words)
-    more = len(every) - _NAMED
-    return ", ".join(every[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(every) - _MOST_NAMED
+    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shown_of(axis: str, value: Any) -> str:

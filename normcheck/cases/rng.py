@@ -1,8 +1,8 @@
-"""Random numbers by counting: each is a hash of (seed, stream, position), so that any of them can be made alone.
+"""A counter-based generator: each random number is a hash of (seed, stream, position), so any can be made alone.
 
-The hash is computed in int64 on the target device; from there only exact or singly rounded fp64 operations lead to the
-numbers. No library generator is involved, whose streams differ between devices and versions, and no reduction, whose
-order differs.
+The hash is computed in int64 on the target device; only exact or singly rounded fp64 operations make a number of it. No
+library makes the numbers: torch's streams differ between devices and versions, and NumPy has none on a GPU. Nor does
+any reduction, because its order differs between devices.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64: splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-_KEPT = 1 << 15  # positions that are kept, instead of being counted anew for every small case
+_CACHED_POSITIONS = 1 << 15  # small cases share one ramp of positions
 
 
 def hashed(seed: int, pieces: Sequence[tuple[int, int, int]], device: str) -> Tensor:
-    """int64: splitmix64 of positions, for each piece (stream, first, count) one after another. The same everywhere."""
+    """int64, splitmix64 of the positions of each piece (stream, first, count), concatenated. Equal on every device."""
     z = torch.cat([_ramp(first, count, device) + _start(seed, stream) for stream, first, count in pieces])
     z ^= (z >> 30) & 0x3FFFFFFFF
     z *= _MIX_1
@@ -34,23 +34,23 @@ def _start(seed: int, stream: int) -> int:
 
 
 def _ramp(first: int, count: int, device: str) -> Tensor:
-    """Positions from ``first``, times the golden constant; wraps."""
-    if first + count <= _KEPT:
-        return _kept_ramp(device)[first : first + count]
+    """``count`` positions from ``first`` on, times the golden constant, modulo 2^64."""
+    if first + count <= _CACHED_POSITIONS:
+        return _cached_ramp(device)[first : first + count]
     return torch.arange(first, first + count, dtype=torch.int64, device=device).mul_(_GOLDEN)
 
 
 @cache
-def _kept_ramp(device: str) -> Tensor:
-    return torch.arange(_KEPT, dtype=torch.int64, device=device).mul_(_GOLDEN)
+def _cached_ramp(device: str) -> Tensor:
+    return torch.arange(_CACHED_POSITIONS, dtype=torch.int64, device=device).mul_(_GOLDEN)
 
 
 def normal(bits: Tensor) -> Tensor:
-    """fp64: the sum of the four 16-bit fields of each hash, centred, scaled to variance 1. Exact, then one rounding."""
+    """fp64, the sum of the four 16-bit fields of each hash, centred exactly, scaled to variance 1 with one rounding."""
     fields = bits.view(torch.int16).view(*bits.shape, 4)
     return fields.sum(-1).double().add_(2.0).mul_(1 / 37837.227)
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """fp64 in [0, 1): the low 32 bits of each hash over 2^32. Exact."""
+    """fp64 in [0, 1), exactly the low 32 bits of each hash over 2^32."""
     return (bits & 0xFFFFFFFF).double().mul_(2.0**-32)

@@ -1,4 +1,4 @@
-"""What a sweep may draw, each list simplest first: Hypothesis draws from it and shrinks towards its front.
+"""Hypothesis strategies for cases. Each list of values is simplest first, because shrinking goes towards its front.
 
 Only numbers and names are drawn, never tensor elements: that is fast, and a failure shrinks to a small M and N.
 """
@@ -15,6 +15,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import STRIDED, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.ops import OPS
 
 T = TypeVar("T")
 
@@ -26,18 +27,18 @@ SIZES_N = (
 )
 GAPS = (1, 3, 8, 64)
 ELEMENTS = (4096, 4096, 4096, 32768)
-"""How many elements a drawn case may have; M is cut to it."""
+"""The largest M * N of a drawn case, to which M is cut."""
 ORIGINAL_WEIGHT = 3
-"""How often a failing case's own value stands beside its simpler ones, when a smaller case is searched."""
+"""How often a failing case's own value is listed among simpler ones when a smaller case is searched."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The values that a case's fields may take, simplest first."""
+    """The values that the fields of a drawn case may have, simplest first."""
 
     op: str
     dtype: str
-    shapes: tuple[tuple[int, int], ...]  # where not empty, (M, N) comes from here
+    shapes: tuple[tuple[int, int], ...]  # (M, N) together; if empty, they come from m and n
     m: tuple[int, ...]
     n: tuple[int, ...]
     elements: tuple[int, ...]
@@ -46,12 +47,12 @@ class Choices:
     parameters: tuple[tuple[str, str, bool], ...]  # weights, weight_dtype, bias
     eps: tuple[float, ...]
     clips: tuple[tuple[float, float], ...]
-    layout: tuple[tuple[str, int], ...]  # with its gap
+    layout: tuple[tuple[str, int], ...]  # name, gap
     seeds: int
 
 
 def choices(claims: Claims, *, seeds: int = 999) -> Choices:
-    """Everything that an implementation of these claims takes."""
+    """Every value that these claims admit; seeds are 0 to ``seeds``."""
     own = claims.values("layout")
     layout = [(name, 0) for name in own if name not in STRIDED]
     layout += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
@@ -74,7 +75,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
 
 
 def within(all_: Choices, case: Case) -> Choices:
-    """The choices that are no less simple than ``case``'s own, its own among them and drawn more often."""
+    """The choices at most as complex as the values of ``case``, with those values ORIGINAL_WEIGHT times."""
     clips = tuple(v for _, v in case.options)
     return replace(
         all_,
@@ -98,9 +99,9 @@ def _up_to(values: tuple[T, ...], own: T) -> tuple[T, ...]:
 
 
 def cases(c: Choices) -> st.SearchStrategy[Case]:
-    """Cases from ``c``; each shrinks towards the front of every list.
+    """A strategy for cases from ``c``; it shrinks towards the front of every list.
 
-    One tuple of strategies that are made once: drawing so costs two thirds of what a composite does.
+    It is one tuple of strategies, which draws in two thirds of the time of a composite.
     """
     shapes = st.sampled_from(c.shapes) if c.shapes else st.tuples(st.sampled_from(c.m), st.sampled_from(c.n))
     fields = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout, c.clips or ((),))
@@ -123,6 +124,6 @@ def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
         bias=bias,
         layout=layout,
         gap=gap,
-        options=(("lower_clip", clips[0]), ("upper_clip", clips[1])) if clips else (),
+        options=OPS[c.op].clips(clips),
         seed=seed,
     )

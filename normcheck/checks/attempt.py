@@ -1,10 +1,9 @@
-"""One case of a cell under the plan's limits: whether it may run at all, and what became of it."""
+"""Run one case of a cell under the plan's limits of time and memory."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -20,17 +19,19 @@ from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
 from normcheck.errors import Broken
-from normcheck.oracle.judge import BLOCK_ELEMENTS, Expectation
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.tolerances import table
 from normcheck.runner import call
-from normcheck.runner.environment import memory
-from normcheck.runner.time_limit import TimeIsUp, alarm
+from normcheck.runner.environment import memory_bytes
+from normcheck.runner.session import session_of
+from normcheck.runner.time_limit import TimeIsUp
 
 T = TypeVar("T")
 
 
 def why_not(cell: Cell, device: str) -> str:
-    """Why nothing of this cell can run on ``device``, or an empty string."""
+    """Why no case of this cell can run on ``device`` ("cpu" or "cuda"), or an empty string."""
     implementation = cell.implementation
     if cell.dtype not in implementation.dtypes:
         return f"declares only {', '.join(implementation.dtypes)}"
@@ -45,33 +46,28 @@ def run_case(
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
 ) -> Result:
-    """One case, under the plan's timeout; what supports() says first. ``depth``: what the probes are asked.
+    """Run one case under the plan's timeout, unless ``supports(case)`` refuses it. ``depth``: how far it is probed.
 
-    ``watch``: told of everything that is compared.
+    ``floors``: output -> ratio below which details are not needed; ``watch`` is called with all that is compared.
     """
     work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth, watch=watch)
-    result, link = attempted(cell, case, plan, work), call.link_of(cell.implementation)
-    return replace(result, after=link.before) if link is not None and result.failed else result
+    result = attempted(cell, case, plan, work)
+    return replace(result, after=session_of(cell.implementation).before) if result.failed else result
 
 
 def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) -> Result:
-    """As ``run_case``, in a new process if the implementation has one of its own."""
-    link = call.link_of(cell.implementation)
-    if link is not None:
-        link.close()
+    """Like ``run_case``, but in a new process if the implementation has a process of its own."""
+    session_of(cell.implementation).restart()
     return run_case(cell, case, plan, depth=depth)
 
 
 def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T | Result:
-    """``work``, which calls the implementation, where the case may run; a result that says why it did not end."""
+    """The value of ``work``, which calls the implementation; a Result with the reason if the case cannot run or end."""
     refused = unclaimed(cell.op, cell.implementation, case) or too_large(case, plan.device)
     if refused:
         return Result(case, table().model, refused=refused)
-    link = call.link_of(cell.implementation)
-    if link is not None:
-        link.limit(plan.timeout, case)
     try:
-        with alarm(plan.timeout) if link is None else nullcontext():
+        with session_of(cell.implementation).case(case, plan.timeout):
             reason = call.supports(cell.implementation, case)
             if reason is not None:
                 return Result(case, table().model, refused=reason or "supports(case) gave no reason")
@@ -88,27 +84,27 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
         return Result(case, table().model, problems=(problem,))
 
 
-_MAKING, _JUDGING = 64, 600
-"""Bytes of temporaries in fp64 for an element that is made, and for one that is judged: measured, for one long row."""
+_MAKING_BYTES, _JUDGING_BYTES = 64, 600
+"""Bytes of fp64 temporaries for each element that is made, and for each that is judged: measured on one long row."""
 
 
 def too_large(case: Case, device: str) -> str:
-    """Why the tensors of a case would not fit: a case line may ask for anything."""
+    """Why the tensors of a case would not fit into memory, or an empty string; a case line may ask for any size."""
     strided = {"strided": 2, "rank3_strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
-    rows = max(case.M, 1)  # without rows there are still weights, bands as long as a row, and a gap
+    rows = max(case.M, 1)  # a case without rows has weights, bands as long as a row, and a gap
     elements = rows * (16 * case.N + 6 * strided * case.gap)  # inputs and copies, outputs, gradients, all of it twice
     needed = elements * (4 if case.dtype == "fp32" else 2)
-    needed += _MAKING * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
-    needed += _JUDGING * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
-    there = memory(device)
-    return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB" if needed > there else ""
+    needed += _MAKING_BYTES * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
+    needed += _JUDGING_BYTES * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
+    available = memory_bytes(device)
+    return f"needs about {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB" if needed > available else ""
 
 
 def died(result: Result) -> bool:
-    """Whether the implementation's process had to be started anew."""
+    """Whether the case ended the implementation's process, which had to be restarted."""
     return any(p.kind in ("timeout", "crash") for p in result.problems)
 
 
 def timed_out(result: Result) -> bool:
-    """Whether a case was given up for its time."""
+    """Whether the case reached its timeout."""
     return any(p.kind == "timeout" for p in result.problems)

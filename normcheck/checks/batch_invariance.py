@@ -1,4 +1,4 @@
-"""A row among other rows: whether it has the same bits when the rows are in another order, and when it is alone."""
+"""Probe for batch invariance: does a row keep its bits when the rows change their order, and when it is alone?"""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
+from normcheck.cases.ops import ROOT_FIRST
 from normcheck.checks.contract import Problem
-from normcheck.checks.observe import begin, observe, observe_in_place
+from normcheck.checks.observe import observe, observe_in_place, start
 from normcheck.checks.rerun import Probed, Subject
-from normcheck.checks.statefulness import of_the_latest_forward, remembered, with_other_weights
+from normcheck.checks.statefulness import state_of_latest_forward, state_of_old_weights, wrong_by_earlier_calls
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import supports
 
-_BY_ROW = ("mean", "rstd", "y", "bitmask", "dx")
-"""What belongs to one row."""
+_BY_ROW = frozenset(ROOT_FIRST) - {"dw", "db"}
+"""Outputs of which each part belongs to one row."""
 
 
 def among_other_rows(subject: Subject, probed: Probed) -> Probed:
-    """The rows rolled by one, in the very memory of the first run, and one row alone."""
+    """Run the case again with its rows rolled by one, in the memory of the first run; then run one row alone."""
     if subject.case.M < 2:
         return probed
     rolled = _rolled(subject.inputs)
-    latest = of_the_latest_forward(subject, rolled)
+    latest = state_of_latest_forward(subject, rolled)
     if latest is not None:
         return replace(probed, problems=(latest,))
     subject.refill(rolled)
@@ -38,13 +39,13 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
         if name in _BY_ROW and name in moved.named
     }
     if not all(invariant.values()):
-        name = remembered(subject, rolled, moved, bits)
+        name = wrong_by_earlier_calls(subject, rolled, moved, bits)
         if name:
             message = f"{name} is wrong for new values in memory that was used before: it depends on earlier calls"
             return replace(probed, problems=(Problem("not_repeatable", name, message),))
-    stale = with_other_weights(subject)
-    if stale is not None:
-        return replace(probed, problems=(stale,))
+    old_weights = state_of_old_weights(subject)
+    if old_weights is not None:
+        return replace(probed, problems=(old_weights,))
     for name, same in _alone(subject).items():
         invariant[name] = same and invariant.get(name, True)
     broken = [name for name, same in invariant.items() if not same]
@@ -55,7 +56,7 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
 
 
 def _alone(subject: Subject) -> dict[str, bool]:
-    """Whether a row on its own has the bits that it has among the others; empty where it cannot be asked."""
+    """Output -> whether one row, run alone, has the bits that it has among the others; empty if M=1 cannot run."""
     case, shapes = subject.case, subject.implementation.shapes
     row = case.seed % case.M
     alone = replace(case, M=1, layout="rank3" if case.rank == 3 else "contiguous", gap=0)
@@ -69,8 +70,8 @@ def _alone(subject: Subject) -> dict[str, bool]:
     i = subject.inputs
     inputs = Inputs(one(i.x), i.weight, i.bias, one(i.dy))
     bits = None if subject.bits is None else subject.bits[row : row + 1]
-    begun = begin(subject.implementation, alone, inputs, Surroundings())
-    seen, _ = observe(subject.implementation, subject.op, alone, begun, bits)
+    started = start(subject.implementation, alone, inputs, Surroundings())
+    seen, _ = observe(subject.implementation, subject.op, alone, started, bits)
     return {
         name: guard_bands.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
         for name, t in subject.first.named.items()
@@ -79,7 +80,7 @@ def _alone(subject: Subject) -> dict[str, bool]:
 
 
 def _rolled(inputs: Inputs) -> Inputs:
-    """The inputs with the last row of x and dy first."""
+    """The inputs with the rows of x and dy rolled by one: the last row comes first."""
 
     def roll(t: Tensor) -> Tensor:
         return t.reshape(-1, t.shape[-1]).roll(1, 0).reshape(t.shape)

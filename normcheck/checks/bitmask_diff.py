@@ -1,4 +1,4 @@
-"""A wrong bit of a bitmask, told by its bytes, by both orders of bits, and by how far z is from the limits."""
+"""Explain a wrong bit of a bitmask: its bytes in both bit orders, and the distance of z from the limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import make
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.oracle import bitmask, reference
 from normcheck.oracle.compare import Element
 from normcheck.oracle.judge import Judge, bits_of, doubtful_bits, judge_of
@@ -20,7 +20,7 @@ _INVERTED = "if they are inverted"
 
 
 def bit_diff(op: Op, case: Case, model: Model, returned: Tensor | None, worst: Element, device: str) -> str:
-    """Some lines about the wrong bit ``worst``; ``returned``: the mask as the kernel gave it, None where it is gone."""
+    """Lines about the wrong bit ``worst``. ``returned``: the mask as the kernel returned it, None if it is gone."""
     judge = judge_of(op, case, make(case, op, device), model, {})
     row, column = worst.index
     (block,) = (b for b in judge.blocks() if b.start <= row < b.stop)
@@ -31,25 +31,25 @@ def bit_diff(op: Op, case: Case, model: Model, returned: Tensor | None, worst: E
     lines = [] if returned is None else [_bytes(returned, case, row, column, expected)]
     lines.append(_limits(judge, float(z[column]), float(before[column]), (row, column)))
     if returned is not None:
-        lines += _otherwise(judge, returned)
+        lines += _other_reading(judge, returned)
     return "\n".join(line for line in lines if line)
 
 
 def _bytes(returned: Tensor, case: Case, row: int, column: int, expected: Tensor) -> str:
-    """The byte with the bit and its neighbours, got and expected, in both orders of bits."""
+    """The byte that holds the bit, and its neighbours: got and expected, in both bit orders."""
     number = column // 8
     first, end = max(number - 1, 0), min(number + 2, bitmask.packed_columns(case.N))
     bits = bits_of(returned, case)[row]
     got, right = (bitmask.pack(b.reshape(1, -1))[0].tolist() for b in (bits, expected))
-    if returned.dtype != torch.bool:  # as it came, pad bits included
+    if returned.dtype != torch.bool:  # as it was returned, pad bits included
         got = returned.reshape(case.M, -1)[row].tolist()
     which = f"bytes {first} to {end - 1}" if end - first > 1 else f"byte {first}"
-    said = (
+    text = (
         f"row {row}, {which}, the bit is number {column % 8} of byte {number}: "
         f"got {_hex(got[first:end])}, expected {_hex(right[first:end])}"
     )
     other = _hex(_reversed(right[first:end]))
-    return f"{said} least significant bit first ({other} most significant bit first)"
+    return f"{text} least significant bit first ({other} most significant bit first)"
 
 
 def _hex(values: list[int]) -> str:
@@ -57,12 +57,12 @@ def _hex(values: list[int]) -> str:
 
 
 def _reversed(values: list[int]) -> list[int]:
-    """The same bits in each byte, in the other order."""
+    """The bytes with their bits in the other order."""
     return [int(f"{value:08b}"[::-1], 2) for value in values]
 
 
 def _limits(judge: Judge, z: float, before: float, at: tuple[int, int]) -> str:
-    """The limit that is nearer to z, and how far away it is, beside what a correct z may be off."""
+    """The limit nearer to z and its distance, compared with the error that a correct z may have."""
     name, limit = min(judge.options.items(), key=lambda option: abs(z - option[1]))
     distance = abs(z - limit)
     if math.isnan(z):
@@ -74,31 +74,31 @@ def _limits(judge: Judge, z: float, before: float, at: tuple[int, int]) -> str:
     return f"z at {list(at)} is {z:.9g}: {distance:.3g} {side} {name}={limit:.9g}{rounds}"
 
 
-def _otherwise(judge: Judge, returned: Tensor) -> list[str]:
-    """Which other reading of the bits would make all of them right, of those that are tried.
+def _other_reading(judge: Judge, returned: Tensor) -> list[str]:
+    """Say which of the other ``_readings`` of the bits makes all of them right, if one does.
 
-    In a case that was shrunk to a few bits nearly every reading does: pad bits are zeros, and of one value all bits may
-    be inverted by chance. So a reading counts where there are ones to find, and inverted ones where zeros are, too.
+    In a case that was shrunk to a few bits nearly every reading does: pad bits are zeros, and a few equal bits may be
+    inverted by chance. So a reading counts only if ones are expected, and the inverted one only if zeros are as well.
     """
     readings = _readings(judge.case, returned)
     wrong, ones, zeros = dict.fromkeys(readings, 0), 0, 0
     for block in judge.blocks():
         truth = judge.truth(block)
-        judged = ~doubtful_bits(judge, truth)
+        certain = ~doubtful_bits(judge, truth)
         right = reference.bits(truth.forward.z, judge.options)
-        ones += int((right & judged).sum())
-        zeros += int((~right & judged).sum())
+        ones += int((right & certain).sum())
+        zeros += int((~right & certain).sum())
         for name, reading in readings.items():
-            wrong[name] += int(((reading[block] != right) & judged).sum())
-    shown = {_MOST_FIRST: ones, _INVERTED: min(ones, zeros)}
-    fits = [f"All bits are right {name}." for name, count in wrong.items() if count == 0 and shown[name]]
+            wrong[name] += int(((reading[block] != right) & certain).sum())
+    evidence = {_MOST_FIRST: ones, _INVERTED: min(ones, zeros)}
+    fits = [f"All bits are right {name}." for name, count in wrong.items() if count == 0 and evidence[name]]
     if fits or not wrong.get(_MOST_FIRST):
         return fits[:1]
     return [f"The other order of bits does not fit either: {wrong[_MOST_FIRST]:,} bits would be wrong."]
 
 
 def _readings(case: Case, returned: Tensor) -> dict[str, Tensor]:
-    """What is read otherwise -> bool (M, N)."""
+    """Each other reading of the mask, in words -> its bits, bool (M, N)."""
     inverted = {_INVERTED: ~bits_of(returned, case)}
     if returned.dtype == torch.bool:
         return inverted

@@ -1,4 +1,4 @@
-"""What in a kernel makes a result wrong, in one line; only where a test of this very case says that it is the cause."""
+"""The cause of a wrong result in the kernel's code, in one line, if a test of this very case proves it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.inputs import make
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.checks.check import Result
 from normcheck.checks.gradients import autograd_checks
 from normcheck.oracle import reference
-from normcheck.oracle.judge import Expectation, Judge, judge_forward, judge_of
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.rounding import half_ulp
 
 
 def cause(op: Op, result: Result, device: str) -> str:
-    """Why a failed ``result`` is wrong; "" where that is not known for sure.
+    """Why a failed ``result`` is wrong; "" if the cause is not certain.
 
-    One cause is known: x is upcast more than once, so that autograd adds up gradients that it has rounded to half
-    precision. The graph has to say so, and nothing may be wrong but dx, by no more than those roundings.
+    One cause is known: x is upcast more than once, so that autograd adds gradients that it has rounded to half
+    precision. It is certain if autograd's graph shows it, and only dx is wrong, by no more than those roundings.
     """
     if result.joined < 2 or result.problems or {c.output for c in result.wrong} != {"dx"}:
         return ""
@@ -33,13 +34,13 @@ def cause(op: Op, result: Result, device: str) -> str:
 
 
 def _roundings_suffice(op: Op, result: Result, device: str) -> bool:
-    """Whether dx is as right as it can be if each of its parts is rounded to the io dtype before they are added."""
+    """Whether dx is within its bound plus the roundings of its parts to the io dtype before they are added."""
     case, gradients = result.case, result.seen.gradients
-    seen: dict[int, Expectation] = {}
+    expectations: dict[int, Expectation] = {}
 
     def watch(part: Expectation) -> None:
         if part.output == "dx":
-            seen[part.first] = part  # what was judged again counts
+            expectations[part.first] = part  # the last judgement of a block counts
 
     inputs = make(case, op, device)
     judge = judge_of(op, case, inputs, result.model, {})
@@ -47,7 +48,7 @@ def _roundings_suffice(op: Op, result: Result, device: str) -> bool:
     autograd_checks(replace(judge, watch=watch), inputs, result.seen.outputs, gradients, saved)
     dx = gradients["dx"].reshape(case.M, case.N).double()
     for block in judge.blocks():
-        expected, bound = seen[block.start].expected, seen[block.start].bound.upper
+        expected, bound = expectations[block.start].expected, expectations[block.start].bound.upper
         dy = judge.dy[block].double()
         parts = _parts(judge, block, dy if saved.bits is None else dy * saved.bits[block])
         allowed = bound + _rounded_apart(parts, judge.io, result.joined)
@@ -58,7 +59,7 @@ def _roundings_suffice(op: Op, result: Result, device: str) -> bool:
 
 
 def _parts(judge: Judge, block: slice, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x that come by y itself, by the variance and by the mean: their sum is dx, each (m, N)."""
+    """The gradients of x through y itself, through the variance and through the mean: each (m, N), their sum is dx."""
     rows = judge.truth(block).rows
     backward = reference.backward(judge.op, rows, judge.scale.g, dy)
     by_y, by_variance = backward.wd * rows.rstd, -rows.xh * backward.c1 * rows.rstd
@@ -66,9 +67,9 @@ def _parts(judge: Judge, block: slice, dy: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _rounded_apart(parts: tuple[Tensor, Tensor, Tensor], fmt: Format, count: int) -> Tensor:
-    """The most by which ``count`` roundings of the parts, and those of their sums but the last, move dx, (m, N).
+    """The most that ``count`` roundings of the parts, and those of their sums except the last, can move dx: (m, N).
 
-    Which parts share an upcast, and so a rounding, depends on how the kernel is written: the worst of the ways.
+    The kernel's code decides which parts share an upcast, and so a rounding: the worst grouping counts.
     """
     y, variance, mean = parts
 

@@ -1,12 +1,13 @@
-"""What a case is run on, and what it is run under."""
+"""The cell that a case runs on, and the setting (device, time limit) that it runs under."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
+from normcheck.result import CellKey
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,14 @@ class Cell:
     dtype: str
     spec: str
 
+    @property
+    def key(self) -> CellKey:
+        """The name of the cell, on any device."""
+        return CellKey(self.op.name, self.implementation.name, self.dtype)
+
 
 class Setting(Protocol):
-    """What a case is run under; the plan of a run is one. ``device``: cpu or cuda; ``timeout``: seconds a case."""
+    """The device and the time limit of a case; the plan of a run has both."""
 
     @property
     def device(self) -> str:
@@ -28,4 +34,4 @@ class Setting(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a case is ended."""
+        """Seconds after which a case is stopped."""

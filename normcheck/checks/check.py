@@ -1,7 +1,7 @@
-"""One case on one implementation -> Result: call it, have every output judged, say what is wrong.
+"""Check one case on one implementation: call it, judge every output, probe it, and return a ``Result``.
 
-Stages are judged alone and end to end: y also against the formula fed with the kernel's own saved statistics, the
-gradients also from a backward fed with the reference's statistics. Then come the probes, as deep as they are asked for.
+Each stage is judged end to end and alone: y also against the formula fed with the kernel's own saved statistics, the
+gradients also from a backward fed with the reference's statistics. The probes come last, as deep as the caller wants.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.checks.contract import Problem, usable_outputs
-from normcheck.checks.gradients import Call, Gradients, autograd_checks, backward_checks, gradient_names
-from normcheck.checks.observe import Begun, Seen, by_autograd, strays, written
+from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
+from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
 from normcheck.checks.probes import Depth, probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.undeclared import undeclared
-from normcheck.errors import Broken, UnsupportedCase
+from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.judge import Checked, Expectation, Reference, judge_forward, judge_of
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.judge import Checked, Reference, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
+from normcheck.runner.session import session_of
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a case showed. ``checked`` is in the order of the data's way; ``refused``: why the case did not run.
+    """What one case showed. ``checked``: in the order in which a kernel computes; ``refused``: why it did not run.
 
-    ``model`` is what it was judged by; ``notes`` are for whoever reads a pass; ``probed`` is what the probes measured,
-    None where they were not asked; ``seen`` is what the first run returned, ``staged`` the gradients
-    of a backward that was fed with the reference's statistics. ``joined``: how many gradients of x autograd added up in
-    half precision. ``undeclared``: the checks without what the implementation declares, if that widens a bound.
-    ``after``: if it failed in a process of its own, the cases which that process ran before.
+    ``model`` judged the case; ``notes`` are for the reader of a passing case; ``probed`` is what the probes measured,
+    None if none ran; ``seen`` is what the first run returned; ``staged`` are the gradients of a backward fed with the
+    reference's statistics. ``joined``: how many gradients of x autograd added in half precision. ``undeclared``: the
+    checks as they are without the implementation's declarations, if these widen a bound. ``after``: the earlier cases
+    of the kernel's own process, if the case failed in one.
     """
 
     case: Case
@@ -60,12 +62,12 @@ class Result:
 
     @property
     def wrong(self) -> tuple[Checked, ...]:
-        """The checks that did not hold; NaN does not."""
+        """The checks that failed; a ratio of NaN fails."""
         return tuple(c for c in self.checked if not c.comparison.ratio <= 1)
 
     @property
     def failed(self) -> bool:
-        """Whether anything at all is wrong."""
+        """Whether anything is wrong."""
         return bool(self.problems or self.wrong)
 
 
@@ -82,62 +84,59 @@ def check(
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
-    ``floors``: output -> ratio below which details are not wanted; ``model`` replaces the one that the implementation
-    declares; ``depth``: what the probes are asked; ``watch``: told of
-    everything that is compared. What an implementation does wrong is in the result; an exception is a fault of
-    normcheck.
+    ``floors``: output -> ratio below which details are not needed; ``model`` replaces the one that the implementation
+    declares; ``depth``: how far the case is probed; ``watch`` is called with all that is compared. Faults of the
+    implementation are in the result; an exception is a fault of normcheck.
     """
     pristine = make(case, op, device)
     base = model or undeclared_model(implementation, device)
     given = pristine.each(lambda t: guard_bands.copy(t, guard_bands.NAN))
-    arena = call.surrounded(implementation, Surroundings())
+    session = session_of(implementation)
+    run = session.run(Surroundings())
     try:
         model = model or model_of(implementation, case, device)
-        call.begin(implementation, case, given, arena)
+        forward = run.forward(case, given)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY, watch=watch)
-        this = Call(implementation, op, case, pristine, given, arena, model, base, judge, depth)
-        result, saved, second = _checked(this)
+        running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
+        result, saved, second = _checked(running)
     except UnsupportedCase as unsupported:
         return Result(case, model or table().model, refused=call.refusal(unsupported))
     except Broken as broken:
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
-        if context_lost(first) and call.link_of(implementation) is None:  # nothing on the GPU can be looked at
+        if context_lost(first) and not session.isolated:  # no tensor on the GPU can be read
             return Result(case, model or table().model, problems=(first,))
         refused = refusal(case, first) or _no_memory(broken, device)
-        problems = written(implementation, pristine, given) + strays(arena, {})
+        problems = written(implementation, pristine, given) + strays(run, {})
         if refused and not problems:
             return Result(case, model or table().model, refused=refused)
         return Result(case, model or table().model, problems=(*problems, first))
-    done = written(implementation, pristine, given) + strays(arena, result.seen.named)
+    done = written(implementation, pristine, given) + strays(run, result.seen.named)
     result = replace(result, problems=(*result.problems, *done))
     if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
         return result
-    probed = _probed(this, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
+    probed = _probed(running, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
     return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
 
 
 def context_lost(problem: Problem) -> bool:
-    """Whether a GPU's context is lost: every later call of this process fails, whatever it does."""
-    return problem.kind == "exception" and any(words in problem.message for words in _STICKY)
-
-
-_STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
+    """Whether the GPU's context is lost, so that every later call in this process fails."""
+    return problem.kind == "exception" and loses_context(problem.message)
 
 
 def _no_memory(broken: Broken, device: str) -> str:
-    """Why running out of a GPU's memory says nothing about the kernel: others use it; "" where that is not so."""
+    """Why running out of GPU memory says nothing about the kernel (other programs use it), or "" if it does."""
     if device != "cuda" or "out of memory" not in broken.message:
         return ""
     free, _ = torch.cuda.mem_get_info()
-    return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < _PLENTY else ""
+    return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < _PLENTY_BYTES else ""
 
 
 NO_MEMORY = "the GPU's memory is in use"
-_PLENTY = 8 << 30  # bytes: whoever asks for more than is free then, asks for too much
+_PLENTY_BYTES = 8 << 30  # a kernel that needs more than so many free bytes needs too much
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:
-    """The table's model, with what holds for torch autograd on a CPU."""
+    """The table's model; for gradients by torch autograd on a CPU, with what holds for those."""
     if implementation.backward is None and device == "cpu":
         return replace(table().model, **table().autograd_cpu)
     return table().model
@@ -150,83 +149,81 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     return declared_model(base, declared, implementation.name) if declared else base
 
 
-def _checked(this: Call) -> tuple[Result, Reference | None, Begun | None]:
-    """Everything judged; what the reference would save, None where nothing is called once more; the second run."""
-    implementation, op, case = this.implementation, this.op, this.case
-    inputs = call.differentiable(this.given) if implementation.backward is None else this.given
-    returned = call.forward(implementation, case, inputs, this.arena)
-    joined = call.joined(returned, inputs) if implementation.backward is None and case.dtype != "fp32" else 0
-    outputs, problems = usable_outputs(op, case, this.pristine, returned)
+def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | None]:
+    """Judge every output -> the result; what the reference saves, None if no probe can run; the second run, or None."""
+    implementation, op, case = running.implementation, running.op, running.case
+    forward = running.forward.result()
+    returned = forward.outputs
+    outputs, problems = usable_outputs(op, case, running.pristine, returned)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
     if implementation.overwrites:
         notes += (f"declares that it may overwrite {' and '.join(implementation.overwrites)}",)
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
-        return Result(case, this.model, (), problems, missing, notes=notes), None, None
+        return Result(case, running.model, (), problems, missing, notes=notes), None, None
     special: tuple[Checked, ...] = ()
-    if is_special(case):  # before backward has had a chance to write to them
-        special = judge_special(op, case, this.pristine, Seen(outputs).named, this.model)
-        notes += tuple(filter(None, [what_an_infinity_does(op, case, this.pristine, outputs)]))
+    if is_special(case):  # before backward can write to them
+        special = judge_special(op, case, running.pristine, Seen(outputs).named, running.model)
+        notes += tuple(filter(None, [what_an_infinity_does(op, case, running.pristine, outputs)]))
     unusable = bool(problems) and implementation.backward is not None
     second = None
     if implementation.backward is None:
-        own_gradients, refused = by_autograd(this.case, returned, inputs, this.arena)
-        second = this.second_ahead()
-        checked, saved = judge_forward(this.judge, outputs)
-        gradients = Gradients(not_returned=gradient_names(inputs), refused=refused)
+        own_gradients, refused = by_autograd(case, forward, running.given.dy)
+        second = running.second_if_probed()
+        checked, saved = judge_forward(running.judge, outputs)
+        gradients = Gradients(not_returned=gradient_names(running.given), refused=refused)
         if not refused:
-            gradients = autograd_checks(this.judge, this.pristine, outputs, own_gradients, saved)
-    elif unusable:  # a backward that is fed with what is wrong, or not fed, says nothing about itself
-        checked, saved = judge_forward(this.judge, outputs)
+            gradients = autograd_checks(running.judge, running.pristine, outputs, own_gradients, saved)
+    elif unusable:  # the gradients of a backward with wrong or missing inputs say nothing about it
+        checked, saved = judge_forward(running.judge, outputs)
         names = ", ".join(problem.output for problem in problems)
         gradients = Gradients(notes=(f"gradients not checked: {names} cannot be used as forward returned it",))
     else:
-        if not op.clamped:  # there the reference's bits are wanted first
-            call.begin_backward(case, this.given, outputs, this.arena)
-        checked, saved = judge_forward(this.judge, outputs)
-        gradients = backward_checks(this, outputs, saved)
+        pending = None if op.clamped else running.backward(outputs)  # a clamped op waits for the reference's bits
+        checked, saved = judge_forward(running.judge, outputs)
+        gradients = backward_checks(running, outputs, saved, pending)
         second = gradients.second
     checked += gradients.checked
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     if is_special(case):
-        checked += special + judge_special(op, case, this.pristine, gradients.end_to_end, this.model)
+        checked += special + judge_special(op, case, running.pristine, gradients.end_to_end, running.model)
     result = Result(
         case,
-        this.model,
+        running.model,
         checked,
         problems + gradients.problems,
         missing + gradients.not_returned,
         notes=notes + gradients.notes,
         seen=seen,
         staged=gradients.staged,
-        joined=joined,
-        undeclared=undeclared(this, outputs, gradients),
+        joined=forward.joined,
+        undeclared=undeclared(running, outputs, gradients),
     )
     return result, None if unusable else saved, second
 
 
-def _probed(this: Call, result: Result, saved: Reference, second: Begun | None, *, rows: bool) -> Probed:
+def _probed(running: InFlight, result: Result, saved: Reference, second: Started | None, *, rows: bool) -> Probed:
     return probe(
         Subject(
-            this.implementation,
-            this.op,
-            this.case,
-            this.pristine,
-            this.given,
+            running.implementation,
+            running.op,
+            running.case,
+            running.pristine,
+            running.given,
             result.seen,
             saved.bits,
-            lambda inputs, seen: _wrong_values(this, inputs, seen),
-            second or this.second(),
+            lambda inputs, seen: _wrong_values(running, inputs, seen),
+            second or running.second(),
         ),
         rows=rows,
     )
 
 
-def _wrong_values(this: Call, inputs: Inputs, seen: Seen) -> list[str]:
-    """The outputs of another run, for other inputs of the same case, that are outside their bounds."""
-    judge = judge_of(this.op, this.case, inputs, this.model, {})
+def _wrong_values(running: InFlight, inputs: Inputs, seen: Seen) -> list[str]:
+    """Names of the outputs outside their bounds, in a run for other ``inputs`` of the same case."""
+    judge = judge_of(running.op, running.case, inputs, running.model, {})
     checked, saved = judge_forward(judge, seen.outputs)
-    own_bits = this.implementation.backward is None
+    own_bits = running.implementation.backward is None
     checked += judge_gradients(judge, seen.gradients, saved, given=False, own_bits=own_bits)
     return [c.output for c in checked if not c.comparison.ratio <= 1]

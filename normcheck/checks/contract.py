@@ -1,4 +1,4 @@
-"""What an implementation returned, held against what was promised: names, shapes, dtypes, device."""
+"""Check what an implementation returned against its contract: names, shapes, dtypes, device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.oracle.bitmask import packed_columns
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong that is not a matter of values: ``kind`` and ``output`` are a finding's."""
+    """A fault other than a wrong value. ``kind`` and ``output``: as of a finding; ``frames``: lines of a traceback."""
 
     kind: str
     output: str
@@ -25,56 +25,56 @@ class Problem:
 
     @property
     def gpu_failed(self) -> bool:
-        """Whether an exception says that a GPU, or Triton's launch on it, went wrong."""
+        """Whether the message says that the GPU, or Triton's launch on it, failed."""
         return "CUDA error" in self.message or "Triton Error" in self.message
 
 
 def usable_outputs(
     op: Op, case: Case, inputs: Inputs, returned: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
-    """The outputs of forward that can be judged, and what is wrong with the others."""
+    """Forward's outputs that can be judged, by name, and the problems of the others."""
     usable: dict[str, Tensor] = {}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name in op.outputs:
         if name not in returned:
             continue
         tensor = returned[name].detach()
         if name == "y":
             allowed = tuple(map(torch_dtype, op.y_dtypes(case.dtype, case.weight_format)))
-            problem = _against(name, tensor, tuple(inputs.x.shape), allowed, inputs.x.device)
+            problem = _tensor_problem(name, tensor, tuple(inputs.x.shape), allowed, inputs.x.device)
         elif name == "bitmask":
-            problem = _bitmask(tensor, case, inputs.x.device)
+            problem = _bitmask_problem(tensor, case, inputs.x.device)
         else:
-            problem = _statistic(name, tensor, case, inputs.x.device)
+            problem = _statistic_problem(name, tensor, case, inputs.x.device)
         if problem is None:
             usable[name] = tensor
         else:
-            found.append(problem)
-    return usable, tuple(found)
+            problems.append(problem)
+    return usable, tuple(problems)
 
 
 def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
-    """The gradients that can be judged, and what is wrong with the others; one that is missing is a problem."""
+    """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem."""
     usable: dict[str, Tensor] = {}
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, like in (("dx", inputs.x), ("dw", inputs.weight), ("db", inputs.bias)):
         if like is None:
             continue
         if name not in returned:
-            found.append(
+            problems.append(
                 Problem("missing", name, f"{name} was not returned: a backward gives dx, dw and, with a bias, db")
             )
             continue
         tensor = returned[name].detach()
-        problem = _against(name, tensor, tuple(like.shape), (like.dtype,), like.device)
+        problem = _tensor_problem(name, tensor, tuple(like.shape), (like.dtype,), like.device)
         if problem is None:
             usable[name] = tensor
         else:
-            found.append(problem)
-    return usable, tuple(found)
+            problems.append(problem)
+    return usable, tuple(problems)
 
 
-def _against(
+def _tensor_problem(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> Problem | None:
     if tensor.layout != torch.strided:
@@ -83,10 +83,10 @@ def _against(
         return Problem("shape", name, f"{name}.shape={tuple(tensor.shape)}: expected {shape}")
     if tensor.dtype not in dtypes:
         return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected {' or '.join(map(str, dtypes))}")
-    return _elsewhere(name, tensor, device)
+    return _device_problem(name, tensor, device)
 
 
-def _statistic(name: str, tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+def _statistic_problem(name: str, tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
     if tensor.layout != torch.strided:
         return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
     if tensor.numel() != case.M:
@@ -94,10 +94,10 @@ def _statistic(name: str, tensor: Tensor, case: Case, device: torch.device) -> P
         return Problem("shape", name, f"{name}.shape={shape}: expected M={case.M} elements in any shape")
     if tensor.dtype != torch.float32:
         return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected torch.float32")
-    return _elsewhere(name, tensor, device)
+    return _device_problem(name, tensor, device)
 
 
-def _bitmask(tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+def _bitmask_problem(tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
     if tensor.layout != torch.strided:
         return Problem("shape", "bitmask", f"bitmask.layout={tensor.layout}: expected a dense tensor")
     if tensor.dtype not in (torch.uint8, torch.bool):
@@ -106,10 +106,10 @@ def _bitmask(tensor: Tensor, case: Case, device: torch.device) -> Problem | None
     if tensor.dim() < 2 or tensor.shape[-1] != columns or tensor.numel() != case.M * columns:
         expected = f"expected ({case.M}, {packed_columns(case.N)}) packed or ({case.M}, {case.N}) bool"
         return Problem("shape", "bitmask", f"bitmask.shape={tuple(tensor.shape)}: {expected}")
-    return _elsewhere("bitmask", tensor, device)
+    return _device_problem("bitmask", tensor, device)
 
 
-def _elsewhere(name: str, tensor: Tensor, device: torch.device) -> Problem | None:
+def _device_problem(name: str, tensor: Tensor, device: torch.device) -> Problem | None:
     if tensor.device.type != device.type:
         return Problem("missing", name, f"{name}.device={tensor.device}: expected {device}, where the inputs are")
     return None

@@ -1,4 +1,4 @@
-"""A failed Result as a Finding: the one thing to look at first, and what would help to understand it."""
+"""Turn a failed Result into a Finding: the one fault to look at first, and what helps to understand it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 
+from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import own_limit
 from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
@@ -19,7 +20,7 @@ from normcheck.impls.implementation import OVERWRITABLE
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, Checked
 from normcheck.oracle.rounding import NO_ROOM
-from normcheck.result import Finding
+from normcheck.result import Finding, Term
 
 _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
     (
@@ -38,24 +39,24 @@ _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
         "meant, declare model={'bwd_form': 'raw'}.",
     ),
 )
+"""Fields of a model that a kernel may declare, and the advice to declare them if the case then passes."""
 
-
-_WAY = ("", "mean", "rstd", "y", "bitmask", "input", "dx", "dw", "db")
+_ORDER = ("", *(name for name in ROOT_FIRST if name not in GRADIENTS), "input", *GRADIENTS)
 
 
 def signature(result: Result) -> tuple[str, str]:
-    """Kind and output of what is to be looked at first; a value that is not finite is a mismatch like another."""
+    """Kind and output of the fault to look at first. A value that is not finite counts as a mismatch."""
     first = _first(result)
     return (first.kind, first.output) if isinstance(first, Problem) else ("mismatch", first.output)
 
 
 def place(result: Result) -> tuple[int, int]:
-    """How early on the data's way a failed result is wrong; smaller is nearer to the root."""
-    return _place(_first(result))
+    """How early in the order of computation a failed result goes wrong: smaller is nearer to the root cause."""
+    return _place_of(_first(result))
 
 
 def worst_ratio(result: Result) -> float:
-    """The ratio of what is to be looked at first; infinite where it is not a matter of values or of numbers."""
+    """Error / bound of the fault to look at first: infinite if it is not a wrong value, 0 if nothing failed."""
     if not result.failed:
         return 0.0
     first = _first(result)
@@ -85,30 +86,30 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
     advice = _advice(cell, result, device) if advise and not why else ""
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
         returned = result.seen.outputs.get("bitmask")
-        told = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, device)
-        advice = f"{told}\n{advice}".strip()
+        bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, device)
+        advice = f"{bit_lines}\n{advice}".strip()
     return replace(found, also=tuple(name for name in also if name != first.output), advice=advice, cause=why)
 
 
 def _overwriting(problem: Problem) -> str:
-    """How to declare that an input may be written to, "" when the problem is another."""
+    """How to declare that a kernel overwrites an input, or "" if the problem is another."""
     if problem.kind != "input_modified" or problem.output not in OVERWRITABLE:
         return ""
     return f'If callers know that the kernel overwrites {problem.output}, declare overwrites=("{problem.output}",).'
 
 
 def _first(result: Result) -> Problem | Checked:
-    """In the order of the data's way, the root is the first that is wrong: a call that broke, what forward returned,
-    an input that was written to, what backward returned; of one output its shape before its values."""
-    candidates: list[Problem | Checked] = [*result.problems, *result.wrong]
-    return min(candidates, key=_place)
+    """The fault nearest to the root cause: a call that broke, then what forward returned, an input that was written
+    to, what backward returned; of one output its shape before its values."""
+    faults: list[Problem | Checked] = [*result.problems, *result.wrong]
+    return min(faults, key=_place_of)
 
 
-def _place(found: Problem | Checked) -> tuple[int, int]:
-    if isinstance(found, Problem) and found.kind == "input_modified":
-        return (_WAY.index("input"), 0)
-    where = _WAY.index(found.output) if found.output in _WAY else 0
-    return (where, int(isinstance(found, Checked)))
+def _place_of(fault: Problem | Checked) -> tuple[int, int]:
+    if isinstance(fault, Problem) and fault.kind == "input_modified":
+        return (_ORDER.index("input"), 0)
+    position = _ORDER.index(fault.output) if fault.output in _ORDER else 0
+    return (position, int(isinstance(fault, Checked)))
 
 
 def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
@@ -116,7 +117,7 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
     assert c.worst is not None and c.wrong is not None
     worst, mismatched = c.worst, int(c.wrong.sum())
     grid = c.wrong if c.wrong.dim() == 2 and c.wrong.shape[1] > 1 else c.wrong.reshape(1, -1)
-    if first.output in ("mean", "rstd"):
+    if first.output in STATISTICS:
         grid = c.wrong.reshape(-1, 1)
     return Finding(
         kind="non_finite" if c.non_finite and not math.isfinite(worst.actual) else "mismatch",
@@ -125,7 +126,7 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         message=_message(first, c, mismatched),
         reproduce=reproduce,
         check=first.check,
-        index=worst.index[:1] if first.output in ("mean", "rstd") else worst.index,
+        index=worst.index[:1] if first.output in STATISTICS else worst.index,
         actual=worst.actual,
         expected=worst.expected,
         error=worst.error,
@@ -134,7 +135,7 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         max_ulp=c.max_ulp,
         mismatched=mismatched,
         numel=c.numel,
-        terms=worst.terms,
+        terms=tuple(Term(name=name, value=value) for name, value in worst.terms),
         where=locate(grid),
     )
 
@@ -150,7 +151,7 @@ def _message(first: Checked, c: Comparison, mismatched: int) -> str:
 
 
 def _advice(cell: Cell, result: Result, device: str) -> str:
-    """What a declaration about the kernel's arithmetic would change, tried on this very case."""
+    """The advice to declare something about the kernel's arithmetic, if this very case then passes, or ""."""
     only_given = {c.check for c in result.wrong} == {GIVEN_OWN}
     for changes, text in _ALTERNATIVES:
         if "y_given_stats" in changes and not only_given:

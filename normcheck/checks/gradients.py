@@ -1,4 +1,4 @@
-"""The backward half of a case: gradients through y, or of a backward of the implementation's own, judged twice."""
+"""The backward half of a case: gradients by autograd through y, or by the implementation's own backward."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops.op import GRADIENTS, Op
+from normcheck.cases.ops import GRADIENTS, Op
 from normcheck.checks.contract import Problem, usable_gradients
-from normcheck.checks.observe import Begun, begin, with_bits
+from normcheck.checks.observe import Started, start, with_bits
 from normcheck.checks.probes import Depth
 from normcheck.checks.refusal import refused_clearly
 from normcheck.checks.repeatability import other_surroundings
 from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
-from normcheck.isolation.remote_run import RemoteRun
 from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference, bits_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model
-from normcheck.runner import call
-from normcheck.runner.arena import Arena
+from normcheck.runner.call import refusal
+from normcheck.runner.run import Forward, Pending, Run
 
 UNREAD = "backward does not read the bitmask"
-"""The note on a backward that makes its own bits."""
+"""The note on a backward that computes the bits itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The backward half of a result; ``end_to_end``, ``staged``: the gradients themselves.
+    """The backward half of a result. ``end_to_end``: the gradients; ``staged``: those from the reference's statistics.
 
-    ``refused``: why the implementation's library refused its backward, "" where it did not.
+    ``second``: the second run, if it was started; ``refused``: why the library refused its backward, "" if it did not.
     """
 
     checked: tuple[Checked, ...] = ()
@@ -43,17 +42,17 @@ class Gradients:
     notes: tuple[str, ...] = ()
     end_to_end: Mapping[str, Tensor] = field(default_factory=dict)
     staged: Mapping[str, Tensor] = field(default_factory=dict)
-    second: Begun | None = None
+    second: Started | None = None
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A case on an implementation: ``pristine`` inputs, the copies of them that were ``given``, and the arena.
+class InFlight:
+    """A case that is being run: its ``pristine`` inputs, the copies ``given`` to the calls, the run that makes them.
 
-    ``model`` is what it is judged by, ``base`` what it would be if the implementation declared nothing.
+    ``forward`` has been started. ``model`` judges the case; ``base`` would, if the implementation declared nothing.
 
-    Another process works while this one judges: what it will be asked next is begun before, the second run, too.
+    A kernel in another process works while this one judges, so each call starts before the last outputs are judged.
     """
 
     implementation: Implementation
@@ -61,28 +60,39 @@ class Call:
     case: Case
     pristine: Inputs
     given: Inputs
-    arena: Arena | RemoteRun
+    run: Run
+    forward: Pending[Forward]
     model: Model
     base: Model
     judge: Judge
     depth: Depth
 
-    def second(self) -> Begun:
-        """The second run, begun."""
-        return begin(self.implementation, self.case, self.pristine, other_surroundings(self.case))
+    def backward(self, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
+        """Start the implementation's own backward. ``result()`` raises UnsupportedCase if its library refuses."""
+        pending = self.run.backward(self.case, self.given, saved)
 
-    def second_ahead(self) -> Begun | None:
-        """The same, where it is known that it will be wanted."""
+        def collect() -> dict[str, Tensor]:
+            with refused_clearly(self.case):
+                return pending.result()
+
+        return Pending(collect)
+
+    def second(self) -> Started:
+        """Start the second run, in other surroundings."""
+        return start(self.implementation, self.case, self.pristine, other_surroundings(self.case))
+
+    def second_if_probed(self) -> Started | None:
+        """Start the second run, if the probes of a passing case need it."""
         return self.second() if self.depth >= Depth.MEMORY else None
 
 
 def autograd_checks(
     judge: Judge, inputs: Inputs, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor], saved: Reference
 ) -> Gradients:
-    """Gradients through y are end to end, and pass where the kernel's own bits are set, which cannot be replaced.
+    """Judge gradients by autograd through y: end to end only, with the kernel's own bits, which cannot be replaced.
 
-    A bit in doubt is taken from the bitmask that the kernel returned, if autograd agrees with it; otherwise, and at an
-    exact tie with a limit, whatever hangs on the bit is in doubt.
+    A bit in doubt is taken from the bitmask that the kernel returned, if the gradients agree with it. Otherwise, and at
+    an exact tie with a limit, every gradient that depends on the bit is in doubt.
     """
     if not gradients:
         note = "no backward, and y does not carry autograd's graph: gradients not checked"
@@ -100,62 +110,57 @@ def autograd_checks(
 
 
 def gradient_names(inputs: Inputs) -> tuple[str, ...]:
-    """The gradients that a backward owes: db only where there is a bias."""
+    """Names of the gradients that a backward must return: db only with a bias."""
     return GRADIENTS if inputs.bias is not None else GRADIENTS[:2]
 
 
-def backward_checks(this: Call, outputs: Mapping[str, Tensor], saved: Reference) -> Gradients:
-    """The implementation's own backward: fed with the reference's statistics (where it saves any), then with its own.
+def backward_checks(
+    running: InFlight, outputs: Mapping[str, Tensor], saved: Reference, pending: Pending[dict[str, Tensor]] | None
+) -> Gradients:
+    """Judge the implementation's own backward, fed with the reference's statistics (if it saves any) and with its own.
 
-    The bitmask is the reference's both times, so that one bit in doubt does not spoil a gradient.
+    The bitmask is the reference's both times, so that one bit in doubt does not spoil a gradient. ``pending``: the
+    backward fed with ``outputs``, if it was started already, because there are no bits to replace.
     """
-    judge, given = this.judge, this.given
+    judge, given = running.judge, running.given
     own = with_bits(outputs, saved.bits)
     staged = all(name in outputs for name in judge.op.statistics)
     own_bits = "bitmask" in judge.op.outputs and "bitmask" not in outputs
     try:
-        end_to_end = _backward(this, own)
-        usable, problems = usable_gradients(given, end_to_end)
-        fed = with_statistics(own, saved) if staged else {}
-        if staged:
-            call.begin_backward(judge.case, given, fed, this.arena)
+        usable, problems = usable_gradients(given, (pending or running.backward(own)).result())
+        fed = running.backward(with_statistics(own, saved)) if staged else None
         checked = judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
-        stage = usable_gradients(given, _backward(this, fed))[0] if staged else {}
-        second = this.second_ahead()
+        stage = usable_gradients(given, fed.result())[0] if fed else {}
+        second = running.second_if_probed()
         if staged:
             checked = judge_gradients(judge, stage, saved, given=True, own_bits=own_bits) + checked
     except UnsupportedCase as refused:
-        return Gradients(not_returned=gradient_names(given), refused=call.refusal(refused))
+        return Gradients(not_returned=gradient_names(given), refused=refusal(refused))
     found = Gradients(checked, problems, end_to_end=usable, staged=stage, second=second)
     if all(c.comparison.ratio <= 1 for c in checked):
         return found
-    return _reconsidered(this, own, saved, stage, found)
-
-
-def _backward(this: Call, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    with refused_clearly(this.case):
-        return call.backward(this.implementation, this.case, this.given, saved, this.arena)
+    return _reconsidered(running, own, saved, stage, found)
 
 
 def _reconsidered(
-    this: Call, own: Mapping[str, Tensor], saved: Reference, stage: Mapping[str, Tensor], found: Gradients
+    running: InFlight, own: Mapping[str, Tensor], saved: Reference, stage: Mapping[str, Tensor], found: Gradients
 ) -> Gradients:
-    """A backward that does not read what it was given cannot be judged by it: then only end to end counts.
+    """Judge failed checks again: a backward that does not read an input cannot be judged by it, only end to end.
 
-    Whether it reads is found by giving it something else: the same bits out mean that it does not.
+    To find out, it gets other values for that input: if it returns the same bits, it does not read the input.
     """
-    judge = this.judge
+    judge = running.judge
     notes: tuple[str, ...] = ()
     checked = found.checked
     if any(c.check == GIVEN_REFERENCE for c in checked):
         shifted = {n: t * 1.5 + 0.25 for n, t in own.items() if n in judge.op.statistics}
-        if _same_bits(_backward(this, {**own, **shifted}), found.end_to_end):
+        if _same_bits(running.backward({**own, **shifted}).result(), found.end_to_end):
             checked = tuple(c for c in checked if c.check != GIVEN_REFERENCE)
             notes += ("backward does not read the saved statistics: its gradients are judged end to end only",)
     doubtful = saved.doubt is not None and bool(saved.doubt.any())
     if doubtful and "bitmask" in own and any(not c.comparison.ratio <= 1 for c in checked):
         flipped = {**own, "bitmask": ~own["bitmask"]}
-        if _same_bits(_backward(this, flipped), found.end_to_end):
+        if _same_bits(running.backward(flipped).result(), found.end_to_end):
             staged = any(c.check == GIVEN_REFERENCE for c in checked)
             checked = judge_gradients(judge, stage, saved, given=True, own_bits=True) if staged else ()
             checked += judge_gradients(judge, found.end_to_end, saved, given=False, own_bits=True)

@@ -1,4 +1,4 @@
-"""One run of an implementation in given surroundings: what it returned, and what it did to memory on the way."""
+"""Observe one run of an implementation: what it returned, and which memory of others it wrote to."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import NAN, Pattern
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops.op import GRADIENTS, Op
+from normcheck.cases.ops import ROOT_FIRST, Op
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
 from normcheck.checks.refusal import refused_clearly
 from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
-from normcheck.isolation.remote_run import RemoteRun
 from normcheck.oracle import bitmask
-from normcheck.runner import call
-from normcheck.runner.arena import Arena, Surroundings
+from normcheck.runner.arena import Surroundings
+from normcheck.runner.call import refusal
+from normcheck.runner.run import Forward, Pending, Run
+from normcheck.runner.session import session_of
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a run returned, as far as it can be judged, by name; ``gradients`` are end to end.
+    """The outputs of a run that can be judged, by name; ``gradients`` are end to end.
 
-    ``refused``: why the implementation's library refused its backward, "" where it did not.
+    ``refused``: why the implementation's library refused its backward, "" if it did not.
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -35,95 +36,96 @@ class Seen:
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """Everything, in the order of the data's way."""
+        """Outputs and gradients together, in the order in which a kernel computes them."""
         both = {**self.outputs, **self.gradients}
-        return {name: both[name] for name in ("mean", "rstd", "y", "bitmask", *GRADIENTS) if name in both}
+        return {name: both[name] for name in ROOT_FIRST if name in both}
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A run whose forward another process has begun with: its inputs as they were, and as they are ``given``."""
+class Started:
+    """A run whose forward was started on the inputs ``given``. ``before``: the same inputs before the call.
 
-    surroundings: Surroundings
+    ``around``: the pattern in the guard bands of the inputs and in the gaps of their rows.
+    """
+
+    around: Pattern
     before: Inputs
     given: Inputs
-    arena: Arena | RemoteRun
+    run: Run
+    forward: Pending[Forward]
 
 
-def begin(
-    implementation: Implementation, case: Case, inputs: Inputs, surroundings: Surroundings, *, deferred: bool = False
-) -> Begun:
-    """Begin a run on copies of ``inputs``; ``deferred`` as for ``call.forward``."""
-    before = inputs if surroundings.inputs is NAN else inputs.each(lambda t: guard_bands.copy(t, surroundings.inputs))
+def start(
+    implementation: Implementation,
+    case: Case,
+    inputs: Inputs,
+    surroundings: Surroundings,
+    *,
+    others_first: bool = False,
+) -> Started:
+    """Start a run on copies of ``inputs``; ``others_first`` as for ``runner.run.Run.forward``."""
+    around = surroundings.inputs
+    before = inputs if around is NAN else inputs.each(lambda t: guard_bands.copy(t, around))
     given = before.each(lambda t: guard_bands.copy(t, NAN))
-    arena = call.surrounded(implementation, surroundings)
-    call.begin(implementation, case, given, arena, deferred=deferred)
-    return Begun(surroundings, before, given, arena)
+    run = session_of(implementation).run(surroundings)
+    return Started(around, before, given, run, run.forward(case, given, others_first=others_first))
 
 
 def observe(
     implementation: Implementation,
     op: Op,
     case: Case,
-    begun: Begun,
+    started: Started,
     bits: Tensor | None,
     between: Inputs | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
-    """Call forward and backward; also what was written to that belongs to someone else.
+    """Call forward and backward -> what they returned, and the problems of writes to memory that is not theirs.
 
-    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op is fed with; ``between``: other
-    inputs, which forward is called with before backward is. Raises what the calls raise, but for a backward's refusal.
+    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op gets. ``between``: other inputs,
+    for which forward is called before backward. Raises what the calls raise, except a backward's refusal.
     """
-    before, given, arena = begun.before, begun.given, begun.arena
-    seen, problems = _called(implementation, op, case, given, arena, bits, begun.surroundings.inputs, between)
-    return seen, (*problems, *written(implementation, before, given), *strays(arena, seen.named))
+    seen, problems = _call_both(implementation, op, case, started, bits, between)
+    done = written(implementation, started.before, started.given)
+    return seen, (*problems, *done, *strays(started.run, seen.named))
 
 
 def observe_in_place(
     implementation: Implementation, op: Op, case: Case, given: Inputs, bits: Tensor | None
 ) -> tuple[Seen, tuple[Problem, ...]]:
-    """Call forward and backward on ``given`` itself."""
-    arena = call.surrounded(implementation, Surroundings())
-    return _called(implementation, op, case, given, arena, bits, NAN)
+    """Like ``observe``, on ``given`` itself instead of a copy, and without a look for writes to the inputs."""
+    run = session_of(implementation).run(Surroundings())
+    return _call_both(implementation, op, case, Started(NAN, given, given, run, run.forward(case, given)), bits)
 
 
-def _called(
+def _call_both(
     implementation: Implementation,
     op: Op,
     case: Case,
-    given: Inputs,
-    arena: Arena | RemoteRun,
+    started: Started,
     bits: Tensor | None,
-    around: Pattern,
     between: Inputs | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
-    if implementation.backward is None:
-        leaves = call.differentiable(given)
-        returned = call.forward(implementation, case, leaves, arena, deferred=between is not None)
-        outputs, _ = usable_outputs(op, case, given, returned)
-        if "y" not in outputs:
-            return Seen(outputs), ()
-        if between is not None:
-            call.forward(implementation, case, call.differentiable(between), arena)
-        gradients, refused = by_autograd(case, returned, leaves, arena)
-        return Seen(outputs, {} if refused else usable_gradients(given, gradients)[0], refused), ()
-    outputs, _ = usable_outputs(op, case, given, call.forward(implementation, case, given, arena))
+    given, run, forward = started.given, started.run, started.forward.result()
+    outputs, _ = usable_outputs(op, case, given, forward.outputs)
     if "y" not in outputs:
         return Seen(outputs), ()
     if between is not None:
-        call.forward(implementation, case, between, arena)
-    saved = {name: guard_bands.in_bands(t, around) for name, t in with_bits(outputs, bits).items()}
+        run.forward(case, between).result()
+    if implementation.backward is None:
+        gradients, why_refused = by_autograd(case, forward, given.dy)
+        return Seen(outputs, {} if why_refused else usable_gradients(given, gradients)[0], why_refused), ()
+    saved = {name: guard_bands.in_bands(t, started.around) for name, t in with_bits(outputs, bits).items()}
     before = {name: guard_bands.copy(t, NAN) for name, t in saved.items()}
     try:
         with refused_clearly(case):
-            gradients = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+            gradients = usable_gradients(given, run.backward(case, given, saved).result())[0]
     except UnsupportedCase as refused:
-        return Seen(outputs, refused=call.refusal(refused)), ()
-    problems = tuple(p for name, t in before.items() for p in _written(f"saved {name}", name, t, saved[name]))
+        return Seen(outputs, refused=refusal(refused)), ()
+    problems = tuple(p for name, t in before.items() for p in _changes(f"saved {name}", name, t, saved[name]))
     if problems or not implementation.deterministic:
         return Seen(outputs, gradients), problems
-    # The first run calls backward twice, with other statistics; so what alternates from call to call shows only here.
-    again = usable_gradients(given, call.backward(implementation, case, given, saved, arena))[0]
+    # The first run calls backward twice, with other statistics each time: bits that alternate show only here.
+    again = usable_gradients(given, run.backward(case, given, saved).result())[0]
     same = {name for name, t in gradients.items() if name in again and guard_bands.same_bits(t, again[name])}
     for name in [name for name in gradients if name not in same]:
         message = f"{name} is not the same when backward is called twice in a row with the same arguments"
@@ -131,15 +133,13 @@ def _called(
     return Seen(outputs, gradients), ()
 
 
-def by_autograd(
-    case: Case, returned: Mapping[str, Tensor], leaves: Inputs, arena: Arena | RemoteRun
-) -> tuple[dict[str, Tensor], str]:
-    """Gradients through the y of ``returned``, by name; and why they were refused, "" where they were not."""
+def by_autograd(case: Case, forward: Forward, dy: Tensor) -> tuple[dict[str, Tensor], str]:
+    """Gradients through the y of ``forward``, by name; and why they were refused, "" if they were not."""
     try:
         with refused_clearly(case):
-            return call.autograd(returned, leaves, arena), ""
+            return forward.by_autograd(dy), ""
     except UnsupportedCase as refused:
-        return {}, call.refusal(refused)
+        return {}, refusal(refused)
 
 
 def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, Tensor]:
@@ -152,15 +152,15 @@ def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, T
 
 
 def written(implementation: Implementation, before: Inputs, after: Inputs) -> tuple[Problem, ...]:
-    """What was written to the inputs and around them: ``after`` began as a copy of ``before``.
+    """Problems of writes to the inputs and around them. ``after`` began as a copy of ``before``.
 
-    Writing into what the implementation declares to overwrite is no problem, writing around it is.
+    A write into an input that the implementation declares to overwrite is no problem; a write around it is.
     """
-    pairs, free = zip(before.named(), after.named(), strict=True), implementation.overwrites
-    return tuple(p for (name, old), (_, new) in pairs for p in _written(name, name, old, new, free=name in free))
+    pairs, overwritten = zip(before.named(), after.named(), strict=True), implementation.overwrites
+    return tuple(p for (name, old), (_, new) in pairs for p in _changes(name, name, old, new, free=name in overwritten))
 
 
-def _written(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
+def _changes(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
     if guard_bands.moved(before, after):
         message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
         return [Problem("input_modified", output, message)]
@@ -178,13 +178,13 @@ def _written(what: str, output: str, before: Tensor, after: Tensor, *, free: boo
     return found
 
 
-def strays(arena: Arena | RemoteRun, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
-    """What was written around the memory that the implementation allocated; ``named``: what it returned of that.
+def strays(run: Run, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
+    """Problems of writes around memory that the implementation allocated. ``named``: the tensors that it returned.
 
-    Where it is not around something returned, the first such buffer is told, however many calls did the same.
+    If none of them is around a returned tensor, the first other buffer is reported, however many calls did the same.
     """
     found: dict[str, Problem] = {}
-    for name, elements, count, where in arena.strays(named):
+    for name, elements, count, where in run.strays(named):
         what = name or f"a buffer of {_elements(elements)} that it allocated"
         message = f"{what}: {_elements(count)} outside it written to, the first {where}"
         found.setdefault(name, Problem("out_of_bounds_write", name, message))

@@ -1,4 +1,4 @@
-"""A limit that a kernel states itself: it raises on purpose, as ``raise RuntimeError("feature dim >= 64KB")`` does."""
+"""Advice for a kernel that raises on purpose to state a limit, such as ``RuntimeError("feature dim >= 64KB")``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _RAISED = re.compile(r"(?:forward|backward)\b[^:]* raised (?P<type>\w+):")
 _STATEMENT = re.compile(r"(?:^|[:;]\s*)(?:raise\s+(?:\w+\.)*(?P<type>\w+)|(?P<assertion>assert)\b)")
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _NOT_ITS_OWN = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:torch|triton)[/\\]")
-"""Who raises in these says what went wrong, such as a kernel that does not compile, not what the kernel supports."""
+"""Packages whose exceptions report a failure, such as a kernel that does not compile, and not a limit of a kernel."""
 
 
 def advice(problem: Problem) -> str:
-    """What to do about an exception that states a limit; "" when it does not, or when a GPU went wrong.
+    """What to do about an exception that states a limit; "" if it states none, or if a GPU failed.
 
-    It does when the innermost frame is a ``raise`` of that very type, or an ``assert``, in a file of the kernel or of
-    its library. One that was raised while another was handled ends with its cause instead.
+    It states one if its innermost frame is a ``raise`` of its very type, or an ``assert``, in a file of the kernel or
+    of its library. The frames of an exception raised while another was handled end with that other one instead.
     """
     frame = _FRAME.fullmatch(problem.frames[-1]) if problem.frames else None
     raised = _RAISED.match(problem.message)
     if problem.kind != "exception" or problem.gpu_failed or frame is None or raised is None:
         return ""
     statement = _STATEMENT.search(frame["code"])
-    if statement is None or _elsewhere(frame["file"]):
+    if statement is None or _is_foreign(frame["file"]):
         return ""
     stated = "AssertionError" if statement["assertion"] else statement["type"]
     if stated != raised["type"]:
@@ -38,7 +38,7 @@ def advice(problem: Problem) -> str:
     )
 
 
-def _elsewhere(file: str) -> bool:
+def _is_foreign(file: str) -> bool:
     """Whether ``file`` is torch's, Triton's or Python's own."""
     if _PACKAGES.search(file):
         return bool(_NOT_ITS_OWN.search(file))

@@ -1,7 +1,7 @@
-"""What no value comparison sees: the same call once more, in other surroundings, after other work, among other rows.
+"""Probes for faults that no comparison of values shows: the same call in other memory, after others, among other rows.
 
-One second run, with everything that is not the implementation's own filled with another pattern, answers several
-questions at once; the rows in another order answer the next.
+One second run, with another pattern in all memory that is not the implementation's own, answers several questions at
+once. A run with the rows in another order answers the next ones.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from normcheck.checks.batch_invariance import among_other_rows
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen
 from normcheck.checks.repeatability import repeated
-from normcheck.checks.rerun import Probed, Subject
-from normcheck.checks.two_runs import first_difference, refused_again
+from normcheck.checks.rerun import Probed, Subject, first_difference, refused_again
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.runner.call import refusal
 
 
 class Depth(IntEnum):
-    """How much of this a case is asked: nothing; only the reason of a wrong value; always; and the rows as well."""
+    """How far a case is probed: not; only for the reason of a failure; by a second run; among other rows as well."""
 
     OFF = 0
     REASON = 1
@@ -29,7 +28,7 @@ class Depth(IntEnum):
 
 
 def probe(subject: Subject, *, rows: bool) -> Probed:
-    """Ask once more; with ``rows`` also with the rows in another order and with one of them alone."""
+    """Run the case again; with ``rows`` also with the rows in another order, and with one row alone."""
     try:
         probed = repeated(subject)
     except UnsupportedCase as refused:
@@ -46,13 +45,13 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
 
 def _broken(subject: Subject, broken: Broken) -> Probed:
     if subject.inputs.x.is_cuda and "out of memory" in broken.message:
-        return Probed()  # it ran once: a second run beside the first needs memory that is not there
+        return Probed()  # the case did run: a second run beside it needs more memory than there is
     message = f"{broken.message} (not the first time that this case was run)"
     return Probed((Problem(broken.kind, broken.output, message, broken.frames),))
 
 
 def not_as_before(first: Seen, last: Seen) -> Iterable[Problem]:
-    """The outputs of a case that was run first and, after all others, last: their bits are the same."""
+    """Problems of a case that ran first and, after all others, last: its outputs should have the same bits."""
     if last.refused and not first.refused:
         yield refused_again(last.refused)
     found = first_difference(first, last)

@@ -1,4 +1,4 @@
-"""Clear refusals of an unusual case: an exception with a message there is as good as ``UnsupportedCase``."""
+"""Clear refusals: an exception with a message counts like ``UnsupportedCase`` if the case is unusual."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 from normcheck.cases.case import Case
 from normcheck.checks.contract import Problem
-from normcheck.errors import Broken, UnsupportedCase
+from normcheck.errors import Broken, UnsupportedCase, one_line
 
 
 def refusal(case: Case, problem: Problem) -> str:
-    """Why an exception counts as a clear refusal of an unusual case; "" where it does not, as a GPU that went wrong."""
+    """The reason, if ``problem`` is a clear refusal of an unusual case; "" if it is not, such as a GPU that failed."""
     if not case.unusual or problem.kind != "exception" or problem.gpu_failed:
         return ""
-    return f"{', '.join(case.unusual)}: {' '.join(problem.message.split())[:200]}"
+    return f"{', '.join(case.unusual)}: {one_line(problem.message, 200)}"
 
 
 @contextmanager
 def refused_clearly(case: Case) -> Iterator[None]:
-    """Around a backward: its clear refusal is raised as UnsupportedCase, so that what forward returned is judged."""
+    """Around a backward: raise its clear refusal as UnsupportedCase, so that forward's outputs are still judged."""
     try:
         yield
     except Broken as broken:

@@ -1,7 +1,7 @@
-"""The same call once more, with another pattern in all memory that is not the implementation's own.
+"""Probe for repeatability: the same call again, with another pattern in memory that is not the implementation's own.
 
-The same bits mean that it repeats, reads nothing unwritten and nothing out of bounds. Only where they differ, runs that
-change one thing each find out which it was.
+The same bits mean that a kernel repeats, reads nothing unwritten and nothing out of bounds. Only if they differ, more
+runs change one thing each, to find the reason.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import LARGE, NEGATIVE, Pattern
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe
-from normcheck.checks.rerun import Probed, Subject
-from normcheck.checks.two_runs import changed, first_difference, refused_again, sharing_memory
+from normcheck.checks.rerun import Probed, Subject, changed, first_difference, refused_again, sharing_memory
 from normcheck.runner.arena import Surroundings
 
 _REPEATS = 4
 
 
 def other_surroundings(case: Case) -> Surroundings:
-    """Those of the second run: another pattern in all memory that is not the implementation's own."""
+    """The surroundings of the second run: another pattern in all memory that is not the implementation's own."""
     pattern = NEGATIVE if case.seed % 2 else LARGE
     return Surroundings(pattern, pattern, pattern)
 
 
 def repeated(subject: Subject) -> Probed:
-    """A second run with another pattern in all memory that is not the implementation's own."""
-    pattern = subject.begun.surroundings.fresh
-    second, problems = observe(subject.implementation, subject.op, subject.case, subject.begun, subject.bits)
+    """Compare the second run, in ``other_surroundings``, with the first."""
+    pattern = subject.second.around
+    second, problems = observe(subject.implementation, subject.op, subject.case, subject.second, subject.bits)
     if second.refused and not subject.first.refused:
         return Probed((refused_again(second.refused),))
     shared = sharing_memory(subject.first, second)
@@ -45,7 +44,7 @@ def repeated(subject: Subject) -> Probed:
 
 
 def _reason(subject: Subject, pattern: Pattern, differing: list[str]) -> Problem:
-    """Why the bits of the ``differing`` outputs are not those of the first run: one thing is changed at a time."""
+    """Why the ``differing`` outputs do not have the bits of the first run, found by changing one thing at a time."""
     unsteady = _unsteady(subject, Surroundings(), _REPEATS)
     if unsteady is not None:
         return unsteady
@@ -64,7 +63,7 @@ def _reason(subject: Subject, pattern: Pattern, differing: list[str]) -> Problem
 
 
 def _unsteady(subject: Subject, surroundings: Surroundings, repeats: int) -> Problem | None:
-    """Whether runs in the very same surroundings differ: then no difference says anything about memory."""
+    """The problem if runs in the same surroundings differ, or None. If so, a difference says nothing about memory."""
     first = subject.first if surroundings == Surroundings() else subject.again(surroundings)[0]
     for _ in range(repeats):
         found = first_difference(first, subject.again(surroundings)[0])

@@ -1,8 +1,8 @@
-"""NVIDIA's compute-sanitizer on small cases, in a process of its own: what neither values nor guard bands can show.
+"""Run NVIDIA's compute-sanitizer on small cases: it finds what neither values nor guard bands can show.
 
-``python -m normcheck.checks.sanitizer SPEC NAME 'CASE LINE'`` is that process: one forward and one backward on plain
-tensors, without bands, so that the first element outside is the sanitizer's to see. Only memcheck and racecheck are
-run: under synccheck cuDNN's own norm kernels are known to raise barrier reports (cuDNN 9.9 and 9.18 release notes).
+It watches ``python -m normcheck.checks.sanitizer SPEC NAME 'CASE LINE'``: a forward and a backward on plain tensors,
+without guard bands, so that it sees an access to the first element outside. Only memcheck and racecheck are run: under
+synccheck cuDNN's own norm kernels are known to raise barrier reports (cuDNN 9.9 and 9.18 release notes).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from normcheck.cases.beyond import telling
-from normcheck.cases.case import Case, parse
+from normcheck.cases.case import Case
+from normcheck.cases.case_line import parsed
 from normcheck.cases.claims import claims_of
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.inputs import make
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.contract import Problem
 from normcheck.impls import discovery
@@ -38,7 +39,7 @@ _KINDS = (
 
 
 def examine(cell: Cell) -> tuple[Case | None, tuple[Problem, ...], str]:
-    """Run the sanitizer on small cases of ``cell``: the case and problems where it found any, and what it did."""
+    """Run the sanitizer on small cases of ``cell`` -> the first case with problems, or None; these; or a note."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return None, (), "compute-sanitizer was not run: it is not on the PATH"
@@ -64,7 +65,7 @@ def _cases(cell: Cell) -> list[Case]:
 def _examined(tool: str, name: str, cell: Cell, case: Case) -> tuple[Problem | None, str]:
     own = [sys.executable, "-m", "normcheck.checks.sanitizer", cell.spec, cell.implementation.name, str(case)]
     command = [tool, "--tool", name, "--report-api-errors", "no", "--print-limit", "3", *own]
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # every tensor a block of its own
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor gets a block of its own
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=False)
     except subprocess.TimeoutExpired:
@@ -73,7 +74,7 @@ def _examined(tool: str, name: str, cell: Cell, case: Case) -> tuple[Problem | N
 
 
 def read(tool: str, text: str) -> tuple[Problem | None, str]:
-    """The sanitizer's output as a problem, or as a note why it says nothing; neither where all is well."""
+    """The sanitizer's output as a problem, or as a note why it says nothing; neither if all is well."""
     counts = [int(count) for count in _SUMMARY.findall(text)]
     if not counts:
         lines = [line for line in text.splitlines() if line.strip()]
@@ -81,25 +82,20 @@ def read(tool: str, text: str) -> tuple[Problem | None, str]:
     if not sum(counts):
         return None, ""
     lines = [line.strip("= ").rstrip() for line in text.splitlines() if line.startswith("=========")]
-    telling = [line for line in lines if any(words in line for words, _ in _KINDS)] or lines
-    kind = next((kind for words, kind in _KINDS if words in telling[0]), "crash")
-    return Problem(kind, "", f"{tool}: {telling[0]}", tuple(lines[:12])), ""
+    findings = [line for line in lines if any(words in line for words, _ in _KINDS)] or lines
+    kind = next((kind for words, kind in _KINDS if words in findings[0]), "crash")
+    return Problem(kind, "", f"{tool}: {findings[0]}", tuple(lines[:12])), ""
 
 
 def main(spec: str, name: str, line: str) -> None:
-    """One forward and one backward on plain tensors, as the process under the sanitizer."""
-    ops = discovery.ops()
-    case = parse(
-        line,
-        options={op: value.options for op, value in ops.items()},
-        kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS},
-    )
+    """The process under the sanitizer: run one forward and one backward on plain tensors."""
+    case = parsed(line)
     implementation = next(i for i in discovery.select(spec, (case.op,)) if i.name == name)
-    inputs = make(case, ops[case.op], "cuda").each(lambda t: t.clone())
+    inputs = make(case, OPS[case.op], "cuda").each(lambda t: t.clone())
     plain = call.Unwatched()
     if implementation.backward is None:
         leaves = call.differentiable(inputs)
-        call.autograd(call.forward(implementation, case, leaves, plain), leaves, plain)
+        call.autograd(call.forward(implementation, case, leaves, plain)["y"], leaves, leaves.dy, plain)
     else:
         call.backward(implementation, case, inputs, call.forward(implementation, case, inputs, plain), plain)
 

@@ -1,4 +1,4 @@
-"""What depends on earlier calls: on the latest forward, or on what was made of weights that have changed since."""
+"""Probe for state kept between calls: from the latest forward, or from weights that have changed since."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
 from normcheck.checks.contract import Problem
-from normcheck.checks.observe import Seen, begin, observe, observe_in_place
-from normcheck.checks.rerun import Subject
-from normcheck.checks.two_runs import first_difference
+from normcheck.checks.observe import Seen, observe, observe_in_place, start
+from normcheck.checks.rerun import Subject, first_difference
 from normcheck.runner.arena import Surroundings
-from normcheck.runner.call import link_of
+from normcheck.runner.session import session_of
 
-_ADDRESSES = 4  # as many as the runs of one case may have left free
+_FRESH_RUNS = 4  # the earlier runs of a case may have left so many blocks of memory free
 
 
-def of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
-    """Two forwards, then the backward of the first, as a network with two such layers does it."""
+def state_of_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
+    """Call forward twice, then the backward of the first call, as a network with two such layers does."""
     i, case = subject.implementation, subject.case
     if not i.deterministic:
         return None
     between = other.each(lambda t: guard_bands.in_bands(t, NAN))
-    begun = begin(i, case, subject.inputs, Surroundings(), deferred=True)
-    seen, _ = observe(i, subject.op, case, begun, subject.bits, between)
+    started = start(i, case, subject.inputs, Surroundings(), others_first=True)
+    seen, _ = observe(i, subject.op, case, started, subject.bits, between)
     found = first_difference(subject.first, seen)
     if found is None:
         return None
@@ -36,26 +35,26 @@ def of_the_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
     return Problem("not_repeatable", name, message)
 
 
-def with_other_weights(subject: Subject) -> Problem | None:
-    """The weights changed in place: what was made of the old ones, and kept, is wrong now."""
+def state_of_old_weights(subject: Subject) -> Problem | None:
+    """Change the weights in place: an output that still depends on the old ones is a problem."""
     if subject.op.clamped or subject.case.weights != "normal":
-        return None  # the bits that backward is fed with would be others, too; and ties would be lost
+        return None  # the bits that backward gets would change as well, and ties would be lost
     new = subject.inputs.each(lambda t: t)
     new = replace(new, weight=new.weight.roll(1), bias=None if new.bias is None else new.bias.roll(1))
     subject.refill(new)
     seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
-    name = remembered(subject, new, seen, None)
+    name = wrong_by_earlier_calls(subject, new, seen, None)
     if not name:
         return None
     message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
     return Problem("not_repeatable", name, message)
 
 
-def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None) -> str:
+def wrong_by_earlier_calls(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None) -> str:
     """The first output of ``seen``, a run on ``values`` in the memory of the first run, that earlier calls made wrong.
 
-    A wrong value accuses memory only if a fresh call on the same values is right, or gives other bits. Otherwise the
-    kernel is wrong for these values, whoever asks, and "" is returned: no case line says them, so nobody could run them
+    Earlier calls are to blame only if a fresh call on the same values is right, or gives other bits. Otherwise the
+    kernel is always wrong for these values, and "" is returned: no case line describes them, so nobody could run them
     again, and the sweep draws values like them as cases of their own, which show where and by how much.
     ``bits``: bool (M, N), the reference's bitmask for ``values``.
     """
@@ -74,15 +73,15 @@ def remembered(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None
 
 
 def _fresh(subject: Subject, values: Inputs, bits: Tensor | None) -> Iterator[Seen]:
-    """Runs on ``values`` in new memory, or one in a new process if the code is in another one: there each call finds
-    its tensors at the same addresses, and what a process remembers for ever it does not forget with new memory.
+    """Runs on ``values`` in new memory, or one run in a new process if the kernel has a process of its own.
 
-    New memory may lie where an earlier run's was, and so is held until the last: the next lies elsewhere."""
-    link = link_of(subject.implementation)
-    if link is not None:
-        link.close()
+    There each call finds its tensors at the same addresses, so only a new process has forgotten the earlier calls. In
+    this process new memory may lie where an earlier run's was, so all of it is held until the last run.
+    """
+    session = session_of(subject.implementation)
+    session.restart()
     held = []
-    for _ in range(_ADDRESSES if link is None else 1):
-        subject.refill(values)  # of the geometry of the first run, without what the latest may have written
-        held.append(begin(subject.implementation, subject.case, subject.given, Surroundings()))
+    for _ in range(1 if session.isolated else _FRESH_RUNS):
+        subject.refill(values)  # same shapes and strides, but without what the latest run may have written
+        held.append(start(subject.implementation, subject.case, subject.given, Surroundings()))
         yield observe(subject.implementation, subject.op, subject.case, held[-1], bits)[0]

@@ -1,4 +1,4 @@
-"""What a declaration buys: the outputs of a case under the bounds of a kernel that declares nothing."""
+"""The effect of declarations: the outputs of a case, judged as if the kernel declared nothing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from normcheck.checks.gradients import UNREAD, Call, Gradients, autograd_checks
+from normcheck.checks.gradients import UNREAD, Gradients, InFlight, autograd_checks
 from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import is_wider
 
 
-def undeclared(this: Call, outputs: Mapping[str, Tensor], gradients: Gradients) -> tuple[Checked, ...]:
-    """The checks of ``outputs`` and ``gradients`` under ``this.base``; none if what is declared widens nothing of it.
+def undeclared(running: InFlight, outputs: Mapping[str, Tensor], gradients: Gradients) -> tuple[Checked, ...]:
+    """Judge ``outputs`` and ``gradients`` by ``running.base``; () if the declared model widens no bound of it.
 
-    A check that is declared away is made here, so that a reader sees what it would have said.
+    A check that a declaration switches off is made here, so that a reader sees its result.
     """
-    if not is_wider(this.model, this.base):
+    if not is_wider(running.model, running.base):
         return ()
-    judge = judge_of(this.op, this.case, this.pristine, this.base, {})
+    judge = judge_of(running.op, running.case, running.pristine, running.base, {})
     checked, saved = judge_forward(judge, outputs)
-    if this.implementation.backward is None:
+    if running.implementation.backward is None:
         own = gradients.end_to_end
-        return checked + autograd_checks(judge, this.pristine, outputs, own, saved).checked
-    own_bits = this.op.clamped and ("bitmask" not in outputs or UNREAD in gradients.notes)
+        return checked + autograd_checks(judge, running.pristine, outputs, own, saved).checked
+    own_bits = running.op.clamped and ("bitmask" not in outputs or UNREAD in gradients.notes)
     if any(c.check == GIVEN_REFERENCE for c in gradients.checked):
         checked += judge_gradients(judge, gradients.staged, saved, given=True, own_bits=own_bits)
     if gradients.checked:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from normcheck.checks.patterns import extent, words_for
 from normcheck.result import Where
 
 GRID_ROWS, GRID_COLUMNS = 8, 48
 _CHANCE = 1e-6
-"""Above it, what wrong elements anywhere at random would leave alone is no pattern."""
+"""Untouched rows are no pattern if wrong elements at random places leave them untouched with a greater chance."""
+
+_FEWEST_REPEATS = 3
+"""A period must repeat at least so often."""
+
+_BLOCKS = tuple(2**k for k in range(3, 15))
 
 
 def locate(wrong: Tensor) -> Where:
-    """``wrong``: bool (rows, columns), True where an element is out of its bound; at least one is."""
+    """Describe where ``wrong``, bool (rows, columns), is True: at least one element, out of its bound."""
     rows, columns = wrong.shape
     return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong))
 
@@ -34,12 +40,12 @@ def _grid(wrong: Tensor) -> tuple[tuple[float, ...], ...]:
 
 
 def _summary(wrong: Tensor) -> str:
-    """Which rows and columns, and where not all that they have in common is wrong, how much of it."""
+    """Name the rows and columns with wrong elements and, if not all elements in both are wrong, how many."""
     rows, columns = wrong.shape
     if wrong.numel() == 1:
         return "the only element"
     down, across = (wrong.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
-    by_row, by_column = words_for(down, rows, "row"), words_for(across, columns, "column")
+    by_row, by_column = _words_for(down, rows, "row"), _words_for(across, columns, "column")
     common, count = len(down) * len(across), int(wrong.sum())
     if rows == 1 or columns == 1:
         return by_column if rows == 1 else by_row
@@ -51,7 +57,68 @@ def _summary(wrong: Tensor) -> str:
             return f"all of row {down[0]} of {rows}{last}" if len(down) == 1 else f"{by_row}, every column"
         return f"{by_row}, {by_column}"
     if _CHANCE < (len(down) / rows) ** count < 1:
-        by_row = extent(down, rows, "row")
+        by_row = _extent(down, rows, "row")
     if _CHANCE < (len(across) / columns) ** count < 1:
-        by_column = extent(across, columns, "column")
+        by_column = _extent(across, columns, "column")
     return f"{by_row}, {by_column}: {count:,} of the {common:,} elements in them"
+
+
+def _words_for(at: Sequence[int], total: int, name: str) -> str:
+    """Describe the indices ``at`` (ascending, at least one) out of ``total``. ``name``: "row" or "column".
+
+    A simple pattern if one fits all of them and no other, else their extent.
+    """
+    first, last = at[0], at[-1]
+    if len(at) == total:
+        return f"every {name}"
+    if len(at) == 1:
+        return f"only {name} {first} of {total}" + (" (the last)" if first == total - 1 else "")
+    if len(at) == last - first + 1:
+        return _run(first, last, total, name)
+    return _periodic(at, total, name) or _extent(at, total, name)
+
+
+def _extent(at: Sequence[int], total: int, name: str) -> str:
+    """Describe indices by number and range: for when no pattern fits, or one may fit by chance."""
+    return f"{len(at)} of {total} {name}s, from {at[0]} to {at[-1]}"
+
+
+def _run(first: int, last: int, total: int, name: str) -> str:
+    """Describe consecutive indices: a head, a tail, or a part in between."""
+    if last == total - 1:
+        return f"only {name}s >= {first} of {total}{_remainder(first, total, name)}"
+    if first == 0:
+        return f"only {name}s < {last + 1} of {total}"
+    return f"only {name}s {first} to {last} of {total}"
+
+
+def _remainder(first: int, total: int, name: str) -> str:
+    """`` = M - M % 16`` if the tail is the remainder of a blocked loop, with the smallest block that fits, or ""."""
+    size = {"row": "M", "column": "N"}[name]
+    block = next((b for b in _BLOCKS if total % b == total - first and total > b), None)
+    return f" = {size} - {size} % {block}" if block else ""
+
+
+def _periodic(at: Sequence[int], total: int, name: str) -> str:
+    """Describe the same consecutive indices in every block of one size; "" if that does not fit exactly."""
+    gap = next((i for i in range(1, len(at)) if at[i] != at[i - 1] + 1), len(at))
+    if gap == len(at):
+        return ""
+    length, period, start = gap, at[gap] - at[0], at[0]
+    expected = [i for base in range(start, total, period) for i in range(base, min(base + length, total))]
+    if start + length > period or len(range(start, total, period)) < _FEWEST_REPEATS or list(at) != expected:
+        return ""
+    if length == 1:
+        if start == period - 1 and period > 2:
+            return f"the last {name} of each {period}"
+        return f"every {_ordinal(period)} {name}" + (f", from {start} on" if start else "")
+    if start == 0:
+        return f"the first {length} {name}s of each {period}"
+    if start + length == period:
+        return f"the last {length} {name}s of each {period}"
+    return f"{name}s {start} to {start + length - 1} of each {period}"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

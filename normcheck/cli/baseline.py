@@ -1,4 +1,4 @@
-"""``normcheck baseline``."""
+"""Command ``normcheck baseline``: keep the worst ratios of reports."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def make(
     cells = [verdict for _, run in runs for verdict in run.verdicts]
     left_out = [one_line(f"{v.op} {v.implementation} {v.dtype} ({v.status})", 120) for v in cells if v.status != "pass"]
     kept = len(cells) - len(left_out)
-    told = f"; left out: {', '.join(left_out)}" if left_out else ""
-    typer.echo(f"{one_line(out, 200)}: {kept} cell{'' if kept == 1 else 's'}{told}")
+    rest = f"; left out: {', '.join(left_out)}" if left_out else ""
+    typer.echo(f"{one_line(out, 200)}: {kept} cell{'' if kept == 1 else 's'}{rest}")

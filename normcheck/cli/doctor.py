@@ -1,6 +1,6 @@
-"""``normcheck doctor``: what is here, what runs here, and what to do about what does not.
+"""Command ``normcheck doctor``: machine and versions, what runs here, and what to do about what does not.
 
-torch is imported as everything else is: inside a question, where its failure is an answer.
+torch, too, is imported inside a check, so that its failure is a line of the report.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from normcheck import __version__
+from normcheck.cases.ops import OPS
 from normcheck.cli.remedies import step_for
-from normcheck.errors import one_line, told
+from normcheck.errors import error_text, one_line
 from normcheck.runner import nvidia_driver
 
 if TYPE_CHECKING:
     from normcheck.impls.implementation import Implementation
 
 CASE = "rmsnorm fp32 M=3 N=9 eps=1e-05 rows=normal dy=normal layout=contiguous seed=0"
-"""What is run to see whether anything can be verified."""
+"""Case that is run to see whether anything can be verified."""
 
-_SECONDS = 60.0
-_NAME = 20  # columns
+_TIMEOUT_SECONDS = 60.0
+_NAME_COLUMNS = 20
 _IMPORTS = "python -c 'import numpy, torch, triton'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A line of the answer; ``step``: what to do about it, "" where nothing is to be done."""
+    """A line of the report; ``step``: what to do about it, "" if nothing is to be done."""
 
     name: str
     value: str
@@ -46,9 +47,9 @@ class Fact:
 
 
 def examine(stream: TextIO, interpret: str = "") -> int:
-    """Write everything to ``stream``, as it becomes known; 0 where something can be verified here, else 5.
+    """Write each fact to ``stream`` as soon as it is known; returns 0 if something can be verified here, else 5.
 
-    ``interpret``: TRITON_INTERPRET as it was given, before normcheck sets it on a CPU.
+    ``interpret``: TRITON_INTERPRET as the user set it, before normcheck sets it on a CPU.
     """
     _put(stream, "machine", machine())
     _put(stream, "versions", versions())
@@ -64,12 +65,15 @@ def examine(stream: TextIO, interpret: str = "") -> int:
 
 
 def _put_what_runs(stream: TextIO, device: str) -> bool:
-    """Write whether a case can be judged, in a process of its own or in this, and what of; whether anything can."""
-    apart = _asked("isolation", lambda: _works(device, isolation=True), "run with --no-isolation")
+    """Write whether a case can be judged, in a process of its own or in this one, and which implementations run.
+
+    Returns whether anything can be verified.
+    """
+    apart = _checked("isolation", lambda: _works(device, isolation=True), "run with --no-isolation")
     _put(stream, "isolation", [apart])
     good = not apart.step
     if not good:
-        here = _asked("in this process", lambda: _works(device, isolation=False), "report it, with all of the above")
+        here = _checked("in this process", lambda: _works(device, isolation=False), "report it, with all of the above")
         _put(stream, "without it", [here])
         good = not here.step
     return _put_implementations(stream, device) and good
@@ -78,27 +82,27 @@ def _put_what_runs(stream: TextIO, device: str) -> bool:
 def _put(stream: TextIO, title: str, facts: list[Fact]) -> None:
     stream.write(f"{title}\n")
     for fact in facts:
-        stream.write(f"  {fact.name:<{_NAME}} {one_line(fact.value, 400)}\n")
+        stream.write(f"  {fact.name:<{_NAME_COLUMNS}} {one_line(fact.value, 400)}\n")
         if fact.step:
-            stream.write(f"  {'':<{_NAME}} -> {one_line(fact.step, 400)}\n")
+            stream.write(f"  {'':<{_NAME_COLUMNS}} -> {one_line(fact.step, 400)}\n")
     stream.flush()
 
 
-def _asked(name: str, question: Callable[[], Fact | str], step: str = "") -> Fact:
-    """The answer to ``question``, or what it failed with, and the ``step`` then: no question may end all others."""
+def _checked(name: str, check: Callable[[], Fact | str], step: str = "") -> Fact:
+    """What ``check`` found; if it failed, its error and the ``step``: one failing check does not end the others."""
     try:
-        answer = question()
+        found = check()
     except Exception as error:
-        return Fact(name=name, value=f"does not work: {told(error, 300)}", step=step)
-    return answer if isinstance(answer, Fact) else Fact(name=name, value=answer)
+        return Fact(name=name, value=f"does not work: {error_text(error, 300)}", step=step)
+    return found if isinstance(found, Fact) else Fact(name=name, value=found)
 
 
 def machine() -> list[Fact]:
     """System, processor and memory."""
     return [
-        _asked("system", platform.platform),
-        _asked("processor", _processor),
-        _asked("memory", _memory),
+        _checked("system", platform.platform),
+        _checked("processor", _processor),
+        _checked("memory", _memory),
     ]
 
 
@@ -109,23 +113,25 @@ def _processor() -> str:
 
 
 def _memory() -> str:
-    page = os.sysconf("SC_PAGE_SIZE")
-    free, there = (page * os.sysconf(name) / 2**30 for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+    from psutil import virtual_memory
+
+    machine = virtual_memory()
+    free, there = machine.free / 2**30, machine.total / 2**30
     shared = shutil.disk_usage("/dev/shm").free / 2**30
     return f"{there:.1f} GiB, {free:.1f} GiB of it unused; {shared:.1f} GiB of shared memory free"
 
 
 def versions() -> list[Fact]:
-    """Of what normcheck is made of and what it verifies."""
+    """Versions of what normcheck runs on and of what it verifies."""
     packages = ("triton", "numpy", "hypothesis", "safetensors", "liger-kernel")
     return [
         Fact(name="normcheck", value=__version__),
         Fact(name="python", value=f"{platform.python_version()}, {platform.python_implementation()}"),
-        _asked("torch", _torch, f"make this work first: {_IMPORTS}"),
-        *(_asked(name, lambda name=name: _installed(name)) for name in packages),  # type: ignore[misc]
-        _asked("cudnn frontend", lambda: _installed("nvidia-cudnn-frontend")),
-        _asked("cudnn backend", _backend),
-        _asked("C++ compiler", _compiler),
+        _checked("torch", _torch, f"make this work first: {_IMPORTS}"),
+        *(_checked(name, lambda name=name: _installed(name)) for name in packages),  # type: ignore[misc]
+        _checked("cudnn frontend", lambda: _installed("nvidia-cudnn-frontend")),
+        _checked("cudnn backend", _backend),
+        _checked("C++ compiler", _compiler),
     ]
 
 
@@ -146,15 +152,15 @@ def _installed(distribution: str) -> Fact:
 
 
 def _backend() -> str:
-    """cuDNN itself: the one that torch found, and the one that the frontend did, which should be the same."""
+    """Versions of the cuDNN that torch loads and of the one that the frontend loads; they should be the same."""
     from normcheck.impls._cudnn_graphs import version_text
 
     own = import_module("torch").backends.cudnn.version()
     found = [f"{version_text(own)} by torch"] if own else []
     try:
         found.append(f"{version_text(import_module('cudnn').backend_version())} by its frontend")
-    except Exception as error:  # no frontend, or none that finds a library: what it says is the answer
-        found.append(f"none by its frontend ({one_line(told(error), 120)})")
+    except Exception as error:  # no frontend, or one that finds no library
+        found.append(f"none by its frontend ({one_line(error_text(error), 120)})")
     return ", ".join(found)
 
 
@@ -169,8 +175,8 @@ def _compiler() -> Fact:
 
 
 def gpu() -> list[Fact]:
-    """What the driver tells of GPUs, and which of them torch sees."""
-    return [_asked("driver", _driver), _asked("seen by torch", _seen)]
+    """GPUs that the driver reports, and those that torch sees."""
+    return [_checked("driver", _driver), _checked("seen by torch", _seen)]
 
 
 def _driver() -> str:
@@ -194,7 +200,7 @@ def _seen() -> Fact:
 
 
 def _why_unseen(torch: Any) -> str:
-    """What to do where the driver is there and torch does not see its GPUs."""
+    """What to do if there is a driver and torch does not see its GPUs; "" if there is none."""
     if not nvidia_driver.present():
         return ""
     if not torch.version.cuda:
@@ -206,17 +212,17 @@ def _why_unseen(torch: Any) -> str:
 
 
 def _device() -> tuple[str, str]:
-    """Where normcheck would run, made ready for it; and what went wrong on the way."""
+    """The device on which normcheck would run, prepared for it, and what went wrong with that, or ""."""
     try:
         from normcheck.runner.device import device_for
 
         return device_for("auto"), ""
     except Exception as error:
-        return "cpu", told(error, 400)
+        return "cpu", error_text(error, 400)
 
 
 def interpretation(given: str, device: str, trouble: str) -> list[Fact]:
-    """How Triton kernels run on ``device``; ``given``: TRITON_INTERPRET; ``trouble``: of the interpreter, if any."""
+    """How Triton kernels run on ``device``. ``given``: TRITON_INTERPRET; ``trouble``: why normcheck cannot start."""
     shown = f"TRITON_INTERPRET={given}" if given else "TRITON_INTERPRET is not set"
     if trouble:
         step = f"make this work first: {_IMPORTS}"
@@ -229,22 +235,20 @@ def interpretation(given: str, device: str, trouble: str) -> list[Fact]:
 
 
 def _works(device: str, *, isolation: bool) -> Fact:
-    """Whether a case can be run and judged: in another process, or in this one."""
+    """Whether a case can be run and judged in a process of its own, or without ``isolation`` in this one."""
+    from normcheck.cases.case_line import parsed
     from normcheck.checks.attempt import run_case
     from normcheck.checks.cell import Cell
     from normcheck.gate.plan import PROFILES, Plan
-    from normcheck.gate.request import parsed, selected
-    from normcheck.impls import discovery
-    from normcheck.runner.call import link_of
+    from normcheck.gate.prepare import selected
+    from normcheck.runner.session import session_of
 
     name = "isolation" if isolation else "in this process"
     case, begun = parsed(CASE), time.perf_counter()
-    (implementation,) = selected("torch", (case.op,), device, _SECONDS, isolation=isolation)
-    cell = Cell(discovery.ops()[case.op], implementation, case.dtype, "torch")
-    result = run_case(cell, case, Plan((cell,), PROFILES["quick"], 0, device, _SECONDS))
-    link = link_of(implementation)
-    if link is not None:
-        link.close()
+    (implementation,) = selected("torch", (case.op,), device, _TIMEOUT_SECONDS, isolation=isolation)
+    cell = Cell(OPS[case.op], implementation, case.dtype, "torch")
+    with session_of(implementation):
+        result = run_case(cell, case, Plan((cell,), PROFILES["quick"], 0, device, _TIMEOUT_SECONDS))
     took = f"{time.perf_counter() - begun:.1f} s on {device}"
     if result.failed or not result.checked:
         what = result.refused or "; ".join(p.message for p in result.problems) or "torch's own rmsnorm is found wrong"
@@ -255,19 +259,19 @@ def _works(device: str, *, isolation: bool) -> Fact:
 
 
 def _put_implementations(stream: TextIO, device: str) -> bool:
-    """Write which implementations run; whether any does."""
+    """Write which implementations run. Returns whether any does."""
     stream.write(f"implementations, on {device}\n")
     runs = False
     for name, state, step in _states(device):
         runs |= not step
-        stream.write(f"  {one_line(name, 60):<{_NAME}} {one_line(state, 400)}\n")
+        stream.write(f"  {one_line(name, 60):<{_NAME_COLUMNS}} {one_line(state, 400)}\n")
         if step:
-            stream.write(f"  {'':<{_NAME}} -> {one_line(step, 400)}\n")
+            stream.write(f"  {'':<{_NAME_COLUMNS}} -> {one_line(step, 400)}\n")
     return runs
 
 
 def _states(device: str) -> Iterator[tuple[str, str, str]]:
-    """(name, state, step) of every known implementation, its ops together where they are in the same state."""
+    """(name, state, step) of every known implementation; its ops with the same state are together."""
     from normcheck.impls import discovery
 
     for name, found in discovery.implementations().items():
@@ -279,13 +283,13 @@ def _states(device: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _state(implementation: Implementation, device: str) -> tuple[str, str]:
-    """Whether it runs, or why not, and what to do then."""
+    """(state, step): whether it runs, else why not and what to do."""
     try:
         from normcheck.runner.call import unavailable  # imports torch
 
         reason = unavailable(implementation, device)
     except Exception as error:
-        return told(error, 300), f"install what it is made of: {implementation.source}"
+        return error_text(error, 300), f"install what it is made of: {implementation.source}"
     if reason:
         return reason, step_for(reason, implementation.source)
     return ("runs" if device in implementation.by_default else f"runs with --impl {implementation.name}"), ""

@@ -1,4 +1,4 @@
-"""``normcheck golden``."""
+"""Commands ``normcheck golden``: record outputs, judge recorded ones again, compare two records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from normcheck.cli.options import Device, Dtype, Impl, Isolation, Op, Timeout
-from normcheck.cli.warm import warm
+from normcheck.cli.options import Given, options
+from normcheck.gate.options import VerifyOptions, built
 
 app = typer.Typer(
     help="Recorded outputs, judged again on any machine, without the library that made them.",
@@ -18,33 +18,27 @@ app = typer.Typer(
 
 
 @app.command(name="record")
+@options(
+    VerifyOptions,
+    only=("op", "impl", "dtype", "device", "timeout", "isolation"),
+    help={"isolation": "Run kernels in processes of their own, or in this one."},
+)
 def record(
     out: Annotated[str, typer.Option("--out", help="New folder for the record; its parent has to exist.")],
-    op: Op = None,
-    impl: Impl = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    timeout: Timeout = 120.0,
-    isolation: Isolation = True,
+    given: Given,
 ) -> None:
     """Run a fixed list of small cases on what is here and keep the outputs.
 
     Exit code: 0 recorded, and all of it holds; 1 recorded, and some of it does not hold; 2 wrong command line, or
     --out exists; 3 normcheck itself failed; 5 nothing ran and nothing was written.
     """
-    warm(device, isolation)
-    from normcheck.gate.request import Request
+    if given["isolation"]:
+        from normcheck.isolation.forkserver import start_early
+
+        start_early(given["device"])
     from normcheck.golden import run
 
-    request = Request(
-        ops=tuple(op or ()),
-        impls=tuple(impl or ()),
-        dtypes=tuple(dtype or ()),
-        device=device,
-        timeout=timeout,
-        isolation=isolation,
-    )
-    raise typer.Exit(run.record(request, out, tuple(sys.argv[1:])))
+    raise typer.Exit(run.record(built(VerifyOptions, given), out, tuple(sys.argv[1:])))
 
 
 @app.command(name="verify")

@@ -1,4 +1,4 @@
-"""``normcheck list``: what there is, and why it cannot run here."""
+"""Command ``normcheck list``: ops, implementations and reports, each with the reason if it cannot run here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
+from normcheck.cases.ops import OPS
 from normcheck.impls import discovery
 from normcheck.impls._optional import glance
 from normcheck.impls.implementation import Implementation
@@ -19,9 +20,9 @@ def show(stream: TextIO) -> None:
     """Write ops, implementations and reports to ``stream``, a line each."""
     device = device_here()
     if device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # as every command has it that runs kernels there
+        os.environ["TRITON_INTERPRET"] = "1"  # as every command sets it that runs kernels on a CPU
     stream.write("ops\n")
-    stream.writelines(f"  {op.name:<24} {op.formula}\n" for op in discovery.ops().values())
+    stream.writelines(f"  {op.name:<24} {op.formula}\n" for op in OPS.values())
     stream.write(f"implementations, on {device}\n")
     width = max(map(len, discovery.implementations()))
     for name, found in discovery.implementations().items():
@@ -32,7 +33,7 @@ def show(stream: TextIO) -> None:
 
 
 def device_here() -> str:
-    """``cuda`` where torch would see a GPU, else ``cpu``: asked of the driver, for torch takes seconds to import."""
+    """``cuda`` if torch would see a GPU, else ``cpu``. The driver is asked, since torch takes seconds to import."""
     toolkit = _toolkit_of_torch()
     return "cpu" if toolkit is None or not nvidia_driver.devices(toolkit) else "cuda"
 
@@ -40,24 +41,25 @@ def device_here() -> str:
 def _toolkit_of_torch() -> int | None:
     """The major version of the CUDA that torch is built for, from the text of its version.py.
 
-    None where it is built without, or is not installed; 0, which every driver is new enough for, where that cannot be
-    told.
+    Its text, because importing it imports torch, and a wheel's metadata need not name the CUDA.
+    None if torch is built without CUDA or is not installed; 0, for which every driver is new enough, if the text does
+    not tell.
     """
-    found = find_spec("torch")
-    if found is None or found.origin is None:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
     try:
-        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return 0
-    said = re.search(r"^cuda\b[^=\n]*=\s*(?:(None)|['\"]([0-9]{1,4})\b)", text, re.MULTILINE)
-    if said is None:
+    match = re.search(r"^cuda\b[^=\n]*=\s*(?:(None)|['\"]([0-9]{1,4})\b)", text, re.MULTILINE)
+    if match is None:
         return 0
-    return None if said[1] else int(said[2])
+    return None if match[1] else int(match[2])
 
 
 def _state(implementation: Implementation, device: str) -> str:
-    """Whether it runs on ``device``, or why not, and whether it has to be asked for."""
+    """Whether it runs on ``device``, else why not; if it is not in the default set, the option that names it."""
     with glance():
         reason = implementation.unavailable(device) if implementation.unavailable else None
     if reason is not None:

@@ -1,48 +1,40 @@
-"""``normcheck merge``."""
+"""Command ``normcheck merge``: one run from the reports of all shards."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from normcheck.cli.options import AllowThin, Baseline, Config, DriftRatio, DriftUlp, KnownFailures, Reports, Require
+from normcheck.cli.options import Given, options
+from normcheck.gate.options import VerifyOptions, built
 
 _KEYS = ("require", "allow_thin", "known_failures", "baseline", "drift_ratio", "drift_ulp")
 
 
+@options(VerifyOptions, only=("report", *_KEYS, "config"), unset=True)
 def merge(
     shards: Annotated[list[str], typer.Argument(metavar="REPORT.json...", help="JSON reports of verify --shard K/N.")],
-    report: Reports = None,
-    require: Require = None,
-    allow_thin: AllowThin = None,
-    known_failures: KnownFailures = None,
-    baseline: Baseline = None,
-    drift_ratio: DriftRatio = None,
-    drift_ulp: DriftUlp = None,
-    config: Config = None,
+    given: Given,
 ) -> None:
     """Join the reports of all shards of one sweep into one verdict, report and exit code, as of one run.
 
     What the gate knows beside the bounds is judged here: known failures that pass, drift, what is required. What is not
     given here comes from [tool.normcheck], except reports.
     """
-    given = {name: value for name, value in locals().items() if name in _KEYS}
     from normcheck.gate.config import blamed, settings
-    from normcheck.gate.decision import concluded
-    from normcheck.gate.request import request_of, targets_of, terms_of
-    from normcheck.gate.run import told
+    from normcheck.gate.decision import concluded, terms_of
+    from normcheck.gate.run import publish, targets_of
     from normcheck.gate.shards import merged
     from normcheck.reports.json_reader import read
+    from normcheck.reports.targets import screen
 
-    found = settings(given, config)
-    values = {key: value for key, value in found.items() if key in _KEYS}
+    found = settings({name: value for name, value in given.items() if name in _KEYS}, given.get("config"))
+    values = {name: value for name, value in found.items() if name in (*_KEYS, "config")}
     with blamed({**found, "from_config": set(found.get("from_config", ())).intersection(_KEYS)}):
-        request = request_of({**values, "report": report or [], "config": found.get("config", "")})
-        targets = targets_of(request, read=shards)
+        checked = built(VerifyOptions, {**values, "report": given.get("report", ())})
+        targets = targets_of(checked, read=shards)
         run = merged([(file, read(file)) for file in shards])
-        terms = terms_of(replace(request, part=run.part), required=run.required)
-    stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    raise typer.Exit(told(concluded(run, terms), targets, stream, cells=True))
+        terms = terms_of(replace(checked, part=run.part), (*checked.require, *run.required))
+    raise typer.Exit(publish(concluded(run, terms), targets, screen(targets), cells=True))

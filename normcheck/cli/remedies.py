@@ -1,4 +1,4 @@
-"""Why an implementation cannot run -> what to do about it."""
+"""Remedies: what to do about each reason why an implementation cannot run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _STEPS = (
 
 
 def step_for(reason: str, source: str) -> str:
-    """What to do about a ``reason`` why something cannot run; ``source``: where it comes from."""
+    """What to do about ``reason``, why an implementation cannot run; ``source``: its ``Implementation.source``."""
     step = next((step for words, step in _STEPS if words in reason), "see {source}")
     return step.format(source=source)

@@ -1,4 +1,4 @@
-"""``normcheck repro``."""
+"""Command ``normcheck repro``: run cases again."""
 
 from __future__ import annotations
 
@@ -6,32 +6,26 @@ from typing import Annotated
 
 import typer
 
-from normcheck.cli import complete
-from normcheck.cli.options import Device, Isolation, Timeout
-from normcheck.cli.warm import warm
+from normcheck.cli.options import Given, offered, options
+from normcheck.gate.options import ReproOptions, VerifyOptions, built, options_of
 
 
+@options(ReproOptions)
 def repro(
-    implementation: Annotated[str, typer.Argument(help="As for --impl.", autocompletion=complete.implementations)],
+    implementation: Annotated[
+        str, typer.Argument(help="As for --impl.", autocompletion=offered(options_of(VerifyOptions)["impl"]))
+    ],
     case: Annotated[
         list[str],
         typer.Argument(help="A case line, quoted: 'rmsnorm fp16 M=3 N=129 ...'. Several run in one process, in order."),
     ],
-    device: Device = "auto",
-    timeout: Timeout = 120.0,
-    isolation: Isolation = True,
-    dump: Annotated[
-        str | None,
-        typer.Option("--dump", help="New folder for inputs, outputs, reference and bounds, and a script to read it."),
-    ] = None,
-    pdb: Annotated[
-        bool, typer.Option("--pdb", help="In this process: stop where it raises, or right after forward.")
-    ] = False,
+    given: Given,
 ) -> None:
     """Run one case again, or several in one process, and show every check."""
-    isolation = isolation and not pdb
-    warm(device, isolation)
+    if given["isolation"] and not given["pdb"]:
+        from normcheck.isolation.forkserver import start_early
+
+        start_early(given["device"])
     from normcheck.gate.repro import repro_cases
 
-    code = repro_cases(implementation, case, device, timeout, isolation=isolation, dump=dump, pdb=pdb)
-    raise typer.Exit(code)
+    raise typer.Exit(repro_cases(implementation, case, built(ReproOptions, given)))

@@ -1,4 +1,4 @@
-"""``normcheck tolerances``."""
+"""Command ``normcheck tolerances``: the table of tolerances, or the bound of one element."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Annotated
 
 import typer
 
-from normcheck.cli import complete
-from normcheck.cli.options import Device
+from normcheck.cli.options import Given, offered, options
 from normcheck.errors import UsageError
+from normcheck.gate.options import VerifyOptions, built, options_of
 
 
+def _outputs(incomplete: str) -> list[str]:
+    """The outputs and gradients of all ops, for completion."""
+    from normcheck.result import OUTPUTS
+
+    return [name for name in OUTPUTS if name.startswith(incomplete)]
+
+
+@options(VerifyOptions, only=("device",))
 def tolerances(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="CASE", help="A case line: show the bound of one element of it.")
@@ -21,7 +29,7 @@ def tolerances(
         typer.Option(
             "--output",
             help="With --explain: y, mean, rstd, bitmask, dx, dw or db.",
-            autocompletion=complete.outputs,
+            autocompletion=_outputs,
         ),
     ] = None,
     at: Annotated[str | None, typer.Option("--at", help="With --explain: ROW,COLUMN, or ROW or COLUMN alone.")] = None,
@@ -30,10 +38,11 @@ def tolerances(
         typer.Option(
             "--impl",
             help="With --explain: whose model; default: the table's.",
-            autocompletion=complete.implementations,
+            autocompletion=offered(options_of(VerifyOptions)["impl"]),
         ),
     ] = None,
-    device: Device = "auto",
+    *,
+    given: Given,
 ) -> None:
     """The table that decides, with its reasons; or the bound of one element, term by term."""
     if explain is None:
@@ -47,4 +56,5 @@ def tolerances(
     from normcheck.gate.explain_bound import Question
     from normcheck.gate.explain_bound import explain as explained
 
+    device = built(VerifyOptions, given).device
     explained(Question(line=explain, output=output or "", at=at or "", impl=impl or "", device=device), sys.stdout)

@@ -1,6 +1,6 @@
-"""Whose fault a failure is: a case is blamed for what it does alone in a new process, and otherwise an earlier case is.
+"""Which case caused a failure: the one that failed, if it also fails alone in a new process; otherwise an earlier one.
 
-A kernel that writes where it should not may damage its process in one case and end it in another, which is innocent.
+A kernel that writes out of bounds may damage its process in one case and end it in another, which is innocent.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from normcheck.checks.probes import Depth
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk
 from normcheck.result import Finding
-from normcheck.runner.call import link_of
+from normcheck.runner.session import session_of
 
-_SECONDS = 10.0  # of looking for the case that did the damage
-_SHARE = 3  # of the time that is left, what one case may take: its first call may take three times its limit
-_TAKEN_APART = 16  # cases of which each is left out once, to see whether it is needed
-_PASTED = 4  # cases that a line to paste holds before the one that fails
+_SEARCH_SECONDS = 10.0  # for the search for the case that did the damage
+_TIMEOUT_DIVISOR = 3  # remaining seconds / timeout of a case: its first call may take three times its timeout
+_MOST_LEFT_OUT = 16  # only among so many cases is each left out once, to see whether it is needed
+_MOST_PASTED = 4  # cases before the failing one in a line to paste
 
 
 @dataclass(frozen=True)
 class Blame:
     """A failing ``result``, and whether its case fails ``alone`` in a new process.
 
-    If not, ``needed`` are those of the cases before it, in their order, after which it fails again; () if not known.
+    If it does not, ``needed`` are the earlier cases, in their order, after which it fails again; () if not known.
     """
 
     result: Result
@@ -45,19 +45,19 @@ def crashed(result: Result) -> bool:
 
 
 def spoilt(result: Result) -> bool:
-    """Whether the process ended, or its GPU's context is lost: what may have been done in any case before."""
+    """Whether the process ended or lost its GPU's context, which any earlier case may have caused."""
     return crashed(result) or any(map(context_lost, result.problems))
 
 
 def run_surely(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float], depth: Depth) -> Result:
-    """As ``run_case``. A process that ends in its first case says nothing yet: the case is run again from a new server.
+    """As ``run_case``, but a process that ends in its first case is no proof: the case runs again, from a new server.
 
-    Other code under test may have hit the process, or the server that it is from.
+    Other code under test may have damaged the process, or the fork server that it comes from.
     """
-    result, link = run_case(cell, case, plan, floors, depth), link_of(cell.implementation)
-    if link is None or result.after or not crashed(result):
+    result = run_case(cell, case, plan, floors, depth)
+    if result.after or not crashed(result):
         return result
-    link.renew()
+    session_of(cell.implementation).restart(cleanly=True)
     again = run_case(cell, case, plan, floors, depth)
     return again if again.failed else replace(again, notes=(*again.notes, _ONCE.format(case, result.problems[-1])))
 
@@ -66,13 +66,13 @@ _ONCE = "a process ended in its first case, {}, and another one, from a new serv
 
 
 def blamed(cell: Cell, plan: Plan, failed: Result) -> Blame:
-    """What a failure of the sweep comes to: shrunk if it fails alone, else with what must come before it."""
-    link = link_of(cell.implementation)
-    if link is None or timed_out(failed):
+    """The cause of a failure of the sweep: the case itself, shrunk, or else the cases that must come before it."""
+    session = session_of(cell.implementation)
+    if not session.isolated or timed_out(failed):
         return Blame(shrunk(cell, plan, failed))
     if spoilt(failed):
-        if crashed(failed) and failed.after:  # without cases before it, this was done before the failure was believed
-            link.renew()
+        if crashed(failed) and failed.after:  # a crash in the first case: ``run_surely`` has restarted already
+            session.restart(cleanly=True)
         return _alone_or_after(cell, plan, failed)
     smallest = shrunk(cell, plan, failed)
     if run_alone(cell, smallest.case, plan).failed:
@@ -90,11 +90,12 @@ def _alone_or_after(cell: Cell, plan: Plan, failed: Result) -> Blame:
 
 
 def _after_others(cell: Cell, plan: Plan, failed: Result, smallest: Result) -> Blame:
-    """``failed`` passes alone: look for what must come before it, and before its smaller form, while there is time.
+    """``failed`` passes alone: find the cases that must come before it, then try them before ``smallest`` as well.
 
-    Few cases came before it: more came before the smaller form, which the shrinker found after many others.
+    The search starts from ``failed``: fewer cases came before it than before ``smallest``, which the shrinker found
+    after many others. It ends after _SEARCH_SECONDS.
     """
-    end = time.perf_counter() + _SECONDS
+    end = time.perf_counter() + _SEARCH_SECONDS
     search = _Search(cell, plan, failed, end)
     try:
         search.narrow()
@@ -109,11 +110,11 @@ def _after_others(cell: Cell, plan: Plan, failed: Result, smallest: Result) -> B
 
 
 class _OutOfTime(Exception):
-    """The search is to end."""
+    """The seconds of the search are used up."""
 
 
 class _Alone(Exception):
-    """A case of the search failed in a new process, before any other: it is to blame."""
+    """A case of the search failed as the first one of a new process: it is the cause."""
 
     def __init__(self, result: Result) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ class _Alone(Exception):
 class _Search:
     """Runs cases again in new processes, the last ones before ``failed`` first, since damage shows soon.
 
-    ``needed``: the fewest cases so far after which it failed again, in their order; () as long as it has not.
+    ``needed``: the fewest cases found so far after which it fails again, in their order; () until it does.
     """
 
     cell: Cell
@@ -134,7 +135,7 @@ class _Search:
     needed: tuple[Case, ...] = ()
 
     def narrow(self) -> None:
-        """Look for as few of the last cases as it takes. Raises _OutOfTime, or _Alone."""
+        """Find, by bisection, how few of the last cases suffice. Raises _OutOfTime, or _Alone."""
         earlier = self.failed.after
         passes, fails = 0, min(1, len(earlier))
         while self.seen_again(earlier[-fails:]) is None:
@@ -147,20 +148,20 @@ class _Search:
         self._leave_out()
 
     def _leave_out(self) -> None:
-        """Without the first of the cases it passes: try the first alone, and then without each of the others."""
+        """Drop cases that are not needed. The first one is: try it alone, then leave out each of the others."""
         last = self.needed
         if len(last) < 2 or self.seen_again(last[:1]) is not None:
             return
-        for case in last[1:] if len(last) <= _TAKEN_APART else ():
+        for case in last[1:] if len(last) <= _MOST_LEFT_OUT else ():
             self.seen_again(tuple(other for other in self.needed if other is not case))
 
     def seen_again(self, earlier: tuple[Case, ...]) -> Result | None:
-        """The failure, seen again after these cases in a new process; None where it is not."""
+        """The failure after these cases in a new process; None if it does not come again."""
         for number, case in enumerate((*earlier, self.failed.case)):
             left = self.end - time.perf_counter()
             if left <= 0:
                 raise _OutOfTime
-            plan = replace(self.plan, timeout=min(self.plan.timeout, left / _SHARE))
+            plan = replace(self.plan, timeout=min(self.plan.timeout, left / _TIMEOUT_DIVISOR))
             result = (run_case if number else run_alone)(self.cell, case, plan)
             if spoilt(result) and spoilt(self.failed):
                 if not number:
@@ -173,14 +174,14 @@ class _Search:
         return result
 
 
-def told(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
-    """``failure`` of a case that passes alone, told as what it is: with the case that did it, and how to see it."""
+def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
+    """``failure``; if its case passes alone, with the earlier cases that cause it and a command that shows it again."""
     if blame.alone:
         return failure
     needed, count = blame.needed, len(blame.result.after)
     lines = [str(case) for case in (*needed, blame.result.case)]
     reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *lines))
-    if not 0 < len(needed) <= _PASTED:
+    if not 0 < len(needed) <= _MOST_PASTED:
         reproduce = _whole_sweep(cell, plan)
     if not spoilt(blame.result):
         return replace(failure, advice=f"{_REMAINED}{_after(needed)}. {failure.advice}".strip(), reproduce=reproduce)

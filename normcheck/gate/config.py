@@ -1,8 +1,8 @@
-"""``[tool.normcheck]`` of a pyproject.toml: what ``normcheck verify`` is asked for where the command line says nothing.
+"""Configuration file: ``[tool.normcheck]`` of a pyproject.toml, whose options the command line overrides.
 
 A key is an option of ``verify`` with ``_`` for ``-``. Paths in the file are relative to the file's folder. With
-``--op``, ``--impl`` or ``--dtype`` on the command line the run is a part of the gate, not the gate: what the file
-requires, and its known failures and baseline, may name cells that are not checked.
+``--op``, ``--impl`` or ``--dtype`` on the command line the run is only a part of the gate that the file describes: its
+required implementations, known failures and baseline may name cells that this run does not check.
 """
 
 from __future__ import annotations
@@ -16,42 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.files import contents
+from normcheck.gate.options import VerifyOptions, options_of, typed
 
 NAME = "pyproject.toml"
-LARGEST = 1 << 20
-"""Bytes that a configuration file may have."""
+LARGEST_BYTES = 1 << 20
+"""Bytes that a configuration file may have at most."""
 
-KEYS: dict[str, str] = {
-    "impl": "strings",
-    "op": "strings",
-    "dtype": "strings",
-    "profile": "string",
-    "max_examples": "integer",
-    "time_budget": "number",
-    "seed": "seed",
-    "device": "string",
-    "timeout": "number",
-    "workers": "integer",
-    "isolation": "boolean",
-    "require": "strings",
-    "allow_thin": "boolean",
-    "known_failures": "string",
-    "baseline": "string",
-    "drift_ratio": "number",
-    "drift_ulp": "number",
-    "database": "string",
-    "report": "strings",
-}
-"""Key -> what its value is."""
-
-EXPECTED = {
-    "strings": "a string or an array of strings",
-    "string": "a string",
-    "integer": "an integer",
-    "number": "a number",
-    "boolean": "true or false",
-    "seed": 'an integer, or "random"',
-}
+KEYS = tuple(name for name, option in options_of(VerifyOptions).items() if option.stored)
 
 _CELLS = ("op", "impl", "dtype")
 _GATE = {"known_failures", "baseline"}
@@ -59,11 +31,12 @@ Values = dict[str, Any]
 
 
 def settings(given: Mapping[str, Any], file: str | None) -> Values:
-    """What ``verify`` is asked for: ``given`` where it is not None, else the file's, else nothing.
+    """The options of ``verify`` by name: the values of ``given`` that are not None, else those of the file.
 
-    ``file``: ``--config``, or None for the nearest pyproject.toml with such a table, from the current folder upward.
-    Raises UsageError for whatever is wrong with the file, in one line with its name. The key ``part`` says whether the
-    command line says which cells, ``config`` is the path of the file, and ``from_config`` the keys that are the file's.
+    ``file``: the value of ``--config``, or None for the nearest pyproject.toml with such a table, from the current
+    folder upward. With a file there are three more keys. ``part``: whether the command line chooses some of the file's
+    cells. ``config``: the path of the file. ``from_config``: the names of the options that come from it.
+    Raises UsageError, in one line with the file's name, for anything that is wrong with the file.
     """
     path = _named(file) if file is not None else found(Path.cwd())
     own = {key: value for key, value in given.items() if value is not None}
@@ -71,14 +44,15 @@ def settings(given: Mapping[str, Any], file: str | None) -> Values:
         return own
     stored = load(path)
     kept = {key: value for key, value in stored.items() if key not in own}
-    # without op and dtype a file means all of them; without impl it leaves it to the command line what the gate is of
+    # A file without op or dtype is about all of them, and so are its known failures and baseline. A file without impl
+    # leaves it to the command line which implementations it is about.
     part = any(key in own and (key in stored or (key != "impl" and _GATE & kept.keys())) for key in _CELLS)
     return {**kept, **own, "part": part, "config": str(path), "from_config": tuple(kept)}
 
 
 @contextmanager
 def blamed(values: Values) -> Iterator[None]:
-    """Within it, a complaint about a value that is a configuration file's says so."""
+    """Within it, a UsageError about a value from the configuration file names the file."""
     try:
         yield
     except UsageError as error:
@@ -92,17 +66,23 @@ def found(folder: Path) -> Path | None:
     """The nearest pyproject.toml that has ``[tool.normcheck]``, in ``folder`` or above it."""
     for place in (folder, *folder.parents):
         path = place / NAME
-        if os.path.isfile(path) and _table(path) is not None:  # False where the folder may not even be looked into
+        if os.path.isfile(path) and _table(path) is not None:  # False if the folder may not even be read
             return path
     return None
 
 
 def load(path: Path) -> Values:
-    """The checked values of a file, its paths relative to the current folder. Raises UsageError."""
+    """The values of a file, checked, with paths relative to the current folder. Raises UsageError."""
     table = _table(path)
     if table is None:
         raise UsageError(f"{_short(path)}: expected a table [tool.normcheck] in it")
-    return {key: _rooted(key, _value(key, value, path), path) for key, value in table.items()}
+    try:
+        values = typed(VerifyOptions, {key: _known(key, value) for key, value in table.items()})
+    except UsageError as error:
+        raise UsageError(f"{_short(path)}: [tool.normcheck] {error}") from error
+    if "seed" in table:
+        values["seed"] = str(table["seed"])  # as the command line has it
+    return {key: _rooted(key, value, path) for key, value in values.items()}
 
 
 def _named(file: str) -> Path:
@@ -112,12 +92,10 @@ def _named(file: str) -> Path:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """The table of a TOML file; None where it has none. A file that cannot be read is an error, not an absence."""
+    """The table of a TOML file, None if it has none. Raises UsageError for a file that cannot be read."""
     where = _short(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise UsageError(f"{where}: expected at most {LARGEST:,} bytes of TOML")
-        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        document = tomllib.loads(contents(path, LARGEST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{where}: expected TOML, it cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
@@ -131,36 +109,22 @@ def _table(path: Path) -> dict[str, Any] | None:
     return table
 
 
-def _value(key: str, value: object, path: Path) -> Any:
-    where = f"{_short(path)}: [tool.normcheck] {one_line(key, 60)}={shown(value)}"
+def _known(key: str, value: object) -> object:
+    said = f"{one_line(key, 60)}={shown(value)}"
     if key not in KEYS:
-        said = key.replace("-", "_")
-        near = [own for own in KEYS if said.startswith(own)] or get_close_matches(said, KEYS, n=1, cutoff=0.5)
-        expected = f"did you mean {near[0]}?" if near else f"expected {one_of(KEYS)}"
-        raise UsageError(f"{where}: no such key; {expected}")
-    kind = KEYS[key]
-    if kind == "strings" and isinstance(value, str):
-        return (value,)
-    right = {
-        "strings": isinstance(value, list) and all(isinstance(item, str) for item in value),
-        "string": isinstance(value, str),
-        "boolean": isinstance(value, bool),
-        "integer": isinstance(value, int) and not isinstance(value, bool),
-        "number": isinstance(value, int | float) and not isinstance(value, bool),
-        "seed": value == "random" or (isinstance(value, int) and not isinstance(value, bool)),
-    }[kind]
-    if not right:
-        raise UsageError(f"{where}: expected {EXPECTED[kind]}")
-    if isinstance(value, list):
-        if not value and key in _CELLS:
-            raise UsageError(f"{where}: expected at least one; without the key it is all of them")
-        return tuple(value)
-    return str(value) if kind == "seed" else value
+        name = key.replace("-", "_")
+        near = [own for own in KEYS if name.startswith(own)] or get_close_matches(name, KEYS, n=1, cutoff=0.5)
+        raise UsageError(f"{said}: no such key; {f'did you mean {near[0]}?' if near else f'expected {one_of(KEYS)}'}")
+    if value == [] and key in _CELLS:
+        raise UsageError(f"{said}: expected at least one; without the key it is all of them")
+    if key == "seed" and value != "random" and type(value) is not int:
+        raise UsageError(f'{said}: expected an integer, or "random"')
+    return value
 
 
 def _rooted(key: str, value: Any, path: Path) -> Any:
     """``value`` with its paths, which are relative to the file, made relative to the current folder."""
-    folder = path.parent.resolve()  # where the file was found: a store may hold it, and the project a link to it
+    folder = path.parent.resolve()  # not path.resolve().parent: the file may be a link to one kept elsewhere
     if key in ("known_failures", "baseline", "database"):
         return _path(value, folder)
     if key == "impl":
@@ -175,7 +139,7 @@ def _path(text: str, folder: Path) -> str:
 
 
 def _spec(spec: str, folder: Path) -> str:
-    """FILE.py and FILE.py:NAME are paths; a known name and MODULE:NAME are not."""
+    """An ``--impl`` with its path rooted: FILE.py and FILE.py:NAME have one; a known name and MODULE:NAME do not."""
     file, colon, name = (spec, "", "") if spec.endswith(".py") else spec.rpartition(":")
     return f"{_path(file, folder)}{colon}{name}" if file.endswith(".py") else spec
 

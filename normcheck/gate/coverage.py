@@ -1,4 +1,4 @@
-"""The core of one cell as it is run: what comes next, what a refusal means, what it costs, and what was not reached."""
+"""Run of one cell's core: choose the next case, find the value that is refused, mind the time, report the coverage."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
 
 RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
-"""How much a case costs by what its probes are asked, in runs of the kernel: counted in the probes' calls."""
+"""Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
 
-COSTLY_ROW, DEAR_ROW = 1e-4, 6e-4
-"""Seconds from which on a row costs something, and from which on it is dear. Torch takes some 2e-6, our tiled kernels
-under the interpreter 2e-4, a kernel with a program for each row 2e-3 and more."""
+COSTLY_ROW_SECONDS, DEAR_ROW_SECONDS = 1e-4, 6e-4
+"""A row that takes longer is costly, or dear. Torch takes some 2e-6, our tiled kernels under the interpreter 2e-4, a
+kernel with a program for each row 2e-3 and more."""
 
-COSTLY_COLUMN = 1e-5
-"""Seconds from which on a column of the widest rows costs something, as with an interpreted kernel that takes a row in
-small blocks, 1e-4; one with a whole row in a block takes less than 2e-6."""
+COSTLY_COLUMN_SECONDS = 1e-5
+"""A column of the widest rows that takes longer is costly: an interpreted kernel that takes a row in small blocks needs
+1e-4, one with a whole row in a block less than 2e-6."""
 
-_BUILDING = 2.0  # times the seconds of a core: what compiling and the like may take beside it
-_JUDGING = {"cpu": 2.5e-6, "cuda": 2e-8}  # seconds for an element, at most; for planning only
+_MOST_BUILDING = 2.0  # compiling and the like may take so many times the seconds of the core, beside them
+_JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
 
 
 def model_size_of(cell: Cell, seed: int) -> int:
-    """The hidden size of a well-known model that is in the core of this cell: another one in another cell."""
+    """The hidden size of a well-known model that is in the core of this cell; cells differ in it."""
     return MODEL_SIZES[seed_of(cell, seed) % len(MODEL_SIZES)]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A case to run. ``number``: its place in the sequence that shards share; ``own``: whether this shard counts it."""
+    """A case to run. ``number``: its place in the sequence of all shards; ``own``: whether this shard counts it."""
 
     planned: Planned
     number: int
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Question:
-    """A value that may be why a case was refused, asked alone: a case that was run before, but for this value."""
+    """A value that may be why a case was refused. ``case`` asks for it alone: a case that ran, but with this value."""
 
     axis: str
     value: Any
@@ -59,31 +59,31 @@ class _Question:
 
 
 class _Queue:
-    """Cases to run, each made when it is its turn. ``head``: the next one, None if there is none."""
+    """Cases to run, each made at its turn. ``head``: the next one, None at the end."""
 
     def __init__(self, cases: Iterable[Planned]) -> None:
         self._cases = iter(cases)
         self.head = next(self._cases, None)
 
     def pop(self) -> Planned:
-        """The next one, which is taken away."""
+        """Remove and return the next one."""
         assert self.head is not None
         taken, self.head = self.head, next(self._cases, None)
         return taken
 
     def count(self) -> int:
-        """How many are left, once all are made: then none is."""
+        """Empty the queue; returns how many were left."""
         left = (self.head is not None) + sum(1 for _ in self._cases)
         self.head = None
         return left
 
 
 class CoreRun:
-    """Gives the cases of a core one by one and is told what became of each.
+    """The core of one cell: ``next`` gives a case, ``saw`` takes its result.
 
-    What an implementation refuses costs little: the value that it refuses is found by asking it alone, and the rest of
-    the core is drawn anew without it. Shards share one sequence: all of them run what opens the core, which shows what
-    is refused, and then each its own part of the rest, which is not drawn anew any more.
+    A refusal costs few cases: the refused value is found by asking for it alone, and the rest of the core is drawn
+    again without it. Shards share one sequence: all of them run its opening, which shows what is refused, and then each
+    runs its own part of the rest, which is not drawn again.
     """
 
     def __init__(self, cell: Cell, plan: Plan) -> None:
@@ -92,8 +92,8 @@ class CoreRun:
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
         self._model_size = model_size_of(cell, plan.seed)
         self._done: set[Value | Pair] = set()
-        self._elsewhere: set[Value | Pair] = set()  # what other shards cover
-        self._given_up: set[Value | Pair] = set()  # what is refused only together
+        self._elsewhere: set[Value | Pair] = set()  # goals that other shards cover
+        self._given_up: set[Value | Pair] = set()  # goals that are refused for a combination of values
         self._number, self._run, self._combinations, self._fruitless = -1, 0, 0, 0
         self._admitted: set[tuple[str, Any]] = set()
         self._base: Case | None = None
@@ -108,24 +108,24 @@ class CoreRun:
 
     @property
     def claims(self) -> Claims:
-        """What is left of what the implementation declares."""
+        """The implementation's claims, without the values that it refused."""
         return self._claims
 
     @property
     def length(self) -> int:
-        """How many numbers of the sequence have been given away."""
+        """How many numbers of the sequence are used."""
         return self._number + 1
 
     def next(self) -> Step | None:
-        """The next case, None if the core is finished or nothing that is left of it is affordable."""
+        """The next case; None if the core is finished, or the rest of it would take too long."""
         if self._questions:
             return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
         if not self._opened and not (self._queue.head and self._queue.head.opens):
-            self._look_ahead()
-        if self._opened and self._extent != self._affords():  # what made rows look dear was the cost of a call
-            self._extent = self._affords()
+            self._end_opening()
+        if self._opened and self._extent != self._affordable_extent():  # a call was dear, not rows
+            self._extent = self._affordable_extent()
             self._queue = self._planned()
-        while self._queue.head or self._drawn_anew():
+        while self._queue.head or self._drawn_again():
             planned = self._queue.pop()
             self._number += 1
             self._used = max(self._used, planned.opens)
@@ -141,7 +141,7 @@ class CoreRun:
         return None
 
     def saw(self, step: Step, result: Result, seconds: float) -> None:
-        """Take note of what became of a case, and of what it took."""
+        """Count the ``result`` of a case that took so many ``seconds``."""
         planned = step.planned
         question = self._questions.popleft() if self._questions else None
         if result.refused:
@@ -150,21 +150,21 @@ class CoreRun:
         self._count(planned, seconds)
         self._run += 1
         self._done |= goals_of(planned)
-        self._admitted |= set(_asked(planned.case).items())
+        self._admitted |= set(_refusable(planned.case).items())
         if planned.case.M > 1 and (self._base is None or planned.case.M * planned.case.N < self._base.M * self._base.N):
             self._base = planned.case
         if question is not None:
-            self._answered()
+            self._end_questions()
 
     def coverage(self) -> Coverage:
-        """What was run of the core, and what was not."""
+        """What was run of the core, and what was missed. Empties the queue: the core is over."""
         wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         left = wanted - self._done - self._elsewhere - self._given_up
         planned = self._run + len(self._skipped) + self._queue.count()
         return replace(self.so_far(), planned=planned, missed=in_words(left))
 
     def so_far(self) -> Coverage:
-        """What was run of the core of a cell that needs no more of it: it failed."""
+        """What was run of the core until now, and nothing missed: of a failed cell no more is needed."""
         return Coverage(
             planned=self._run,
             run=self._run,
@@ -174,8 +174,8 @@ class CoreRun:
         )
 
     def why_thin(self) -> str:
-        """Why the core is not finished: the time that it took, and would have taken, or the number of cases."""
-        if self._building > _BUILDING * self._limit:
+        """Why the core is not finished: its time limit, with the time for all of it, or the number of cases."""
+        if self._building > _MOST_BUILDING * self._limit:
             return f"compiling and the like took {self._building:.0f} s"
         if not self._skipped:
             return f"{self._run:,} cases are allowed"
@@ -189,53 +189,53 @@ class CoreRun:
         used = ALL_OPENED + self._combinations if self._opened else self._used
         return _Queue(drawn(self._claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
 
-    def _drawn_anew(self) -> bool:
-        """Whether there is more to run since values were refused: what they were to cover is drawn without them."""
+    def _drawn_again(self) -> bool:
+        """Draw cases for the goals of refused ones, without the refused values. Returns whether there are any."""
         if self._planned_for == (self._claims, self._combinations) or self._shard[1] > 1 or not self._opened:
             return False
         self._queue = self._planned()
         return self._queue.head is not None
 
-    def _look_ahead(self) -> None:
-        """Once the core has been opened it is known what a row costs, and so what the rest will."""
+    def _end_opening(self) -> None:
+        """End the opening of the core: the cost of a row is known by now, and so the extent that is affordable."""
         self._opened = True
-        if self._extent != self._affords() or self._planned_for != (self._claims, self._combinations):
-            self._extent = self._affords()
+        if self._extent != self._affordable_extent() or self._planned_for != (self._claims, self._combinations):
+            self._extent = self._affordable_extent()
             self._queue = self._planned()
 
-    def _affords(self) -> Extent:
-        """How far the core goes at what a row costs; on a GPU it is the first calls that cost."""
+    def _affordable_extent(self) -> Extent:
+        """The extent of the core for the cost of a row. On a GPU first calls cost time, and rows do not."""
         if self._device != "cpu" or self._shard[1] > 1 or self._claims.shapes:
             return self._usual
         extent = self._usual
-        if DEAR_ROW < self._row < math.inf:
+        if DEAR_ROW_SECONDS < self._row < math.inf:
             extent = extent.with_dear_rows
-        elif COSTLY_ROW < self._row < math.inf:
+        elif COSTLY_ROW_SECONDS < self._row < math.inf:
             extent = extent.with_costly_rows
-        return replace(extent, fine=False) if COSTLY_COLUMN < self._column < math.inf else extent
+        return replace(extent, fine=False) if COSTLY_COLUMN_SECONDS < self._column < math.inf else extent
 
     def _refused(self, planned: Planned, question: _Question | None) -> None:
-        """Look for the value that is refused, asking one at a time."""
+        """Look for the value that is refused, by asking for one at a time."""
         if question is not None:
             self._drop(question.axis, question.value)
             return
-        asked = {item: value for item, value in _asked(planned.case).items() if (item, value) not in self._admitted}
+        values = {axis: v for axis, v in _refusable(planned.case).items() if (axis, v) not in self._admitted}
         self._suspect = planned
-        if self._base is None or len(asked) == 1:
-            if len(asked) == 1:
-                self._drop(*next(iter(asked.items())))
+        if self._base is None or len(values) == 1:
+            if len(values) == 1:
+                self._drop(*next(iter(values.items())))
             return  # nothing has run yet: another case tells more
-        if not asked:
+        if not values:
             self._give_up()
-        for axis, value in asked.items():
+        for axis, value in values.items():
             self._questions.append(_Question(axis, value, _with(self._base, axis, value)))
-        if self._claims.shapes and set(asked) & {"M", "N"}:
+        if self._claims.shapes and set(values) & {"M", "N"}:
             self._questions = deque(q for q in self._questions if q.axis not in ("M", "N"))
             if not self._questions:
                 self._give_up()
 
-    def _answered(self) -> None:
-        """A value that was asked alone is taken; if all were, the case was refused for what it has together."""
+    def _end_questions(self) -> None:
+        """If each value is accepted alone, give up the case: it was refused for a combination of them."""
         if not self._questions and self._suspect is not None:
             self._give_up()
 
@@ -245,9 +245,10 @@ class CoreRun:
         self._claims = self._claims.without(axis, value)
 
     def _give_up(self) -> None:
-        """Leave out the sizes and declarations of a refused case as far as they come together.
+        """Leave out the pairs of sizes and declarations in a refused case.
 
-        If all of them are left out already, other cases may cover the rest; after some of those that is left out, too.
+        If all of them are left out already, other cases may reach the case's other goals; after _FRUITLESS such
+        refusals, these are left out as well.
         """
         assert self._suspect is not None
         suspect, self._suspect = self._suspect, None
@@ -263,20 +264,20 @@ class CoreRun:
         self._given_up |= together
 
     def _affordable(self, planned: Planned) -> bool:
-        if self._building > _BUILDING * self._limit:
+        if self._building > _MOST_BUILDING * self._limit:
             return False
         return self._spent + self._expected(planned) <= self._limit
 
     def _expected(self, planned: Planned) -> float:
-        """Seconds that a case is expected to take, once everything is built."""
+        """Seconds that a case is expected to take, without building anything."""
         runs, case = RUNS[planned.probe], planned.case
         call, row, column = (cost if cost < math.inf else 0.0 for cost in (self._call, self._row, self._column))
-        return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING[self._device]
+        return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
 
     def _count(self, planned: Planned, seconds: float) -> None:
-        """What a case took: its own seconds, and what is far beyond them, as compiling is, and a busy machine.
+        """Split the seconds of a case into its own and those far beyond, such as for compiling or on a busy machine.
 
-        What is compiled anew is the kernel's to say, if by N, by M, by what 16 divides or by a layout: any case may be.
+        Any case may compile: a kernel may be compiled for each N, M, divisibility by 16 or layout.
         """
         case, runs = planned.case, RUNS[planned.probe]
         expected = _SLACK * self._expected(planned) if self._call < math.inf else 0.0
@@ -287,7 +288,7 @@ class CoreRun:
         if case.M >= _ROWS_TELL:
             self._row = min(self._row, seconds / runs / case.M)
         if case.N >= _COLUMNS_TELL and case.M and self._row < math.inf:
-            own = seconds - case.M * case.N * _JUDGING[self._device]
+            own = seconds - case.M * case.N * _JUDGING_SECONDS[self._device]
             self._column = min(self._column, max(0.0, own / runs - self._call - self._row * case.M) / case.N)
 
     def _left_out(self) -> str:
@@ -299,21 +300,21 @@ class CoreRun:
     def _too_dear(self) -> str:
         if self._extent == self._usual or self._claims.shapes:
             return ""
-        told = []
+        reasons = []
         if self._extent.rows < self._usual.rows:
-            told.append(f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core")
+            reasons.append(f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core")
         elif self._extent.paired_rows < self._usual.paired_rows:
             few = f"M above {self._extent.paired_rows} in few cases of the core"
-            told.append(f"a row costs {self._row * 1e3:.1f} ms here: {few}")
+            reasons.append(f"a row costs {self._row * 1e3:.1f} ms here: {few}")
         if self._extent.fine != self._usual.fine:
             what = "not every layout and dy in each class of N"
-            told.append(f"a column costs {self._column * 1e3:.2f} ms here: {what} in the core")
-        return "; ".join(told)
+            reasons.append(f"a column costs {self._column * 1e3:.2f} ms here: {what} in the core")
+        return "; ".join(reasons)
 
     def _refused_share(self) -> float:
-        """Of the sizes in their layouts that the declaration promises, those that were refused.
+        """The share, 0 to 1, of the declared sizes and layouts that was refused.
 
-        A bias and fp32 weights are left out of it: an op without them is whole.
+        A refused bias or fp32 weight does not count: an op without them is whole.
         """
         if self._claims == self._declared and not self._given_up:
             return 0.0
@@ -331,15 +332,15 @@ class CoreRun:
         return self._given_up.isdisjoint(pairs_of(axes))
 
 
-_FRUITLESS = 20  # cases that are refused for no new reason
-_SLACK = 3.0  # times what is expected: what a case may take before the rest counts as building
-_ROWS_TELL = 16  # from so many rows on they cost more than the call
+_FRUITLESS = 20  # refusals that gave no new pair
+_SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
+_ROWS_TELL = 16  # from so many rows on, rows cost more than the call
 _COLUMNS_TELL = 4096  # likewise
 _STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
 
 
-def _asked(case: Case) -> dict[str, Any]:
-    """What an implementation may refuse of a case."""
+def _refusable(case: Case) -> dict[str, Any]:
+    """Axis -> value, for the axes of a case of which an implementation may refuse a value."""
     return {**{axis: getattr(case, axis) for axis in REFUSABLE}, "N": case.N, "M": case.M}
 
 

@@ -1,4 +1,4 @@
-"""An implementation under Python's debugger: it stops where the implementation raises, or right after forward."""
+"""Implementation under Python's debugger: pdb opens where the implementation raises, or right after its forward."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from normcheck.errors import UnsupportedCase, one_line, told
+from normcheck.errors import UnsupportedCase, error_text, one_line
 from normcheck.impls.implementation import Implementation
 
-FOREVER = 1e6
-"""Seconds that a case may take while somebody looks at it."""
+FOREVER_SECONDS = 1e6
+"""Time limit of a case while somebody looks at it."""
 
 
 def debugged(implementation: Implementation) -> Implementation:
-    """The same, which stops once: where it first raises, or after its first forward."""
+    """The same implementation, which stops once: where it first raises, or after its first forward."""
     stopped: list[str] = []
     backward = implementation.backward
 
@@ -27,7 +27,7 @@ def debugged(implementation: Implementation) -> Implementation:
     def forward(x: Any, weight: Any, bias: Any, *, eps: float, **options: float) -> Any:
         with _stop_where_it_raises(stopped):
             returned = implementation.forward(x, weight, bias, eps=eps, **options)
-        with quitting():  # here: outside it would look like an exception of the implementation
+        with quitting():  # in here, since outside BdbQuit would look like an exception of the implementation
             if not stopped:
                 stopped.append("after forward")
                 _debugger().set_trace(sys._getframe())
@@ -47,7 +47,7 @@ def _watched(backward: Callable[..., Any], stopped: list[str]) -> Callable[..., 
 
 @contextmanager
 def _stop_where_it_raises(stopped: list[str], *, again: bool = False) -> Iterator[None]:
-    """Open the debugger on what is raised within. ``again``: also where it stopped after forward, without raising."""
+    """Open the debugger on an exception raised within. ``again``: even if it stopped after forward already."""
     try:
         yield
     except (UnsupportedCase, bdb.BdbQuit, KeyboardInterrupt):
@@ -56,7 +56,7 @@ def _stop_where_it_raises(stopped: list[str], *, again: bool = False) -> Iterato
         if "raised" not in stopped and (again or not stopped):
             stopped.append("raised")
             frames = error.__traceback__ and error.__traceback__.tb_next
-            print(f"normcheck: raised {one_line(told(error))}; q goes on to the report", file=sys.stderr)
+            print(f"normcheck: raised {one_line(error_text(error))}; q goes on to the report", file=sys.stderr)
             opened = _debugger()
             opened.reset()  # without it, leaving the debugger raises
             opened.interaction(None, frames)
@@ -64,7 +64,7 @@ def _stop_where_it_raises(stopped: list[str], *, again: bool = False) -> Iterato
 
 
 def _debugger() -> pdb.Pdb:
-    """A debugger on the terminal, wherever standard output is directed meanwhile."""
+    """A debugger on the terminal, even if standard output is redirected."""
     opened = pdb.Pdb(nosigint=True)
     opened.stdout = sys.__stdout__ or sys.stdout
     return opened

@@ -1,57 +1,90 @@
-"""Verdicts -> status and exit code."""
+"""Decision of the gate: the status and exit code of a run, from its verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from normcheck.gate import known_failures
+from normcheck.errors import ExitCode
+from normcheck.gate import baseline, known_failures
 from normcheck.gate.baseline import Baseline, drifted, remarks
 from normcheck.gate.known_failures import Known
-from normcheck.gate.remarks import NO_BACKWARD, refusals
-from normcheck.result import Run, Verdict
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.tally import NO_BACKWARD, refusals
+from normcheck.result import MOST_REFUSED, SweepResult, Verdict
 
-PASS, FOUND, BROKEN, NOTHING, INTERRUPTED = 0, 1, 3, 5, 130  # 2 is a wrong command line: errors.py
+_STATUS = {ExitCode.FOUND: "fail", ExitCode.BROKEN: "error", ExitCode.NOTHING: "nothing", ExitCode.PASS: "pass"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """What a run is held against, beside the bounds.
 
-    ``required``: implementations that must have run; ``known``: cells that are known to fail; ``baseline``: what may
-    not have drifted. ``part``: the cells of the run are not all that these are about. ``judged``: False for a shard,
-    which sees only some of a cell's cases: there nothing is stale and nothing has drifted, before ``normcheck merge``.
-    ``dtypes``: those that were asked for by name, in each of which what is required must have run. ``allow_thin``: a
-    cell whose core was not finished does not fail the run.
+    ``required``: implementations that must have run. ``known``: cells that are known to fail. ``baseline``: the stored
+    ratios from which none may have drifted. ``part``: the run has only some of the cells that these three are about.
+    ``shard``: the run has only some of each cell's cases; what is stale or has drifted is for ``normcheck merge`` to
+    find. ``dtypes``: those that were asked for by name; a required implementation must have run in each of them.
+    ``allow_thin``: a cell whose core was not finished does not fail the run.
     """
 
     required: tuple[str, ...] = ()
     known: tuple[Known, ...] = ()
     baseline: Baseline | None = None
     part: bool = False
-    judged: bool = True
+    shard: bool = False
     dtypes: tuple[str, ...] = ()
     allow_thin: bool = False
 
 
-STRICT = ("ci", "deep")
-"""Profiles of which no cell may be thin; of others those that are required may not."""
+def terms_of(options: VerifyOptions, required: Sequence[str]) -> Terms:
+    """The terms of a run with ``options``, read from the files that they name. Raises UsageError.
 
-MOST_REFUSED = 1 / 3
-"""Share of what an implementation declares that it may refuse and still count as having run."""
+    ``required``: see ``Terms``.
+    """
+    entries = known_failures.read(options.known_failures) if options.known_failures else ()
+    stored = None
+    if options.baseline:
+        stored = baseline.read(options.baseline, ratio=options.drift_ratio, ulp=options.drift_ulp)
+    return Terms(
+        required=tuple(dict.fromkeys(required)),
+        known=entries,
+        baseline=stored,
+        part=options.part,
+        shard=bool(options.shard),
+        dtypes=options.dtype,
+        allow_thin=options.allow_thin,
+    )
+
+
+STRICT = ("ci", "deep")
+"""Profiles in which no cell may be thin; in other profiles only the cells of required implementations may not."""
+
+
+def exit_code(*, found: bool, broken: bool, enough: bool, complete: bool = True) -> ExitCode:
+    """The exit code of any command: a finding decides first, then a fault of normcheck, then too few checks.
+
+    ``complete``: False for an interrupted command, which has an exit code of its own.
+    """
+    if not complete:
+        return ExitCode.INTERRUPTED
+    if found:
+        return ExitCode.FOUND
+    if broken:
+        return ExitCode.BROKEN
+    return ExitCode.PASS if enough else ExitCode.NOTHING
 
 
 def decide(
     verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True, profile: str = "quick"
-) -> tuple[str, int, tuple[str, ...]]:
+) -> tuple[str, ExitCode, tuple[str, ...]]:
     """(status, exit code, messages) of a run.
 
-    A finding that is not known decides first, and so do a known failure that is none any more, and drift; then whether
-    normcheck itself failed; then whether everything that was required ran, for each op that was asked of it, and all of
-    what a pass stands on; a run that checked nothing never passes. An interrupted run says so.
+    First come findings that are not known, known failures that pass by now, and drift; then faults of normcheck
+    itself. Then every required implementation must have run, for each op that was asked of it, and no cell that must
+    not be thin may be. A run that checked nothing never passes. ``complete``: False for an interrupted run.
     """
     faults: tuple[str, ...] = ()
-    if terms.judged:
+    if not terms.shard:
         faults = known_failures.stale(terms.known, verdicts, part=terms.part or not complete)
         faults += drifted(terms.baseline, verdicts) if terms.baseline else ()
     absent = tuple(
@@ -60,25 +93,21 @@ def decide(
         for op, detail in _absent(verdicts, name, terms)
     )
     absent += () if terms.allow_thin else _thin(verdicts, terms, profile)
-    if faults or any(v.status == "fail" and not v.known for v in verdicts):
-        status, code = "fail", FOUND
-    elif any(v.status == "error" for v in verdicts):
-        status, code = "error", BROKEN
-    elif absent or all(v.status == "skip" for v in verdicts):
-        status, code = "nothing", NOTHING
-    else:
-        status, code = "pass", PASS
-    messages = (*faults, *absent)
-    return (status, code, messages) if complete else (status, INTERRUPTED, messages)
+    code = exit_code(
+        found=bool(faults) or any(v.status == "fail" and not v.known for v in verdicts),
+        broken=any(v.status == "error" for v in verdicts),
+        enough=not absent and any(v.status != "skip" for v in verdicts),
+    )
+    return _STATUS[code], code if complete else ExitCode.INTERRUPTED, (*faults, *absent)
 
 
-def concluded(run: Run, terms: Terms) -> Run:
-    """``run`` with the status, exit code and messages that it has under ``terms``, and with its known cells marked."""
+def concluded(run: SweepResult, terms: Terms) -> SweepResult:
+    """``run`` with the status, exit code and messages that ``terms`` give it, and with its known failures marked."""
     run = replace(run, verdicts=tuple(known_failures.marked(verdict, terms.known) for verdict in run.verdicts))
     status, code, messages = decide(run.verdicts, terms, complete=run.complete, profile=run.profile)
-    if terms.baseline and terms.judged:
+    if terms.baseline and not terms.shard:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
-    if not terms.judged and (terms.known or terms.baseline):
+    if terms.shard and (terms.known or terms.baseline):
         messages += ("a shard: stale known failures and drift are found by normcheck merge",)
     if status == "pass" and not any(v.status in ("pass", "thin") for v in run.verdicts):
         messages += ("nothing passed: each cell that ran is a known failure",)
@@ -86,20 +115,23 @@ def concluded(run: Run, terms: Terms) -> Run:
 
 
 def _thin(verdicts: Sequence[Verdict], terms: Terms, profile: str) -> tuple[str, ...]:
-    """What is too little to be a pass: a message for each thin cell that must not be, and what refuses too much."""
+    """A message for each cell that must not be thin and is, and for each that is required and refuses too much."""
     messages = []
     for v in verdicts:
-        said = f"{v.implementation} {v.op} {v.dtype}"
+        cell = f"{v.implementation} {v.op} {v.dtype}"
         if v.status == "thin" and (profile in STRICT or v.implementation in terms.required):
-            messages.append(f"{said} is thin: {v.detail}; more time or --allow-thin lets it pass")
+            messages.append(f"{cell} is thin: {v.detail}; more time or --allow-thin lets it pass")
         refused = v.core.refused if v.core is not None and v.status in ("pass", "thin") else 0.0
         if refused > MOST_REFUSED and v.implementation in terms.required:
-            messages.append(f"required {said} refuses {refused:.0%} of what it declares: declare less, or take more")
+            messages.append(f"required {cell} refuses {refused:.0%} of what it declares: declare less, or take more")
     return tuple(messages)
 
 
 def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[str, str]]:
-    """What of implementation ``name`` did not run, each with why: an op, an op in a dtype asked for, a backward."""
+    """(what, why) for each part of implementation ``name`` that did not run.
+
+    A part is an op, an op in a dtype that was asked for by name, or a backward.
+    """
     own = [v for v in verdicts if v.implementation == name]
     absent = []
     for op in dict.fromkeys(v.op for v in own):
@@ -108,7 +140,7 @@ def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[
             absent.append((op, cells[0].detail))
         else:
             absent += [(f"{op} {v.dtype}", v.detail) for v in cells if v.status == "skip" and v.dtype in terms.dtypes]
-        lacking = [v for v in cells if v.no_backward and terms.judged]  # another shard may have run it
+        lacking = [v for v in cells if v.no_backward and not terms.shard]  # another shard may have run it
         if any(v.status != "skip" and not v.no_backward for v in cells):
             lacking = [v for v in lacking if v.dtype in terms.dtypes]
         absent += [(f"{op} {v.dtype}", f"{NO_BACKWARD}: {refusals(v.backward_refused)}") for v in lacking]

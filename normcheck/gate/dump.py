@@ -1,4 +1,4 @@
-"""One case on disk: inputs, outputs, reference and bounds as safetensors, and ten lines that read them."""
+"""Dump of one case: inputs, outputs, reference and bounds as safetensors, and a script of ten lines that reads them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from torch import Tensor
 
 from normcheck.cases.inputs import make
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.files import write_new
-from normcheck.impls import discovery
+from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import expectations, whole
-from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Expectation, bits_of, judge_of
+from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, bits_of, judge_of
 
 NAME = "case.safetensors"
 _SLUGS = {END_TO_END: "end_to_end", GIVEN_OWN: "given_own_statistics", GIVEN_REFERENCE: "given_reference_statistics"}
@@ -30,14 +31,16 @@ for name in sorted(key.removeprefix("actual/") for key in t if key.startswith("a
     at = tuple(int(i) for i in (ratio == ratio.max()).nonzero()[0])
     print(f"{name} at {at}: got {actual[at]:.9g}, expected {expected[at]:.9g}, ratio {ratio[at]:.4g}")
 """
-"""Overflow that a store excuses is not excused here: there the ratio is inf, where normcheck has none."""
+"""Written beside the tensors. It excuses no overflow of the store: it prints ratio inf, and normcheck counts none."""
 
 
 def write(folder: Path, cell: Cell, result: Result, compared: Sequence[Expectation], device: str) -> None:
-    """Write ``result``, and what it was held against, into the new ``folder``. Raises UsageError."""
+    """Write ``result``, and the expectations it was compared with, into the new ``folder``. Raises UsageError."""
     from safetensors.torch import save
 
-    held = {(part.output, part.check, part.first): part for part in compared}  # what was judged again counts
+    held = {
+        (part.output, part.check, part.first): part for part in compared
+    }  # of a part that was judged twice, the last
     tensors = _tensors(cell, result, tuple(held.values()), device)
     facts = {"case": str(result.case), "implementation": cell.implementation.name, "model": str(result.model)}
     data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, metadata=facts)
@@ -45,8 +48,8 @@ def write(folder: Path, cell: Cell, result: Result, compared: Sequence[Expectati
 
 
 def _tensors(cell: Cell, result: Result, held: tuple[Expectation, ...], device: str) -> dict[str, Tensor]:
-    """Name in the file -> tensor. Where nothing was judged, what would have been expected."""
-    op, case = discovery.ops()[cell.op.name], result.case
+    """Name in the file -> tensor. If nothing was judged, these are the expectations that would have been compared."""
+    op, case = OPS[cell.op.name], result.case
     inputs = make(case, op, device)
     tensors = dict(inputs.named())
     if not held and case.M > 0:

@@ -1,4 +1,4 @@
-"""``normcheck tolerances --explain``: the bound of one element, term by term, as the judge has it."""
+"""``normcheck tolerances --explain``: the bound of one element, term by term, as the judge computes it."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from typing import TextIO
 import torch
 
 from normcheck.cases.case import Case
+from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
-from normcheck.cases.ops.op import GRADIENTS, Op
+from normcheck.cases.ops import GRADIENTS, OPS, Op
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
 from normcheck.errors import UsageError, one_line, one_of, shown
-from normcheck.gate.request import parsed, selected
-from normcheck.impls import discovery
+from normcheck.gate.prepare import selected
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import bitmask, rounding
+from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import expectations
-from normcheck.oracle.judge import GIVEN_OWN, Expectation, Judge, doubtful_bits, judge_of
+from normcheck.oracle.judge import GIVEN_OWN, Judge, doubtful_bits, judge_of
 from normcheck.oracle.special import is_special
 from normcheck.oracle.term_reasons import REASONS
 from normcheck.oracle.tolerances import Model, table
 from normcheck.runner.device import device_for
 
-_SECONDS = 60.0
+_IMPORT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The element that is asked about: ``output`` and ``at`` of the case in ``line``, of what ``impl`` names or ""."""
+    """The element that is asked about: element ``at`` of ``output`` in the case of ``line``.
+
+    ``impl``: the implementation whose declared model the bound follows; "" for the table's model.
+    """
 
     line: str
     output: str
@@ -44,7 +48,8 @@ class Question:
 class ElementBound:
     """What one check allows for one element. ``above`` and ``below`` bound actual - expected and expected - actual.
 
-    ``terms``: name, value and reason of each part, largest first; ``rest``: what the bound has beside them.
+    ``half_ulp``: of the output's dtype, at ``expected``. ``terms``: name, value and reason of each part of the bound,
+    largest first. ``rest``: the bound less its terms.
     """
 
     check: str
@@ -57,9 +62,9 @@ class ElementBound:
 
 
 def explain(question: Question, stream: TextIO) -> None:
-    """Write the bound of the element, of every check of its output. Raises UsageError."""
+    """Write the bound of the element in every check of its output. Raises UsageError."""
     case = parsed(question.line)
-    op = discovery.ops()[case.op]
+    op = OPS[case.op]
     at = index_of(op, case, question.output, question.at)
     device = device_for(question.device)
     reason = too_large(case, device)
@@ -81,7 +86,7 @@ def explain(question: Question, stream: TextIO) -> None:
 
 
 def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
-    """``--at`` as an index into ``output`` of ``case``. Raises UsageError, with what there is."""
+    """``--at`` as an index into ``output`` of ``case``. Raises UsageError, with the range of each index."""
     gradients = GRADIENTS if case.bias else GRADIENTS[:2]
     names = (*op.outputs, *gradients)
     if output not in names:
@@ -107,7 +112,7 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
 def _implementation(question: Question, case: Case, device: str) -> Implementation | None:
     if not question.impl:
         return None
-    return selected(question.impl, (case.op,), device, _SECONDS, isolation=True)[0]
+    return selected(question.impl, (case.op,), device, _IMPORT_SECONDS, isolation=True)[0]
 
 
 def _has(part: Expectation, at: tuple[int, ...]) -> bool:
@@ -115,7 +120,7 @@ def _has(part: Expectation, at: tuple[int, ...]) -> bool:
 
 
 def element(part: Expectation, at: tuple[int, ...]) -> ElementBound:
-    """The bound of the element at ``at``, which lies in ``part``; a bound that is no number counts as infinite."""
+    """The bound of the element at ``at``, which lies in ``part``; a bound of NaN counts as infinite."""
     row = at[0] - part.first
     place = (row, at[1] if len(at) == 2 else 0) if part.expected.dim() == 2 else at
 
@@ -171,7 +176,7 @@ def _write(stream: TextIO, found: ElementBound, fmt: str, *, special: bool) -> N
 
 
 def _write_bit(stream: TextIO, judge: Judge, at: tuple[int, ...]) -> None:
-    """A bit has no distance to its expected value; z has one to the limits."""
+    """Write the bound of a bit: not a distance to its expected value, but the distance of z to the clip limits."""
     (block,) = (b for b in judge.blocks() if b.start <= at[0] < b.stop)
     truth, here = judge.truth(block), (slice(at[0] - block.start, at[0] - block.start + 1), slice(at[1], at[1] + 1))
     z, before = truth.forward.z[here], truth.y.before_store[here].expand(1, 1)

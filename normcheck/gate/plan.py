@@ -1,26 +1,33 @@
-"""What a run was asked to do, as data."""
+"""Plan of a run: its cells, profile, seed and device as data, made from the options without any effect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
+from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.gate.options import VerifyOptions
+from normcheck.impls.implementation import Implementation
+from normcheck.result import CellKey
 
 
 @dataclass(frozen=True)
 class Profile:
     """How much a cell may cost, and what it must have run.
 
-    ``extent``: of its core, which may take ``core_seconds``, compiling and the like apart. After it come other cases:
-    ``max_examples`` in all, ``seconds`` of searching, and the same again for shrinking.
+    ``extent``: the size of its core, which may take ``core_seconds`` without compiling and the like. Other cases
+    follow for ``seconds``; core and others together are at most ``max_examples`` cases. ``shrink_seconds``: limit of
+    the search for a more telling failing case, and of that for a simpler one; neither takes more than ``seconds``.
 
-    ``large_share``: the share of the seconds that a single large case may be expected to take. On a GPU each large case
-    is run ``large_times``, with other data: races show in some runs only. ``sanitizer``: whether a
-    cell that passes on a GPU is also run under compute-sanitizer. ``shrink_seconds``: what the search for a simpler
-    failing case may take, and never more than ``seconds``.
+    ``large_share``: a large case is run only if it is expected to take at most this share of the seconds that are left.
+    On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``sanitizer``:
+    whether a cell that passes on a GPU is also run under compute-sanitizer.
     """
 
     name: str
@@ -49,7 +56,7 @@ PROFILES = {
 
 @dataclass(frozen=True)
 class Replay:
-    """Cases of a cell that failed in earlier runs, and notes on those that could not be read."""
+    """Cases of a cell that failed in earlier runs, and notes on stored ones that could not be read."""
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...] = ()
@@ -59,8 +66,8 @@ class Replay:
 class Plan:
     """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
 
-    ``shard``: (K, N) runs of each cell's cases only every N-th, from the K-th on. ``replays``: op, implementation and
-    dtype -> what is run before all others, by the first shard.
+    ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
+    before all others. ``required``: implementations that must run.
     """
 
     cells: tuple[Cell, ...]
@@ -69,4 +76,69 @@ class Plan:
     device: str
     timeout: float
     shard: tuple[int, int] = (1, 1)
-    replays: Mapping[tuple[str, str, str], Replay] = field(default_factory=dict)
+    replays: Mapping[CellKey, Replay] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+
+
+def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:
+    """The plan that ``options`` ask for. Raises UsageError.
+
+    ``chosen``: (its name on the command line, implementation), for each one to check.
+    """
+    profile = profile_of(options)
+    cells = _cells(chosen, options.dtype)
+    required = _required(options, cells)
+    names = sorted({cell.implementation.name for cell in cells})
+    for name in required:
+        if name not in names:
+            raise UsageError(f"require={name}: expected {one_of(names)}, which are what is checked")
+    shard = shard_of(options.shard, profile)
+    return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required)
+
+
+def profile_of(options: VerifyOptions) -> Profile:
+    """The profile that ``options`` name, with the budgets that they set instead of its own."""
+    profile = PROFILES[options.profile]
+    if options.max_examples is not None:
+        # all of this number is run, however long it takes, unless a time is set as well
+        profile = replace(profile, max_examples=options.max_examples, seconds=max(profile.seconds, 86400.0))
+    if options.time_budget is not None:
+        profile = replace(profile, seconds=options.time_budget)
+    return profile
+
+
+def shard_of(text: str, profile: Profile) -> tuple[int, int]:
+    """(K, N) of ``--shard K/N``; (1, 1) without it. Raises UsageError."""
+    if not text:
+        return (1, 1)
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"shard={one_line(text, 60)}: expected K/N with 1 <= K <= N <= 9999")
+    number, count = int(match[1]), int(match[2])
+    if count > profile.max_examples:
+        raise UsageError(f"shard={text} max_examples={profile.max_examples}: expected a case for each shard")
+    return number, count
+
+
+def _cells(chosen: Sequence[tuple[str, Implementation]], dtypes: Sequence[str]) -> tuple[Cell, ...]:
+    dtypes = tuple(dict.fromkeys(dtypes)) or DTYPES
+    cells = [Cell(OPS[i.op], i, dtype, spec) for spec, i in chosen for dtype in dtypes]
+    specs: dict[CellKey, str] = {}
+    for cell in cells:
+        if cell.key in specs:
+            who = f"impl={cell.spec}: {shown(cell.implementation.name)} of {cell.op.name}"
+            raise UsageError(f"{who} is in impl={specs[cell.key]} as well: expected another name in one of them")
+        specs[cell.key] = cell.spec
+    return tuple(sorted(cells, key=lambda cell: cell.op.name))
+
+
+def _required(options: VerifyOptions, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The implementations that must run.
+
+    If the command line chooses cells, a configuration file's ``require`` holds only for the implementations in them.
+    """
+    chosen = any(getattr(options, name) and name not in options.from_config for name in ("op", "impl", "dtype"))
+    if not chosen or "require" not in options.from_config:
+        return options.require
+    names = {cell.implementation.name for cell in cells}
+    return tuple(name for name in options.require if name in names)

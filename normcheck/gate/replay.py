@@ -1,8 +1,8 @@
-"""Cases that failed in earlier runs, to be run first in the next: a folder with a text file a cell, a case line each.
+"""Cases that failed in earlier runs, which the next run tries first: a folder with a file of case lines for each cell.
 
-Not Hypothesis' own database: that keeps the choices that led to a case, which mean another case after any change of
-what may be drawn, and a failure of the core was never drawn. A case line means the same in every version, can be
-read in a CI artifact, and is data: what does not parse is left out, and said.
+Hypothesis' own database does not serve: it keeps the choices that led to a case, which lead to another one after any
+change of the strategies, and a case of the core was never drawn. A case line means the same in every version and can be
+read in a CI artifact. A line that does not parse is left out, with a note.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line
 from normcheck.files import contents
 from normcheck.gate.plan import Replay
-from normcheck.result import Verdict
+from normcheck.result import CellKey, Verdict
 
 MOST = 20
-"""Cases that are kept of a cell, the newest first."""
+"""Cases kept for a cell, the newest first."""
 
-LARGEST = 1 << 16
-"""Bytes that a file of a cell may have."""
+LARGEST_BYTES = 1 << 16
+"""Bytes that the file of a cell may have at most."""
 
 _KEPT_NOTES = 3
 
 
-def replays(folder: str, cells: Iterable[Cell], parse: Callable[[str], Case]) -> dict[tuple[str, str, str], Replay]:
-    """What is stored of each cell. The folder is made where it is missing; UsageError where that is not possible."""
+def replays(folder: str, cells: Iterable[Cell], parse: Callable[[str], Case]) -> dict[CellKey, Replay]:
+    """Cell -> its stored cases, read by ``parse``. Makes the folder; raises UsageError if it cannot be written."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -40,19 +40,19 @@ def replays(folder: str, cells: Iterable[Cell], parse: Callable[[str], Case]) ->
         raise UsageError(
             f"database={one_line(folder, 200)}: expected a folder that can be written ({reason})"
         ) from error
-    keys = dict.fromkeys((cell.op.name, cell.implementation.name, cell.dtype) for cell in cells)
-    found = {key: _replay(_file(folder, *key), key, parse) for key in keys}
+    keys = dict.fromkeys(cell.key for cell in cells)
+    found = {key: _replay(_file(folder, key), key, parse) for key in keys}
     return {key: replay for key, replay in found.items() if replay.cases or replay.notes}
 
 
 def keep(folder: str, verdict: Verdict) -> str:
-    """Store the case by which a cell failed, before those that are there; returns why it could not, or ""."""
+    """Store the case that failed in front of the cell's other ones. Returns why that was impossible, or ""."""
     if verdict.failure is None or not verdict.failure.case:
         return ""
-    path = _file(folder, verdict.op, verdict.implementation, verdict.dtype)
+    path = _file(folder, verdict.key)
     lines, _ = _lines(path)
     lines = list(dict.fromkeys((verdict.failure.case, *lines)))[:MOST]
-    name = one_line(f"{verdict.op} {verdict.implementation} {verdict.dtype}", 300)
+    name = one_line(str(verdict.key), 300)
     new = path.with_suffix(".new")
     try:
         new.write_text("\n".join((f"# cases by which {name} failed, the latest first", *lines, "")), encoding="utf-8")
@@ -62,16 +62,16 @@ def keep(folder: str, verdict: Verdict) -> str:
     return ""
 
 
-def _file(folder: str, op: str, implementation: str, dtype: str) -> Path:
-    name = re.sub(r"[^A-Za-z0-9_.]+", "-", implementation)[-60:]
-    number = zlib.crc32(f"{op}\n{implementation}\n{dtype}".encode("utf-8", "backslashreplace"))
-    return Path(folder) / f"{op}-{name}-{dtype}-{number:08x}.txt"
+def _file(folder: str, key: CellKey) -> Path:
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", key.implementation)[-60:]
+    number = zlib.crc32("\n".join(key.words).encode("utf-8", "backslashreplace"))
+    return Path(folder) / f"{key.op}-{name}-{key.dtype}-{number:08x}.txt"
 
 
 def _lines(path: Path) -> tuple[list[str], str]:
-    """The case lines of a file, and why there are none where it cannot be used."""
+    """The case lines of a file, and why it cannot be used, or ""."""
     try:
-        text = contents(path, LARGEST).decode("utf-8-sig")
+        text = contents(path, LARGEST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return [], ""
     except UnicodeDecodeError:
@@ -81,15 +81,15 @@ def _lines(path: Path) -> tuple[list[str], str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")], ""
 
 
-def _replay(path: Path, key: tuple[str, str, str], parse: Callable[[str], Case]) -> Replay:
+def _replay(path: Path, key: CellKey, parse: Callable[[str], Case]) -> Replay:
     lines, trouble = _lines(path)
     notes = [f"nothing is replayed, {one_line(path.name, 120)}: {trouble}"] if trouble else []
     cases = []
     for line in lines[:MOST]:
         try:
             case = parse(line)
-            if (case.op, case.dtype) != (key[0], key[2]):
-                raise UsageError(f"expected a case of {key[0]} {key[2]}, not of {case.op} {case.dtype}")
+            if (case.op, case.dtype) != (key.op, key.dtype):
+                raise UsageError(f"expected a case of {key.op} {key.dtype}, not of {case.op} {case.dtype}")
         except UsageError as error:
             notes.append(f"not replayed, {one_line(path.name, 120)}: {one_line(str(error), 200)}")
         else:

@@ -1,4 +1,4 @@
-"""``normcheck repro``: one case again, or some in one process, every check of it, and what somebody looks at beside."""
+"""``normcheck repro``: run one case again, or several in one process; show every check, write a dump, open pdb."""
 
 from __future__ import annotations
 
@@ -11,65 +11,60 @@ from pathlib import Path
 from rich.console import Console
 
 from normcheck.cases.case import Case
+from normcheck.cases.case_line import parsed
+from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.finding import finding
-from normcheck.errors import UsageError, one_line
-from normcheck.gate.decision import FOUND, NOTHING, PASS
+from normcheck.errors import ExitCode, UsageError, one_line
+from normcheck.gate.decision import exit_code
+from normcheck.gate.options import ReproOptions
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.gate.request import check_timeout, parsed, selected
-from normcheck.gate.run import its_process
-from normcheck.impls import discovery
+from normcheck.gate.prepare import selected
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.judge import Expectation
+from normcheck.oracle.compare import Expectation
 from normcheck.reports import terminal
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_for
+from normcheck.runner.session import session_of
 
 
 def repro_cases(
     spec: str,
     lines: Sequence[str],
-    device: str,
-    timeout: float,
-    *,
-    isolation: bool = True,
-    dump: str | None = None,
-    pdb: bool = False,
+    options: ReproOptions,
 ) -> int:
     """Run case lines again, in one process, on the implementation that ``spec`` names; returns the exit code.
 
-    ``dump``: a new folder for what was computed and compared in the last case; ``pdb``: under the debugger, in this
-    process.
+    The dump holds the last case. With the debugger, kernels run in this process. Raises UsageError.
     """
     cases = [parsed(line) for line in lines]
     op = _the_op(cases)
-    check_timeout(timeout)
-    folder = None if dump is None else _new(dump)
-    if pdb and sys.stdin is None:
+    folder = None if options.dump is None else _new(options.dump)
+    if options.pdb and sys.stdin is None:
         raise UsageError("pdb: standard input is closed; expected a terminal, or the debugger's commands")
-    where = device_for(device)
-    found = selected(spec, (op,), where, timeout, isolation=isolation)
-    if folder and len(found) > 1:
-        expected = f"expected one, such as {spec}:{one_line(found[0].name, 200)}"
+    device, timeout, isolation = device_for(options.device), options.timeout, options.isolation and not options.pdb
+    chosen = selected(spec, (op,), device, timeout, isolation=isolation)
+    if folder and len(chosen) > 1:
+        expected = f"expected one, such as {spec}:{one_line(chosen[0].name, 200)}"
         raise UsageError(
-            f"dump={one_line(str(folder), 200)}: impl={spec} names {len(found)} implementations; {expected}"
+            f"dump={one_line(str(folder), 200)}: impl={spec} names {len(chosen)} implementations; {expected}"
         )
-    console, codes = terminal.console_for(sys.stdout), [NOTHING]
-    for implementation in found:
-        if pdb:
+    console, codes = terminal.console_for(sys.stdout), [ExitCode.NOTHING]
+    for implementation in chosen:
+        if options.pdb:
             implementation, timeout = _debugged(implementation)
-        cells = [Cell(discovery.ops()[op], implementation, case.dtype, spec) for case in cases]
-        plan = Plan(tuple(cells), PROFILES["quick"], 0, where, timeout)
-        with _quitting(pdb), its_process(cells[0]), poisoned_memory():
+        cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
+        plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout)
+        with _quitting(options.pdb), session_of(implementation), poisoned_memory():
             for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
                 kept = folder if number == len(cases) else None
-                codes.append(_reproduced(console, cell, case, plan, line, kept))
-    return FOUND if FOUND in codes else PASS if PASS in codes else NOTHING
+                codes.append(_reproduce(console, cell, case, plan, line, kept))
+    return exit_code(found=ExitCode.FOUND in codes, broken=False, enough=ExitCode.PASS in codes)
 
 
 def _the_op(cases: Sequence[Case]) -> str:
-    """The one op that the cases are of."""
+    """The op that all cases share. Raises UsageError if they do not."""
     for case in cases[1:]:
         if case.op != cases[0].op:
             raise UsageError(f"case={case.op}: expected cases of one op, {cases[0].op} as the first; run them apart")
@@ -84,9 +79,9 @@ def _new(dump: str) -> Path:
 
 
 def _debugged(implementation: Implementation) -> tuple[Implementation, float]:
-    from normcheck.gate.debugger import FOREVER, debugged
+    from normcheck.gate.debugger import FOREVER_SECONDS, debugged
 
-    return debugged(implementation), FOREVER
+    return debugged(implementation), FOREVER_SECONDS
 
 
 def _quitting(pdb: bool) -> AbstractContextManager[None]:
@@ -97,8 +92,8 @@ def _quitting(pdb: bool) -> AbstractContextManager[None]:
     return quitting()
 
 
-def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> int:
-    """Run the case, show it and dump it; its exit code."""
+def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> ExitCode:
+    """Run the case and show it; with ``folder``, dump it there. Returns its exit code."""
     name = cell.implementation.name
     compared: list[Expectation] = []
     reason = why_not(cell, plan.device)
@@ -111,8 +106,8 @@ def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str,
             write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
         findings = [finding(cell, result, plan.device)] if result.failed else []
     if reason:
-        terminal.render_skip(console, (case.op, name, case.dtype), reason)
-        return NOTHING
+        terminal.render_skip(console, cell.key, reason)
+        return ExitCode.NOTHING
     if folder:
         console.print(
             f"Written: {one_line(str(folder))}. Next: python {one_line(shlex.quote(str(folder / 'worst.py')))}\n",
@@ -132,4 +127,4 @@ def _reproduced(console: Console, cell: Cell, case: Case, plan: Plan, line: str,
         not_returned=result.not_returned,
         refused=result.seen.refused,
     )
-    return FOUND if findings else PASS
+    return ExitCode.FOUND if findings else ExitCode.PASS

@@ -4,144 +4,155 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
-from normcheck.errors import UsageError, one_line
-from normcheck.gate.decision import BROKEN, Terms, concluded
+from normcheck.errors import ExitCode, UsageError, itself_failed
+from normcheck.gate.decision import Terms, concluded, terms_of
 from normcheck.gate.known_failures import marked
+from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
+from normcheck.gate.prepare import prepared
 from normcheck.gate.replay import keep
-from normcheck.gate.request import Request, Target, plan_of, required_of, targets_of, terms_of
-from normcheck.gate.sense import sensible
+from normcheck.gate.sanity import sensible
 from normcheck.gate.sweep import Progress, run_cell
-from normcheck.impls import source_location
+from normcheck.gate.tally import uncounted
 from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
 from normcheck.reports.report import formats
-from normcheck.result import Run, Verdict
-from normcheck.runner.call import link_of
+from normcheck.reports.targets import Target, screen, targets, written
+from normcheck.result import SweepResult, Verdict
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
+from normcheck.runner.session import session_of
 
 MOST_EXAMPLES = 10**15
-"""What a report says where even more cases were allowed: more digits than any reader of JSON keeps."""
+"""What a report says if even more cases were allowed; beyond it, readers of JSON lose digits."""
 
 
-def run(request: Request, argv: tuple[str, ...]) -> int:
-    """Check everything that ``request`` asks for; returns the exit code. Raises UsageError before anything runs."""
+def run(options: VerifyOptions, argv: tuple[str, ...]) -> int:
+    """Check everything that ``options`` ask for; returns the exit code. Raises UsageError before anything runs."""
     start = time.perf_counter()
-    targets = targets_of(request)
-    plan = plan_of(request)
-    request = replace(request, require=required_of(request, plan.cells))
-    terms = terms_of(request)
+    targets = targets_of(options)
+    plan = prepared(options)
+    terms = terms_of(options, plan.required)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
-    screen_stream = sys.stderr if any(target.path == "-" for target in targets) else sys.stdout
-    verdicts, complete = _sweep(plan, screen_stream, request, terms)
-    result = Run(
+    stream = screen(targets)
+    verdicts, complete = _sweep(plan, stream, options, terms)
+    result = run_of(options, plan, verdicts, start, argv)
+    result = concluded(replace(result, complete=complete), terms)
+    return publish(result, targets, stream, verbosity=options.verbosity)
+
+
+def run_of(
+    options: VerifyOptions, plan: Plan, verdicts: tuple[Verdict, ...], start: float, argv: tuple[str, ...] = ()
+) -> SweepResult:
+    """The run that began at ``start`` (of time.perf_counter) with these verdicts: an error until ``concluded``."""
+    return SweepResult(
         argv=argv,
-        seed=request.seed,
-        profile=request.profile,
+        seed=plan.seed,
+        profile=plan.profile.name,
         seconds=time.perf_counter() - start,
         environment=environment(plan.device),
+        status="error",
+        exit_code=ExitCode.BROKEN,
         verdicts=verdicts,
-        status="",
-        exit_code=BROKEN,
-        complete=complete,
         budget={"max_examples": min(plan.profile.max_examples, MOST_EXAMPLES), "seconds": plan.profile.seconds},
-        shard=request.shard,
-        required=request.require,
-        part=request.part,
+        shard=options.shard,
+        required=plan.required,
+        part=options.part,
     )
-    result = concluded(result, terms)
-    return told(result, targets, screen_stream, verbosity=request.verbosity)
 
 
-def told(result: Run, targets: Sequence[Target], stream: TextIO, *, cells: bool = False, verbosity: int = 0) -> int:
-    """Write the reports of a run, and its end on the screen; returns the exit code.
+def targets_of(options: VerifyOptions, read: Sequence[str] = ()) -> tuple[Target, ...]:
+    """Where the reports go. Raises UsageError for a file that the run reads: one of ``read`` or of another option."""
+    files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in options.impl]
+    read = (*files, *read, options.known_failures, options.baseline, options.config)
+    return targets(options.report, tuple(formats()), read)
 
-    ``cells``: their lines as well; ``verbosity``: -1 quiet, 1 verbose.
+
+def publish(
+    result: SweepResult, targets: Sequence[Target], stream: TextIO, *, cells: bool = False, verbosity: int = 0
+) -> int:
+    """Write the reports of a run, and its summary to ``stream``; returns the exit code.
+
+    ``cells``: the summary has a line for each cell; ``verbosity``: -1 quiet, 1 verbose.
     """
-    unwritten = tuple(filter(None, [_write(result, target) for target in targets]))
+    unwritten = tuple(filter(None, [_written(result, target) for target in targets]))
     if unwritten and not result.exit_code:  # a report that is missing must not look like a pass
-        result = replace(result, status="error", exit_code=BROKEN)
+        result = replace(result, status="error", exit_code=ExitCode.BROKEN)
     result = replace(result, messages=(*unwritten, *result.messages))
     terminal.render(result, terminal.console_for(stream), cells=cells, verbosity=verbosity)
     return result.exit_code
 
 
-def _sweep(plan: Plan, stream: TextIO, request: Request, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
-    """Every cell's verdict, in the order of the cells, and whether all were reached before somebody interrupted."""
+def _sweep(plan: Plan, stream: TextIO, options: VerifyOptions, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
+    """The verdicts in the order of their cells, and whether the run got to its end without being interrupted."""
     verdicts: dict[int, Verdict] = {}
-    names = [(cell.op.name, cell.implementation.name, cell.dtype) for cell in plan.cells]
+    keys = [cell.key for cell in plan.cells]
     try:
         console = terminal.console_for(stream)
-        shown = terminal.live(console, len(plan.cells), cells=names, verbosity=request.verbosity)
-        with _stoppable(), shown as screen:
+        shown = terminal.live(console, len(plan.cells), cells=keys, verbosity=options.verbosity)
+        with _stoppable(), shown as live:
 
             def progress(index: int, cases: int, worst: float) -> None:
-                screen.update(index, len(plan.cells), *names[index], cases, worst)
+                live.update(index, keys[index], cases, worst)
 
-            for index, verdict in _verdicts(plan, request.workers, progress):
-                verdicts[index] = marked(verdict, terms.known)
-                trouble = keep(request.database, verdict) if request.database else ""
+            for index, verdict in _verdicts(plan, options.workers, progress):
+                verdicts[index] = verdict
+                trouble = keep(options.database, verdict) if options.database else ""
                 if trouble:
                     print(f"normcheck: {trouble}", file=sys.stderr)
-                screen.verdict(verdicts[index])
+                live.verdict(marked(verdict, terms.known))  # ``concluded`` marks what is kept
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True
 
 
 def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], None]) -> Iterator[tuple[int, Verdict]]:
-    """(index, verdict) of every cell: one after another here, or side by side in judges of their own."""
+    """(index, verdict) of every cell: one after another in this process, or side by side in ``workers`` processes."""
     if workers == 1:
-        with ExitStack() as left:
+        with ExitStack() as started:
             for index, cell in enumerate(plan.cells):
                 progress(index, 0, 0.0)
-                _begin_processes(plan, index, left)
-                yield index, judged(cell, plan, partial(progress, index))
+                for following in plan.cells[index + 1 : index + 2]:
+                    _start_ahead(following, plan, started)
+                yield index, verdict_of(cell, plan, partial(progress, index))
         return
     jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
-    start = partial(_judge_started, plan.device, workers)
-    yield from spread(_judged_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
+    start = partial(_start_judge, plan.device, workers)
+    yield from spread(_run_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
 
 
-def _begin_processes(plan: Plan, index: int, left: ExitStack) -> None:
-    """Wait for the process of a cell, and start that of the next one, which comes up while this one is judged."""
-    for number, cell in enumerate(plan.cells[index : index + 2]):
-        link = link_of(cell.implementation)
-        if link is None or why_not(cell, plan.device):
-            continue
-        if number == 0:
-            link.ready()
-        else:
-            left.callback(link.end)
-            with suppress(OSError):  # then the cell itself says so
-                link.begin()
+def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:
+    """Start the process of the next cell while the present cell is judged; ``started`` ends it if nobody else does."""
+    if not why_not(cell, plan.device):
+        session = session_of(cell.implementation)
+        started.push(session)
+        with suppress(OSError):  # the cell meets the error again, and reports it
+            session.start()
 
 
 _JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
 
 
-def _judge_started(device: str, workers: int) -> None:
-    """Make a judge of this new process; on a GPU machine each has one GPU, and its share of what is for judges."""
+def _start_judge(device: str, workers: int) -> None:
+    """Prepare this new process for judging cells. It gets one GPU, and its share of that GPU's memory."""
     torch.set_num_threads(1)
     if device == "cuda":
-        (number,) = multiprocessing.current_process()._identity[-1:]
+        number = int(re.split("[-:]", multiprocessing.current_process().name)[-1])  # SpawnProcess-2: the second one
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         gpus = visible.split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
@@ -149,59 +160,31 @@ def _judge_started(device: str, workers: int) -> None:
     device_for(device)
 
 
-def _judged_job(job: tuple[Cell, Plan]) -> Verdict:
-    return judged(*job, lambda cases, worst: None)
+def _run_job(job: tuple[Cell, Plan]) -> Verdict:
+    return verdict_of(*job, lambda cases, worst: None)
 
 
 def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
     cell, plan = job
-    return _error(cell, plan, "the process that judged it ended")
+    return uncounted(cell, plan.device, "error", detail="the process that judged it ended")
 
 
-def judged(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
-    """The verdict of a cell; a fault of normcheck itself is an ``error`` verdict, and the other cells go on.
+def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
+    """The verdict of a cell. A fault of normcheck itself makes it an ``error``, and the other cells go on.
 
-    So is a verdict that makes no sense: normcheck may have been edited.
+    A verdict that contradicts itself is an ``error`` as well: normcheck may have been edited.
     """
     try:
-        with its_process(cell):
-            return sensible(run_cell(cell, plan, progress))
+        return sensible(run_cell(cell, plan, progress))
     except UsageError:
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name}:{last.lineno}"
-        return _error(cell, plan, f"normcheck itself failed: {type(error).__name__}: {error} ({where})")
-
-
-def _error(cell: Cell, plan: Plan, detail: str) -> Verdict:
-    place = source_location.of(cell.implementation)
-    return Verdict(
-        op=cell.op.name,
-        implementation=cell.implementation.name,
-        dtype=cell.dtype,
-        device=plan.device,
-        status="error",
-        detail=detail,
-        file=source_location.relative(place.file),
-        line=place.line,
-    )
-
-
-@contextmanager
-def its_process(cell: Cell) -> Iterator[None]:
-    """Each cell has a process of its own: what it did to it is gone with it."""
-    link = link_of(cell.implementation)
-    try:
-        yield
-    finally:
-        if link is not None:
-            link.close()
+        return uncounted(cell, plan.device, "error", detail=itself_failed(error))
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM is taken as Ctrl-C is: reports are written for what was done."""
+    """Within it, SIGTERM acts as Ctrl-C does: reports are written for the cells that are done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -216,15 +199,5 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write(result: Run, target: Target) -> str:
-    """Write one report; returns why that failed, or ""."""
-    report = formats()[target.format]
-    try:
-        if target.path == "-":
-            report.write(result, sys.stdout)
-        else:
-            with open(target.path, "w", encoding="utf-8") as stream:
-                report.write(result, stream)
-    except OSError as error:
-        return f"report={target.format}:{one_line(target.path, 200)}: it cannot be written: {error.strerror or error}"
-    return ""
+def _written(result: SweepResult, target: Target) -> str:
+    return written(target, lambda stream: formats()[target.format].write(result, stream))

@@ -1,4 +1,4 @@
-"""The reports of the shards of one sweep -> the run that they are together."""
+"""Merge of shards: the reports of all shards of one sweep become one run."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from normcheck.errors import UsageError, one_line
-from normcheck.gate.decision import BROKEN
-from normcheck.gate.remarks import derived, refusals
-from normcheck.gate.sense import sensible
-from normcheck.result import Coverage, Run, Steadiness, Uncheckable, Vacuity, Verdict, Worst
+from normcheck.errors import ExitCode, UsageError, one_line
+from normcheck.gate.sanity import sensible
+from normcheck.gate.tally import derived, refusals
+from normcheck.result import CellKey, Coverage, Steadiness, SweepResult, Uncheckable, Vacuity, Verdict, Worst
 
 T = TypeVar("T")
 
 _SAME_VERSIONS = ("normcheck", "torch", "triton", "cudnn_frontend", "hypothesis", "cuda", "cudnn_backend")
-"""What decides which cases are drawn and what computes them; a job may have another host, driver or patch of Python."""
+"""These decide which cases are drawn and what computes them. Host, driver and patch of Python may differ."""
 
 
-def merged(runs: Sequence[tuple[str, Run]]) -> Run:
-    """One run of all shards, each with its file's name; its status is for the gate to decide.
+def merged(runs: Sequence[tuple[str, SweepResult]]) -> SweepResult:
+    """One run of all shards, each given with its file's name; the gate has yet to decide its status.
 
-    Counts are summed, of worsts the worst is kept, and of findings that of the first case in the order of the sweep.
-    A verdict that makes no sense, as somebody may have written it into a report, is an ``error``.
-    Raises UsageError for reports that do not belong together, a shard that is missing or one that is there twice.
+    Counts are summed; of each output the worst is kept, and of the findings the one whose case comes first in the
+    sweep. A verdict that contradicts itself, as after somebody edited a report, becomes an ``error``.
+    Raises UsageError for reports of different sweeps, a shard that is missing or one that is there twice.
     """
     ordered = _in_order(runs)
     for file, run in ordered:
@@ -33,30 +33,29 @@ def merged(runs: Sequence[tuple[str, Run]]) -> Run:
         _check_alike(ordered[0], (file, run))
     shards = [run for _, run in ordered]
     first = shards[0]
-    cells: dict[tuple[str, str, str, str], list[Verdict]] = {}
+    cells: dict[CellKey, list[Verdict]] = {}
     for run in shards:
         for verdict in run.verdicts:
             cells.setdefault(_key(verdict), []).append(sensible(verdict))
     machines = dict.fromkeys(run.environment["device"] for run in shards if "device" in run.environment)
-    return Run(
-        argv=first.argv,
-        seed=first.seed,
-        profile=first.profile,
+    return replace(
+        first,
         seconds=max(run.seconds for run in shards),
         environment={**first.environment, **({"device": ", ".join(machines)} if machines else {})},
         verdicts=tuple(sensible(_cell(parts)) for parts in cells.values()),
         status="",
-        exit_code=BROKEN,
+        exit_code=ExitCode.BROKEN,
+        messages=(),
         complete=all(run.complete for run in shards),
-        budget=first.budget,
+        shard="",
         required=tuple(dict.fromkeys(name for run in shards for name in run.required)),
         part=any(run.part for run in shards),
     )
 
 
-def _in_order(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
-    """The reports by the number of their shard, if each is there once."""
-    found: dict[int, tuple[str, Run]] = {}
+def _in_order(runs: Sequence[tuple[str, SweepResult]]) -> list[tuple[str, SweepResult]]:
+    """The reports in the order of their shards. Raises UsageError unless each shard is there once."""
+    shards: dict[int, tuple[str, SweepResult]] = {}
     count, source = 0, ""
     for file, run in runs:
         match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", run.shard)
@@ -66,25 +65,25 @@ def _in_order(runs: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
         number, total = int(match[1]), int(match[2])
         if count and total != count:
             raise UsageError(f"{file}: shard={run.shard}: expected one of {count}, as {source}")
-        if number in found:
+        if number in shards:
             raise UsageError(
-                f"{file}: shard={run.shard}: expected each shard once, {found[number][0]} is this one as well"
+                f"{file}: shard={run.shard}: expected each shard once, {shards[number][0]} is this one as well"
             )
-        found[number], count, source = (file, run), total, file
-    missing = [f"{number}/{count}" for number in range(1, count + 1) if number not in found]
+        shards[number], count, source = (file, run), total, file
+    missing = [f"{number}/{count}" for number in range(1, count + 1) if number not in shards]
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise UsageError(f"shard={', '.join(missing[:8])}{more} is missing: expected a report of each of {count}")
-    return [found[number] for number in sorted(found)]
+    return [shards[number] for number in sorted(shards)]
 
 
-def _check_once(file: str, run: Run) -> None:
+def _check_once(file: str, run: SweepResult) -> None:
     for key, times in Counter(_key(v) for v in run.verdicts).items():
         if times > 1:
-            raise UsageError(f"{file}: expected each cell once, {one_line(' '.join(key), 120)} is there {times} times")
+            raise UsageError(f"{file}: expected each cell once, {one_line(str(key), 120)} is there {times} times")
 
 
-def _check_alike(one: tuple[str, Run], other: tuple[str, Run]) -> None:
+def _check_alike(one: tuple[str, SweepResult], other: tuple[str, SweepResult]) -> None:
     (file, a), (second, b) = one, other
     facts: list[tuple[str, object, object]] = [("seed", a.seed, b.seed), ("profile", a.profile, b.profile)]
     facts += [(name, a.budget.get(name), b.budget.get(name)) for name in {**a.budget, **b.budget}]
@@ -96,16 +95,16 @@ def _check_alike(one: tuple[str, Run], other: tuple[str, Run]) -> None:
     cells = [[_key(v) for v in run.verdicts] for run in (a, b)]
     if a.complete and b.complete and cells[0] != cells[1]:
         own_only = [key for key in [*cells[0], *cells[1]] if (key in cells[0]) != (key in cells[1])]
-        which = one_line(" ".join(own_only[0]), 120) if own_only else "in another order"
+        which = one_line(str(own_only[0]), 120) if own_only else "in another order"
         raise UsageError(f"{second}: expected the cells of {file}; {which} is only in one of them")
 
 
-def _key(verdict: Verdict) -> tuple[str, str, str, str]:
-    return verdict.op, verdict.implementation, verdict.dtype, verdict.device
+def _key(verdict: Verdict) -> CellKey:
+    return verdict.key.on(verdict.device)
 
 
 def _cell(parts: Sequence[Verdict]) -> Verdict:
-    """One cell of all its shards."""
+    """The verdict of a cell from those of its shards."""
     first = parts[0]
     failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
     broken = next((v for v in parts if v.status == "error"), None)
@@ -126,11 +125,8 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
     uncheckable = _joined([v.uncheckable for v in parts], _both)
     vacuity = _joined([v.vacuity for v in parts], _weighed)
     own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity, v.backward_refused, v.cases)]
-    return Verdict(
-        op=first.op,
-        implementation=first.implementation,
-        dtype=first.dtype,
-        device=first.device,
+    return replace(
+        first,
         status=status,
         detail=(refusals(skipped) if status == "skip" and skipped else detail) or "",
         cases=cases,
@@ -146,8 +142,6 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         repeats=_joined([v.repeats for v in parts], _steady),
         invariance=_joined([v.invariance for v in parts], _steady),
         known=failed.known if failed else "",
-        file=first.file,
-        line=first.line,
         failed_at=failed.failed_at if failed else None,
         backward_refused=dict(refused),
         undeclared=_joined([v.undeclared for v in parts], _worse),
@@ -156,7 +150,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
 
 
 def _core(parts: Sequence[Coverage]) -> Coverage | None:
-    """The core of a cell from its shards, each of which knows what it owed: what none of them owes is finished."""
+    """The coverage of a cell's core from its shards. Each lists what it missed of its own part of the core."""
     if not parts:
         return None
     return Coverage(
@@ -174,15 +168,15 @@ def _when(verdict: Verdict) -> float:
 
 
 def _joined(maps: Iterable[Mapping[str, T]], join: Callable[[T, T], T]) -> dict[str, T]:
-    found: dict[str, T] = {}
+    joined: dict[str, T] = {}
     for each in maps:
         for name, value in each.items():
-            found[name] = join(found[name], value) if name in found else value
-    return found
+            joined[name] = join(joined[name], value) if name in joined else value
+    return joined
 
 
 def _worse(a: Worst, b: Worst) -> Worst:
-    """The worse of two; NaN is worse than any number, and of equals the first is kept."""
+    """The worse of two, the first of equals; NaN is worse than any number."""
     return b if (math.isnan(b.ratio) and not math.isnan(a.ratio)) or b.ratio > a.ratio else a
 
 

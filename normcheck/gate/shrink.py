@@ -1,7 +1,7 @@
-"""A failing case -> the simplest one that fails in the same output, found by Hypothesis among its simplifications.
+"""Shrinking: the simplest case that fails in the same output as a failing one, found by Hypothesis.
 
-Hypothesis shrinks only what it drew itself. So every failure, also of an explicit case, is searched again among the
-choices that are no less simple than its own, its own standing beside the simpler ones.
+Hypothesis shrinks only cases that it drew itself, and an explicit case was not drawn. So the search starts again for
+every failure, with strategies that draw nothing less simple than the failing case.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from normcheck.gate.plan import Plan
 T = TypeVar("T")
 
 _TRIES = 400
-_RESTARTS, _TIMEOUTS = 40, 3  # how often a search may start a dead process anew
-_PLAIN = 10.0  # a smaller case must fail by this factor or half of what the one it comes from does
+_RESTARTS, _TIMEOUTS = 40, 3  # how often a search may restart a dead process; the latter if the failure is a timeout
+_PLAIN_RATIO = 10.0  # a simpler case must fail by this ratio, or by half the ratio of the case that it comes from
 
 
 class Stop(BaseException):
-    """Leaves Hypothesis from inside: a time or a number of cases is used up. Not an Exception, so that it gets out."""
+    """Ends a search of Hypothesis from inside, since its time or number of cases is used up.
+
+    Not an Exception: Hypothesis would take one for a failure.
+    """
 
 
 def search(
     strategy: SearchStrategy[T], fails: Callable[[T], bool], *, seed: int, tries: int, phases: tuple[Phase, ...]
 ) -> T | None:
-    """Hypothesis' find(), without its database, deadlines and health checks; None where nothing fails."""
+    """Hypothesis' find(), without its database, deadlines and health checks; None if nothing fails."""
     quiet = settings(
         max_examples=tries,
         database=None,
@@ -56,7 +59,7 @@ def search(
 
 
 def seed_of(cell: Cell, seed: int) -> int:
-    """A seed of its own for each cell, the same in every run with the same ``--seed``."""
+    """The seed of a cell: different for each cell, the same in every run with the same ``--seed``."""
     return zlib.crc32(
         f"{seed} {cell.op.name} {cell.implementation.name} {cell.dtype}".encode("utf-8", "backslashreplace")
     )
@@ -79,10 +82,10 @@ def _rank(values: Sequence[object], own: object) -> int:
 
 
 def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Result:
-    """The simplest failing case found within a budget, failing in the same output; at worst the one given.
+    """The simplest case found within the plan's budget that fails in the same output; at worst the given one.
 
-    ``alone``: what fails counts only if it fails in a new process as well, since one of the cases that were tried
-    before may have damaged the process.
+    ``alone``: a failure counts only if it happens in a new process as well, since a case that was tried before may have
+    damaged the process.
     """
     every = choices(claims_of(cell.op, cell.implementation, cell.dtype))
     wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, plan.profile.shrink_seconds)
@@ -101,14 +104,14 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
             if alone and result.failed and result.after:
                 result = run_alone(cell, case, plan, depth)
                 restarts += 1 + died(result)
-            plain = worst_ratio(result) >= min(_PLAIN, worst_ratio(failed) / 2)
+            plain = worst_ratio(result) >= min(_PLAIN_RATIO, worst_ratio(failed) / 2)
             seen[case] = result.failed and signature(result) == wanted and plain
             if seen[case] and _size(case, every) < _size(best.case, every):
                 best = result
         return seen[case]
 
     try:
-        for _ in range(3):  # each round searches within the last one's result, until it stays
+        for _ in range(3):  # each round searches within the result of the last one
             before = best.case
             near = cases(within(every, before))
             search(near, fails, seed=seed_of(cell, plan.seed), tries=_TRIES, phases=(Phase.generate, Phase.shrink))
@@ -117,6 +120,6 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
     except Stop:
         pass
     if depth == Depth.OFF and best is not failed:
-        asked = run_case(cell, best.case, plan)  # what the probes say of the reason, left out until here
-        return asked if asked.failed else best
+        probed = run_case(cell, best.case, plan)  # with the probes, which may show the reason
+        return probed if probed.failed else best
     return best

@@ -1,4 +1,4 @@
-"""A cell -> a verdict: explicit cases first, then what Hypothesis draws, then the large ones; a failure is shrunk."""
+"""Sweep of one cell: stored failures, the core, explicit cases, then drawn ones; the first failure is shrunk."""
 
 from __future__ import annotations
 
@@ -20,35 +20,41 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
-from normcheck.gate.blame import Blame, blamed, run_surely, told
+from normcheck.gate.blame import Blame, blamed, run_surely, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
-from normcheck.gate.remarks import derived, empty_outputs, refusals
 from normcheck.gate.shrink import Stop, search, seed_of
-from normcheck.gate.tally import Tally
-from normcheck.impls import source_location
-from normcheck.result import Finding, Uncheckable, Verdict
-from normcheck.runner.call import link_of, poisoned_memory
+from normcheck.gate.tally import Tally, empty_outputs, uncounted
+from normcheck.result import Verdict
+from normcheck.runner.call import poisoned_memory
+from normcheck.runner.session import session_of
 
 Progress = Callable[[int, float], None]
-"""Called after a case with the number of cases so far and the worst ratio."""
+"""Called after each case with the number of cases so far and the worst ratio."""
 
 _DRAW = (Phase.generate,)
-_BATCH = 4  # cases that Hypothesis draws at a time: half of what an example costs it is there once an example
-_MEMORY_EVERY = 2
-_ROWS_EVERY = 8
-_HUGE = 1 << 28
-_LOOKING = 10.0  # seconds of that, at most
+_BATCH = 4  # cases in one Hypothesis example: half of the cost of an example does not depend on its size
+_MEMORY_EVERY = 2  # every second case has the probes of memory
+_ROWS_EVERY = 8  # every eighth case has those of rows
+_HUGE_ELEMENTS = 1 << 28
+_TELLING_SECONDS = 10.0  # at most, for the search for the most telling case
 
 
-def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
-    """The verdict of one cell. Never raises for what an implementation does."""
+def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool = True) -> Verdict:
+    """The verdict of one cell. Nothing that an implementation does makes it raise.
+
+    Each cell has a process of its own: any damage by the kernel ends with it. ``with_coverage``: the verdict has the
+    coverage of its core, and a pass without all of the core is thin. It costs a quarter of a second, for making the
+    rest of the core; a caller that needs only the finding saves it.
+    """
     reason = why_not(cell, plan.device)
     if reason:
-        return _verdict(cell, plan, "skip", detail=reason)
-    link = link_of(cell.implementation)
-    if link is not None:
-        link.ready()
+        return uncounted(cell, plan.device, "skip", detail=reason)
+    with session_of(cell.implementation):
+        return _run(cell, plan, progress, with_coverage)
+
+
+def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool) -> Verdict:
     start = time.perf_counter()
     tally, core = Tally(undeclared_model(cell.implementation, plan.device)), CoreRun(cell, plan)
     with poisoned_memory():
@@ -61,16 +67,16 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
-            failure = told(cell, plan, blame, failure)
-    seconds = time.perf_counter() - start
+            failure = with_blame(cell, plan, blame, failure)
+    bare = uncounted(cell, plan.device, "skip", seconds=time.perf_counter() - start)
     if failure is None and not tally.cases:
-        skip = _verdict(cell, plan, "skip", detail=refusals(tally.refused) or "no case was drawn", seconds=seconds)
-        return replace(skip, skipped=dict(tally.refused))
-    return _covered(summed_up(cell, plan, tally, failure, seconds), core)
+        return tally.skipped(bare, "no case was drawn")
+    verdict = tally.verdict(bare, cell.op, failure)
+    return _covered(verdict, core) if with_coverage else verdict
 
 
 def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
-    """A verdict with how much of its core was run: a pass without all of it is thin."""
+    """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
         return replace(verdict, core=core.so_far())
     coverage = core.coverage()
@@ -81,24 +87,22 @@ def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
 
 
 def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
-    """The verdict of one case alone, as it is."""
+    """The verdict of one case alone, which is not shrunk."""
     reason = why_not(cell, plan.device)
     if reason:
-        return _verdict(cell, plan, "skip", detail=reason)
+        return uncounted(cell, plan.device, "skip", detail=reason)
     start = time.perf_counter()
     tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
         result = run_case(cell, case, plan)
         tally.add(result, time.perf_counter() - start)
         failure = finding(cell, result, plan.device) if result.failed else None
-    seconds = time.perf_counter() - start
-    if result.refused:
-        return _verdict(cell, plan, "skip", detail=result.refused, seconds=seconds)
-    return summed_up(cell, plan, tally, failure, seconds)
+    bare = uncounted(cell, plan.device, "skip", detail=result.refused, seconds=time.perf_counter() - start)
+    return bare if result.refused else tally.verdict(bare, cell.op, failure)
 
 
 def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: CoreRun) -> Result | None:
-    """The most telling of the failing results, or None where all is right when the budget is used up."""
+    """The most telling of the failing results; None if none has failed when the budget is used up."""
     found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
     if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:
         found = _under_sanitizer(cell, tally)
@@ -108,10 +112,10 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Core
 
 
 def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: CoreRun) -> list[Result]:
-    """The first failing result, if there is one: the core, then large cases and what Hypothesis draws, until time or
-    number ends.
+    """The first failing result, or an empty list if the time or the number of cases is used up before.
 
-    Every case of the sequence has its number, whether it is run or not, so that shards share one sequence.
+    The sequence is the core, explicit cases, then cases that Hypothesis draws. Each case in it has a number, even if
+    another shard runs it, so that all shards share one sequence.
     """
     most, (shard, shards) = plan.profile.max_examples, plan.shard
     found: list[Result] = []
@@ -141,7 +145,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     try:
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
-        replayed = tally.cases  # beside the sequence
+        replayed = tally.cases  # they have no number in the sequence
         while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
             number = step.number
             result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
@@ -162,7 +166,7 @@ _DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
 
 
 def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:
-    """The cases between the core and what is drawn, and of each whether it is large."""
+    """(case, whether it is large), of the cases between the core and the drawn ones."""
     if plan.device == "cuda":
         for case in far_apart(claims):
             yield case, False
@@ -174,8 +178,8 @@ def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bo
 
 
 def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
-    """The cases by which the cell failed in earlier runs."""
-    replay = plan.replays.get((cell.op.name, cell.implementation.name, cell.dtype))
+    """The cases that failed in earlier runs, which the first shard runs. Their notes go to ``tally``."""
+    replay = plan.replays.get(cell.key)
     if replay is None or plan.shard[0] != 1:
         return ()
     tally.notes.update(dict.fromkeys(replay.notes))
@@ -183,8 +187,8 @@ def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
 
 
 def _depth(number: int, case: Case) -> Depth:
-    """What a case's probes are asked: they cost a run and memory, so every second case is asked, and no huge one."""
-    if case.M * (case.N + case.gap) > _HUGE:
+    """The depth of a case's probes. They cost runs and memory, so not every case has all, and a huge one has fewest."""
+    if case.M * (case.N + case.gap) > _HUGE_ELEMENTS:
         return Depth.REASON
     if number % _ROWS_EVERY == 0:
         return Depth.ROWS
@@ -192,7 +196,7 @@ def _depth(number: int, case: Case) -> Depth:
 
 
 def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
-    """The first case once more, after all others: its bits are the same."""
+    """Run the first case again, after all others: its result if that fails or has other bits, else an empty list."""
     first = tally.first
     if first is None or first.failed or not cell.implementation.deterministic or tally.cases < _ROWS_EVERY:
         return []
@@ -202,7 +206,7 @@ def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
 
 
 def _under_sanitizer(cell: Cell, tally: Tally) -> list[Result]:
-    """What compute-sanitizer reports; what it did is a note."""
+    """The failing result that compute-sanitizer finds, else an empty list. What it did becomes a note of ``tally``."""
     case, problems, note = sanitizer.examine(cell)
     if note:
         tally.notes[note] = None
@@ -210,11 +214,12 @@ def _under_sanitizer(cell: Cell, tally: Tally) -> list[Result]:
 
 
 def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Result:
-    """Of the first failure and those of the kinds of data: the earliest on the data's way, then the largest ratio.
+    """``failed``, or a failure on another kind of data: the one whose output is computed first, then the largest ratio.
 
-    The first that fails may do so by a hair, where another kind of data shows the same fault plainly.
+    The first case may fail by a hair, and another kind of data may show the same fault plainly.
     """
-    best, end = failed, time.perf_counter() + min(plan.profile.seconds / 4, _LOOKING)
+    most = min(plan.profile.seconds / 4, _TELLING_SECONDS, plan.profile.shrink_seconds)
+    best, end = failed, time.perf_counter() + most
     if _context_lost(cell, failed) or died(failed):
         return failed
     for case in telling(claims_of(cell.op, cell.implementation, cell.dtype), plan.seed):
@@ -229,63 +234,20 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
 
 
 def _context_lost(cell: Cell, failed: Result) -> bool:
-    """Whether nothing runs any more on this process's GPU; a worker's context is lost with the worker."""
-    return link_of(cell.implementation) is None and any(map(context_lost, failed.problems))
+    """Whether this process has lost its GPU's context, so that nothing runs any more; a worker would be replaced."""
+    return not session_of(cell.implementation).isolated and any(map(context_lost, failed.problems))
 
 
 def _too_slow(case: Case, plan: Plan, tally: Tally, end: float) -> bool:
-    """Whether a large case is not expected to fit into the time that is left; it is then named in a note."""
-    unknown = plan.shard[1] > 1 and tally.per_row == float("inf")  # so few cases that none of them told
+    """Whether a large case is not expected to fit into the time that is left; if so, a note will name it."""
+    unknown = plan.shard[1] > 1 and tally.per_row == float("inf")  # so few cases that none of them showed it
     expected = 0.0 if unknown else tally.per_row * case.M
-    expected += case.M * case.N * _JUDGING[plan.device]
+    expected += case.M * case.N * _JUDGING_SECONDS[plan.device]
     slow = expected > plan.profile.large_share * (end - time.perf_counter())
     if slow:
         tally.too_slow[f"{case.M}x{case.N}"] = None
     return slow
 
 
-_JUDGING = {"cpu": 2.5e-7, "cuda": 2e-9}
-"""Seconds that judging an element takes at most, forward and backward: measured, for planning only."""
-
-
-def _verdict(cell: Cell, plan: Plan, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
-    where = source_location.of(cell.implementation)
-    return Verdict(
-        op=cell.op.name,
-        implementation=cell.implementation.name,
-        dtype=cell.dtype,
-        device=plan.device,
-        status=status,
-        detail=detail,
-        seconds=seconds,
-        file=source_location.relative(where.file),
-        line=where.line,
-    )
-
-
-def summed_up(cell: Cell, plan: Plan, tally: Tally, failure: Finding | None, seconds: float) -> Verdict:
-    """The verdict of a cell that ran: what its cases add up to, and the finding, if there is one."""
-    uncheckable = {name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items()}
-    notes = list(tally.notes)
-    if tally.too_slow:
-        notes.append(f"not run, too slow for this profile: {', '.join(tally.too_slow)}")
-    notes += derived(uncheckable, tally.vacuity, tally.backward_refused, tally.cases)
-    absent = [name for name in (*cell.op.outputs, "dx", "dw", "db") if name in tally.missing - tally.returned]
-    return replace(
-        _verdict(cell, plan, "pass" if failure is None else "fail", seconds=seconds),
-        detail="" if failure is None else failure.message,
-        cases=tally.cases,
-        worst=dict(tally.worst),
-        not_returned=tuple(absent),
-        failure=failure,
-        uncheckable=uncheckable,
-        skipped=dict(tally.refused),
-        model=dict(tally.declared),
-        notes=tuple(notes),
-        vacuity=dict(tally.vacuity),
-        repeats=dict(tally.repeats),
-        invariance=dict(tally.invariance),
-        failed_at=None if failure is None else tally.failed_at,
-        backward_refused=dict(tally.backward_refused),
-        undeclared=dict(tally.undeclared),
-    )
+_JUDGING_SECONDS = {"cpu": 2.5e-7, "cuda": 2e-9}
+"""For judging an element, forward and backward, at most: measured, for planning only."""

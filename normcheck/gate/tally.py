@@ -1,4 +1,4 @@
-"""What has been seen of a cell so far, summed up case by case."""
+"""Tally of a cell: the results of its cases summed up one by one, the verdict they give, and notes on its counts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
+from normcheck.cases.ops import GRADIENTS, Op
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.errors import one_line
+from normcheck.impls import source_location
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
-from normcheck.oracle.tolerances import Model
-from normcheck.result import Steadiness, Vacuity, Worst
+from normcheck.oracle.tolerances import Model, table
+from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst
 
-_MOST = 20  # different reasons, and notes, that a report has
+_MOST = 20  # different reasons, and notes, in a report
+
+NO_BACKWARD = "no backward ran, so no gradient was checked"
+
+
+def uncounted(cell: Cell, device: str, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
+    """The verdict of a cell before any case is counted, with the file and line that define its implementation."""
+    place = source_location.of(cell.implementation)
+    bare = Verdict.of(cell.key.on(device), status, detail=detail, seconds=seconds)
+    return replace(bare, file=source_location.relative(place.file), line=place.line)
 
 
 @dataclass
 class Tally:
-    """What has been seen of a cell so far."""
+    """Counts over the cases of a cell so far. ``base``: the model of an implementation that declares nothing."""
 
     base: Model
     cases: int = 0
@@ -42,11 +54,11 @@ class Tally:
 
     @property
     def floors(self) -> Mapping[str, float]:
-        """Output -> the largest ratio so far: details of a smaller one are not wanted."""
+        """Output -> the largest ratio so far; the judge leaves out the details of a smaller one."""
         return {name: worst.ratio for name, worst in self.worst.items()}
 
     def add(self, result: Result, seconds: float) -> None:
-        """Count a case; ``seconds`` is what it took."""
+        """Count a case that took so many ``seconds``."""
         if result.refused:
             _count_reason(self.refused, result.refused)
             return
@@ -61,7 +73,7 @@ class Tally:
         for checked in result.checked:
             name, c = checked.output, checked.comparison
             self.returned.add(name)
-            if not _is_meant(result.case):
+            if not _lacks_bounds(result.case):
                 count, total = self.uncheckable.get(name, (0, 0))
                 self.uncheckable[name] = (count + c.uncheckable, total + c.numel)
             self.note(result.case, checked)
@@ -81,8 +93,41 @@ class Tally:
         """Keep the worst of each output."""
         _keep(self.worst, case, checked)
 
+    def verdict(self, bare: Verdict, op: Op, failure: Finding | None) -> Verdict:
+        """``bare``, a verdict of no case, with the counts of all cases: fail if there is a ``failure``, else pass."""
+        uncheckable = {name: Uncheckable(count=count, total=total) for name, (count, total) in self.uncheckable.items()}
+        notes = list(self.notes)
+        if self.too_slow:
+            notes.append(f"not run, too slow for this profile: {', '.join(self.too_slow)}")
+        notes += derived(uncheckable, self.vacuity, self.backward_refused, self.cases)
+        absent = self.missing - self.returned
+        return replace(
+            bare,
+            status="pass" if failure is None else "fail",
+            detail="" if failure is None else failure.message,
+            cases=self.cases,
+            worst=dict(self.worst),
+            not_returned=tuple(name for name in (*op.outputs, *GRADIENTS) if name in absent),
+            failure=failure,
+            uncheckable=uncheckable,
+            skipped=dict(self.refused),
+            model=dict(self.declared),
+            notes=tuple(notes),
+            vacuity=dict(self.vacuity),
+            repeats=dict(self.repeats),
+            invariance=dict(self.invariance),
+            failed_at=None if failure is None else self.failed_at,
+            backward_refused=dict(self.backward_refused),
+            undeclared=dict(self.undeclared),
+        )
+
+    def skipped(self, bare: Verdict, otherwise: str) -> Verdict:
+        """``bare`` as a skip, with why the cases were refused; ``otherwise``: its detail if none was refused."""
+        detail = refusals(self.refused) or otherwise
+        return replace(bare, status="skip", detail=detail, skipped=dict(self.refused))
+
     def _weigh(self, name: str, zeros: int, total: int) -> None:
-        """What zeros would have passed of one check."""
+        """Count the elements of one check of output ``name`` for which zeros would have passed."""
         old = self.vacuity.get(name, Vacuity(zeros=0, total=0, empty=0, checks=0))
         self.vacuity[name] = Vacuity(
             zeros=old.zeros + zeros,
@@ -98,8 +143,8 @@ def _keep(worst: dict[str, Worst], case: Case, checked: Checked) -> None:
         worst[name] = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(case))
 
 
-def _is_meant(case: Case) -> bool:
-    """Whether elements without a bound are what the case is about; they do not count as uncheckable."""
+def _lacks_bounds(case: Case) -> bool:
+    """Whether a case is meant to have elements without a finite bound, which then do not count as uncheckable."""
     return is_special(case) or case.rows == "largest"
 
 
@@ -111,3 +156,32 @@ def _count(counts: dict[str, Steadiness], same: Mapping[str, bool]) -> None:
     for name, steady in same.items():
         old = counts.get(name, Steadiness(differ=0, cases=0))
         counts[name] = Steadiness(differ=old.differ + (not steady), cases=old.cases + 1)
+
+
+def derived(
+    uncheckable: Mapping[str, Uncheckable], vacuity: Mapping[str, Vacuity], refused: Mapping[str, int], cases: int
+) -> list[str]:
+    """Notes on outputs of which too little, or nothing, was checked.
+
+    ``refused``: reason -> in how many of the ``cases`` backward was refused for it.
+    """
+    limit = table().max_uncheckable
+    notes = []
+    if refused:
+        none = sum(refused.values()) == cases
+        notes.append(f"{NO_BACKWARD if none else 'gradients not checked where it was refused'}: {refusals(refused)}")
+    for name, u in uncheckable.items():
+        if u.share > limit and name != "bitmask":  # the definition of the op leaves a bit in doubt open
+            notes.append(f"{u.share:.1%} of {name} could not be checked: its bound is not finite there")
+    notes += [f"{name} was not checked: zeros in its place would have passed" for name in empty_outputs(vacuity)]
+    return notes
+
+
+def empty_outputs(vacuity: Mapping[str, Vacuity]) -> list[str]:
+    """The outputs for which zeros would have passed every check: nothing is known of them."""
+    return [name for name, v in vacuity.items() if v.empty == v.checks]
+
+
+def refusals(refused: Mapping[str, int]) -> str:
+    """Why cases were refused, and how many for each reason; "" if none was."""
+    return "; ".join(f"{reason} ({count} cases)" for reason, count in refused.items())

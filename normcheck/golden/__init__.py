@@ -1,1 +1,1 @@
-"""Golden records: what an implementation returned on a machine that had it, kept, and judged again on any other."""
+"""Golden records: outputs of an implementation, kept on a machine that has it and judged again on any other."""

@@ -1,4 +1,4 @@
-"""Two records of the same thing: what moved between versions or devices, by output, in ulps."""
+"""The difference between two records: what moved between versions or devices, by output, in ulps."""
 
 from __future__ import annotations
 
@@ -12,46 +12,43 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.guard_bands import differing
+from normcheck.cases.ops import GRADIENTS, ROOT_FIRST
 from normcheck.errors import UsageError
 from normcheck.golden.results import CellChange, Difference, Moved
-from normcheck.golden.schema import BITMASK, FED, GIVEN, Record, Recorded
+from normcheck.golden.schema import BITMASK, FED, GIVEN, Record, RecordedCase
 from normcheck.golden.store import read
-from normcheck.impls import discovery
 from normcheck.oracle.bitmask import unpack
+from normcheck.result import CellKey
 
-CellName = tuple[str, str, str]
-_ORDER = ("mean", "rstd", "y", BITMASK, "dx", "dw", "db", GIVEN + "dx", GIVEN + "dw", GIVEN + "db")
+_Cases = Mapping[tuple[str, str], RecordedCase]
+_ORDER = (*ROOT_FIRST, *(GIVEN + name for name in GRADIENTS))
 _BITS = {torch.float16: (torch.int16, 15), torch.bfloat16: (torch.int16, 15), torch.float32: (torch.int32, 31)}
 
 
 def difference(a: str, b: str) -> Difference:
-    """What moved from the record in folder ``a`` to that in ``b``. Raises UsageError where one cannot be read."""
+    """What moved from the record in folder ``a`` to that in ``b``. Raises UsageError if one cannot be read."""
     return difference_of((read(Path(a)), read(Path(b))), (a, b))
 
 
 def difference_of(records: tuple[Record, Record], folders: tuple[str, str]) -> Difference:
-    """What moved from the first record to the second."""
+    """What moved from the first record to the second, whose ``folders`` name them in reports."""
     before, after = ({entry.key: entry for entry in record.entries} for record in records)
-    pairs: dict[CellName, list[tuple[Recorded, Recorded]]] = {}
+    pairs: dict[CellKey, list[tuple[RecordedCase, RecordedCase]]] = {}
     for key, entry in before.items():
         if key in after:
-            pairs.setdefault(_cell(entry), []).append((entry, after[key]))
-    order = list(discovery.ops())
-    cells = [_change(name, both) for name, both in pairs.items()]
+            pairs.setdefault(entry.cell, []).append((entry, after[key]))
+    cells = [_change(key, both) for key, both in pairs.items()]
     return Difference(
         folders=folders,
         facts=_facts(*records),
-        cells=tuple(sorted(cells, key=lambda cell: order.index(cell.op))),
+        cells=tuple(sorted(cells, key=lambda cell: cell.key.op)),
         only=(_only(before, after), _only(after, before)),
     )
 
 
-def _cell(entry: Recorded) -> CellName:
-    return entry.case.op, entry.implementation, entry.case.dtype
-
-
-def _only(own: Mapping[tuple[str, str], Recorded], other: Mapping[tuple[str, str], Recorded]) -> dict[CellName, int]:
-    return dict(Counter(_cell(entry) for key, entry in own.items() if key not in other))
+def _only(own: _Cases, other: _Cases) -> dict[CellKey, int]:
+    """Cell -> the number of its cases that ``other`` lacks."""
+    return dict(Counter(entry.cell for key, entry in own.items() if key not in other))
 
 
 def _facts(before: Record, after: Record) -> dict[str, tuple[str, str]]:
@@ -62,7 +59,7 @@ def _facts(before: Record, after: Record) -> dict[str, tuple[str, str]]:
 
 @dataclass
 class _Sum:
-    """One output of a cell, summed up case by case."""
+    """How one output of a cell moved, added up case by case."""
 
     elements: int = 0
     total: int = 0
@@ -71,7 +68,7 @@ class _Sum:
     case: str = ""
 
 
-def _change(name: CellName, pairs: list[tuple[Recorded, Recorded]]) -> CellChange:
+def _change(key: CellKey, pairs: list[tuple[RecordedCase, RecordedCase]]) -> CellChange:
     sums: dict[str, _Sum] = {}
     notes: dict[str, None] = {}
     for before, after in pairs:
@@ -80,40 +77,34 @@ def _change(name: CellName, pairs: list[tuple[Recorded, Recorded]]) -> CellChang
         notes.update(dict.fromkeys(_notes(before, after)))
         for output in _ORDER:
             if output in before.tensors and output in after.tensors:
-                one = sums.setdefault(output, _Sum())
+                own = sums.setdefault(output, _Sum())
                 elements, total, ulps = _moved(output, before.tensors[output], after.tensors[output], before.case.N)
-                one.elements, one.total, one.cases = (
-                    one.elements + elements,
-                    one.total + total,
-                    one.cases + bool(elements),
-                )
-                if elements and ulps > one.ulps:
-                    one.ulps, one.case = ulps, str(before.case)
-    op, implementation, dtype = name
+                own.elements += elements
+                own.total += total
+                own.cases += bool(elements)
+                if elements and ulps > own.ulps:
+                    own.ulps, own.case = ulps, str(before.case)
     return CellChange(
-        op=op,
-        implementation=implementation,
-        dtype=dtype,
+        key=key,
         cases=len(pairs),
-        same=sum(one.total - one.elements for one in sums.values()),
         moved=tuple(
             Moved(
                 output=output,
-                elements=one.elements,
-                total=one.total,
-                cases=one.cases,
-                ulps=None if output == BITMASK else one.ulps,
-                case=one.case,
+                elements=own.elements,
+                total=own.total,
+                cases=own.cases,
+                ulps=None if output == BITMASK else own.ulps,
+                case=own.case,
             )
             for output in _ORDER
-            if output in sums and (one := sums[output]).elements
+            if output in sums and (own := sums[output]).elements
         ),
         notes=tuple(notes),
     )
 
 
-def _notes(before: Recorded, after: Recorded) -> Iterator[str]:
-    """What is not a matter of values: a refusal, a problem, an output, a declaration that only one of them has."""
+def _notes(before: RecordedCase, after: RecordedCase) -> Iterator[str]:
+    """Differences that are not in values: a refusal, an output, a problem or a declaration of only one record."""
     for name in ("refused", "gradients_refused"):
         was, now = getattr(before, name), getattr(after, name)
         if bool(was) != bool(now):
@@ -128,7 +119,7 @@ def _notes(before: Recorded, after: Recorded) -> Iterator[str]:
 
 
 def _moved(output: str, before: Tensor, after: Tensor, n: int) -> tuple[int, int, float]:
-    """(elements that are not the same, elements, the largest distance in ulps); of a bitmask every bit is one."""
+    """(elements that moved, elements, the largest distance in ulps); the elements of a bitmask are its bits."""
     if output == BITMASK:
         bits = [t if t.dtype == torch.bool else unpack(t, n) for t in (before, after)]
         return int((bits[0] != bits[1]).sum()), bits[0].numel(), 1.0
@@ -143,7 +134,7 @@ def _moved(output: str, before: Tensor, after: Tensor, n: int) -> tuple[int, int
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """int64 in which neighbouring numbers of the dtype differ by 1; both zeros are 0."""
+    """The values as int64 ranks: neighbouring numbers of the dtype differ by 1, and both zeros are 0."""
     integer, shift = _BITS[values.dtype]
     bits = values.contiguous().view(integer).long()
     size = bits & ((1 << shift) - 1)

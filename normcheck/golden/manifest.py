@@ -1,19 +1,20 @@
-"""The manifest of a record: what was recorded, as JSON. The tensors themselves are beside it, one file for each
-implementation, and are found by the number of their entry: ``12.y``."""
+"""The manifest of a record, as JSON: everything but the tensors. These are in one file for each implementation, under
+the number of their entry: ``12.y``."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 
-from normcheck.cases.case import Case, parse
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.case import Case
+from normcheck.cases.case_line import parsed as parsed_case
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops import OPS
 from normcheck.checks.contract import Problem
-from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.errors import UsageError, one_line, shown
 from normcheck.golden.judge import model_of
 from normcheck.golden.schema import (
     AUTOGRAD,
@@ -23,14 +24,14 @@ from normcheck.golden.schema import (
     OWN,
     STATISTICS,
     Record,
-    Recorded,
+    RecordedCase,
     Skipped,
     geometries,
     owed,
 )
-from normcheck.golden.sealed_json import keys_of, list_of, parsed, sealed, text_of, texts_of
-from normcheck.impls import discovery
-from normcheck.result import KINDS
+from normcheck.golden.sealed_json import SEAL, parsed, sealed
+from normcheck.reports.document import checked, plain
+from normcheck.result import KINDS, Count, Only, one_of
 
 SCHEMA = "normcheck-golden/1"
 NAME = "manifest.json"
@@ -38,16 +39,79 @@ MOST_BYTES = 1 << 23
 """Bytes of a manifest: 8 MiB."""
 
 _FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}\.safetensors")
-_HEX = re.compile(r"[0-9a-f]+")
-_MOST_ENTRIES, _MOST_FILES, _MOST_SKIPPED = 4096, 64, 4096
 _MOST_ELEMENTS = 1 << 16
-"""M * (N + gap) of a recorded case: the list has at most 1536."""
+"""The largest M * (N + gap) of a recorded case: the list of cases has at most 1536."""
+
+
+def _at_most(count: int) -> Only:
+    return Only(f"at most {count}", check=lambda items: len(items) <= count)
+
+
+def _digits(count: int) -> Only:
+    return Only(f"{count} hexadecimal digits", check=lambda text: bool(re.fullmatch(rf"[0-9a-f]{{{count}}}", text)))
+
+
+_LONGEST = 2_000
+_MaybeText = Annotated[str, Only(f"text of at most {_LONGEST} characters", check=lambda t: len(t) <= _LONGEST)]
+_Text = Annotated[str, Only(f"text of at most {_LONGEST} characters", check=lambda t: 0 < len(t) <= _LONGEST)]
+_CLOSED = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """A file of tensors: its size and its checksum."""
+
+    __pydantic_config__: ClassVar = _CLOSED
+    bytes: Count
+    sha256: Annotated[str, _digits(64)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedCell:
+    """A cell of which nothing could be recorded, as in the file."""
+
+    __pydantic_config__: ClassVar = _CLOSED
+    op: Annotated[str, one_of(*OPS)]
+    implementation: _Text
+    dtype: Annotated[str, one_of(*DTYPES)]
+    reason: _Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A recorded case, as in the file, which leaves out empty fields after ``inputs``."""
+
+    __pydantic_config__: ClassVar = _CLOSED
+    implementation: _Text
+    case: _Text
+    backward: Annotated[str, one_of(OWN, AUTOGRAD)]
+    inputs: Annotated[Mapping[_Text, Annotated[str, _digits(32)]], _at_most(4)]
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    reads: Annotated[tuple[Annotated[str, one_of(STATISTICS, BITMASK)], ...], _at_most(2)] = ()
+    refused: _MaybeText = ""
+    gradients_refused: _MaybeText = ""
+    problems: Annotated[tuple[tuple[Annotated[str, one_of(*KINDS)], _MaybeText, _MaybeText], ...], _at_most(16)] = ()
+    file: _MaybeText = ""
+    tensors: Annotated[tuple[_Text, ...], _at_most(16)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The keys of the file, in its order."""
+
+    __pydantic_config__: ClassVar = _CLOSED
+    schema: Annotated[str, one_of(SCHEMA)] = SCHEMA
+    device: Annotated[str, one_of("cpu", "cuda")]
+    environment: Annotated[Mapping[_Text, _Text], _at_most(64)]
+    files: Annotated[Mapping[str, File], _at_most(64)]
+    skipped: Annotated[tuple[SkippedCell, ...], _at_most(4096)]
+    entries: Annotated[tuple[Entry, ...], _at_most(4096)]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A record without its tensors. ``files``: name -> (bytes, sha256); ``places``: of each entry its file, "" where
-    it has no tensors, and the names of its tensors."""
+    """A record without its tensors. ``files``: name -> (bytes, sha256); ``places``: for each entry its file and the
+    names of its tensors; the file is "" if it has none."""
 
     record: Record
     files: Mapping[str, tuple[int, str]]
@@ -55,25 +119,26 @@ class Manifest:
 
 
 def key_of(number: int, name: str) -> str:
-    """What a tensor of an entry is called in its file."""
+    """The name of an entry's tensor in its file."""
     return f"{number}.{name}"
 
 
 def written(manifest: Manifest) -> str:
     """The manifest as text: a line for each entry, sealed."""
     record = manifest.record
-    pairs = zip(record.entries, manifest.places, strict=True)
-    data = sealed(
-        {
-            "schema": SCHEMA,
-            "device": record.device,
-            "environment": dict(record.environment),
-            "files": {name: {"bytes": size, "sha256": digest} for name, (size, digest) in manifest.files.items()},
-            "skipped": [vars(skipped) for skipped in record.skipped],
-            "entries": [_entry_as_data(entry, *place) for entry, place in pairs],
-        }
+    document = plain(
+        Document(
+            device=record.device,
+            environment=record.environment,
+            files={name: File(bytes=size, sha256=digest) for name, (size, digest) in manifest.files.items()},
+            skipped=tuple(SkippedCell(**vars(skipped)) for skipped in record.skipped),
+            entries=tuple(_entry_of(*pair) for pair in zip(record.entries, manifest.places, strict=True)),
+        )
     )
-    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in data.items()]
+    document["entries"] = [
+        {name: value for name, value in entry.items() if value or name in _ALWAYS} for entry in document["entries"]
+    ]
+    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in sealed(document).items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -83,167 +148,115 @@ def _lines(value: Any) -> str:
     return "[\n" + ",\n".join(json.dumps(item) for item in value) + "\n]"
 
 
-def _entry_as_data(entry: Recorded, file: str, names: tuple[str, ...]) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "implementation": entry.implementation,
-        "case": str(entry.case),
-        "backward": entry.backward,
-        "inputs": dict(entry.inputs),
-    }
-    more: dict[str, Any] = {
-        "declared": dict(entry.declared),
-        "reads": list(entry.reads),
-        "refused": entry.refused,
-        "gradients_refused": entry.gradients_refused,
-        "problems": [[p.kind, p.output, one_line(p.message)] for p in entry.problems],
-        "file": file,
-        "tensors": list(names),
-    }
-    return data | {key: value for key, value in more.items() if value}
+_ALWAYS = ("implementation", "case", "backward", "inputs")
+
+
+def _entry_of(entry: RecordedCase, place: tuple[str, tuple[str, ...]]) -> Entry:
+    return Entry(
+        implementation=entry.implementation,
+        case=str(entry.case),
+        backward=entry.backward,
+        inputs=entry.inputs,
+        declared=entry.declared,
+        reads=entry.reads,
+        refused=entry.refused,
+        gradients_refused=entry.gradients_refused,
+        problems=tuple((p.kind, p.output, one_line(p.message)) for p in entry.problems),
+        file=place[0],
+        tensors=place[1],
+    )
 
 
 def read(content: bytes, who: str) -> Manifest:
-    """The manifest in ``content``. Raises UsageError, which begins with ``who``, for anything that it may not hold."""
+    """The manifest in ``content``. Raises UsageError, which begins with ``who``, if anything in it is not allowed."""
     data = parsed(content, who)
-    if data.get("schema") != SCHEMA:
-        raise UsageError(f"{who}: schema={shown(data.get('schema'), 60)}: expected {SCHEMA}")
-    keys_of(data, who, ("schema", "device", "environment", "files", "skipped", "entries", "sha256"))
-    if data["device"] not in ("cpu", "cuda"):
-        raise UsageError(f"{who}: device={shown(data['device'], 60)}: expected cpu or cuda")
-    files = _files(data["files"], who)
-    skipped = tuple(_skipped(item, who) for item in list_of(data["skipped"], f"{who}: skipped", _MOST_SKIPPED))
-    entries: list[Recorded] = []
-    places: list[tuple[str, tuple[str, ...]]] = []
+    del data[SEAL]  # parsed has checked it
+    document = checked(Document, data, who)
+    for name in document.files:
+        if not _FILE.fullmatch(name):
+            where = f"{who}: files[{shown(name, 80)}]"
+            raise UsageError(f"{where}: expected a plain name like triton.safetensors, without a folder")
+        if all(entry.file != name for entry in document.entries):
+            raise UsageError(f"{who}: files[{name!r}]: expected an entry with tensors in it")
+    entries: list[RecordedCase] = []
     seen: set[tuple[str, str]] = set()
-    for number, item in enumerate(list_of(data["entries"], f"{who}: entries", _MOST_ENTRIES)):
+    for number, item in enumerate(document.entries):
         where = f"{who}: entries[{number}]"
-        entry, place = _entry(item, where, files)
+        entry = _recorded(item, where, document.files)
         if entry.key in seen:
             raise UsageError(f"{where}: its implementation and case are there twice: expected once")
         seen.add(entry.key)
-        _in_the_table(entry, data["device"], where)
+        _in_the_table(entry, document.device, where)
         entries.append(entry)
-        places.append(place)
-    for name in files:
-        if all(file != name for file, _ in places):
-            raise UsageError(f"{who}: files[{name!r}]: expected an entry with tensors in it")
-    environment = texts_of(data["environment"], f"{who}: environment", 64)
-    record = Record(device=data["device"], environment=environment, entries=tuple(entries), skipped=skipped)
-    return Manifest(record, files, tuple(places))
-
-
-def _files(data: object, who: str) -> dict[str, tuple[int, str]]:
-    if not isinstance(data, dict) or len(data) > _MOST_FILES:
-        raise UsageError(f"{who}: files={shown(data, 60)}: expected an object of at most {_MOST_FILES}")
-    found = {}
-    for name, item in data.items():
-        where = f"{who}: files[{shown(name, 80)}]"
-        if not _FILE.fullmatch(name):
-            raise UsageError(f"{where}: expected a plain name like triton.safetensors, without a folder")
-        described = keys_of(item, where, ("bytes", "sha256"))
-        if type(described["bytes"]) is not int or described["bytes"] < 0:
-            raise UsageError(f"{where}.bytes={shown(described['bytes'], 60)}: expected a size")
-        found[name] = (described["bytes"], _hex(described["sha256"], f"{where}.sha256", 64))
-    return found
-
-
-def _skipped(data: object, who: str) -> Skipped:
-    where = f"{who}: skipped"
-    names = ("op", "implementation", "dtype", "reason")
-    item = keys_of(data, where, names)
-    op, implementation, dtype, reason = (text_of(item[name], f"{where}.{name}") for name in names)
-    _one_of(op, f"{where}.op", tuple(discovery.ops()))
-    _one_of(dtype, f"{where}.dtype", DTYPES)
-    return Skipped(op=op, implementation=implementation, dtype=dtype, reason=reason)
-
-
-_REQUIRED = ("implementation", "case", "backward", "inputs")
-_OPTIONAL = ("declared", "reads", "refused", "gradients_refused", "problems", "file", "tensors")
-
-
-def _entry(data: object, who: str, files: Mapping[str, Any]) -> tuple[Recorded, tuple[str, tuple[str, ...]]]:
-    item = keys_of(data, who, _REQUIRED, _OPTIONAL)
-    case = _case(item["case"], f"{who}.case")
-    inputs = texts_of(item["inputs"], f"{who}.inputs", 4)
-    for name, digest in inputs.items():
-        _hex(digest, f"{who}.inputs.{one_line(name, 60)}", 32)
-    reads = tuple(_one_of(v, f"{who}.reads", (STATISTICS, BITMASK)) for v in list_of(item.get("reads", []), who, 2))
-    problems = list_of(item.get("problems", []), f"{who}.problems", 16)
-    declared = item.get("declared", {})
-    if not isinstance(declared, dict):
-        raise UsageError(f"{who}.declared={shown(declared, 60)}: expected an object")
-    entry = Recorded(
-        implementation=text_of(item["implementation"], f"{who}.implementation"),
-        case=case,
-        backward=_one_of(item["backward"], f"{who}.backward", (OWN, AUTOGRAD)),
-        inputs=inputs,
-        declared=declared,
-        reads=reads,
-        refused=text_of(item.get("refused", ""), f"{who}.refused", empty=True),
-        gradients_refused=text_of(item.get("gradients_refused", ""), f"{who}.gradients_refused", empty=True),
-        problems=tuple(_problem(p, f"{who}.problems") for p in problems),
+    record = Record(
+        device=document.device,
+        environment=document.environment,
+        entries=tuple(entries),
+        skipped=tuple(Skipped(**vars(skipped)) for skipped in document.skipped),
     )
-    names = tuple(text_of(v, f"{who}.tensors") for v in list_of(item.get("tensors", []), f"{who}.tensors", 16))
-    file = text_of(item.get("file", ""), f"{who}.file", empty=True)
-    if bool(file) != bool(names) or (file and file not in files):
-        raise UsageError(f"{who}.file={shown(file, 60)}: expected one of files where there are tensors, else none")
-    _complete(entry, names, who)
-    return entry, (file, names)
+    files = {name: (file.bytes, file.sha256) for name, file in document.files.items()}
+    return Manifest(record, files, tuple((entry.file, entry.tensors) for entry in document.entries))
 
 
-def _case(line: object, who: str) -> Case:
-    """The case of a line that is written as normcheck writes it, and is small."""
-    options = {name: op.options for name, op in discovery.ops().items()}
-    kinds = {"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS}
+def _recorded(item: Entry, who: str, files: Mapping[str, File]) -> RecordedCase:
+    if bool(item.file) != bool(item.tensors) or (item.file and item.file not in files):
+        raise UsageError(f"{who}.file={shown(item.file, 60)}: expected one of files where there are tensors, else none")
+    entry = RecordedCase(
+        implementation=item.implementation,
+        case=_case(item.case, f"{who}.case"),
+        backward=item.backward,
+        inputs=item.inputs,
+        declared=item.declared,
+        reads=item.reads,
+        refused=item.refused,
+        gradients_refused=item.gradients_refused,
+        problems=tuple(Problem(*problem) for problem in item.problems),
+    )
+    _complete(entry, item.tensors, who)
+    return entry
+
+
+def _case(line: str, who: str) -> Case:
+    """The case of a line. Refuses a line that normcheck would write otherwise, and a case that is not small."""
     try:
-        case = parse(text_of(line, who), options=options, kinds=kinds)
+        case = parsed_case(line)
     except UsageError as error:
         raise UsageError(f"{who}: {error}") from None
     if str(case) != line:
         raise UsageError(f"{who}={shown(line, 80)}: expected it as it is printed: {str(case)!r}")
     if not case.M or case.M * (case.N + case.gap) > _MOST_ELEMENTS:
         raise UsageError(f"{who}: M={case.M} N={case.N} gap={case.gap}: expected 1 to {_MOST_ELEMENTS} elements")
-    if case.bias not in discovery.ops()[case.op].biases:
-        raise UsageError(f"{who}: bias=none: expected a bias, {case.op} always has one")
     return case
 
 
-def _problem(data: object, who: str) -> Problem:
-    texts = list_of(data, who, 3)
-    if len(texts) != 3:
-        raise UsageError(f"{who}={shown(data, 60)}: expected kind, output and message")
-    kind, output, message = (text_of(text, who, empty=True) for text in texts)
-    return Problem(_one_of(kind, f"{who}.kind", KINDS), output, message)
-
-
-def _complete(entry: Recorded, names: tuple[str, ...], who: str) -> None:
-    """Refuse an entry that has fewer tensors than it was recorded with could have, or others."""
-    op, there = discovery.ops()[entry.case.op], set(names)
+def _complete(entry: RecordedCase, names: tuple[str, ...], who: str) -> None:
+    """Refuse an entry that lacks tensors that it must have, or has tensors that it may not have."""
+    op, present = OPS[entry.case.op], set(names)
     for name in names:
         if name not in geometries(op, entry.case) or names.count(name) > 1:
             raise UsageError(f"{who}.tensors: {shown(name, 60)} expected only what it may have, and once")
     if entry.refused and (names or entry.gradients_refused or entry.problems):
         raise UsageError(f"{who}.refused: expected nothing beside it: a case that did not run has no outputs")
     if entry.refused or entry.problems:
-        return  # it does not hold anyway, or there is nothing that could
-    gradients, wanted = set(owed(entry.case)), {"y"}
+        return  # a case that did not run has no tensors, and one with problems fails anyway
+    gradients, required = set(owed(entry.case)), {"y"}
     extra = {name for name in names if name.startswith((GIVEN, FED))}
     if not entry.gradients_refused:
-        wanted |= gradients
-    elif there & gradients or extra:
+        required |= gradients
+    elif present & gradients or extra:
         raise UsageError(f"{who}.gradients_refused: expected no gradients beside it")
     staged = STATISTICS in entry.reads
     if staged:
-        wanted |= {*op.statistics, *(FED + n for n in op.statistics), *(GIVEN + n for n in gradients)}
+        required |= {*op.statistics, *(FED + n for n in op.statistics), *(GIVEN + n for n in gradients)}
     elif extra:
         raise UsageError(f"{who}.tensors: {min(extra)}: expected {STATISTICS} in reads")
     if entry.backward == AUTOGRAD and entry.reads:
         raise UsageError(f"{who}.reads: expected none where gradients come from autograd")
-    for name in sorted(wanted - there):
+    for name in sorted(required - present):
         raise UsageError(f"{who}.tensors: expected {name} among them")
 
 
-def _in_the_table(entry: Recorded, device: str, who: str) -> None:
+def _in_the_table(entry: RecordedCase, device: str, who: str) -> None:
     try:
         model_of(entry, device)
     except UsageError as error:
@@ -251,21 +264,9 @@ def _in_the_table(entry: Recorded, device: str, who: str) -> None:
 
 
 def with_tensors(manifest: Manifest, tensors: Mapping[str, Mapping[str, Any]]) -> Record:
-    """The record with the tensors of its files, by file and name."""
+    """The record with the tensors of its files; ``tensors``: file -> name in the file -> tensor."""
     entries = [
         replace(entry, tensors={name: tensors[file][key_of(number, name)] for name in names})
         for number, (entry, (file, names)) in enumerate(zip(manifest.record.entries, manifest.places, strict=True))
     ]
     return replace(manifest.record, entries=tuple(entries))
-
-
-def _one_of(data: object, who: str, known: tuple[str, ...]) -> str:
-    if not isinstance(data, str) or data not in known:
-        raise UsageError(f"{who}={shown(data, 60)}: expected {one_of(known)}")
-    return data
-
-
-def _hex(data: object, who: str, digits: int) -> str:
-    if not isinstance(data, str) or len(data) != digits or not _HEX.fullmatch(data):
-        raise UsageError(f"{who}={shown(data, 80)}: expected {digits} hexadecimal digits")
-    return data

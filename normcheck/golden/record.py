@@ -1,4 +1,4 @@
-"""Recording: the fixed cases on what is here, called as ``verify`` calls it, with all kept that judging needs."""
+"""Recording: run the fixed cases as ``verify`` does, and keep everything that judging needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from normcheck.golden.schema import (
     OWN,
     STATISTICS,
     Record,
-    Recorded,
+    RecordedCase,
     Skipped,
     digests,
     geometries,
@@ -37,14 +37,16 @@ from normcheck.oracle.judge import judge_forward, judge_of
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.environment import environment
+from normcheck.runner.run import Run
+from normcheck.runner.session import session_of
 
 Progress = Callable[[int, Cell], None]
-"""Called before a cell with its number."""
+"""Called before each cell, with its number."""
 
 
-def recorded_plan(plan: Plan, progress: Progress) -> Record:
-    """Run the fixed cases of every cell of ``plan``. Never raises for what an implementation does."""
-    entries: list[Recorded] = []
+def record_plan(plan: Plan, progress: Progress) -> Record:
+    """Run the fixed cases of every cell of ``plan``. An implementation that fails raises nothing here."""
+    entries: list[RecordedCase] = []
     skipped: list[Skipped] = []
     for number, cell in enumerate(plan.cells):
         progress(number, cell)
@@ -59,74 +61,68 @@ def recorded_plan(plan: Plan, progress: Progress) -> Record:
     )
 
 
-def _cell(cell: Cell, plan: Plan) -> Iterator[Recorded]:
-    link = call.link_of(cell.implementation)
-    try:
-        with call.poisoned_memory():
-            for case in cases(cell.op, cell.implementation, cell.dtype):
-                yield recorded_case(cell, case, plan)
-    finally:
-        if link is not None:
-            link.close()
+def _cell(cell: Cell, plan: Plan) -> Iterator[RecordedCase]:
+    with session_of(cell.implementation), call.poisoned_memory():
+        for case in cases(cell.op, cell.implementation, cell.dtype):
+            yield record_case(cell, case, plan)
 
 
-def recorded_case(cell: Cell, case: Case, plan: Plan) -> Recorded:
-    """One case, under the plan's timeout. What broke is in its problems, why it did not run in ``refused``."""
-    found = attempted(cell, case, plan, partial(_observed, cell, case, plan.device))
-    if isinstance(found, Result):
+def record_case(cell: Cell, case: Case, plan: Plan) -> RecordedCase:
+    """Run one case, under the plan's timeout. Failures are in ``problems``, and why it did not run in ``refused``."""
+    recorded = attempted(cell, case, plan, partial(_observed, cell, case, plan.device))
+    if isinstance(recorded, Result):
         pristine = make(case, cell.op, "cpu")
-        return replace(_empty(cell, case, pristine), refused=found.refused, problems=found.problems)
-    return found
+        return replace(_empty(cell, case, pristine), refused=recorded.refused, problems=recorded.problems)
+    return recorded
 
 
-def _empty(cell: Cell, case: Case, inputs: Inputs) -> Recorded:
+def _empty(cell: Cell, case: Case, inputs: Inputs) -> RecordedCase:
     backward = AUTOGRAD if cell.implementation.backward is None else OWN
-    return Recorded(implementation=cell.implementation.name, case=case, backward=backward, inputs=digests(inputs))
+    return RecordedCase(implementation=cell.implementation.name, case=case, backward=backward, inputs=digests(inputs))
 
 
-def _observed(cell: Cell, case: Case, device: str) -> Recorded:
-    """Forward, and every way in which its backward is judged. Raises Broken where there is nothing to judge."""
+def _observed(cell: Cell, case: Case, device: str) -> RecordedCase:
+    """Run forward, and backward in every way that is judged. Raises Broken if there is nothing to judge."""
     implementation = cell.implementation
     pristine = make(case, cell.op, device)
     given = pristine.each(lambda t: guard_bands.copy(t, guard_bands.NAN))
     empty = replace(_empty(cell, case, pristine), declared=dict(call.model(implementation, case)))
-    inputs = call.differentiable(given) if implementation.backward is None else given
-    arena = call.surrounded(implementation, Surroundings())
+    run = session_of(implementation).run(Surroundings())
     try:
-        returned = call.forward(implementation, case, inputs, arena)
+        forward = run.forward(case, given).result()
     except UnsupportedCase as refused:
         return replace(empty, refused=call.refusal(refused))
-    outputs, problems = usable_outputs(cell.op, case, pristine, returned)
-    found = replace(empty, tensors=_kept(cell, case, outputs), problems=problems)
+    outputs, problems = usable_outputs(cell.op, case, pristine, forward.outputs)
+    recorded = replace(empty, tensors=_kept(cell, case, outputs), problems=problems)
     if "y" not in outputs:
-        return found
+        return recorded
     if implementation.backward is not None:
-        return _with_backward(found, cell, pristine, given, outputs, arena)
+        return _with_backward(recorded, cell, pristine, given, outputs, run)
     try:
-        usable, problems = usable_gradients(given, call.autograd(returned, inputs, arena))
+        usable, problems = usable_gradients(given, forward.by_autograd(given.dy))
     except Broken as broken:
-        return replace(found, problems=(*found.problems, _problem(broken)))
-    tensors = {**found.tensors, **_kept(cell, case, usable)}
+        return replace(recorded, problems=(*recorded.problems, _problem(broken)))
+    tensors = {**recorded.tensors, **_kept(cell, case, usable)}
     if not usable and all(p.kind == "missing" for p in problems):
-        return replace(found, gradients_refused="y does not carry autograd's graph")
-    return replace(found, tensors=tensors, problems=(*found.problems, *problems))
+        return replace(recorded, gradients_refused="y does not carry autograd's graph")
+    return replace(recorded, tensors=tensors, problems=(*recorded.problems, *problems))
 
 
 def _with_backward(
-    found: Recorded, cell: Cell, pristine: Inputs, given: Inputs, outputs: Mapping[str, Tensor], arena: call.Surrounded
-) -> Recorded:
-    """``found`` with the gradients of its own backward: end to end, and given the reference's statistics.
+    recorded: RecordedCase, cell: Cell, pristine: Inputs, given: Inputs, outputs: Mapping[str, Tensor], run: Run
+) -> RecordedCase:
+    """``recorded`` with the gradients of its own backward: end to end, and given the reference's statistics.
 
-    The bitmask is the reference's each time. What backward reads is found by giving it something else.
+    The bitmask is the reference's each time. Backward reads a saved tensor if another value changes its gradients.
     """
-    op, case, implementation = cell.op, found.case, cell.implementation
+    op, case, implementation = cell.op, recorded.case, cell.implementation
     judge = judge_of(op, case, pristine, model_of(implementation, case, pristine.x.device.type), {})
     saved = judge_forward(judge, outputs)[1]
     own = with_bits(outputs, saved.bits)
-    tensors, reads = dict(found.tensors), []
+    tensors, reads = dict(recorded.tensors), []
 
     def backward(fed: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
-        gradients, problems = usable_gradients(given, call.backward(implementation, case, given, fed, arena))
+        gradients, problems = usable_gradients(given, run.backward(case, given, fed).result())
         return _kept(cell, case, gradients), problems
 
     try:
@@ -141,14 +137,15 @@ def _with_backward(
         if BITMASK in own and not _same(backward({**own, BITMASK: ~own[BITMASK]})[0], gradients):
             reads.append(BITMASK)
     except UnsupportedCase as refused:
-        return replace(found, gradients_refused=call.refusal(refused))
+        return replace(recorded, gradients_refused=call.refusal(refused))
     except Broken as broken:
-        return replace(found, problems=(*found.problems, _problem(broken)))
-    return replace(found, tensors={**tensors, **gradients}, reads=tuple(reads), problems=(*found.problems, *problems))
+        return replace(recorded, problems=(*recorded.problems, _problem(broken)))
+    problems = (*recorded.problems, *problems)
+    return replace(recorded, tensors={**tensors, **gradients}, reads=tuple(reads), problems=problems)
 
 
 def _kept(cell: Cell, case: Case, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors on the CPU in the geometry in which they are kept: any leading dimensions as one."""
+    """The tensors as a record keeps them: on the CPU, with all leading dimensions as one."""
     allowed = geometries(cell.op, case)
     kept = {}
     for name, tensor in tensors.items():

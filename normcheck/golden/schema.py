@@ -1,4 +1,4 @@
-"""What is in a record, as data: a recorded case, which tensors it has, and what shape and dtype each must have."""
+"""The data of a record: recorded cases, the tensors that they may have, and the shape and dtype of each."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops.op import GRADIENTS, Op
+from normcheck.cases.ops import GRADIENTS, Op
 from normcheck.checks.contract import Problem
 from normcheck.oracle.bitmask import packed_columns
+from normcheck.result import CellKey
 
 OWN, AUTOGRAD = "own", "autograd"
-"""Where gradients come from: a backward of the implementation's own, or torch autograd through y."""
+"""The source of gradients: a backward of the implementation's own, or torch autograd through y."""
 
 STATISTICS, BITMASK = "statistics", "bitmask"
-"""What a backward may be found to read of what forward saved."""
+"""The saved outputs of forward that a backward may read."""
 
 GIVEN, FED = "given.", "fed."
-"""Prefixes of tensor names: gradients given the reference's statistics, and the statistics that were then fed."""
+"""Prefixes of tensor names: gradients given the reference's statistics, and the statistics that backward was fed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """One case on one implementation.
+class RecordedCase:
+    """One case as it ran on one implementation.
 
-    ``inputs``: name -> digest of its values. ``declared``: what the implementation said of its arithmetic. ``reads``:
-    what its own backward was found to read. ``refused``: why the case did not run; ``gradients_refused``: why only
-    its backward did not. ``tensors``: by name, in the geometry of ``geometries``.
+    ``backward``: OWN or AUTOGRAD. ``inputs``: name -> digest of its values. ``declared``: what the implementation
+    declares about its arithmetic. ``reads``: which of STATISTICS and BITMASK its own backward reads. ``refused``: why
+    the case did not run. ``gradients_refused``: why only its backward did not. ``tensors``: name -> tensor, with a
+    shape and dtype of ``geometries``.
     """
 
     implementation: str
@@ -47,12 +49,17 @@ class Recorded:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
+    def cell(self) -> CellKey:
+        """The cell of the case."""
+        return CellKey(self.case.op, self.implementation, self.case.dtype)
+
+    @property
     def key(self) -> tuple[str, str]:
-        """What tells it from every other entry of a record."""
+        """The identity of the case within a record: implementation and case line."""
         return self.implementation, str(self.case)
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin so, without that."""
+        """The tensors whose names begin with ``prefix``, under their names without it."""
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
 
 
@@ -72,7 +79,7 @@ class Record:
 
     device: str
     environment: Mapping[str, str]
-    entries: tuple[Recorded, ...]
+    entries: tuple[RecordedCase, ...]
     skipped: tuple[Skipped, ...] = ()
 
 
@@ -97,15 +104,15 @@ def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
 
 
 def owed(case: Case) -> tuple[str, ...]:
-    """The gradients that a backward owes."""
+    """The gradients that a backward must return."""
     return GRADIENTS if case.bias else GRADIENTS[:2]
 
 
 def digests(inputs: Inputs) -> dict[str, str]:
-    """Name -> the first 128 bits of the sha256 of a tensor's values, row by row, little endian."""
-    found = {}
+    """Input -> the first 128 bits of the sha256 of its values, row by row, little endian; 32 hexadecimal digits."""
+    digest_of = {}
     for name, tensor in inputs.named():
         integers = torch.int16 if tensor.element_size() == 2 else torch.int32
         values = tensor.reshape(-1, tensor.shape[-1]).contiguous().cpu().view(integers).numpy()
-        found[name] = hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()[:32]
-    return found
+        digest_of[name] = hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()[:32]
+    return digest_of

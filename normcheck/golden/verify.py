@@ -1,4 +1,4 @@
-"""Recorded outputs, judged again: a record -> a Run, as ``normcheck verify`` makes one, told by the same report."""
+"""Verifying a record: its outputs are judged again and become a SweepResult, like that of ``normcheck verify``."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 
 import torch
 
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
-from normcheck.errors import one_line
-from normcheck.gate.decision import Terms, decide
+from normcheck.errors import ExitCode, one_line
+from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.tally import Tally
-from normcheck.golden.judge import judged, placeholder
-from normcheck.golden.results import Verified
-from normcheck.golden.schema import Record, Recorded
+from normcheck.golden.judge import judge_recorded, placeholder
+from normcheck.golden.results import VerifiedRecord
+from normcheck.golden.schema import Record, RecordedCase
 from normcheck.golden.store import read
-from normcheck.impls import discovery
-from normcheck.result import Finding, Run, Uncheckable, Verdict
+from normcheck.result import CellKey, Finding, SweepResult, Verdict
 from normcheck.runner.environment import environment
 
 
-def verified(folder: str, argv: Sequence[str]) -> Verified:
-    """Judge the record in ``folder``. Raises UsageError where it is none, or no longer what was recorded."""
+def verify_folder(folder: str, argv: Sequence[str]) -> VerifiedRecord:
+    """Judge the record in ``folder``. Raises UsageError if it cannot be read or is not what was recorded."""
     record = read(Path(folder))
     torch.set_num_threads(1)
-    return verified_record(record, folder, argv)
+    return verify_record(record, folder, argv)
 
 
-def verified_record(record: Record, folder: str, argv: Sequence[str]) -> Verified:
-    """Judge every entry of ``record``, cell by cell; ``folder`` is what findings are told with."""
+def verify_record(record: Record, folder: str, argv: Sequence[str]) -> VerifiedRecord:
+    """Judge every entry of ``record``, cell by cell; ``folder`` is for the command that findings print."""
     start = time.perf_counter()
     verdicts: list[Verdict] = []
     checks = 0
@@ -41,89 +41,57 @@ def verified_record(record: Record, folder: str, argv: Sequence[str]) -> Verifie
         verdict, count = _verdict(entries, record.device, folder)
         verdicts.append(verdict)
         checks += count
-    verdicts += [
-        Verdict(
-            op=s.op,
-            implementation=s.implementation,
-            dtype=s.dtype,
-            device=record.device,
-            status="skip",
-            detail=s.reason,
-        )
-        for s in record.skipped
-    ]
-    order = list(discovery.ops())
-    ordered = tuple(sorted(verdicts, key=lambda verdict: order.index(verdict.op)))
-    status, code, messages = decide(ordered, Terms())
-    run = Run(
+    for skipped in record.skipped:
+        key = CellKey(skipped.op, skipped.implementation, skipped.dtype, record.device)
+        verdicts.append(Verdict.of(key, "skip", detail=skipped.reason))
+    run = SweepResult(
         argv=tuple(argv),
         seed=0,
         profile="golden",
         seconds=time.perf_counter() - start,
         environment=environment("cpu"),
-        verdicts=ordered,
-        status=status,
-        exit_code=code,
-        messages=messages,
+        status="error",
+        exit_code=ExitCode.BROKEN,
+        verdicts=tuple(sorted(verdicts, key=lambda verdict: verdict.op)),
     )
-    return Verified(folder=folder, recorded=dict(record.environment), checks=checks, run=run)
+    run = concluded(run, Terms())
+    return VerifiedRecord(folder=folder, recorded=dict(record.environment), checks=checks, run=run)
 
 
-def _cells(record: Record) -> Iterable[list[Recorded]]:
-    cells: dict[tuple[str, str, str], list[Recorded]] = {}
+def _cells(record: Record) -> Iterable[list[RecordedCase]]:
+    cells: dict[CellKey, list[RecordedCase]] = {}
     for entry in record.entries:
-        cells.setdefault((entry.case.op, entry.implementation, entry.case.dtype), []).append(entry)
+        cells.setdefault(entry.cell, []).append(entry)
     return cells.values()
 
 
-def _verdict(entries: list[Recorded], device: str, folder: str) -> tuple[Verdict, int]:
-    """The verdict of the entries of one cell, and how many checks it rests on."""
+def _verdict(entries: list[RecordedCase], device: str, folder: str) -> tuple[Verdict, int]:
+    """The verdict on the entries of one cell, and the number of checks behind it."""
     start = time.perf_counter()
     first = entries[0]
-    op, implementation = discovery.ops()[first.case.op], placeholder(first)
+    op, implementation = OPS[first.case.op], placeholder(first)
+    cell = Cell(op, implementation, first.case.dtype, implementation.name)
     tally = Tally(undeclared_model(implementation, device))
     checks, failed = 0, list[Result]()
-    for entry in entries:
-        result = judged(entry, device)
+    for number, entry in enumerate(entries):
+        result = judge_recorded(entry, device)
         tally.add(result, 0.0)
         checks += len(result.checked)
-        failed += [result] if result.failed else []
-    verdict = Verdict(
-        op=op.name,
-        implementation=implementation.name,
-        dtype=first.case.dtype,
-        device=device,
-        status="fail" if failed else "pass" if checks else "skip",
-        seconds=time.perf_counter() - start,
-    )
+        if result.failed:
+            tally.failed_at = number if not failed else tally.failed_at
+            failed.append(result)
+    bare = Verdict.of(cell.key.on(device), "skip", seconds=time.perf_counter() - start)
     if not checks and not failed:
-        detail = "; ".join(f"{reason} ({count} cases)" for reason, count in tally.refused.items())
-        return replace(verdict, detail=detail or "no output was recorded"), 0
+        return tally.skipped(bare, "no output was recorded"), 0
     failure = None
     if failed:
         most_telling = min(failed, key=lambda result: (place(result), -worst_ratio(result)))
-        cell = Cell(op, implementation, first.case.dtype, implementation.name)
-        failure = _told(finding(cell, most_telling, device, advise=False), folder)
-    absent = [name for name in (*op.outputs, "dx", "dw", "db") if name in tally.missing - tally.returned]
-    return replace(
-        verdict,
-        detail=failure.message if failure else "",
-        cases=tally.cases,
-        worst=dict(tally.worst),
-        not_returned=tuple(absent),
-        failure=failure,
-        uncheckable={
-            name: Uncheckable(count=count, total=total) for name, (count, total) in tally.uncheckable.items() if count
-        },
-        skipped=dict(tally.refused),
-        model=dict(tally.declared),
-        notes=(*tally.notes, *([f"{len(failed)} of {tally.cases} cases do not hold"] if failed else [])),
-        vacuity=dict(tally.vacuity),
-        undeclared=dict(tally.undeclared),
-    ), checks
+        failure = _reproduced_by_record(finding(cell, most_telling, "cpu", advise=False), folder)  # judged on the CPU
+        tally.notes[f"{len(failed)} of {tally.cases} cases do not hold"] = None
+    return tally.verdict(bare, op, failure), checks
 
 
-def _told(found: Finding, folder: str) -> Finding:
-    """A finding about a record: what shows it again is the record; the machine that made it may not be at hand."""
-    where = f"Where the implementation runs: {found.reproduce}"
-    return replace(found, reproduce=f"normcheck golden verify {shlex.quote(one_line(folder, 200))}", advice=where)
+def _reproduced_by_record(failure: Finding, folder: str) -> Finding:
+    """``failure`` with a command that judges the record again, since the machine that made it may not be at hand."""
+    advice = f"Where the implementation runs: {failure.reproduce}"
+    return replace(failure, reproduce=f"normcheck golden verify {shlex.quote(one_line(folder, 200))}", advice=advice)

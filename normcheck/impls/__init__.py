@@ -1,1 +1,1 @@
-"""Who computes an op: one file per library. Each module declares ``IMPLEMENTATIONS``."""
+"""Implementations of the ops: one file per library. Each module declares ``IMPLEMENTATIONS``."""

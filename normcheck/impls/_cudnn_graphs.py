@@ -1,9 +1,9 @@
-"""cuDNN's graphs for the four ops: built and planned once for each key, kept, and executed on buffers by name.
+"""cuDNN's graphs of norms: built and planned once for each key, kept, and executed on buffers by name.
 
-What cuDNN calls otherwise, translated here and nowhere else: its tensors are (N, C, H, W), where N counts the rows
+cuDNN's own words, which are translated here and nowhere else: its tensors are (N, C, H, W), where N counts the rows
 (our M) and C is the hidden size (our N), with H = W = 1 and channels last; scale is weight, inv_variance is rstd,
 grad, DX, DSCALE and DBIAS are dy, dx, dw and db. eps and the limits that bits are compared with are given when a plan
-is executed; the limits of the clamp itself are attributes of the graph, so every pair of them is a plan of its own.
+is executed; the limits of the clamp itself are attributes of the graph, so every pair of them needs a plan of its own.
 
 Building a plan costs 0.1 to 3 seconds, executing it microseconds. Needs torch with CUDA and nvidia-cudnn-frontend,
 which are imported when the first plan is built.
@@ -18,20 +18,21 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import FORMATS
-from normcheck.errors import UnsupportedCase
+from normcheck.cases.ops import GRADIENTS, OPS, STATISTICS, Op
+from normcheck.errors import UnsupportedCase, one_line
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 MAX_PLANS = 256
-"""Plans kept at a time, the longest unused forgotten first: each holds compiled kernels. More than a sweep needs."""
+"""At most so many plans are kept, the most recently used: each holds compiled kernels. More than a sweep needs."""
 
 _NOT_SUPPORTED = "CUDNN_STATUS_NOT_SUPPORTED"
 """The beginning of a family of statuses, which a RuntimeError of the frontend may hold in its text only."""
 
 ALIGNMENT = 16
-"""Bytes. The frontend declares every tensor to be aligned so, and a kernel may then load 16 bytes at once."""
+"""Bytes to which the frontend declares every tensor aligned, so that a kernel may load 16 bytes at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +55,13 @@ class GraphKey:
     device: int = 0
 
     @property
-    def clamped(self) -> bool:
-        return self.op == "layernorm_relu_bitmask"
+    def facts(self) -> Op:
+        """The facts about the op."""
+        return OPS[self.op]
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphPlan:
     """A graph that is ready to run; ``tensors``: our name -> cuDNN's tensor, those named in ``outputs`` included."""
 
     graph: Any
@@ -77,12 +79,12 @@ class Refusal:
 
 
 def frontend_module() -> Any:
-    """The frontend. It has no types, hence no import statement, and takes part only when it is used."""
+    """The module ``cudnn``, imported when it is used; by name, because it has no types."""
     return importlib.import_module("cudnn")
 
 
 @lru_cache(maxsize=MAX_PLANS)
-def plan(key: GraphKey) -> Plan | Refusal:
+def plan(key: GraphKey) -> GraphPlan | Refusal:
     """Build and plan a graph; refusals are kept too. Any error that is not cuDNN's "not supported" is raised."""
     import torch
 
@@ -97,18 +99,18 @@ def plan(key: GraphKey) -> Plan | Refusal:
             graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
             return refusal(error)
-        return Plan(graph, tensors, output_names(key), graph.get_workspace_size(), key.device)
+        return GraphPlan(graph, tensors, output_names(key), graph.get_workspace_size(), key.device)
 
 
 def refusal(error: Exception) -> Refusal:
-    """What the frontend raised when it planned a graph, where that means "not supported"; otherwise it is raised."""
+    """The refusal, if an error of the frontend in planning means "not supported"; any other error is raised."""
     cudnn = frontend_module()
     if not isinstance(error, cudnn.cudnnGraphNotSupportedError) and _NOT_SUPPORTED not in str(error):
         raise error
     return Refusal(reason(str(error), cudnn.backend_version()))
 
 
-def execute(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def execute(plan: GraphPlan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Run a plan on torch's current stream with ``buffers`` (our names; others are ignored) -> those of its outputs."""
     import torch
 
@@ -136,11 +138,9 @@ def handle_on_stream(device: int) -> Any:
     return handle
 
 
-def reason(message: str, version: int, most: int = 300) -> str:
-    """cuDNN's message as one line of printable characters. ``version``: of the backend, as it counts them."""
-    words = "".join(c if c.isprintable() or c.isspace() else "?" for c in message).split()
-    line = f"cuDNN {version_text(version)} refuses the graph: {' '.join(words) or 'no reason given'}"
-    return line if len(line) <= most else line[: most - 3] + "..."
+def reason(message: str, version: int) -> str:
+    """cuDNN's message as one line. ``version``: of the backend, as it counts them."""
+    return one_line(f"cuDNN {version_text(version)} refuses the graph: {message.strip() or 'no reason given'}", 300)
 
 
 def version_text(version: int) -> str:
@@ -150,12 +150,12 @@ def version_text(version: int) -> str:
 
 
 Leaf = Callable[[str], Any]
-"""Gives what a node takes for one of our inputs, by name."""
+"""Our name of an input -> what a node of the graph takes for it."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What an input is to cuDNN. ``dtype``: normcheck's name, or bool; a number is given when a plan is executed."""
+    """An input in cuDNN's terms. ``dtype``: normcheck's name, or bool. A ``number`` comes when a plan is executed."""
 
     size: list[int]
     stride: list[int]
@@ -164,10 +164,10 @@ class Form:
 
 
 def form_of(key: GraphKey, name: str) -> Form:
-    """The form of the input that we call ``name``; what is no tensor of the op is a number."""
+    """The form of the input that we call ``name``; one that is no tensor of the op is a number."""
     if name in ("weight", "bias"):
         return Form([1, key.N, 1, 1], [key.N, 1, key.N, key.N], key.weight_dtype)
-    if name in ("mean", "rstd"):
+    if name in STATISTICS:
         return Form([key.M, 1, 1, 1], [1, 1, 1, 1], "fp32")
     if name in ("x", "dy", "bitmask"):
         return Form([key.M, key.N, 1, 1], [key.N, 1, key.N, key.N], "bool" if name == "bitmask" else key.dtype)
@@ -189,13 +189,12 @@ def _tensor(graph: Any, key: GraphKey, name: str) -> Any:
 def output_names(key: GraphKey) -> tuple[str, ...]:
     """Our names of a graph's outputs."""
     if key.direction == "backward":
-        return ("dx", "dw", "db") if key.bias else ("dx", "dw")
-    statistics = ("rstd",) if key.op == "rmsnorm" else ("mean", "rstd")
-    return ("y", *statistics, *(("bitmask",) if key.clamped else ()))
+        return GRADIENTS if key.bias else GRADIENTS[:2]
+    return key.facts.outputs
 
 
 def forward_graph(graph: Any, key: GraphKey, leaf: Leaf | None = None) -> dict[str, Any]:
-    """Add the nodes of a forward to ``graph`` -> our name -> tensor, outputs included."""
+    """Add the nodes of a forward to ``graph``. Returns its tensors by our names, outputs included."""
     cudnn = frontend_module()
     leaf = leaf or partial(_tensor, graph, key)
     t = {name: leaf(name) for name in ("x", "weight", "eps")}
@@ -209,32 +208,32 @@ def forward_graph(graph: Any, key: GraphKey, leaf: Leaf | None = None) -> dict[s
         "bias": t.get("bias"),
         "epsilon": t["eps"],
     }
-    if key.op == "rmsnorm":
-        y, t["rstd"] = graph.rmsnorm(**node)
-    else:
+    if key.facts.centered:
         y, t["mean"], t["rstd"] = graph.layernorm(**node)
         t["mean"].set_output(True).set_data_type(cudnn.data_type.FLOAT)
+    else:
+        y, t["rstd"] = graph.rmsnorm(**node)
     t["rstd"].set_output(True).set_data_type(cudnn.data_type.FLOAT)
-    if key.clamped:
+    if key.facts.clamped:
         y = _clamp(graph, key, y, t, leaf)
     t["y"] = _packed_output(y, key, _data_type(key.dtype))
     return t
 
 
 def backward_graph(graph: Any, key: GraphKey, leaf: Leaf | None = None) -> dict[str, Any]:
-    """Add the nodes of a backward to ``graph`` -> our name -> tensor, outputs included."""
+    """Add the nodes of a backward to ``graph``. Returns its tensors by our names, outputs included."""
     leaf = leaf or partial(_tensor, graph, key)
     t = {name: leaf(name) for name in ("x", "dy", "weight", "rstd")}
     node = {"name": "norm_backward", "input": t["x"], "inv_variance": t["rstd"], "grad": t["dy"]}
-    if key.clamped:
+    if key.facts.clamped:
         t["bitmask"] = leaf("bitmask")
         node["grad"] = graph.mul(name="dy_where_bit", a=t["dy"], b=t["bitmask"])
     node["scale"] = _scale(graph, key, t, leaf)
-    if key.op == "rmsnorm":
-        dx, dw, db = graph.rmsnorm_backward(**node, has_dbias=key.bias)
-    else:
+    if key.facts.centered:
         t["mean"] = leaf("mean")
         dx, dw, db = graph.layernorm_backward(**node, mean=t["mean"])
+    else:
+        dx, dw, db = graph.rmsnorm_backward(**node, has_dbias=key.bias)
     t["dx"] = _packed_output(dx, key, _data_type(key.dtype))
     for name, tensor in (("dw", dw), ("db", db))[: 1 + key.bias]:
         form = form_of(key, "weight")
@@ -246,7 +245,7 @@ def backward_graph(graph: Any, key: GraphKey, leaf: Leaf | None = None) -> dict[
 
 def _scale(graph: Any, key: GraphKey, t: dict[str, Any], leaf: Leaf) -> Any:
     """weight, or 1 + weight in fp32 as a node of its own."""
-    if key.op != "layernorm_zero_centered":
+    if not key.facts.zero_centered:
         return t["weight"]
     t["one"] = leaf("one")
     return graph.add(name="one_plus_weight", a=t["weight"], b=t["one"])
@@ -265,7 +264,7 @@ def _clamp(graph: Any, key: GraphKey, z: Any, t: dict[str, Any], leaf: Leaf) -> 
 
 
 def _packed_output(tensor: Any, key: GraphKey, data_type: Any) -> Any:
-    """Make an (M, N) tensor an output, with its size and strides given and not left to be inferred."""
+    """Make an (M, N) tensor an output, with explicit size and strides instead of inferred ones."""
     form = form_of(key, "x")
     return tensor.set_output(True).set_data_type(data_type).set_dim(form.size).set_stride(form.stride)
 

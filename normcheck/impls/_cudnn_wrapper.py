@@ -1,9 +1,9 @@
 """The frontend's ``cudnn.Graph``: nodes take torch tensors, and inputs and outputs are named.
 
-The nodes are those of ``_cudnn_graphs``. The wrapper makes the graph's tensors from torch's, validates and plans when
-its ``with`` ends, and is called like a function. As in NVIDIA's notebooks it is called with the inputs in the order of
-their names, and allocates the outputs itself; a forward with a bitmask, which is packed and so has another shape than
-its tensor, is called with a dict of named inputs and outputs.
+The nodes are those of ``_cudnn_graphs``. The wrapper makes the graph's tensors from torch's, validates and plans at the
+end of its ``with`` block, and is called like a function. As in NVIDIA's notebooks it gets the inputs in the order of
+their names, and allocates the outputs itself. A forward with a bitmask, which is packed and so has another shape than
+its tensor, gets a dict of named inputs and outputs instead.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OLDEST = 91200
-"""The backend version that the wrapper asks for: 9.12.0."""
+"""The first backend version with which the wrapper works: 9.12.0."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class WrapperPlan:
     """A graph that is ready to be called. ``inputs``: our name -> "node::argument"; ``by_name``: called with a dict."""
 
     graph: Any
@@ -35,7 +35,7 @@ class Plan:
 
 
 @lru_cache(maxsize=graphs.MAX_PLANS)
-def plan(key: GraphKey) -> Plan | Refusal:
+def plan(key: GraphKey) -> WrapperPlan | Refusal:
     """Build and plan a graph; refusals are kept too. Any error that is not cuDNN's "not supported" is raised."""
     import torch
 
@@ -55,11 +55,11 @@ def plan(key: GraphKey) -> Plan | Refusal:
                     tensors[name].set_name(name)
         except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
             return graphs.refusal(error)
-        return Plan(wrapper, inputs, outputs, by_name, key.device)
+        return WrapperPlan(wrapper, inputs, outputs, by_name, key.device)
 
 
-def execute(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Call a plan on torch's current stream with ``buffers`` (our names) -> outputs, shaped as theirs.
+def execute(plan: WrapperPlan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Call a plan on torch's current stream with ``buffers`` (our names) -> its outputs, shaped as theirs.
 
     Raises UnsupportedCase for a buffer on the GPU that does not start at a multiple of 16 bytes.
     """
@@ -93,14 +93,14 @@ def input_names(key: GraphKey) -> dict[str, str]:
     forward = key.direction == "forward"
     node = "norm" if forward else "norm_backward"
     named = {"x": f"{node}::input", "weight": f"{node}::scale"}
-    if key.op == "layernorm_zero_centered":
+    if key.facts.zero_centered:
         named |= {"weight": "one_plus_weight::a", "one": "one_plus_weight::b"}
     if forward:
         named["eps"] = f"{node}::epsilon"
         named |= {"bias": f"{node}::bias"} if key.bias else {}
         clips = {"lower_clip": "above_lower::comparison", "upper_clip": "below_upper::comparison"}
-        return named | (clips if key.clamped else {})
+        return named | (clips if key.facts.clamped else {})
     named |= {"dy": f"{node}::grad", "rstd": f"{node}::inv_variance"}
-    if key.op != "rmsnorm":
+    if key.facts.centered:
         named["mean"] = f"{node}::mean"
-    return named | ({"dy": "dy_where_bit::a", "bitmask": "dy_where_bit::b"} if key.clamped else {})
+    return named | ({"dy": "dy_where_bit::a", "bitmask": "dy_where_bit::b"} if key.facts.clamped else {})

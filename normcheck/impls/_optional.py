@@ -1,4 +1,4 @@
-"""What adapters of optional packages have in common: whether a package is there, and what most norms do not take."""
+"""Shared by adapters of optional packages: whether a package works here, and why a norm does not take a case."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextvars import ContextVar
 from importlib.util import find_spec
 
 from normcheck.cases.case import Case
+from normcheck.errors import error_text, one_line
 
 _GLANCING = ContextVar("glancing", default=False)
 
 
 @contextmanager
 def glance() -> Iterator[None]:
-    """Within it no package is imported to see whether it works, which takes seconds; a reason says so instead."""
+    """Inside the block no package is imported to see whether it works, which takes seconds; see ``untried``."""
     token = _GLANCING.set(True)
     try:
         yield
@@ -24,14 +25,14 @@ def glance() -> Iterator[None]:
 
 
 def untried(package: str) -> str | None:
-    """Why it is not known whether ``package``, which is installed, works: there is only time for a glance; or None."""
+    """Inside ``glance``: why nobody knows whether ``package``, which is installed, works. Otherwise None."""
     return f"{package} is installed; normcheck doctor tries it" if _GLANCING.get() else None
 
 
 def missing(module: str, package: str, device: str) -> str | None:
-    """Why ``module`` cannot run on ``device``, or None; ``package``: what its people call it.
+    """Why ``module`` cannot run on ``device``, or None. ``package``: its name for the reader.
 
-    A package that is there is imported: it may be another of that name, or built for another torch.
+    An installed package is imported: it may be another one of that name, or built for another torch.
     """
     if device != "cuda":
         return f"{package} needs an NVIDIA GPU"
@@ -41,14 +42,13 @@ def missing(module: str, package: str, device: str) -> str | None:
         return reason
     try:
         importlib.import_module(module)
-    except Exception as error:  # whatever a package does where it does not fit: a missing symbol, another GPU
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return f"{package} is installed but does not work: {what}"
+    except Exception as error:  # a package that does not fit raises anything: a missing symbol, another GPU
+        return f"{package} is installed but does not work: {one_line(error_text(error), 240)}"
     return None
 
 
 def no_bias(case: Case) -> str | None:
-    """Why a norm that takes no bias cannot run ``case``, or None."""
+    """Why a norm without a bias cannot run ``case``, or None."""
     return "takes no bias" if case.bias else None
 
 

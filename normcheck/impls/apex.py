@@ -1,7 +1,7 @@
 """NVIDIA apex's FusedLayerNorm and FusedRMSNorm, as functions; gradients by autograd. Not run by this project yet.
 
-Written from its sources, and so in no default set: ``--impl apex`` tries it where it is installed. Its norms with a
-weight in fp32 beside x in half precision return y in fp32, which is another op, and are left out.
+Written from its sources, and so in no default set: ``--impl apex`` tries it if it is installed. With a weight in fp32
+beside x in half precision its norms return y in fp32: that is another op, and left out.
 """
 
 from __future__ import annotations

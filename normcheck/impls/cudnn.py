@@ -1,4 +1,4 @@
-"""cuDNN, through the graph API of its frontend: forward and backward of all four ops.
+"""cuDNN, through the graph API of its frontend: forward and backward of the norms that it has.
 
 Which cases run is cuDNN's decision: ``supports`` builds the forward's graph and passes on the reason of a refusal. A
 backward that cuDNN refuses raises UnsupportedCase, so that the forward is checked all the same (the clamped op in fp16
@@ -9,11 +9,11 @@ backend 9.19, y comes from the folded form x * a + c with a mean that is not bit
 constant and on far-offset rows y is off from its own statistics by up to |x| * rstd * u, while end to end it keeps the
 bound. Multiples of 16 are clean. ``bitmask_compare`` is "rounded": the bits follow y as it is stored.
 
-Where y is NaN, backend 9.19 gives a bit of 1 (measured on an H100, in all dtypes), though neither of the comparisons
+If y is NaN, backend 9.19 gives a bit of 1 (measured on an H100, in all dtypes), though neither of the comparisons
 that the graph asks for holds for a NaN. That is a finding, and nothing is declared about it.
 
-Rows must be packed: given a row stride, backend 9.19 refuses an RMSNorm and takes it for the number of columns in a
-LayerNorm.
+Rows must be packed: given a row stride, backend 9.19 refuses an RMSNorm, and in a LayerNorm takes the stride for the
+number of columns.
 
 The words of cuDNN (rows N, hidden size C, scale, inv_variance, DX, DSCALE, DBIAS) are translated in _cudnn_graphs.
 """
@@ -27,7 +27,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import Case
-from normcheck.errors import UnsupportedCase
+from normcheck.cases.ops import OPS, STATISTICS, TABLE, Op
+from normcheck.errors import UnsupportedCase, one_line
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls._cudnn_graphs import GraphKey
 from normcheck.impls._optional import untried
@@ -37,10 +38,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_OPS = ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm")
+_OPS = tuple(op for op in TABLE if not op.rounds_xhat and op.zero_centered + op.clamped <= op.centered)
+"""What cuDNN documents: LayerNorm, by itself or with one of the two fusions; RMSNorm by itself."""
 
-_OLDEST = {"layernorm_zero_centered": 91000, "layernorm_relu_bitmask": 91300, "rmsnorm": 90100}
-"""The first backend version that has the op, as cuDNN counts them: 91300 is 9.13.0."""
+
+def _oldest(op: Op) -> int:
+    """The first backend version that has the op, as cuDNN counts them: 91300 is 9.13.0."""
+    if not op.centered:
+        return 90100
+    return 91300 if op.clamped else 91000 if op.zero_centered else 0
+
 
 _SHAPES = (
     (1, 1),
@@ -54,11 +61,11 @@ _SHAPES = (
     (3, 8200),
     (2, 65536),
 )
-"""(M, N): few, because each costs up to 3 s for every dtype, weight dtype and direction; round ones and ragged ones."""
+"""(M, N): few, because each costs up to 3 s for every dtype, weight dtype and direction; some round, some ragged."""
 
 _BITMASK_SHAPES = ((1, 768), (1024, 768), (7, 4096), (2, 65536), (3, 7), (5, 1000))
-"""(M, N): fewer, because each pair of limits is a plan of its own. The last two are refused by backend 9.19, and
-reported as such for as long as they are."""
+"""(M, N): fewer, because each pair of limits needs a plan of its own. Backend 9.19 refuses the last two,
+and the report says so for as long as it does."""
 
 _FOLDED_REASON = "at N not a multiple of 16 y comes from x * a + c with a mean that is not bit for bit the saved one"
 
@@ -90,7 +97,7 @@ def _backward(
     _require_plain(x=x, dy=dy)
     key = _key_of(op, x, weight, bias, backward=True)
     inputs = {"x": x, "dy": dy, **_small_inputs(weight, bias), **_scalars(one=1.0)}
-    inputs |= {name: _packed(saved[name]) for name in ("mean", "rstd", "bitmask") if name in saved}
+    inputs |= {name: _packed(saved[name]) for name in (*STATISTICS, "bitmask") if name in saved}
     return _run(api, key, inputs, x.device)
 
 
@@ -105,19 +112,19 @@ def _run(api: ModuleType, key: GraphKey, inputs: Mapping[str, Tensor], device: t
 
 
 def _plan(api: ModuleType, key: GraphKey) -> Any:
-    """The plan of ``key``, or why there is none: cuDNN's reason, or what its graphs have no form for."""
+    """The plan of ``key``, or the reason why there is none: cuDNN's, or that its graphs cannot express the call."""
     if key.M == 0:
         return "M=0: cuDNN has no tensors without elements"
-    if not key.bias and key.op != "rmsnorm":
+    if not key.bias and key.facts.centered:
         return "bias=none: the LayerNorm of cuDNN takes no missing bias"
     plan = api.plan(key)
     return plan.reason if isinstance(plan, graphs.Refusal) else plan
 
 
 def _require_plain(**rows: Tensor) -> None:
-    """Raise UnsupportedCase for rows with gaps between them, and for an odd address.
+    """Raise UnsupportedCase for rows with gaps between them, and for a misaligned address.
 
-    The stride of a single row means nothing.
+    The stride of a single row does not matter.
     """
     for name, tensor in rows.items():
         if not tensor.is_contiguous():
@@ -150,18 +157,18 @@ def _unavailable(op: str, oldest: int, device: str) -> str | None:
     try:
         version = graphs.frontend_module().backend_version()
     except (ImportError, OSError, RuntimeError) as error:  # a broken install; RuntimeError: no libcudnn was found
-        return f"nvidia-cudnn-frontend is installed but does not work: {' '.join(str(error).split())}"
+        return f"nvidia-cudnn-frontend is installed but does not work: {one_line(str(error), 240)}"
     if version >= oldest:
         return None
     return f"cuDNN {graphs.version_text(version)} is installed; {op} needs {graphs.version_text(oldest)} or newer"
 
 
 def _model(case: Case) -> Mapping[str, Any]:
-    """What is declared about the arithmetic of a case, and why: the module's docstring says what was measured."""
-    model: dict[str, Any] = {}
-    if case.op == "layernorm_relu_bitmask":
+    """What is declared about the arithmetic of a case, and the reason; the module's docstring has the measurements."""
+    op, model = OPS[case.op], dict[str, Any]()
+    if op.clamped:
         model["bitmask_compare"] = "rounded"
-    if case.op != "rmsnorm" and case.N % 16:
+    if op.centered and case.N % 16:
         model |= {"y_given_stats": False, "reason": _FOLDED_REASON}
     return model
 
@@ -191,7 +198,7 @@ def _key_of(
 
 
 def _key_of_case(case: Case) -> GraphKey:
-    """The key that the forward of ``case`` will have on torch's current GPU: ``_key_of`` before there are tensors."""
+    """The key of the forward of ``case`` on torch's current GPU: as ``_key_of``, but before there are tensors."""
     import torch
 
     return GraphKey(
@@ -216,7 +223,7 @@ def _small_inputs(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where it is not contiguous or not aligned as cuDNN relies on."""
+    """The tensor, or a copy if it is not contiguous or not aligned as cuDNN needs it."""
     tensor = tensor.contiguous()
     return tensor.clone() if tensor.data_ptr() % graphs.ALIGNMENT else tensor
 
@@ -240,23 +247,23 @@ def _empty(name: str, key: GraphKey, device: torch.device) -> Tensor:
 
 
 def implementations(name: str, api: ModuleType, *, oldest: int = 0, **fields: Any) -> tuple[Implementation, ...]:
-    """All four ops. ``api`` has ``plan(key)`` and ``execute(plan, buffers)``, as _cudnn_graphs; others are fields.
+    """All of ``_OPS``. ``api``: a module with ``plan(key)`` and ``execute(plan, buffers)``, such as _cudnn_graphs.
 
-    ``oldest``: the first backend version, as cuDNN counts them, that ``api`` works with.
+    ``oldest``: the first backend version, as cuDNN counts them, that ``api`` works with. ``fields``: as of each.
     """
     return tuple(
         Implementation(
             name=name,
-            op=op,
-            forward=partial(_forward, api, op),
-            backward=partial(_backward, api, op),
+            op=op.name,
+            forward=partial(_forward, api, op.name),
+            backward=partial(_backward, api, op.name),
             supports=partial(_supports, api),
-            unavailable=partial(_unavailable, op, max(oldest, _OLDEST.get(op, 0))),
+            unavailable=partial(_unavailable, op.name, max(oldest, _oldest(op))),
             strided=False,
             model=_model,
-            shapes=_BITMASK_SHAPES if op == "layernorm_relu_bitmask" else _SHAPES,
+            shapes=_BITMASK_SHAPES if op.clamped else _SHAPES,
             source="https://github.com/NVIDIA/cudnn-frontend/tree/main/samples/python",
-            **(fields if op != "layernorm_relu_bitmask" else {**fields, "by_default": ()}),  # sets the bits of a NaN
+            **({**fields, "by_default": ()} if op.clamped else fields),  # its bits of a NaN are wrong
         )
         for op in _OPS
     )

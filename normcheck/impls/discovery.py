@@ -1,4 +1,4 @@
-"""Names -> ops, implementations, mutants, a user's files. Modules declare, discovery reads; no list is edited."""
+"""Find implementations by name, here and in users' files. Modules declare, discovery reads; no list is edited."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normcheck.cases.case import MAX_ELEMENTS
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops.op import Op
-from normcheck.errors import UsageError, one_line, one_of, shown, told
+from normcheck.cases.ops import OPS
+from normcheck.errors import UsageError, error_text, one_line, one_of, shown
 from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation
 
 LONGEST_NAME = 200
 """Characters of an implementation's name, which is in every report."""
 
-if TYPE_CHECKING:
-    from normcheck.audit.mutants.mutant import Mutant
 
-
-def _modules(package: str) -> Iterator[ModuleType]:
+def modules(package: str) -> Iterator[ModuleType]:
     """The public modules of one of this project's packages, in order of name."""
     path = importlib.import_module(package).__path__
     for info in sorted(pkgutil.iter_modules(path), key=lambda info: info.name):
@@ -38,46 +35,22 @@ def _modules(package: str) -> Iterator[ModuleType]:
 
 
 @cache
-def ops() -> dict[str, Op]:
-    """Op name -> op."""
-    return {module.OP.name: module.OP for module in _modules("normcheck.cases.ops") if hasattr(module, "OP")}
-
-
-@cache
 def implementations() -> dict[str, tuple[Implementation, ...]]:
     """Name of a known implementation -> its ops."""
     found: dict[str, tuple[Implementation, ...]] = {}
-    for module in _modules("normcheck.impls"):
+    for module in modules("normcheck.impls"):
         for implementation in getattr(module, "IMPLEMENTATIONS", ()):
             found[implementation.name] = (*found.get(implementation.name, ()), implementation)
     return found
 
 
 def by_default(device: str, op_names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """What is checked on ``device`` where no implementation is named: name -> its ops, of ``op_names`` (empty: all)."""
+    """What is checked on ``device`` if no implementation is named: name -> its ops, of ``op_names`` (empty: all)."""
     chosen = {
         name: tuple(i.op for i in found if device in i.by_default and (not op_names or i.op in op_names))
         for name, found in implementations().items()
     }
     return {name: found for name, found in chosen.items() if found}
-
-
-@cache
-def mutants() -> dict[str, Mutant]:
-    """Id -> planted fault, module by module. An id that two of them have is an error of this project."""
-    found: dict[str, Mutant] = {}
-    for module in _modules("normcheck.audit.mutants"):
-        for mutant in getattr(module, "MUTANTS", ()):
-            if mutant.id in found:
-                raise ValueError(f"id={mutant.id!r} in {module.__name__}: another mutant has it")
-            found[mutant.id] = mutant
-    return found
-
-
-@cache
-def controls() -> tuple[Implementation, ...]:
-    """The correct kernels that no audit may accuse."""
-    return tuple(c for module in _modules("normcheck.audit.mutants") for c in getattr(module, "CONTROLS", ()))
 
 
 def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
@@ -119,7 +92,7 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
         names = [i.name for i in declared] or [n for n, f in vars(module).items() if inspect.isfunction(f)]
         raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
     if not op_names:
-        raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(ops())} with it")
+        raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(OPS)} with it")
     from normcheck.impls.adapt import adapt  # imports torch
 
     adapted = adapt(target)
@@ -127,7 +100,7 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 
 
 def wrapped(forward: Any, takes_bias: bool, op: str, name: str, source: str) -> Implementation:
-    """A plain function, adapted, as an implementation of ``op``; gradients come from autograd."""
+    """An implementation of ``op`` from an adapted plain function; gradients come from autograd."""
     made = Implementation(name=name, op=op, forward=forward, source=source)
     return made if takes_bias else replace(made, supports=_takes_no_bias, biases=(False,))
 
@@ -150,11 +123,11 @@ def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
 
 
 def _attribute(module: ModuleType, name: str, spec: str) -> Any:
-    """What ``module`` has under this name, or None; a module may have a __getattr__ of its own."""
+    """The attribute ``name`` of ``module``, or None. Raises UsageError if a __getattr__ of the module raises."""
     try:
         return getattr(module, name, None)
     except Exception as error:
-        raise UsageError(f"impl={spec}: reading {name} of it raised {_one_line(error)}; expected a value") from error
+        raise UsageError(f"impl={spec}: reading {name} of it raised {_error_line(error)}; expected a value") from error
 
 
 def validated(item: object, spec: str) -> Implementation:
@@ -166,8 +139,8 @@ def validated(item: object, spec: str) -> Implementation:
     where = f"of {shown(item.name)} in impl={spec}"
     if not isinstance(item.name, str) or not 0 < len(item.name) <= LONGEST_NAME:
         raise UsageError(f"name {where}: expected text of 1 to {LONGEST_NAME} characters")
-    if not isinstance(item.op, str) or item.op not in ops():
-        raise UsageError(f"op={shown(item.op)} {where}: expected {one_of(ops())}")
+    if not isinstance(item.op, str) or item.op not in OPS:
+        raise UsageError(f"op={shown(item.op)} {where}: expected {one_of(OPS)}")
     if not callable(item.forward) or not (item.backward is None or callable(item.backward)):
         raise UsageError(f"forward, backward {where}: expected functions")
     if not all(hook is None or callable(hook) for hook in (item.supports, item.unavailable)):
@@ -210,7 +183,7 @@ def _is_shape(shape: object) -> bool:
 def _load_file(path: Path) -> ModuleType:
     try:
         found = path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # no file can have this name
         found = False
     if not found:
         raise UsageError(f"impl={str(path)[:200]}: no such file, expected the path of a Python file")
@@ -222,9 +195,9 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"impl={path}: expected a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before execution: dataclasses and pickling look their module up
+    sys.modules[name] = module  # before execution: dataclasses and pickling look up their module
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script, so that it finds the modules beside it
+        sys.path.insert(0, str(path.parent))  # as for a script: it can import the modules beside it
     try:
         with redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
@@ -233,14 +206,14 @@ def _load_file(path: Path) -> ModuleType:
     except BaseException as error:  # SystemExit, and what pytest skips a module with
         del sys.modules[name]
         raise UsageError(
-            f"impl={path}: importing it raised {_one_line(error)}; expected a module that can be imported"
+            f"impl={path}: importing it raised {_error_line(error)}; expected a module that can be imported"
         ) from error
     return module
 
 
 def _load_module(name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as for python -m, so that a package here is found
+        sys.path.insert(0, str(Path.cwd()))  # as for python -m: packages in the current directory are found
     try:
         with redirect_stdout(sys.stderr):
             return importlib.import_module(name)
@@ -248,11 +221,11 @@ def _load_module(name: str) -> ModuleType:
         raise
     except BaseException as error:  # SystemExit, and what pytest skips a module with
         raise UsageError(
-            f"impl={name}: importing it raised {_one_line(error)}; expected a module that can be imported"
+            f"impl={name}: importing it raised {_error_line(error)}; expected a module that can be imported"
         ) from error
 
 
-def _one_line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{one_line(told(error), 300)}{where}"
+    return f"{one_line(error_text(error), 300)}{where}"

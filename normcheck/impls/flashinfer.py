@@ -1,7 +1,7 @@
 """FlashInfer's rmsnorm, a forward for inference in half precision. Not run by this project yet.
 
-Written from its documentation, and so in no default set: ``--impl flashinfer`` tries it where it is installed. There is
-no backward, which the report says.
+Written from its documentation, and so in no default set: ``--impl flashinfer`` tries it if it is installed. The report
+says that there is no backward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Tensor:
-    """x (M, N), weight (N,) -> y as x, without a graph."""
+    """x (M, N), weight (N,) -> y as x, without an autograd graph."""
     import flashinfer
 
     y: Tensor = flashinfer.norm.rmsnorm(x.detach(), weight.detach(), eps=eps)

@@ -1,4 +1,4 @@
-"""What an implementation is: who computes an op, as data and two functions."""
+"""``Implementation``: a kernel that computes an op, as two functions and data about them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEVICES = ("cpu", "cuda")
-"""Where implementations run."""
+"""Devices on which implementations run."""
 
 WEIGHT_DTYPES = ("io", "fp32")
-"""What weight and bias may come in: the dtype of x, or fp32 beside x in half precision."""
+"""Dtypes of weight and bias: that of x ("io"), or fp32 beside x in half precision."""
 
 OVERWRITABLE = ("x", "dy")
 """The inputs that an implementation may declare to overwrite."""
@@ -27,15 +27,15 @@ Outputs = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """Who computes an op.
+    """A kernel that computes an op.
 
-    ``forward(x, weight, bias, *, eps, **options)`` returns y, or a dict with ``y`` and whatever of ``mean``, ``rstd``,
-    ``bitmask`` the op has. ``backward(dy, x, weight, bias, saved, *, eps, **options)`` returns a dict with ``dx``,
+    ``forward(x, weight, bias, *, eps, **options)`` returns y, or a dict with ``y`` and any of ``mean``, ``rstd``,
+    ``bitmask`` that the op has. ``backward(dy, x, weight, bias, saved, *, eps, **options)`` returns a dict with ``dx``,
     ``dw`` and, with a bias, ``db``; ``saved`` is what forward returned (its statistics and bitmask may be the
     reference's), numbers, text and None included, which are not checked. Without ``backward`` the gradients come from
     torch autograd through y.
 
-    Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) where ``ranks`` has 3; weight, bias,
+    Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) if ``ranks`` has 3; weight, bias,
     dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
     significant bit first, or bool (M, N).
 
@@ -45,7 +45,7 @@ class Implementation:
     tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
     a sweep may use. ``source`` is a link or a path.
 
-    ``weight_dtypes``: ``("io",)`` where weight and bias only come in the dtype of x. ``overwrites``: which of ``x`` and
+    ``weight_dtypes``: ``("io",)`` if weight and bias must have the dtype of x. ``overwrites``: which of ``x`` and
     ``dy`` a call may write into (y in the memory of x, dx in that of dy), but not around them. Each call gets them as
     if nothing had been written: a backward gets the x that its forward overwrote.
 
@@ -53,8 +53,8 @@ class Implementation:
     ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; without it that
     is measured and shown.
 
-    ``by_default``: the devices on which a known implementation is checked where ``--impl`` names none; on others, and
-    with () on all, it is checked only when it is asked for.
+    ``by_default``: the devices on which a known implementation is checked if ``--impl`` names none. On others, and
+    with () on all, it is checked only if ``--impl`` names it.
     """
 
     name: str

@@ -1,14 +1,14 @@
 """Liger-Kernel's layer_norm and rms_norm: its Triton kernels, called directly with the statistics that they save.
 
-rms_norm runs not in place, for in place it writes dx over dy. Its casting_mode="gemma" is fp32 throughout: with an
-offset of 0 that is rmsnorm, with 1 rmsnorm_gemma; "llama" is rmsnorm_llama. There is no bias in it.
+rms_norm does not run in place, because in place it writes dx over dy. Its casting_mode="gemma" is fp32 throughout: with
+an offset of 0 that is rmsnorm, with 1 rmsnorm_gemma; "llama" is rmsnorm_llama. It takes no bias.
 
 ``liger_without_bias`` is the backward as PyTorch's LayerNormBackward benchmark calls it, with fp32 mean and rstd and
-None for the bias, whose gradient is not asked for. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
+None for the bias, which then has no gradient. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
 it is in no default set.
 
-On a CPU nothing runs: Triton's interpreter has no libdevice, from which Liger takes rsqrt, and hands a kernel a float
-as Python's own, on which Liger calls ``to``.
+On a CPU nothing runs: Triton's interpreter has no libdevice, from which Liger takes rsqrt, and passes a Python float to
+a kernel, which has no ``to`` for Liger to call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from normcheck.cases.case import Case
+from normcheck.cases.ops import TABLE, Op
 from normcheck.impls._optional import missing, no_bias
 from normcheck.impls.implementation import Implementation, Outputs
 
@@ -25,8 +26,15 @@ if TYPE_CHECKING:
 
 _SOURCE = "https://github.com/linkedin/Liger-Kernel/tree/main/src/liger_kernel/ops"
 _MAX_N = 65536
-_CASTINGS = {"rmsnorm": (0.0, "gemma"), "rmsnorm_gemma": (1.0, "gemma"), "rmsnorm_llama": (0.0, "llama")}
-"""Op -> what is added to the weight, and Liger's casting_mode."""
+_RMSNORMS = tuple(
+    sorted((op for op in TABLE if not op.centered and not op.clamped), key=lambda op: (op.rounds_xhat, op.name))
+)
+"""The ops of its rms_norm; an op that rounds xhat needs another casting_mode."""
+
+
+def _casting(op: Op) -> tuple[float, str]:
+    """The number added to the weight, and Liger's casting_mode."""
+    return op.weight_offset, "llama" if op.rounds_xhat else "gemma"
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
@@ -40,7 +48,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs
 def layernorm_backward(
     with_bias: bool, dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Outputs, *, eps: float
 ) -> Outputs:
-    """dy and x, with what forward returned -> dx as x; dw as weight; db, which torch sums where Liger does not."""
+    """dy and x, with what forward returned -> dx as x; dw as weight; db, which torch sums if Liger does not."""
     from liger_kernel.ops.layer_norm import layer_norm_backward
 
     rows, statistics = x.flatten(0, -2), (saved["mean"], saved["rstd"])
@@ -50,23 +58,23 @@ def layernorm_backward(
     return {"dx": dx, "dw": dw, "db": db}
 
 
-def rmsnorm(op: str, x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Outputs:
+def rmsnorm(op: Op, x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Outputs:
     """x (M, N) or (B, S, N), weight (N,) -> y as x; rstd (M,) fp32."""
     from liger_kernel.ops.rms_norm import rms_norm_forward
 
-    y, _, rstd, *_ = rms_norm_forward(x, weight, eps, *_CASTINGS[op], None)
+    y, _, rstd, *_ = rms_norm_forward(x, weight, eps, *_casting(op), None)
     return {"y": y, "rstd": rstd}
 
 
 def rmsnorm_backward(
-    op: str, dy: Tensor, x: Tensor, weight: Tensor, bias: None, saved: Outputs, *, eps: float
+    op: Op, dy: Tensor, x: Tensor, weight: Tensor, bias: None, saved: Outputs, *, eps: float
 ) -> Outputs:
     """dy and x, with what forward returned -> dx as x; dw as weight."""
     from liger_kernel.ops.rms_norm import _str_to_casting_mode, rms_norm_backward
     from liger_kernel.ops.utils import calculate_settings
 
     block, warps = calculate_settings(x.shape[-1])
-    offset, mode = _CASTINGS[op]
+    offset, mode = _casting(op)
     rows, casting = x.flatten(0, -2), _str_to_casting_mode[mode]
     dx, dw = rms_norm_backward(dy, rows, weight, saved["rstd"], offset, casting, block, warps, False, None)
     return {"dx": dx, "dw": dw}
@@ -81,7 +89,7 @@ def _supports_rmsnorm(case: Case) -> str | None:
 
 
 def _unavailable(device: str) -> str | None:
-    """Why Liger's kernels cannot run on ``cpu`` or ``cuda``; None where they can."""
+    """Why Liger's kernels cannot run on ``cpu`` or ``cuda``, or None."""
     from normcheck.impls.kernels.interpreted import enabled
 
     if device == "cpu":
@@ -110,7 +118,7 @@ IMPLEMENTATIONS = (
     *(
         Implementation(
             name="liger",
-            op=op,
+            op=op.name,
             forward=partial(rmsnorm, op),
             backward=partial(rmsnorm_backward, op),
             supports=_supports_rmsnorm,
@@ -120,7 +128,7 @@ IMPLEMENTATIONS = (
             by_default=("cuda",),
             source=_SOURCE,
         )
-        for op in _CASTINGS
+        for op in _RMSNORMS
     ),
     _layernorm("liger_without_bias", with_bias=False, by_default=()),
 )

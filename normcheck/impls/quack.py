@@ -1,6 +1,6 @@
 """quack's rmsnorm (CuTe DSL, Hopper and newer); gradients by autograd. Not run by this project yet.
 
-Written from its sources, and so in no default set: ``--impl quack`` tries it where it is installed.
+Written from its sources, and so in no default set: ``--impl quack`` tries it if it is installed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where an implementation is defined: the file and the line that a report points at.
 
-What is read here belongs to code under test: whatever it answers, the answer is a place or ``NOWHERE``.
+The objects that are read here belong to code under test: whatever they do, the result is a place or ``NOWHERE``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from normcheck.impls.implementation import Implementation
 
-_STEPS = 20  # functions around functions that are looked through
-_LONGEST_PATH = 4096
+_MOST_WRAPPERS = 20  # around a function
+_LONGEST_PATH = 4096  # characters
 _MOST_LINES = 10**7
 
 
@@ -33,29 +33,29 @@ NOWHERE = Place("", None)
 
 
 def of(implementation: Implementation) -> Place:
-    """Where the forward of ``implementation`` is defined; line 1 of its source, where only that file is known."""
+    """Where the forward of ``implementation`` is defined; line 1 of its source, if only that file is known."""
     place, source = defined(implementation.forward), implementation.source
     if place == NOWHERE and isinstance(source, str) and source.endswith(".py"):
-        return told([os.path.abspath(source), 1])
+        return place_of([os.path.abspath(source), 1])
     return place
 
 
 def defined(function: object) -> Place:
-    """Where a function's ``def`` or its first decorator stands, whatever wraps it."""
+    """The place of a function's ``def``, or of its first decorator, inside any wrappers."""
     try:
-        place = getattr(function, "place", None)  # a stand_ins.Entry has been told
+        place = getattr(function, "place", None)  # a stand-in for a function in another process has one
         if isinstance(place, Place):
             return place
         code = _code(function)
-        return NOWHERE if code is None else told([os.path.abspath(code.co_filename), code.co_firstlineno])
+        return NOWHERE if code is None else place_of([os.path.abspath(code.co_filename), code.co_firstlineno])
     except KeyboardInterrupt:
         raise
-    except BaseException:  # an attribute of somebody else's object that cannot be read
+    except BaseException:  # an attribute of a foreign object may raise anything
         return NOWHERE
 
 
-def told(place: object) -> Place:
-    """``[file, line]`` as another process tells it, if that is an existing file and a line."""
+def place_of(place: object) -> Place:
+    """The place ``[file, line]`` that another process sent, if the file exists and the line can be one; or NOWHERE."""
     match place:
         case [str() as file, int() as line] if _is_file(file) and type(line) is int and 0 < line <= _MOST_LINES:
             return Place(file, line)
@@ -63,7 +63,7 @@ def told(place: object) -> Place:
 
 
 def relative(file: str) -> str:
-    """``file`` as seen from the current directory when it lies inside, with forward slashes."""
+    """``file`` relative to the current directory, with forward slashes, if it lies inside; else ``file``."""
     try:
         return Path(file).relative_to(Path.cwd()).as_posix() if file else ""
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def relative(file: str) -> str:
 
 
 def line_in(place: Place, frames: Sequence[str]) -> int | None:
-    """The innermost of the lines ``FILE:LINE in NAME: CODE`` of a traceback that is in the file of ``place``."""
+    """The line of the innermost frame ``FILE:LINE in NAME: CODE`` that is in the file of ``place``, or None."""
     start = f"{place.file}:"
     for frame in reversed(frames) if place.file else ():
         number = frame[len(start) :].partition(" in ")[0]
@@ -83,12 +83,12 @@ def line_in(place: Place, frames: Sequence[str]) -> int | None:
 def _is_file(file: str) -> bool:
     try:
         return len(file) <= _LONGEST_PATH and os.path.isabs(file) and os.path.isfile(file)
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # no file can have this name
         return False
 
 
 def _code(function: Any) -> CodeType | None:
-    for _ in range(_STEPS):
+    for _ in range(_MOST_WRAPPERS):
         inner = _inner(function)
         if inner is None:
             break
@@ -98,7 +98,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def _inner(function: Any) -> Any:
-    """What ``function`` is made from, or None where it is a plain function. Torch and Triton are not imported."""
+    """What ``function`` wraps, or None if it is a plain function. Torch and Triton are not imported."""
     if isinstance(function, functools.partial):
         return function.func
     owner = getattr(function, "__self__", None)

@@ -1,13 +1,15 @@
 """torch, in fp32: the inputs are upcast, torch's own norm runs on them, and y goes back to the io dtype.
 
-Gradients come from autograd through y, so they too are sums in fp32 that are rounded once. rmsnorm returns no rstd:
-``rms_norm`` does not tell the number that it used, and another one would be judged in its place.
+Gradients come from autograd through y, so they too are sums in fp32 that are rounded once. An RMSNorm returns no
+rstd: ``rms_norm`` does not return the one that it used, and another one would be judged in its place.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from normcheck.cases.ops import TABLE, Op
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
@@ -16,71 +18,41 @@ if TYPE_CHECKING:
 _DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
 
 
-def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
-    """x (M, N) or (B, S, N), weight and bias (N,) -> y as x; mean, rstd fp32 with a last dimension of 1."""
-    return _layernorm(x, weight.float(), bias, eps)
-
-
-def layernorm_zero_centered(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
-    """As layernorm, with 1 + weight (added in fp32) in place of weight."""
-    return _layernorm(x, 1 + weight.float(), bias, eps)
-
-
-def layernorm_relu_bitmask(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, lower_clip: float, upper_clip: float
+def forward(
+    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float
 ) -> dict[str, Tensor]:
-    """As layernorm, then y clamped to [lower_clip, upper_clip]; bitmask: bool, shaped as x, strictly between them."""
+    """x (M, N) or (B, S, N), weight (N,), bias (N,) or None -> y as x.
+
+    A LayerNorm also returns mean, rstd in fp32 with a last dimension of 1. A clamped op, with ``limits`` lower_clip and
+    upper_clip, also returns bitmask: bool, shaped as x, True strictly between them.
+    """
     import torch
 
-    z, mean, rstd = _normalized(x, weight.float(), bias, eps)
-    bitmask = (z > lower_clip) & (z < upper_clip)
-    # Gradient flows only where the bit is set: torch.clamp would pass it at z == limit too. NaN stays NaN in y.
-    y = torch.where(bitmask, z, z.detach().clamp(lower_clip, upper_clip))
-    return {"y": y.to(x.dtype), "mean": mean, "rstd": rstd, "bitmask": bitmask}
+    gamma = 1 + weight.float() if op.zero_centered else weight.float()
+    wide, shape, shift = x.float(), x.shape[-1:], None if bias is None else bias.float()
+    outputs = {}
+    if op.centered:  # what F.layer_norm calls
+        z, outputs["mean"], outputs["rstd"] = torch.native_layer_norm(wide, shape, gamma, shift, eps)
+    else:
+        z = torch.nn.functional.rms_norm(wide, shape, gamma, eps)
+        z = z if shift is None else z + shift
+    if op.clamped:
+        lower, upper = limits["lower_clip"], limits["upper_clip"]
+        outputs["bitmask"] = (z > lower) & (z < upper)
+        # Gradient flows only where the bit is set: torch.clamp would pass it at z == limit too. NaN stays NaN in y.
+        z = torch.where(outputs["bitmask"], z, z.detach().clamp(lower, upper))
+    return {"y": z.to(x.dtype), **outputs}
 
 
-def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """x (M, N) or (B, S, N), weight (N,), bias (N,) or None -> y as x."""
-    from torch.nn import functional
-
-    y = functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
-    return (y if bias is None else y + bias.float()).to(x.dtype)
-
-
-def _layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> dict[str, Tensor]:
-    y, mean, rstd = _normalized(x, weight, bias, eps)
-    return {"y": y.to(x.dtype), "mean": mean, "rstd": rstd}
-
-
-def _normalized(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """y before its store, mean and rstd, all fp32; ``weight`` is fp32. This is what F.layer_norm calls."""
-    import torch
-
-    return torch.native_layer_norm(x.float(), x.shape[-1:], weight, None if bias is None else bias.float(), eps)
-
-
-IMPLEMENTATIONS = (
-    Implementation(name="torch", op="layernorm", forward=layernorm, ranks=(2, 3), source=f"{_DOCS}layer_norm.html"),
+IMPLEMENTATIONS = tuple(
     Implementation(
         name="torch",
-        op="layernorm_zero_centered",
-        forward=layernorm_zero_centered,
+        op=op.name,
+        forward=partial(forward, op),
         ranks=(2, 3),
-        source=f"{_DOCS}layer_norm.html",
-    ),
-    Implementation(
-        name="torch",
-        op="layernorm_relu_bitmask",
-        forward=layernorm_relu_bitmask,
-        ranks=(2, 3),
-        model={"bitmask_compare": "fp32"},
-        source=f"{_DOCS}layer_norm.html",
-    ),
-    Implementation(
-        name="torch",
-        op="rmsnorm",
-        forward=rmsnorm,
-        ranks=(2, 3),
-        source=f"{_DOCS}rms_norm.html",
-    ),
+        model={"bitmask_compare": "fp32"} if op.clamped else {},
+        source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
+    )
+    for op in TABLE
+    if not op.of_models
 )

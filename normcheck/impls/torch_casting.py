@@ -1,12 +1,14 @@
-"""torch, op by op, for the two rmsnorms that cast otherwise, as Hugging Face's LlamaRMSNorm and GemmaRMSNorm do it.
+"""torch, op by op, for the RMSNorms of models, written like Hugging Face's LlamaRMSNorm and GemmaRMSNorm.
 
-Gradients come from autograd: of rmsnorm_llama it rounds dy * weight and every dy * xhat to the io dtype.
+Gradients come from autograd: if xhat is rounded, autograd rounds dy * weight and every dy * xhat to the io dtype.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from normcheck.cases.ops import TABLE, Op
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
@@ -15,40 +17,31 @@ if TYPE_CHECKING:
 _MODELS = "https://github.com/huggingface/transformers/blob/main/src/transformers/models/"
 
 
-def rmsnorm_llama(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> dict[str, Tensor]:
-    """x (M, N) or (B, S, N), weight (N,) -> y as x, the product with an fp32 weight in fp32; rstd fp32 (..., 1)."""
-    xhat, rstd = _normalized(x, eps)
-    return {"y": (weight * xhat.to(x.dtype)).to(x.dtype), "rstd": rstd}
+def forward(op: Op, x: Tensor, weight: Tensor, bias: None, *, eps: float) -> dict[str, Tensor]:
+    """x (M, N) or (B, S, N), weight (N,) -> y as x, rounded once from fp32; rstd fp32 (..., 1).
 
-
-def rmsnorm_gemma(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> dict[str, Tensor]:
-    """As rmsnorm_llama, with 1 + weight, all of it in fp32."""
-    xhat, rstd = _normalized(x, eps)
-    return {"y": (xhat * (1.0 + weight.float())).to(x.dtype), "rstd": rstd}
-
-
-def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """xhat before any rounding to the io dtype and rstd, both fp32."""
+    For Llama xhat is rounded first, and its product is in fp32 only with an fp32 weight.
+    """
     import torch
 
     wide = x.float()
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return wide * rstd, rstd.detach()
+    xhat = wide * rstd
+    if op.rounds_xhat:
+        y = weight * xhat.to(x.dtype)
+    else:
+        y = xhat * (1.0 + weight.float() if op.zero_centered else weight.float())
+    return {"y": y.to(x.dtype), "rstd": rstd.detach()}
 
 
-IMPLEMENTATIONS = (
+IMPLEMENTATIONS = tuple(
     Implementation(
         name="torch",
-        op="rmsnorm_llama",
-        forward=rmsnorm_llama,
+        op=op.name,
+        forward=partial(forward, op),
         ranks=(2, 3),
-        source=f"{_MODELS}llama/modeling_llama.py",
-    ),
-    Implementation(
-        name="torch",
-        op="rmsnorm_gemma",
-        forward=rmsnorm_gemma,
-        ranks=(2, 3),
-        source=f"{_MODELS}gemma/modeling_gemma.py",
-    ),
+        source=_MODELS + ("llama/modeling_llama.py" if op.rounds_xhat else "gemma/modeling_gemma.py"),
+    )
+    for op in TABLE
+    if op.of_models
 )

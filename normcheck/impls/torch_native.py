@@ -1,10 +1,10 @@
-"""torch's own norms called as they are, in the io dtype: no upcast before and no cast behind.
+"""torch's own norms, called as they are in the io dtype: no upcast before and no cast after.
 
 layernorm: ``torch.native_layer_norm`` with its mean and rstd, and the backward that autograd would call, so that it can
 be fed with a reference's statistics. rmsnorm: ``rms_norm``, which returns no rstd; its gradients come from autograd.
 
-Not in the default set on a CPU, where what normcheck finds in half precision is so: mean and rstd are saved in the io
-dtype, and dw and db are several ulps off. In fp32 the CPU's backward works with raw moments, as autograd's does.
+Not in the default set on a CPU, where it fails in half precision, and rightly: mean and rstd are saved in the io dtype,
+and dw and db are several ulps off. In fp32 the CPU's backward works with raw moments, as autograd's does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _require_one_dtype(x: Tensor, weight: Tensor) -> None:
 
 
 def _model(case: Case) -> Mapping[str, Any]:
-    """What is declared about layernorm. No case says where it runs; that kernels are interpreted says: on a CPU."""
+    """What layernorm declares. A case does not name its device, but kernels are interpreted on a CPU only."""
     from normcheck.impls.kernels.interpreted import enabled
 
     return {"bwd_form": "raw", "reason": _RAW} if enabled() else {}

@@ -1,8 +1,8 @@
 """Transformer Engine's LayerNorm and RMSNorm modules, zero-centred gamma included. Not run by this project yet.
 
-Written from its documentation, and so in no default set: ``--impl transformer_engine`` tries it where it is installed.
-A module owns its weights, so each call gives one the weights of the case; the backward runs the forward once more, for
-the graph of it. The statistics stay inside. x is cast to the dtype of the weights, so that they have to be one.
+Written from its documentation, and so in no default set: ``--impl transformer_engine`` tries it if it is installed.
+A module owns its weights, so each call makes one with the weights of the case; the backward runs the forward again, to
+get its graph. The statistics stay inside. x is cast to the dtype of the weights, so both must have the same.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import Case
+from normcheck.cases.ops import GRADIENTS, OPS, names_of
 from normcheck.impls._optional import missing, no_bias, one_dtype
 from normcheck.impls.implementation import Implementation, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OPS = ("layernorm", "layernorm_zero_centered", "rmsnorm")
+_OPS = names_of(lambda op: not op.clamped and not op.rounds_xhat and op.zero_centered <= op.centered)
+"""The ops of its modules, except an RMSNorm with a zero-centred gamma, which is not tried."""
 
 
-def _module(op: str, weight: Tensor, bias: Tensor | None, eps: float) -> Any:
-    """The norm with these weights, which it does not share."""
+def _module(name: str, weight: Tensor, bias: Tensor | None, eps: float) -> Any:
+    """A module with copies of these weights."""
     import torch
     from transformer_engine import pytorch
 
-    norm = pytorch.RMSNorm if op == "rmsnorm" else pytorch.LayerNorm
-    module = norm(len(weight), eps=eps, zero_centered_gamma=op == "layernorm_zero_centered", dtype=weight.dtype)
+    op = OPS[name]
+    norm = pytorch.LayerNorm if op.centered else pytorch.RMSNorm
+    module = norm(len(weight), eps=eps, zero_centered_gamma=op.zero_centered, dtype=weight.dtype)
     with torch.no_grad():
         module.weight.copy_(weight)
         if bias is not None:
@@ -49,11 +52,11 @@ def backward(
     with torch.enable_grad():
         leaves = (leaf, module.weight) if bias is None else (leaf, module.weight, module.bias)
         gradients = torch.autograd.grad(module(leaf), leaves, dy)
-    return dict(zip(("dx", "dw", "db"), gradients, strict=False))
+    return dict(zip(GRADIENTS, gradients, strict=False))
 
 
 def _supports(case: Case) -> str | None:
-    return one_dtype(case) or (no_bias(case) if case.op == "rmsnorm" else None)
+    return one_dtype(case) or (None if OPS[case.op].centered else no_bias(case))
 
 
 IMPLEMENTATIONS = tuple(
@@ -63,7 +66,7 @@ IMPLEMENTATIONS = tuple(
         forward=partial(forward, op),
         backward=partial(backward, op),
         supports=_supports,
-        biases=(False,) if op == "rmsnorm" else (True,),
+        biases=(OPS[op].centered,),
         unavailable=partial(missing, "transformer_engine.pytorch", "Transformer Engine"),
         ranks=(2, 3),
         by_default=(),

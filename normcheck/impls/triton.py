@@ -1,4 +1,4 @@
-"""This project's own Triton kernels, for every op but rmsnorm_llama: on a GPU, and interpreted on a CPU.
+"""This project's own Triton kernels, for every op that does not round xhat: on a GPU, and interpreted on a CPU.
 
 torch, triton and the kernels are imported when the first case runs: discovery reads this module on machines without
 them.
@@ -12,13 +12,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from normcheck.cases.ops import OPS, names_of
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Kernels = Callable[[str], Any]
-"""Gives the module that has the host function of this name: ``forward`` or ``backward``."""
+"""Name of a host function, ``forward`` or ``backward`` -> the module that has it."""
 
 
 @cache
@@ -28,7 +29,7 @@ def own_kernels(part: str) -> Any:
 
 
 def unavailable(device: str) -> str | None:
-    """Why no kernel can run on ``cpu`` or ``cuda``; None where it can."""
+    """Why no kernel can run on ``cpu`` or ``cuda``, or None."""
     from normcheck.impls.kernels.interpreted import enabled
 
     if find_spec("triton") is None:
@@ -95,7 +96,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def interpret_on_cpu(x: Tensor) -> None:
-    """Remedy the interpreter before the kernels are defined."""
+    """On a CPU, apply the remedy to Triton's interpreter, which must come before the kernels are defined."""
     if not x.is_cuda:
         from normcheck.impls.kernels import interpreter
 
@@ -111,14 +112,12 @@ def implementation(
     **fields: Any,
 ) -> Implementation:
     """An op computed by ``kernels``; ``fields`` are Implementation's."""
-    zero_centered = op in ("layernorm_zero_centered", "rmsnorm_gemma")
+    facts = OPS[op]
     return Implementation(
         name=name,
         op=op,
-        forward=partial(
-            forward, centered=op not in ("rmsnorm", "rmsnorm_gemma"), zero_centered=zero_centered, kernels=kernels
-        ),
-        backward=partial(backward, zero_centered=zero_centered, kernels=kernels),
+        forward=partial(forward, centered=facts.centered, zero_centered=facts.zero_centered, kernels=kernels),
+        backward=partial(backward, zero_centered=facts.zero_centered, kernels=kernels),
         unavailable=unavailable,
         ranks=(2, 3),
         source=source,
@@ -126,7 +125,4 @@ def implementation(
     )
 
 
-IMPLEMENTATIONS = tuple(
-    implementation(op)
-    for op in ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm", "rmsnorm_gemma")
-)
+IMPLEMENTATIONS = tuple(implementation(op) for op in names_of(lambda op: not op.rounds_xhat))

@@ -1,8 +1,8 @@
-"""The LayerNorm of Triton's tutorial as an algorithm, in kernels of this project's own, with and without its barrier.
+"""The algorithm of Triton's LayerNorm tutorial, in kernels of this project's own, with and without its barrier.
 
 ``triton_tutorial`` waits for all threads before it releases a lock, ``triton_tutorial_no_barrier`` does not, as the
 tutorial did not at first: a race, which shows on some GPUs in some runs. Neither is in a default set, since both have
-a fault that is not mended here: dw and db are summed in the dtype of x, so that in half precision every row and every
+a fault that is not fixed here: dw and db are summed in the dtype of x, so that in half precision every row and every
 partial sum is rounded before the next is added. In fp32 they pass.
 """
 

@@ -1,195 +1,174 @@
-"""Implementations in processes of their own: what they declare, and the way to them, which is opened when it is needed.
+"""Client of a kernel's worker process: requests and their answers, under the time limit of a case.
 
-A worker is forked from a server that has torch imported and has never run code under test.
+The worker is started with the first request, and again after it has died. It is forked from a server that has torch
+imported and has never run code under test.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from normcheck.cases.case import Case
-from normcheck.errors import Broken, UsageError
-from normcheck.impls import discovery, source_location
-from normcheck.impls.implementation import Implementation
+from normcheck.errors import Broken, loses_context
 from normcheck.isolation import forkserver
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
-from normcheck.isolation.proxies import Ended, Entry, Question, Reason
-from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import broken_of
-from normcheck.isolation.shared_memory import DeviceMemory, Memory, Space
-from normcheck.runner.arena import Surroundings
-from normcheck.runner.environment import memory as machine_memory
+from normcheck.isolation.shared_memory import DeviceMemory, Space
+from normcheck.runner.environment import memory_bytes
 
-_FIRST = 3  # times the limit: what the first call of each kind may take, which compiles
-_START = 60.0  # seconds in which a worker comes up
-_STICKY = ("illegal memory access", "misaligned address", "device-side assert", "unspecified launch failure")
+START_SECONDS = 60.0
+"""Time within which a worker must have started."""
+
+_FIRST_CALL_FACTOR = 3  # the first call of each kind compiles, and may take so many times the limit
 
 
-class ProcessLink:
-    """The way to one implementation's process: it is started with the first request, and again after it has died."""
+def load_message(spec: str, ops: tuple[str, ...], device: str, memory: str = "") -> Message:
+    """The request to import what ``spec`` names. ``memory``: handle with which a worker opens our device memory."""
+    return {"do": "load", "spec": spec, "ops": list(ops), "device": device, "memory": memory}
+
+
+class Client:
+    """Sends requests to the worker of one implementation, one at a time.
+
+    A request that is posted while another is unanswered first waits for that answer, which is thrown away.
+    """
 
     def __init__(self, spec: str, op: str, name: str, device: str) -> None:
-        self.spec, self.op, self.name, self.device = spec, op, name, device
-        self._reset()
-
-    def _reset(self) -> None:
+        self._spec, self._op, self._name, self._device = spec, op, name, device
         self._worker: Worker | None = None
-        self._started: Worker | None = None  # the next one, on its way
-        self._runs = self._used = self._posts = 0
-        self._limit = self._left = _START
-        self._asked: set[str] = set()
-        self._overran = False
-        self._posted = ""  # what was asked and not yet answered
-        self._begun: list[Case] = []  # in the process that now is
-        self._before: tuple[Case, ...] = ()
+        self._next: Worker | None = None  # started, and importing, but not in use yet
+        self._used = 0  # bytes of shared memory, in the present case
+        self._number = 0  # of the latest request
+        self._seconds = self._seconds_left = START_SECONDS
+        self._called: set[str] = set()  # kinds of requests that the worker has had time to compile for
+        self._overran = False  # a call took too long: no other gets time to compile
+        self._unanswered = ""  # the kind of the request that has not been answered yet
+        self._cases: list[Case] = []  # in the present worker
+        self.before: tuple[Case, ...] = ()
 
-    def __getstate__(self) -> tuple[str, str, str, str]:
-        """Only what it is called travels to another process, not the worker."""
-        return self.spec, self.op, self.name, self.device
+    @property
+    def alive(self) -> bool:
+        """Whether there is a worker that was not seen to end."""
+        return self._worker is not None and self._worker.alive
 
-    def __setstate__(self, state: tuple[str, str, str, str]) -> None:
-        self.spec, self.op, self.name, self.device = state
-        self._reset()
+    def start(self) -> None:
+        """Start the next worker, without waiting for it."""
+        if self._next is None:
+            self._next = Worker()
+            opened = _device_memory().handle if self._device == "cuda" else ""
+            self._next.send(load_message(self._spec, (self._op,), self._device, opened))
 
-    def limit(self, seconds: float, case: Case) -> None:
-        """Begin a case, which may take this long."""
-        self._limit = self._left = seconds
+    def wait(self) -> None:
+        """Wait until the worker has started. If it does not start, the first request raises."""
+        with suppress(Broken, OSError):
+            self._running()
+
+    def close(self) -> None:
+        """End the worker; the next request starts another."""
+        if self._worker is not None:
+            self._worker.kill()
+        self._worker, self._unanswered = None, ""
+
+    def end(self) -> None:
+        """End the worker, and the next one if it was started already."""
+        self.close()
+        if self._next is not None:
+            self._next.kill()
+        self._next = None
+
+    def begin(self, case: Case, seconds: float) -> None:
+        """Begin a case: its requests together may take ``seconds``; ``before`` becomes the worker's earlier cases."""
+        self._seconds = self._seconds_left = seconds
         if not self.alive:
-            self._begun = []
-        self._before = tuple(self._begun)
-        self._begun.append(case)
+            self._cases = []
+        self.before = tuple(self._cases)
+        self._cases.append(case)
         if self.alive and self._worker is not None:
             self._worker.memory.give_back(self._used)
         self._used = 0
 
     @property
-    def before(self) -> tuple[Case, ...]:
-        """See ``remote.Link``."""
-        return self._before
-
-    @property
-    def alive(self) -> bool:
-        """Whether a process is there, and has not been asked to end."""
-        return self._worker is not None and self._worker.alive
-
-    def run(self, surroundings: Surroundings) -> RemoteRun:
-        """A new run."""
-        self._runs += 1
-        return RemoteRun(self, self._runs, surroundings)
+    def awaited(self) -> int:
+        """The number of the unanswered request, 0 if there is none."""
+        return self._number if self._unanswered else 0
 
     def space(self, first: int) -> Space:
-        """Shared memory from byte ``first`` on; nothing that runs still uses it."""
-        self._give_up()
-        return Space(self._memory(self._running()), first)
-
-    def _give_up(self) -> None:
-        """Wait for an answer that nobody asks for any more. The process may be another afterwards."""
-        if self._posted and self.alive:
-            self.collect()
-
-    @property
-    def awaited(self) -> int:
-        """See ``remote.Link``."""
-        return self._posts if self._posted else 0
-
-    def post(self, message: Message) -> int:
-        """See ``remote.Link``."""
+        """Shared memory from byte ``first`` on. No call uses it any more: an unanswered request is given up first."""
         self._give_up()
         worker = self._running()
-        self._posted = str(message["do"])
-        self._posts += 1
+        return Space(_device_memory() if self._device == "cuda" else worker.memory, first)
+
+    def post(self, message: Message) -> int:
+        """Send a request and return its number."""
+        self._give_up()
+        worker = self._running()
+        self._unanswered = str(message["do"])
+        self._number += 1
         self._used = max(self._used, message.get("out", 0))
         worker.send(message)
-        return self._posts
+        return self._number
 
     def collect(self) -> Message:
-        """See ``remote.Link``."""
-        what, worker = self._posted, self._worker
+        """Wait for the answer to a request. Raises Broken if the worker dies, takes too long or sends garbage."""
+        what, worker = self._unanswered, self._worker
         assert worker is not None
-        self._posted = ""
-        first = what not in self._asked and not self._overran
-        self._asked.add(what)
-        seconds, begun = self._left + (_FIRST - 1) * self._limit * first, time.monotonic()
+        self._unanswered = ""
+        first = what not in self._called and not self._overran
+        self._called.add(what)
+        seconds, begun = self._seconds_left + (_FIRST_CALL_FACTOR - 1) * self._seconds * first, time.monotonic()
         try:
             answer = worker.receive(seconds, what)
         except Broken as broken:
             if broken.kind == "timeout":
                 self._overran = True
-                raise Broken("timeout", "", f"no result after timeout={self._limit:g} s, during {what}") from None
+                raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {what}") from None
             raise
-        self._left -= 0.0 if first else time.monotonic() - begun
+        self._seconds_left -= 0.0 if first else time.monotonic() - begun
         self._used = max(self._used, _end_of(answer))
-        told = answer.get("broken")
-        if isinstance(told, dict) and any(words in str(told.get("message")) for words in _STICKY):
+        failure = answer.get("broken")
+        if isinstance(failure, dict) and loses_context(str(failure.get("message"))):
             self.close()  # nothing works any more in its GPU context
         return answer
 
-    def close(self) -> None:
-        """End the process; the next request starts another."""
-        if self._worker is not None:
-            self._worker.kill()
-        self._worker, self._posted = None, ""
-
-    def renew(self) -> None:
-        """See ``remote.Link``."""
-        self.close()
-        forkserver.replace()
-
-    def end(self) -> None:
-        """End the process, and the next one as well."""
-        self.close()
-        if self._started is not None:
-            self._started.kill()
-        self._started = None
-
-    def begin(self) -> None:
-        """Start the next process, without waiting for it: it is there when it is needed."""
-        if self._started is None:
-            self._started = Worker()
-            self._started.send(_load(self.spec, (self.op,), self.device, self._opened()))
-
-    def ready(self) -> None:
-        """Wait until the process is there. Where it does not come up, the first call says so."""
-        with suppress(Broken):
-            self._running()
+    def _give_up(self) -> None:
+        """Wait for the unanswered request, if any, and throw its answer away. The worker may end on it."""
+        if self._unanswered and self.alive:
+            self.collect()
 
     def _running(self) -> Worker:
         if self._worker is None or not self._worker.alive:
-            self._worker = self._asked_afresh()
+            self._worker = self._new_worker()
         return self._worker
 
-    def _asked_afresh(self) -> Worker:
-        """The next process, once it has imported the implementation.
+    def _new_worker(self) -> Worker:
+        """A worker that has imported the implementation.
 
-        One that does not come up may have been hit by other code under test: it is started again from a new server.
+        One that does not start may have been hit by other code under test: it is started again from a new server.
         """
         try:
-            return self._come_up()
+            return self._start_worker()
         except Broken as broken:
             if broken.kind == "exception":
                 raise
         forkserver.replace()
-        return self._come_up()
+        return self._start_worker()
 
-    def _come_up(self) -> Worker:
-        if self._started is not None and not (self._started.of_this_server and forkserver.sound()):
-            self._started.kill()  # what has come up already may have been damaged on the way
-            self._started = None
-        self.begin()
-        assert self._started is not None
-        worker, self._started = self._started, None
-        self._asked, self._posted = set(), ""
+    def _start_worker(self) -> Worker:
+        if self._next is not None and not (self._next.of_this_server and forkserver.sound()):
+            self._next.kill()  # code under test may have damaged it since it was started
+            self._next = None
+        self.start()
+        assert self._next is not None
+        worker, self._next = self._next, None
+        self._called, self._unanswered = set(), ""
         answers = [
-            worker.receive(_START + self._limit, "its import"),
-            worker.ask({"do": "choose", "name": self.name, "op": self.op}, _START, "its import"),
+            worker.receive(START_SECONDS + self._seconds, "its import"),
+            worker.ask({"do": "choose", "name": self._name, "op": self._op}, START_SECONDS, "its import"),
         ]
         for answer in answers:
             if "usage" in answer:
@@ -198,99 +177,17 @@ class ProcessLink:
                 raise broken_of(answer["broken"])
         return worker
 
-    def _opened(self) -> str:
-        """What opens this process's device memory in the other, "" on a CPU."""
-        return _device_memory().handle if self.device == "cuda" else ""
-
-    def _memory(self, worker: Worker) -> Memory:
-        return _device_memory() if self.device == "cuda" else worker.memory
-
 
 @cache
 def _device_memory() -> DeviceMemory:
-    """Enough for the largest case of a sweep, made once."""
-    size = min(machine_memory("cuda") // 4, 8 << 30)
+    """GPU memory that all workers share: enough for the largest case of a sweep, allocated once."""
+    size = min(memory_bytes("cuda") // 4, 8 << 30)
     return DeviceMemory(torch.empty(size, dtype=torch.uint8, device="cuda"))
 
 
 def _end_of(answer: Message) -> int:
-    """The end of the last tensor that a worker says it laid; at most what can be."""
-    told = answer.get("returned")
-    places = [p for p in told if isinstance(p, dict)] if isinstance(told, list) else []
+    """The byte at which the last tensor of an answer ends, according to the worker; at most 2^40."""
+    returned = answer.get("returned")
+    places = [p for p in returned if isinstance(p, dict)] if isinstance(returned, list) else []
     ends = [p["at"] + p["bytes"] for p in places if type(p.get("at")) is int and type(p.get("bytes")) is int]
     return min(max(ends, default=0), 1 << 40)
-
-
-def _load(spec: str, ops: tuple[str, ...], device: str, memory: str = "") -> Message:
-    return {"do": "load", "spec": spec, "ops": list(ops), "device": device, "memory": memory}
-
-
-def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -> tuple[Implementation, ...]:
-    """As ``discovery.select``, but what ``spec`` names is imported by a worker. Raises UsageError.
-
-    Of a file that ends or hangs its process on the way nothing is known but the ops asked for: it is what each says.
-    """
-    try:
-        answer = _imported(_load(spec, ops, device), _START + seconds)
-    except Broken as broken:
-        ended = Ended(broken.kind, broken.message, broken.frames)
-        unknown = ops or tuple(discovery.ops())[:1]
-        return tuple(Implementation(name=Path(spec).name, op=op, forward=ended, source=spec) for op in unknown)
-    if "usage" in answer:
-        raise UsageError(str(answer["usage"]))
-    if "broken" in answer:
-        raise UsageError(f"impl={spec}: {broken_of(answer['broken']).message}")
-    found = answer.get("found")
-    if not isinstance(found, list):
-        raise UsageError(f"impl={spec}: expected an import that leaves its process alone, which answered nonsense")
-    return tuple(_implementation(spec, told, device) for told in found)
-
-
-def _imported(load: Message, seconds: float) -> Message:
-    """What a process answers that is there for this import alone. One that crashes is tried again from a new server."""
-    try:
-        return _asked_once(load, seconds)
-    except Broken as broken:
-        if broken.kind != "crash":
-            raise
-    forkserver.replace()
-    return _asked_once(load, seconds)
-
-
-def _asked_once(load: Message, seconds: float) -> Message:
-    worker = Worker()
-    try:
-        return worker.ask(load, seconds, "its import")
-    finally:
-        worker.kill()
-
-
-def _implementation(spec: str, told: Mapping[str, Any], device: str) -> Implementation:
-    """An implementation in another process, from what that process tells of it."""
-    try:
-        link = ProcessLink(spec, str(told["op"]), str(told["name"]), device)
-        entry, declared, reason = Entry(link, source_location.told(told["place"])), told["model"], told["unavailable"]
-        described = Implementation(
-            name=str(told["name"]),
-            op=str(told["op"]),
-            forward=entry,
-            backward=entry if told["backward"] else None,
-            supports=Question(link, "supports") if told["supports"] else None,
-            unavailable=Reason(str(reason)) if reason else None,
-            dtypes=tuple(told["dtypes"]),
-            ranks=tuple(told["ranks"]),
-            biases=tuple(told["biases"]),
-            strided=bool(told["strided"]),
-            weight_dtypes=tuple(told["weight_dtypes"]),
-            overwrites=tuple(told["overwrites"]),
-            model=Question(link, "model") if declared is None else dict(declared),
-            shapes=None if told["shapes"] is None else tuple(tuple(shape) for shape in told["shapes"]),
-            deterministic=bool(told["deterministic"]),
-            batch_invariant=bool(told["batch_invariant"]),
-            source=str(told["source"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(
-            f"impl={spec}: expected an import that leaves its process alone, which answered nonsense"
-        ) from None
-    return discovery.validated(described, spec)

@@ -1,36 +1,54 @@
-"""Processes and what they started: found by who is whose parent, in whatever session they are now, and killed."""
+"""Find and kill the descendants of a process: by their parents, in whatever session they are now."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def kill_descendants(root: int) -> None:
-    """Kill what a process started, in whatever session that is now; the process itself is stopped and stays."""
+    """Kill the descendants of process ``root``, in whatever session they are; ``root`` itself is stopped and stays.
+
+    A killed process starts no others, but may have started some during the search: the next round finds them. Zombies
+    count as well, since they too may have started processes after the search.
+    """
     with suppress(ProcessLookupError):
         os.kill(root, signal.SIGSTOP)
-    for _ in range(20):  # new ones may come while the old ones are looked for
-        parent_of = parents()
-        kin, before = {root}, 0
-        while len(kin) != before:
-            before = len(kin)
-            kin |= {pid for pid, parent in parent_of.items() if parent in kin}
-        if kin == {root}:
+    killed: set[psutil.Process] = set()
+    for _ in range(20):
+        found = _descendants(root, recursive=True)
+        if found <= killed:
             return
-        for pid in kin - {root}:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for process in found:
+            _kill(process)
+        killed |= found
 
 
-def parents() -> dict[int, int]:
-    """Process -> its parent, of all that are alive, as far as the system tells."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError):
-            state, parent = entry.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                found[int(entry.parent.name)] = int(parent)
-    return found
+def kill_children(parent: int, *, but: Collection[int | None]) -> None:
+    """Kill the children of a process, except those in ``but``, and the descendants of the killed ones."""
+    for process in _descendants(parent, recursive=False):
+        if process.pid not in but:
+            kill_descendants(process.pid)
+            _kill(process)
+
+
+def _descendants(root: int, *, recursive: bool) -> set[psutil.Process]:
+    import psutil  # not at the top: the process of a user's code imports this file, and never needs psutil
+
+    try:
+        return set(psutil.Process(root).children(recursive=recursive))
+    except psutil.Error:
+        return set()
+
+
+def _kill(process: psutil.Process) -> None:
+    import psutil
+
+    with suppress(psutil.Error):
+        process.kill()

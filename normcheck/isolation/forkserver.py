@@ -1,4 +1,9 @@
-"""The server that workers are forked from: it imports torch once, beside the process that started it."""
+"""The server that workers are forked from: it imports torch once, beside the process that started it.
+
+multiprocessing has no public way to find its server, end it, move its socket, or cut a process off from it. So this
+module, and no other, uses private names of multiprocessing; tests/isolation/test_forkserver.py says in which versions
+of Python they exist.
+"""
 
 from __future__ import annotations
 
@@ -14,43 +19,51 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from normcheck.isolation.descendants import kill_descendants
+from normcheck.runner import nvidia_driver
 
 
 def context() -> ForkServerContext:
-    """Starts processes from a server that has imported what a worker needs, and has never run code under test."""
-    _make_room()
+    """Context with a server that has imported what a worker needs, and has never run code under test."""
+    _shorten_socket_name()
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["__main__", "normcheck.isolation.preload"])
     return made
 
 
-def _make_room() -> None:
-    """Put the server's socket elsewhere than below a TMPDIR whose name is longer than that of a socket may be."""
-    settings = vars(multiprocessing.current_process())["_config"]
-    if "tempdir" not in settings and len(os.fsencode(tempfile.gettempdir())) > _LONG and os.path.isdir("/tmp"):
+def _shorten_socket_name() -> None:
+    """Put the server's socket below /tmp if the name of TMPDIR is too long for that of a socket."""
+    settings = _settings()
+    if "tempdir" not in settings and len(os.fsencode(tempfile.gettempdir())) > _LONG_BYTES and os.path.isdir("/tmp"):
         settings["tempdir"] = tempfile.mkdtemp(prefix="normcheck-", dir="/tmp")
         atexit.register(shutil.rmtree, settings["tempdir"], ignore_errors=True)
 
 
-_LONG = 70  # bytes; a socket's name has at most 107, of which multiprocessing adds some 30
+def _settings() -> dict[str, Any]:
+    """multiprocessing's settings of this process, among them the folder of the server's socket."""
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    return settings
+
+
+_LONG_BYTES = 70  # a socket's name has at most 107, of which multiprocessing adds some 30
 
 
 def pid() -> int | None:
-    """The server's process, None where it does not run."""
-    number = vars(forkserver._forkserver)["_forkserver_pid"]
-    return number if isinstance(number, int) else None
+    """The server's process id, None if it does not run."""
+    number: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return number
 
 
 def started(target: Callable[[socket.socket], None], connection: socket.socket) -> BaseProcess:
-    """A process from the server that runs ``target(connection)``.
+    """A new process from the server; it runs ``target(connection)``.
 
-    Code under test may have stopped the server, killed it, changed its limits, or deleted the folder of its socket:
-    then the process is from another server.
+    If code under test has stopped the server, killed it, changed its limits, or deleted the folder of its socket, the
+    process comes from a new server.
     """
     if not sound():
         replace()
@@ -64,39 +77,39 @@ def started(target: Callable[[socket.socket], None], connection: socket.socket) 
 
 def _started(target: Callable[[socket.socket], None], connection: socket.socket) -> BaseProcess:
     process = context().Process(target=target, args=(connection,), name="normcheck worker")
-    with _pressed():
+    with _kept_awake():
         process.start()
     _made.setdefault(pid(), _state(pid()))
     return process
 
 
-_PRESSED_EVERY, _PATIENCE = 1.0, 120  # seconds; and how often before a server that does not answer is given up
+_WAKE_SECONDS, _MOST_WAKES = 1.0, 120  # a server that does not answer after so many is killed
 
 
 @contextmanager
-def _pressed() -> Iterator[None]:
-    """Wake the server as long as it is waited for, in case that somebody stops it; kill it when it never answers."""
+def _kept_awake() -> Iterator[None]:
+    """Inside the block, wake the server every second, in case somebody stops it; kill it if it never answers."""
     done = threading.Event()
 
-    def press() -> None:
-        for _ in range(_PATIENCE):
-            if done.wait(_PRESSED_EVERY):
+    def wake_often() -> None:
+        for _ in range(_MOST_WAKES):
+            if done.wait(_WAKE_SECONDS):
                 return
             wake()
         _send(signal.SIGKILL)
 
-    pressing = threading.Thread(target=press, daemon=True)
-    pressing.start()
+    waker = threading.Thread(target=wake_often, daemon=True)
+    waker.start()
     try:
         yield
     finally:
         done.set()
-        pressing.join()
+        waker.join()
 
 
 @dataclass(frozen=True)
 class _State:
-    """What a process that was forked from the server inherits, and any process of the same user can change."""
+    """Settings of the server that its processes inherit, and that any process of the same user can change."""
 
     limits: tuple[tuple[int, int], ...]
     cores: frozenset[int]
@@ -105,13 +118,13 @@ class _State:
 
 
 _made: dict[int | None, _State | None] = {}
-"""Server -> the state in which it came up."""
+"""Process id of a server -> its state after it started."""
 
 _LIMITS = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
 
 
 def _state(number: int | None) -> _State | None:
-    """The state of a server, None where it is gone."""
+    """The state of a server, None if it has ended."""
     if number is None:
         return None
     try:
@@ -125,13 +138,13 @@ def _state(number: int | None) -> _State | None:
 
 
 def sound() -> bool:
-    """Whether the server, if there is one, is as it came up."""
+    """Whether the server, if there is one, still has the state with which it started."""
     number = pid()
     return number not in _made or _made[number] == _state(number)
 
 
 def wake() -> None:
-    """Let the server go on, in case that somebody has stopped it."""
+    """Let the server continue, in case somebody has stopped it."""
     _send(signal.SIGCONT)
 
 
@@ -143,21 +156,27 @@ def _send(which: signal.Signals) -> None:
 
 
 def replace() -> None:
-    """End the server, and with it all that comes from it; the next process comes from a new one."""
+    """Kill the server and all processes that come from it; the next process comes from a new server."""
     number = pid()
     if number is not None:
         kill_descendants(number)
     _send(signal.SIGKILL)
     with suppress(OSError):
-        vars(type(forkserver._forkserver))["_stop"](forkserver._forkserver)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
     _made.pop(number, None)
     os.makedirs(tempfile.gettempdir(), mode=0o700, exist_ok=True)
-    vars(multiprocessing.current_process())["_config"].pop("tempdir", None)
+    _settings().pop("tempdir", None)
 
 
-def warm(*, interpreted: bool) -> None:
-    """Start the server now, so that it imports torch while this process does; and, on a CPU, Triton's interpreter."""
-    if interpreted:
+def forget() -> None:
+    """In a process from the server: forget its connections to the server and to the resource tracker."""
+    forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+
+
+def start_early(device: str) -> None:
+    """Start the server now: it imports torch, and without a GPU Triton's interpreter, while this process does."""
+    if device == "cpu" or (device == "auto" and not nvidia_driver.present()):
         os.environ["TRITON_INTERPRET"] = "1"  # which the server inherits
     context()
     forkserver.ensure_running()

@@ -1,4 +1,7 @@
-"""Messages between a worker and its parent: JSON behind its length, on a socket. What comes in is only ever data."""
+"""Messages between a worker and its parent: length-prefixed JSON on a socket, read as nothing but data.
+
+multiprocessing.connection would not do: its ``recv`` blocks on half a message, and unpickles what it receives.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 _HEADER = struct.Struct("!I")
 LONGEST = 1 << 24
-"""Bytes of the longest message that is believed."""
+"""Bytes of the longest message that is accepted."""
 
 Message = dict[str, Any]
 
@@ -22,21 +25,21 @@ def packed(message: Mapping[str, Any]) -> bytes:
 
 
 class Garbled(Exception):
-    """What came in is no message."""
+    """The received bytes are no message."""
 
 
 class Inbox:
-    """Bytes as they come -> messages."""
+    """Turns received bytes into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def add(self, received: bytes) -> None:
-        """Bytes that have come in."""
+        """Append received bytes."""
         self._bytes += received
 
     def next(self) -> Message | None:
-        """The next message, or None as long as it is not whole. Raises Garbled."""
+        """The next message, or None if it is not complete yet. Raises Garbled."""
         if len(self._bytes) < _HEADER.size:
             return None
         (length,) = _HEADER.unpack_from(self._bytes)
@@ -57,7 +60,7 @@ class Inbox:
 
 
 def received(connection: socket.socket, inbox: Inbox) -> Message | None:
-    """Wait for the next message; None once the other side is gone."""
+    """Wait for the next message; None if the other side has closed the connection."""
     while (message := inbox.next()) is None:
         chunk = connection.recv(1 << 16)
         if not chunk:

@@ -1,6 +1,9 @@
-"""Work spread over processes that may die under it: what a death took along is run again, alone, before it is blamed.
+"""Job pool whose processes may die: each job that was running then runs again, alone, before it is blamed.
 
-Jobs and results are plain data. Processes are spawned, not forked, so that nothing of this one is in them.
+Jobs and results are plain data. Processes are spawned, not forked, so that they inherit nothing from this one.
+
+The package pebble could replace ``_until_a_death``: it says whose process died. Running a job again, running it apart
+and ending at Ctrl-C would stay here, so pebble is no dependency.
 """
 
 from __future__ import annotations
@@ -30,22 +33,21 @@ def spread(
     died: Callable[[Job], Done],
     apart: Callable[[Job], bool],
 ) -> Iterator[tuple[int, Done]]:
-    """(index, work(job)) for every job, in the order in which they finish.
+    """Yield (index, work(job)) for every job, in the order in which they finish.
 
     ``start`` runs first in every new process; it and ``work`` are functions that a module defines by name. A job whose
-    process dies twice, the second time while it was the only one in it, has the result ``died(job)``. A job that is to
-    run ``apart`` has a process of its own from the beginning. With one worker everything runs in this process, and a
-    death is the death of all.
+    process dies twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job
+    has a process of its own from the beginning. With one worker everything runs in this process, and dies with it.
     """
     if workers == 1:
         yield from ((index, work(job)) for index, job in enumerate(jobs))
         return
     waiting = deque((index, job) for index, job in enumerate(jobs) if not apart(job))
     while waiting:
-        flying: dict[Future[Done], tuple[int, Job]] = {}
+        running: dict[Future[Done], tuple[int, Job]] = {}
         with _pool(workers, start) as pool:
-            yield from _until_a_death(pool, workers, work, waiting, flying)
-        for index, job in flying.values():
+            yield from _until_a_death(pool, workers, work, waiting, running)
+        for index, job in running.values():
             yield index, _alone(work, job, start, died)
     for index, job in enumerate(jobs):
         if apart(job):
@@ -57,26 +59,26 @@ def _until_a_death(
     workers: int,
     work: Callable[[Job], Done],
     waiting: deque[tuple[int, Job]],
-    flying: dict[Future[Done], tuple[int, Job]],
+    running: dict[Future[Done], tuple[int, Job]],
 ) -> Iterator[tuple[int, Done]]:
-    """Results until no job is left or a process has died; ``flying`` then holds the jobs that may have done it.
+    """Yield results until no job is left or a process has died: one of the jobs in ``running`` then killed it.
 
-    No more jobs are handed out than there are processes, so that those are few.
+    No more jobs are submitted than there are processes, so that these suspects are few.
     """
     dead = False
-    while (waiting or flying) and not dead:
+    while (waiting or running) and not dead:
         try:
-            while waiting and len(flying) < workers:
-                flying[pool.submit(work, waiting[0][1])] = waiting[0]
+            while waiting and len(running) < workers:
+                running[pool.submit(work, waiting[0][1])] = waiting[0]
                 waiting.popleft()
         except BrokenProcessPool:
             return
-        for future in wait(flying, return_when=FIRST_COMPLETED).done:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
             if isinstance(future.exception(), BrokenProcessPool):
                 dead = True
                 continue
             result = future.result()
-            yield flying.pop(future)[0], result
+            yield running.pop(future)[0], result
 
 
 def _alone(work: Callable[[Job], Done], job: Job, start: Start, died: Callable[[Job], Done]) -> Done:
@@ -92,12 +94,12 @@ def _alone(work: Callable[[Job], Done], job: Job, start: Start, died: Callable[[
 
 
 def _nothing() -> None:
-    """Done once a process has started."""
+    """A job that ends as soon as a process has started."""
 
 
 @contextmanager
 def _pool(workers: int, start: Start) -> Iterator[ProcessPoolExecutor]:
-    """A pool that does not wait for jobs nobody wants any more: an exception or Ctrl-C ends its processes."""
+    """A pool of spawned processes. An exception or Ctrl-C ends them, instead of waiting for their jobs."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_started, initargs=(start,))

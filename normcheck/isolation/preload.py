@@ -1,4 +1,4 @@
-"""Imported once by the server that workers are forked from, so that none of them has to: what every worker needs."""
+"""Imports that every worker needs, made once by the server from which workers are forked."""
 
 from __future__ import annotations
 

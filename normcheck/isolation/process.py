@@ -1,4 +1,4 @@
-"""A worker process from its parent's side: started, asked, watched while it works, killed with its kin."""
+"""A worker process from its parent's side: start it, send requests, watch it work, kill it with its descendants."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from contextlib import suppress
 
 from normcheck.errors import Broken
 from normcheck.isolation import forkserver
-from normcheck.isolation.descendants import kill_descendants, parents
+from normcheck.isolation.descendants import kill_children, kill_descendants
 from normcheck.isolation.messages import Garbled, Inbox, Message, packed
 from normcheck.isolation.shared_memory import HostMemory
 
-_ENDING = 0.5  # seconds in which a process that has closed its connection ends
-_TAIL = 4000  # characters of a dead worker's output that are told
+_ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
+_TAIL_BYTES = 4000  # of a dead worker's output are reported
 _OWN_LINE = re.compile(
     r"^Extension modules: |/multiprocessing/"
-    r"|/normcheck/(?:isolation/worker|runner/call|runner/arena|cases/guard_bands)\.py\""
+    r"|/normcheck/(?:isolation/worker|runner/call|runner/run|runner/arena|cases/guard_bands)\.py\""
 )
-"""Lines of a traceback at a crash that are about how the kernel was called."""
+"""Lines of a crash's traceback about normcheck's call of the kernel, which a report leaves out."""
 
 _TRACE_LINE = re.compile(r"^(?:Fatal Python error: |Current thread |Stack \(most recent|  File \"|  <)")
-"""Lines of such a traceback, which are not what the kernel printed."""
+"""Lines of a crash's traceback, which the kernel did not print."""
 
 _alive: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 class Worker:
-    """One process. ``ask`` it; once it has died it stays dead."""
+    """One worker process, for requests by ``ask``. It is not started again after it has died."""
 
     def __init__(self) -> None:
         from normcheck.isolation.worker import serve
@@ -47,7 +47,7 @@ class Worker:
         theirs.close()
         os.close(written)
         self._inbox, self._tail = Inbox(), b""
-        self._number = 0  # of the latest request; an answer has the same
+        self._number = 0  # of the latest request; its answer carries the same number
         self.alive = True
         self._poll = select.poll()
         for source in (self._socket.fileno(), self._output, self._process.sentinel):
@@ -56,27 +56,27 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The parent of the process that runs the code under test, which ends as that does."""
+        """Process id of the parent of the process that runs the code under test; it ends as its child does."""
         return self._process.pid
 
     @property
     def of_this_server(self) -> bool:
-        """Whether it is from the server that now is; one that was replaced took its processes along."""
+        """Whether the present server started it; a server that was replaced took its processes along."""
         return self._server == forkserver.pid()
 
     def ask(self, message: Message, seconds: float, what: str) -> Message:
-        """The answer to a request. Raises Broken where there is none within ``seconds``; then the process is gone."""
+        """Send a request and wait for its answer. If none comes within ``seconds``: kill the process, raise Broken."""
         self.send(message)
         return self.receive(seconds, what)
 
     def send(self, message: Message) -> None:
-        """Begin a request. Whether it arrived shows when the answer is waited for."""
+        """Send a request. If it does not arrive, ``receive`` raises."""
         self._number += 1
         with suppress(ConnectionError):
             self._socket.sendall(packed({**message, "number": self._number}))
 
     def receive(self, seconds: float, what: str) -> Message:
-        """The answer to the request that was sent; see ``ask``."""
+        """Wait for the answer to the latest request; see ``ask``."""
         end = time.monotonic() + seconds
         try:
             while (answer := self._inbox.next()) is None:
@@ -89,15 +89,15 @@ class Worker:
         except (Garbled, ConnectionError):
             raise self._died(what) from None
         except BaseException:
-            self.kill()  # whatever it answers later would be taken for the answer to something else
+            self.kill()  # a late answer would be taken for the answer to another request
             raise
         return answer
 
     def _listen(self, seconds: float, what: str) -> None:
-        """Wait for bytes of an answer, of what the process prints, or for its end."""
+        """Wait for bytes of an answer, for printed output, or for the end of the process."""
         ready = {source for source, _ in self._poll.poll(seconds * 1000 + 1)}
         if self._output in ready:
-            self._hear()
+            self._read_output()
         if self._socket.fileno() in ready:
             chunk = self._socket.recv(1 << 16)
             if not chunk:
@@ -106,18 +106,18 @@ class Worker:
         elif self._process.sentinel in ready:
             raise self._died(what)
 
-    def _hear(self) -> None:
+    def _read_output(self) -> None:
         chunk = os.read(self._output, 1 << 16)
         if not chunk:
             self._poll.unregister(self._output)
-        self._tail = (self._tail + chunk)[-_TAIL:]
+        self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
 
     def _died(self, what: str) -> Broken:
-        """How the process ended, which it does here if it has not yet; and the last that it printed."""
+        """Kill the process if it lives. Return, as Broken, how it ended and what it printed last."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)  # it tells how the process ended, and may have been stopped
-        self._process.join(_ENDING)
+                os.kill(self.pid, signal.SIGCONT)  # this parent ends as the process did, but may have been stopped
+        self._process.join(_ENDING_SECONDS)
         code = self._process.exitcode
         self._drain()
         self.kill()
@@ -137,10 +137,10 @@ class Worker:
             ready = {source for source, _ in self._poll.poll(0)}
             if self._output not in ready:
                 return
-            self._hear()
+            self._read_output()
 
     def kill(self) -> None:
-        """End the process and whatever it started."""
+        """Kill the process and its descendants."""
         if not self.alive:
             return
         self.alive = False
@@ -169,20 +169,15 @@ def _signal(number: int) -> str:
 
 
 def _kill_orphans() -> None:
-    """Kill what workers that have ended left behind: the server has adopted it."""
-    adopted_by, workers = forkserver.pid(), {worker.pid for worker in _alive}
-    if adopted_by is None:
-        return
-    for pid, parent in parents().items():
-        if parent == adopted_by and pid not in workers:
-            kill_descendants(pid)
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    """Kill the processes that ended workers have left behind, and the server has adopted."""
+    server = forkserver.pid()
+    if server is not None:
+        kill_children(server, but={worker.pid for worker in _alive})
 
 
 @atexit.register
 def _kill_all() -> None:
-    """Before multiprocessing waits for its children, some of which may never end."""
+    """Kill all workers, before multiprocessing waits for its children: some may never end."""
     forkserver.wake()
     for worker in list(_alive):
         worker.kill()

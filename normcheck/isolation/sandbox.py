@@ -1,4 +1,4 @@
-"""What a new process does to itself before it runs code under test: it ends with its parent, and nobody hears it."""
+"""Set up a new process before it runs code under test: it ends with its parent, and prints to nobody else."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
+
+from normcheck.isolation import forkserver
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def close_all_but(kept: int) -> None:
-    """Close what came with the fork: by some of it the server would be kept alive, or be spoken to.
+    """Close the files that came with the fork: some would keep the server alive, or let a kernel write to it.
 
-    Each number stays taken, by nothing: whoever owned it may close it once more, and must not then close another's.
+    Their numbers stay in use, for /dev/null: a former owner may close its number again, which must be no other file.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2 and number not in (kept, nothing):
             os.dup2(nothing, number)
-    vars(forkserver._forkserver)["_forkserver_alive_fd"] = None
-    vars(resource_tracker._resource_tracker)["_fd"] = None
+    forkserver.forget()
 
 
 def settle(output: int) -> None:
-    """Make this process one that ends with its parent, prints to ``output`` and leaves no core behind.
+    """Make this process end with its parent, print to the file descriptor ``output`` and leave no core file.
 
     Its parent is not the server, but a process in between, which runs no code under test either.
     """
@@ -44,10 +44,10 @@ def settle(output: int) -> None:
 
 
 def _put_a_parent_between() -> None:
-    """Fork. This returns in the child only; the parent waits for it, and then ends as the child did.
+    """Fork, and return in the child only; the parent waits for the child, and then ends as it did.
 
-    A kernel that kills, stops or changes its parent, or that parent's group, then hits a process of its own, and not
-    the server from which other workers come. What the kernel leaves behind is that parent's, and ends with it.
+    A kernel that kills, stops or changes its parent, or its parent's group, then hits this one, and not the server from
+    which other workers come. The processes that the kernel leaves behind belong to this parent, and end with it.
     """
     os.setsid()
     child = os.fork()
@@ -61,7 +61,7 @@ def _put_a_parent_between() -> None:
 
 
 def _end_of(child: int) -> int:
-    """The wait status of ``child``. This process holds nothing open meanwhile, so that its end shows at once."""
+    """Wait for ``child`` -> its wait status. Files are closed first, so that the child's end shows at once."""
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with suppress(OSError):
@@ -73,7 +73,7 @@ def _end_of(child: int) -> int:
 
 
 def _end_as(status: int) -> None:
-    """End this process by the signal or with the exit code of another one's wait status."""
+    """End this process as another one did: by the signal, or with the exit code, of its wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
@@ -84,16 +84,16 @@ def _end_as(status: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process, the server, the parent of what its workers leave behind, so that it can be found and ended."""
+    """Let this process, the server, adopt what its workers leave behind, so that it can be found and killed."""
     if sys.platform == "linux":
         os.setsid()  # a signal to its group reaches nobody else
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # It says so when a process ends that it has not started.
+        # The server warns of the end of a process that it has not started.
         warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 
 def _end_with_parent() -> None:
-    """Ask the system to kill this process when the one that started it ends, and to let it keep its descendants."""
+    """Ask the system to kill this process when its parent ends, and to let it adopt its orphaned descendants."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

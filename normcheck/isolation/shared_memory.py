@@ -1,7 +1,7 @@
-"""Memory that two processes see: one lays tensors into it, the other takes them out of it, in place.
+"""Memory that two processes share: one copies tensors into it, the other uses them in place.
 
 On a CPU it is a file without a name that both map, as large as the machine's memory; pages exist once they are
-touched. On a GPU it is one buffer of this process, which the other one opens by CUDA's own handles.
+touched. On a GPU it is one buffer of the parent, which a worker opens by CUDA's own handles.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from normcheck.errors import UnsupportedCase
 
-_ALIGNED = 512
-_KEEP = 1 << 26  # bytes that stay in memory between cases; what is beyond goes back to the system
+_ALIGNMENT = 512
+_KEPT_BYTES = 1 << 26  # stay in memory between cases; pages beyond go back to the system
 
 
 class Memory(Protocol):
@@ -34,7 +34,7 @@ class Memory(Protocol):
     device: str
 
     def part(self, at: int, count: int) -> Tensor:
-        """``count`` bytes from ``at``: uint8, (count,), a storage of its own. Raises ValueError outside."""
+        """``count`` bytes from ``at``: uint8, (count,), a storage of its own. Raises ValueError if some are outside."""
         ...
 
 
@@ -56,10 +56,10 @@ class HostMemory:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=at)
 
     def give_back(self, used: int) -> None:
-        """Free the pages of the first ``used`` bytes, as far as they are more than is worth keeping."""
-        beyond = (min(used, self.size) - _KEEP) // mmap.PAGESIZE * mmap.PAGESIZE
+        """Free the pages of the first ``used`` bytes, except those that are kept between cases."""
+        beyond = (min(used, self.size) - _KEPT_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
         if beyond > 0 and hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE, _KEEP, beyond)
+            self._map.madvise(mmap.MADV_REMOVE, _KEPT_BYTES, beyond)
 
 
 def _new_file() -> tuple[int, mmap.mmap]:
@@ -75,7 +75,7 @@ def _new_file() -> tuple[int, mmap.mmap]:
         except OSError:
             size //= 2 * mmap.PAGESIZE
             size *= mmap.PAGESIZE
-            if size < _KEEP:
+            if size < _KEPT_BYTES:
                 raise
 
 
@@ -89,13 +89,13 @@ class DeviceMemory:
 
     @classmethod
     def opened(cls, handle: str) -> DeviceMemory:
-        """The memory of the process that made ``handle``, which is this one's parent."""
+        """The memory of this process's parent, which made ``handle``."""
         rebuild, arguments = pickle.loads(bytes.fromhex(handle))  # from the parent, never from a worker
         return cls(rebuild(*arguments))
 
     @cached_property
     def handle(self) -> str:
-        """What ``opened`` takes."""
+        """The text by which ``opened`` finds this memory."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         rebuild, arguments = shared = reduce_tensor(self.buffer)  # type: ignore[no-untyped-call]
@@ -103,9 +103,9 @@ class DeviceMemory:
         return pickle.dumps(shared).hex()
 
     def _release(self, shared: Mapping[str, Any]) -> None:
-        """Free the buffer, and first the one reference to it that torch counts for all receivers.
+        """Free the buffer, but first the one reference to it that torch counts for all its receivers.
 
-        Workers are killed, and never give it back; torch would complain on standard error.
+        Workers are killed, and never release it; torch would complain on standard error.
         """
         counter = shared["ref_counter_handle"], shared["ref_counter_offset"]
         torch.UntypedStorage._release_ipc_counter(*counter, device="cuda")  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Device memory in the form that every array library takes: a tensor of it has a storage of just its bytes."""
+    """Device memory in the form that every array library accepts: its tensor has a storage of just these bytes."""
 
     pointer: int
     count: int
@@ -133,25 +133,25 @@ class _Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class SharedCopy:
     """A tensor's own bytes and their copy in shared memory."""
 
     own: Tensor
     copy: Tensor
 
     def bring_back(self) -> None:
-        """Whatever was done to the copy is done to the tensor."""
+        """Copy the shared bytes back into the tensor's own."""
         self.own.copy_(self.copy)
 
 
 class Space:
-    """Where the next tensor goes: places one behind the other, from the start again with each call."""
+    """Places in shared memory, one behind the other from byte ``first`` on. ``next``: the first free byte."""
 
     def __init__(self, memory: Memory, first: int = 0) -> None:
         self.memory, self.next = memory, first
 
-    def lay(self, tensor: Tensor) -> tuple[dict[str, Any], Laid]:
-        """Copy the whole buffer behind ``tensor``, what lies around it included; where it is, as plain data."""
+    def copy_in(self, tensor: Tensor) -> tuple[dict[str, Any], SharedCopy]:
+        """Copy the whole storage of ``tensor``, with what lies around it -> its place as plain data, and the copy."""
         whole = buffer_of(tensor)
         count = len(whole)
         at = self._reserved(count)
@@ -165,18 +165,18 @@ class Space:
             "stride": list(tensor.stride()),
             "offset": tensor.storage_offset(),
         }
-        return place, Laid(whole, part)
+        return place, SharedCopy(whole, part)
 
-    def lay_dense(self, tensor: Tensor) -> dict[str, Any]:
-        """Copy the elements of ``tensor`` alone, packed."""
+    def copy_in_dense(self, tensor: Tensor) -> dict[str, Any]:
+        """Copy only the elements of ``tensor``, packed -> their place as plain data."""
         count = tensor.numel() * tensor.element_size()
         at = self._reserved(count)
         packed = self.memory.part(at, count).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        about = {"shape": list(packed.shape), "stride": list(packed.stride()), "offset": 0}
-        return {"at": at, "bytes": count, "dtype": _name(tensor.dtype), **about}
+        form = {"shape": list(packed.shape), "stride": list(packed.stride()), "offset": 0}
+        return {"at": at, "bytes": count, "dtype": _name(tensor.dtype), **form}
 
     def _reserved(self, count: int) -> int:
-        at = math.ceil(self.next / _ALIGNED) * _ALIGNED
+        at = math.ceil(self.next / _ALIGNMENT) * _ALIGNMENT
         self.next = at + count
         if self.next > self.memory.size:
             raise UnsupportedCase(f"needs more than the {self.memory.size / 2**30:.1f} GiB of shared memory")
@@ -190,8 +190,8 @@ def buffer_of(tensor: Tensor) -> Tensor:
     return plain.set_(tensor.untyped_storage(), 0, (count,), (1,))
 
 
-def taken(memory: Memory, place: Mapping[str, Any]) -> Tensor:
-    """The tensor that lies at ``place``, in place. Raises ValueError, KeyError or TypeError for what is no place."""
+def tensor_at(memory: Memory, place: Mapping[str, Any]) -> Tensor:
+    """The tensor at ``place``, not a copy. Raises ValueError, KeyError or TypeError if the place is malformed."""
     dtype = dtype_of(place["dtype"])
     shape, stride, at, count, offset = place["shape"], place["stride"], place["at"], place["bytes"], place["offset"]
     if not all(type(v) is int and 0 <= v < 2**62 for v in (*shape, *stride, at, count, offset)):

@@ -1,7 +1,7 @@
-"""The process in which an implementation's code runs: it calls forward and backward when it is asked to, nothing else.
+"""The process in which an implementation's code runs: it calls forward and backward on request, and does nothing else.
 
 It knows no reference, no bound, no seed and no kind of data. Its standard output and error go to its parent, which
-keeps the end of them. It has a session of its own, so that it can be killed with whatever it started.
+keeps the end of them. It has a session of its own, so that it can be killed with the processes that it started.
 """
 
 from __future__ import annotations
@@ -9,41 +9,41 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case, parse
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.case import Case
+from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import Inputs
-from normcheck.errors import Broken, UnsupportedCase, UsageError, told
+from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import close_all_but, settle
-from normcheck.isolation.shared_memory import DeviceMemory, HostMemory, Memory, Space, taken
+from normcheck.isolation.shared_memory import DeviceMemory, HostMemory, Memory, Space, tensor_at
 from normcheck.runner import call
-from normcheck.runner.arena import Arena, Surroundings
+from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
-from normcheck.runner.graph import joined
+from normcheck.runner.run import Forward, LocalRun
 
-_KEPT = 3  # runs and graphs that may still be asked about
-_LARGEST_KEPT = 1 << 28  # bytes of a result that is kept to see whether the next one lies in the same memory
+_KEPT_RUNS = 3  # and as many graphs: later requests may still need them
+_KEPT_BYTES = 1 << 28  # the largest result that is kept to see whether the next one lies in the same memory
 
 
 @dataclass
 class _State:
-    """What the process knows: whose calls it makes, where tensors cross, and what may still be asked about."""
+    """State of the worker: its implementation, the shared memory, and the runs that later requests may need."""
 
     memory: Memory
     found: tuple[Implementation, ...] = ()
     implementation: Implementation | None = None
-    arenas: deque[tuple[int, Arena]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    runs: deque[tuple[int, LocalRun]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
     returned: dict[str, Tensor] = field(default_factory=dict)
-    graphs: deque[tuple[int, Mapping[str, Tensor], Inputs]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    forwards: deque[tuple[int, Forward]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
     last: dict[str, Tensor] = field(default_factory=dict)
     calls: int = 0
 
@@ -56,7 +56,7 @@ class _State:
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until the parent is gone. Two files come first: shared memory, and where output goes."""
+    """Answer requests until the parent is gone. Two files come first: shared memory, and a pipe for output."""
     _, (memory, output), _, _ = socket.recv_fds(control, 1, 2)
     settle(output)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
@@ -67,7 +67,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _answer(state: _State, message: Message) -> Message:
-    """What a request comes to; never raises, whatever code under test does."""
+    """Answer one request. Never raises, whatever code under test does."""
     try:
         return _REQUESTS[message["do"]](state, message)
     except UnsupportedCase as refused:
@@ -75,13 +75,13 @@ def _answer(state: _State, message: Message) -> Message:
     except UsageError as error:
         return {"usage": str(error)[:10_000]}
     except Broken as broken:
-        return {"broken": _told(broken)}
-    except BaseException as error:  # KeyboardInterrupt and what else code under test may raise
-        text = f"raised {told(error)}"
+        return {"broken": _failure(broken)}
+    except BaseException as error:  # code under test may raise anything, KeyboardInterrupt too
+        text = f"raised {error_text(error)}"
         return {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
 
 
-def _told(broken: Broken) -> Message:
+def _failure(broken: Broken) -> Message:
     frames = [frame[:1000] for frame in broken.frames]
     message = broken.message if len(broken.message) <= 100_000 else broken.message[:100_000] + " [cut]"
     return {"kind": broken.kind, "output": broken.output, "message": message, "frames": frames}
@@ -128,115 +128,108 @@ def _choose(state: _State, message: Message) -> Message:
 
 
 def _supports(state: _State, message: Message) -> Message:
-    return {"value": call.supports(state.chosen, _case(message["case"]))}
+    return {"value": call.supports(state.chosen, parsed(message["case"]))}
 
 
 def _model(state: _State, message: Message) -> Message:
-    return {"value": dict(call.model(state.chosen, _case(message["case"])))}
-
-
-def _case(line: str) -> Case:
-    options = {name: op.options for name, op in discovery.ops().items()}
-    return parse(line, options=options, kinds={"rows": ROW_KINDS, "dy": DY_KINDS, "weights": WEIGHT_KINDS})
+    return {"value": dict(call.model(state.chosen, parsed(message["case"])))}
 
 
 def _forward(state: _State, message: Message) -> Message:
-    """Outputs; with dy among what is given, also the gradients."""
+    """Call forward -> its outputs and, if dy is given and y has a graph, the gradients through y."""
     given = _given(state, message["given"])
-    x, arena = given["x"], _arena(state, message)
+    x, run = given["x"], _run(state, message)
     inputs = Inputs(x, given["weight"], given.get("bias"), given.get("dy", x))
-    leaves = call.differentiable(inputs) if message["graph"] else inputs
     with call.poisoned_memory():
-        returned = call.forward(state.chosen, _plain_case(message, x), leaves, arena)
+        forward = run.forward(_plain_case(message, x), inputs).result()
     space = Space(state.memory, message["out"])
-    answer = _returned(state, space, message, given, returned)
-    if message["graph"] and returned["y"].requires_grad:
+    answer = _returned(state, space, message, given, forward.outputs)
+    if not message["graph"]:
+        return answer  # the strays come with the answer to backward
+    if forward.outputs["y"].requires_grad:
+        answer["joined"] = forward.joined
         state.calls += 1
-        state.graphs.append((state.calls, returned, leaves))
         answer["graph"] = state.calls
-        answer["joined"] = joined(returned["y"], leaves.x) if message["dtype"] != "fp32" else 0
         if "dy" in given:
-            answer["gradients"] = _at_once(state, space, message, given)
-    return {**answer, "strays": _strays(state, arena)} if message["graph"] else answer  # backward will tell
+            answer["gradients"] = _early_gradients(state, space, message, given, forward)
+        else:
+            state.forwards.append((state.calls, forward))
+    return {**answer, "strays": _strays(state, run)}
 
 
-def _at_once(state: _State, space: Space, message: Message, given: Mapping[str, Tensor]) -> Message:
-    """The gradients of the latest graph, or how that broke, which is told when they are asked for."""
-    _, returned, leaves = state.graphs.pop()
+def _early_gradients(
+    state: _State, space: Space, message: Message, given: Mapping[str, Tensor], forward: Forward
+) -> Message:
+    """The gradients through y, or their failure, which the parent raises when it needs them."""
     try:
-        return _by_autograd(state, space, message, given, returned, leaves)
+        return _by_autograd(state, space, message, given, forward)
     except Broken as broken:
-        return {"broken": _told(broken)}
+        return {"broken": _failure(broken)}
 
 
 def _backward(state: _State, message: Message) -> Message:
     given, saved = _given(state, message["given"]), _given(state, message["saved"])
-    x, arena = given["x"], _arena(state, message)
+    x, run = given["x"], _run(state, message)
     inputs = Inputs(x, given["weight"], given.get("bias"), given["dy"])
     with call.poisoned_memory():
-        returned = call.backward(state.chosen, _plain_case(message, x), inputs, saved, arena)
+        returned = run.backward(_plain_case(message, x), inputs, saved).result()
     space = Space(state.memory, message["out"])
-    return {**_returned(state, space, message, {**saved, **given}, returned), "strays": _strays(state, arena)}
+    return {**_returned(state, space, message, {**saved, **given}, returned), "strays": _strays(state, run)}
 
 
 def _gradients(state: _State, message: Message) -> Message:
-    """Of a graph that an earlier forward left."""
+    """Gradients through the y of an earlier forward."""
     given = _given(state, message["given"])
-    (returned, leaves), *_ = [(r, i) for number, r, i in state.graphs if number == message["graph"]]
-    answer = _by_autograd(
-        state, Space(state.memory, message["out"]), message, given, returned, replace(leaves, dy=given["dy"])
-    )
-    return {**answer, "strays": _strays(state, _arena(state, message))}
+    forward, *_ = [forward for number, forward in state.forwards if number == message["graph"]]
+    answer = _by_autograd(state, Space(state.memory, message["out"]), message, given, forward)
+    return {**answer, "strays": _strays(state, _run(state, message))}
 
 
 def _by_autograd(
-    state: _State,
-    space: Space,
-    message: Message,
-    given: Mapping[str, Tensor],
-    returned: Mapping[str, Tensor],
-    leaves: Inputs,
+    state: _State, space: Space, message: Message, given: Mapping[str, Tensor], forward: Forward
 ) -> Message:
     with call.poisoned_memory():
-        gradients = call.autograd(returned, leaves, _arena(state, message))
+        gradients = forward.by_autograd(given["dy"])
     return _returned(state, space, message, given, gradients)
 
 
 def _strays_of(state: _State, message: Message) -> Message:
-    return {"strays": [stray for n, arena in state.arenas if n == message["run"] for stray in _strays(state, arena)]}
+    return {
+        "strays": [stray for number, run in state.runs if number == message["run"] for stray in _strays(state, run)]
+    }
 
 
-def _strays(state: _State, arena: Arena) -> list[list[Any]]:
-    return [list(stray) for stray in arena.strays(state.returned)]
+def _strays(state: _State, run: LocalRun) -> list[list[Any]]:
+    return [list(stray) for stray in run.strays(state.returned)]
 
 
 def _given(state: _State, places: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: taken(state.memory, place) for name, place in places.items()}
+    return {name: tensor_at(state.memory, place) for name, place in places.items()}
 
 
 def _plain_case(message: Message, x: Tensor) -> Case:
-    """What a call is told: no seed, and no kind of data."""
+    """The case as far as a call may know it: without its seed and its kinds of data."""
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
     options = tuple(sorted(message["options"].items()))
     return Case(op=message["op"], dtype=message["dtype"], M=rows, N=columns, eps=message["eps"], options=options)
 
 
-def _arena(state: _State, message: Message) -> Arena:
-    """The arena of a run, which all its calls share."""
-    for number, arena in state.arenas:
+def _run(state: _State, message: Message) -> LocalRun:
+    """The run to which a call belongs, which begins with its first call."""
+    for number, run in state.runs:
         if number == message["run"]:
-            return arena
+            return run
     inputs, fresh, allocated = (PATTERNS[name] for name in message["surroundings"])
-    arena = Arena(Surroundings(inputs, fresh, allocated))
-    state.arenas.append((message["run"], arena))
+    run = LocalRun(state.chosen, Surroundings(inputs, fresh, allocated))
+    state.runs.append((message["run"], run))
     state.returned.clear()
-    return arena
+    return run
 
 
 def _returned(
     state: _State, space: Space, message: Message, given: Mapping[str, Tensor], returned: Mapping[str, Tensor]
 ) -> Message:
-    """Lay what a call returned into shared memory, once it is known that the inputs are still where they were."""
+    """Copy what a call returned to shared memory. Raises Broken if an input got another shape, strides or storage."""
     for name, place in {**message["saved"], **message["given"]}.items():
         now = given[name]
         geometry = (list(now.shape), list(now.stride()), now.storage_offset(), now.untyped_storage().nbytes())
@@ -244,28 +237,28 @@ def _returned(
             text = f"{name} was modified: its shape, strides or storage; inputs belong to the caller"
             raise Broken("input_modified", name, text)
     state.returned.update({name: t for name, t in returned.items() if t.layout == torch.strided})
-    laid = [_laid(space, name, tensor) for name, tensor in returned.items()]
+    places = [_shared(space, name, tensor) for name, tensor in returned.items()]
     for name, tensor in returned.items():
-        _own_memory(state, name, tensor, given)
-    return {"returned": laid}
+        _require_own_memory(state, name, tensor, given)
+    return {"returned": places}
 
 
-def _laid(space: Space, name: str, tensor: Tensor) -> Message:
+def _shared(space: Space, name: str, tensor: Tensor) -> Message:
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         return {"name": name, "unusable": f"{name} is a {type(tensor).__name__}: expected a plain torch.Tensor"}
     if tensor.layout != torch.strided:
         return {"name": name, "unusable": f"{name}.layout={tensor.layout}: expected a dense tensor"}
-    about = {"name": name, "device": tensor.device.type}
+    described = {"name": name, "device": tensor.device.type}
     if tensor.device.type != space.memory.device:
-        return about
-    placed = space.lay_dense(tensor)
+        return described
+    placed = space.copy_in_dense(tensor)
     if tensor.is_cuda:
         torch.cuda.synchronize()
-    return {**about, **placed}
+    return {**described, **placed}
 
 
-def _own_memory(state: _State, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> None:
-    """Each call returns memory of its own: what an earlier one returned is still in use, as it is kept here."""
+def _require_own_memory(state: _State, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> None:
+    """Raise Broken if a call returned the memory of an earlier result, which is still in use: it is kept here."""
     before = state.last.pop(name, None)
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not tensor.numel():
         return
@@ -275,7 +268,7 @@ def _own_memory(state: _State, name: str, tensor: Tensor, given: Mapping[str, Te
     if before is not None and before.untyped_storage().data_ptr() == place:
         text = f"{name} of two calls lies in the same memory: the second call overwrote the result of the first"
         raise Broken("not_repeatable", name, text)
-    if tensor.untyped_storage().nbytes() <= _LARGEST_KEPT:
+    if tensor.untyped_storage().nbytes() <= _KEPT_BYTES:
         state.last[name] = tensor.detach()
 
 

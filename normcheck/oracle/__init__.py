@@ -1,1 +1,1 @@
-"""What is correct, and how far a correct kernel may be off. Imports cases and errors; no GPU library."""
+"""The oracle: correct values, and how far a correct kernel may be off. Imports cases and errors, no GPU library."""

@@ -1,4 +1,4 @@
-"""The packed bitmask of a clamped op: packing, unpacking, and which bits a correct kernel may give."""
+"""The packed bitmask of a clamped op: packing, unpacking, and the bits that a correct kernel may set or not."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def unpack(packed: Tensor, n: int) -> Tensor:
 
 
 def band(z: Tensor, before_store: Tensor, fmt: Format, compare: str) -> Tensor:
-    """How near to a limit z (fp64) has to be for its bit to be free, as ``doubtful`` says."""
+    """The distance (m, N) of z from a limit up to which its bit is in doubt, see ``doubtful``."""
     return before_store if compare == "fp32" else before_store + half_ulp(z.abs() + before_store, fmt)
 
 
 def doubtful(z: Tensor, before_store: Tensor, options: Mapping[str, float], fmt: Format, compare: str) -> Tensor:
-    """bool (m, N): the elements whose bit may go either way, z lying within its own error of a limit.
+    """bool (m, N): the elements whose bit is in doubt, because z lies within its own error of a limit.
 
-    ``before_store`` is E of z (fp64). A kernel that compares after the store (``compare`` not "fp32") may also take a z
-    within half an ulp for the limit itself. An exact tie (E == 0 and z == limit) is never in doubt: all see the limit.
+    ``before_store`` is E of z (fp64). A kernel that compares after the store (``compare`` is not "fp32") may also round
+    a z within half an ulp to the limit itself. An exact tie (E == 0 and z == limit) is a tie in every correct kernel.
     """
     reach = band(z, before_store, fmt, compare)
     exact = before_store == 0
-    free = torch.zeros_like(z, dtype=torch.bool)
+    doubt = torch.zeros_like(z, dtype=torch.bool)
     for limit in options.values():
         distance = (z - limit).abs()
-        free |= ~(distance > reach) & (reach != 0) & ~(exact & (distance == 0))  # a NaN band is a free bit
-    return free
+        doubt |= ~(distance > reach) & (reach != 0) & ~(exact & (distance == 0))  # a NaN distance is in doubt
+    return doubt
 
 
 def ties(z: Tensor, options: Mapping[str, float]) -> Tensor:

@@ -1,12 +1,12 @@
-"""xhat rounded to the io dtype before it is multiplied by the weight: what to expect of it, and its bounds.
+"""Ops that round xhat to the io dtype before they multiply it by the weight: expected values and bounds.
 
-A correct kernel's xhat before the rounding is off by at most ``e``, so that after it it lies between round(xhat - e)
-and round(xhat + e). Nearly everywhere that is one number, and y is that number times the weight, rounded once more;
-only where xhat lies within ``e`` of the middle between two numbers of the format are both right. So a kernel that
-leaves the rounding out is found, and one that rounds is not accused.
+A correct kernel's xhat is off by at most ``e`` before the rounding, so after it lies between round(xhat - e) and
+round(xhat + e). For nearly all elements that is one number, and y is that number times the weight, rounded once more.
+If xhat lies within ``e`` of the middle between two numbers of the format, both are right. So a kernel that leaves the
+rounding out fails, and one that rounds does not.
 
-The rounding passes gradients through as they are. What autograd makes of such a forward also rounds dy * weight and
-each product dy * xhat of dw to the io dtype, a fused kernel need not: both are right.
+The rounding passes gradients through unchanged. Autograd through such a forward also rounds dy * weight and each
+product dy * xhat of dw to the io dtype; a fused kernel need not. Both are right.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.cases.ops.op import Op
-from normcheck.oracle.backward_bounds import Doubt, moved_dx
+from normcheck.cases.ops import Op
+from normcheck.oracle.backward_bounds import Block, Doubt, moved_dx
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
-from normcheck.oracle.reference import Backward, Forward, Rows, Scale
+from normcheck.oracle.reference import Forward, Rows, Scale
 from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, half_ulp, store
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """xhat after its rounding, (m, N) in fp64: ``value`` of the reference, ``low`` to ``high`` of a correct kernel."""
+    """The rounded xhat, (m, N) in fp64: the reference has ``value``, a correct kernel ``low`` to ``high``."""
 
     value: Tensor
     low: Tensor
@@ -35,22 +35,22 @@ class Cast:
 
     @property
     def size(self) -> Tensor:
-        """The largest that |xhat| may be."""
+        """Bound of |xhat|."""
         return torch.maximum(-self.low, self.high)
 
     @property
     def doubt(self) -> Tensor:
-        """How far from ``value`` it may be."""
+        """Bound of |xhat - value|."""
         return torch.maximum(self.high - self.value, self.value - self.low)
 
 
 def casts(op: Op, rules: Rules, io: Format) -> bool:
-    """Whether ``op`` rounds xhat to something narrower than what it is computed in."""
+    """Whether ``op`` rounds xhat to a format narrower than the accumulation format."""
     return op.rounds_xhat and io.name != rules.model.accumulate
 
 
 def rounded(a: Tensor, fmt: Format) -> Tensor:
-    """``a`` (fp64) rounded to the nearest number of ``fmt``, ties to even, subnormals kept; what overflows stays."""
+    """``a`` (fp64) rounded to the nearest number of ``fmt``, ties to even, subnormals kept, without overflow."""
     spacing = half_ulp(a.abs(), fmt).mul_(2.0)
     return (a / spacing).round_().mul_(spacing)
 
@@ -58,7 +58,7 @@ def rounded(a: Tensor, fmt: Format) -> Tensor:
 def cast(rules: Rules, rows: Rows, given: StatisticsBound, io: Format) -> Cast:
     """The rounded xhat of ``rows``, whose statistics are off by ``given``.
 
-    Before the rounding: x times rstd, or x divided by the root, and what may be flushed of x and of the product.
+    Errors before the rounding: x times rstd, or x divided by the root, and underflow of x and of the product.
     """
     per_xh = (1 + given.al) * (1 + rules.count["xhat"] * rules.u) - 1
     e = (rows.xh_abs * per_xh).add_(rules.eta * (1 + rows.rstd * (1 + given.al)))
@@ -68,8 +68,8 @@ def cast(rules: Rules, rows: Rows, given: StatisticsBound, io: Format) -> Cast:
 def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forward, YBound]:
     """y (m, N) and its bound: the weight times any xhat from ``low`` to ``high``, in fp32 or in the io dtype.
 
-    A product of two numbers of the io dtype is exact in fp32, with an fp32 weight it is rounded there; then comes the
-    store in ``fmt``. One multiplication in the io dtype gives the same number as the two steps.
+    The product is exact in fp32 if both factors have the io dtype, and rounded if the weight is fp32. The store in
+    ``fmt`` follows. One multiplication in the io dtype gives the same number as the two steps.
     """
     y = cast.value * scale.g
     ends = cast.low * scale.g, cast.high * scale.g
@@ -85,26 +85,25 @@ def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forwa
         ones = torch.ones_like(y)
         return {"store": stored * ones, "xhat near the middle of two": doubt, "product": ops}
 
-    # A zero weight has no error at all, and y in fp32 no store.
+    # With a zero weight y has no error at all, and y in fp32 has no error of a store.
     upper, lower = (((side + ops + stored) * rules.safety).clamp_(min=NO_ROOM) for side in (above, below))
     return Forward(y, y, y), YBound(before, Bound(upper, lower, terms))
 
 
-def gradients(
-    rules: Rules, rows: Rows, cast: Cast, bwd: Backward, dy: Tensor, given: StatisticsBound, io: Format, m: int
-) -> tuple[Backward, Doubt]:
-    """The gradients with dw from the rounded xhat, and what the roundings to the io dtype may do to dx, dw.
+def gradients(rules: Rules, block: Block, cast: Cast, io: Format, m: int) -> tuple[Block, Doubt]:
+    """``block`` with dw from the rounded xhat, and the doubt of dx and dw by roundings to the io dtype.
 
-    ``m``: rows of the whole sum. dx is linear in wd = dy * g, of which each element may be rounded to the io dtype. A
-    term of dw is dy times any xhat from ``low`` to ``high``, and may be rounded, too; the sum's own roundings, bounded
-    with the unrounded xhat, grow by what xhat moved.
+    ``m``: rows of all blocks. dx is linear in wd = dy * g, whose elements may be rounded to the io dtype. A term of dw
+    is dy times any xhat from ``low`` to ``high``, and may be rounded as well. The bound of the sum's own roundings is
+    made with the unrounded xhat, so it grows by the change of xhat.
     """
+    rows, bwd, dy = block.rows, block.backward, block.dy
     dy_abs, wd_abs = dy.abs(), bwd.wd.abs()
     u, chain = rules.u, rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
     wd_off = store(rules, wd_abs * (1 + u) + rules.eta, io, "dx")
-    assert isinstance(wd_off, Tensor)  # casts() is true: io is not what sums are kept in
+    assert isinstance(wd_off, Tensor)  # casts() is true: io is not the accumulation format
     products = store(rules, dy_abs * cast.size + rules.eta, io, "dw") + dy_abs * cast.doubt
     moved = dy_abs * (cast.value - rows.xh).abs()
     dw = (products * (1 + chain)).add_(moved, alpha=chain).sum(0)
-    doubt = Doubt(moved_dx(rules, rows, wd_off * (1 + chain), given), dw, torch.zeros_like(dw))
-    return replace(bwd, dw=(dy * cast.value).sum(0)), doubt
+    doubt = Doubt(moved_dx(rules, rows, wd_off * (1 + chain), block.given), dw, torch.zeros_like(dw))
+    return replace(block, backward=replace(bwd, dw=(dy * cast.value).sum(0))), doubt

@@ -1,6 +1,6 @@
-"""One output against its reference: error over bound, element by element, and the worst of them.
+"""Comparison of one output with its reference: error / bound of each element, and the worst one.
 
-A comparison is written ``not (ratio <= 1)``, so that a NaN is a mismatch.
+The code writes ``not (ratio <= 1)``, so that a NaN is a mismatch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,22 @@ from torch import Tensor
 from normcheck.cases.dtypes import Format
 from normcheck.oracle.rounding import Bound, half_ulp
 
-_INFINITE = 1e200  # a ratio above it comes from a bound that stands for 0
+_INFINITE = 1e200  # a ratio above it comes from NO_ROOM, a bound that stands for 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The expected values of a block of an output and their bound, in fp64, (m, N), (m, 1) or (N,).
+
+    ``first``: the number of the block's first row; ``fmt``: the format of the stored output.
+    """
+
+    output: str
+    check: str
+    first: int
+    expected: Tensor
+    bound: Bound
+    fmt: Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +47,12 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A block of an output against its reference.
+    """The result of comparing a block of an output with its reference.
 
     ``ratio``: the largest error / bound (NaN counts as infinite). ``max_abs``, ``max_ulp`` and ``worst`` are filled
-    where the ratio is above the caller's ``floor`` or wrong. ``wrong``: bool like the block, or None where nothing is.
-    ``uncheckable``: elements without a finite bound. ``zeros``: elements with one that a 0 would have passed as well;
-    None where that was not counted.
+    in only if the ratio is above 1 or above the caller's ``floor``. ``wrong``: bool like the block, None if nothing is
+    wrong. ``uncheckable``: the number of elements without a finite bound. ``zeros``: the number of elements with a
+    finite bound that a 0 would pass as well; None if they were not counted.
     """
 
     ratio: float
@@ -52,78 +67,61 @@ class Comparison:
 
 
 def compare(
-    actual: Tensor,
-    expected: Tensor,
-    bound: Bound,
-    fmt: Format,
-    *,
-    floor: float = 0.0,
-    first_row: int = 0,
-    finite: bool = False,
-    zeros: bool = False,
+    actual: Tensor, held: Expectation, *, floor: float = 0.0, finite: bool = False, zeros: bool = False
 ) -> Comparison:
-    """Compare ``actual`` (any dtype) with ``expected`` (fp64) of the same shape, (m, N), (m, 1) or (N,).
+    """Compare ``actual`` (any dtype) with the expectation that it is ``held`` against, of its shape.
 
-    ``fmt`` is the format in which the output is stored; ``first_row`` is added to row indices. No bound may be 0: what
-    leaves no room is ``tolerance.NO_ROOM``. ``finite``: the caller knows that every bound is. ``zeros``: count what a
-    0 would have passed.
+    No bound may be 0: ``rounding.NO_ROOM`` stands for it. ``finite``: the caller knows that every bound is finite.
+    ``zeros``: whether to count the elements that a 0 would pass.
     """
     if actual.numel() == 0:
         return Comparison(0.0, 0, 0, 0 if zeros else None)
-    error = actual - expected  # in fp64, to which torch promotes
+    error = actual - held.expected  # in fp64, to which torch promotes
     uncheckable = 0
     if not finite:
-        bound = _unbounded(bound)
-        uncheckable = int(torch.isinf(bound.upper).sum())
-    passed = _zeros(expected, bound) if zeros else None
-    ratio = _ratio(error, bound)
+        held = replace(held, bound=_unbounded(held.bound))
+        uncheckable = int(torch.isinf(held.bound.upper).sum())
+    zeros_passed = _zeros(held) if zeros else None
+    ratio = _ratio(error, held.bound)
     largest = float(ratio.max())
-    brief = Comparison(largest, error.numel(), uncheckable, passed)
+    brief = Comparison(largest, error.numel(), uncheckable, zeros_passed)
     if largest <= 1 and largest <= floor:
         return brief
     got = actual.double()
     if not largest <= 1:
-        ratio = _excuse(ratio, got, expected, bound, fmt)
+        ratio = _excuse(ratio, got, held)
         largest = float(ratio.max())
         brief = replace(brief, ratio=math.inf if largest > _INFINITE else largest)
-    return _with_worst(brief, ratio, error, got, expected, bound, fmt, first_row)
+    return _with_worst(brief, ratio, error, got, held)
 
 
-def _with_worst(
-    brief: Comparison,
-    ratio: Tensor,
-    error: Tensor,
-    got: Tensor,
-    expected: Tensor,
-    bound: Bound,
-    fmt: Format,
-    first_row: int,
-) -> Comparison:
-    """``brief`` with its sizes, with what is wrong, and with the worst element."""
+def _with_worst(brief: Comparison, ratio: Tensor, error: Tensor, got: Tensor, held: Expectation) -> Comparison:
+    """``brief`` with the largest errors, the wrong elements and the worst one."""
     wrong = ~(ratio <= 1)
     failed = not brief.ratio <= 1
     at = int(ratio.argmax())
     size = torch.where(torch.isfinite(error), error.abs(), torch.zeros_like(error))
-    ulp = size / (2 * half_ulp(expected.abs(), fmt))
+    ulp = size / (2 * half_ulp(held.expected.abs(), held.fmt))
     return replace(
         brief,
         max_abs=float(size.max()),
         max_ulp=float(ulp.max()),
         non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),
         wrong=wrong if failed else None,
-        worst=_element(at, got, expected, error, bound, first_row),
+        worst=_element(at, got, error, held),
     )
 
 
 def _unbounded(bound: Bound) -> Bound:
-    """The bound with inf for NaN, which is what 0 * inf leaves where eps is 0 and a variance may be, too."""
+    """The bound with inf for NaN, which 0 * inf gives if eps and a variance are 0."""
     upper = torch.where(torch.isnan(bound.upper), math.inf, bound.upper)
     lower = None if bound.lower is None else torch.where(torch.isnan(bound.lower), math.inf, bound.lower)
     return Bound(upper, lower, bound.terms)
 
 
-def _zeros(expected: Tensor, bound: Bound) -> int:
+def _zeros(held: Expectation) -> int:
     """How many elements with a finite bound a 0 would pass."""
+    bound, expected = held.bound, held.expected
     limit = bound.upper if bound.lower is None else torch.where(expected > 0, bound.lower, bound.upper)
     return int(((expected.abs() <= limit) & (limit < math.inf)).sum())
 
@@ -134,12 +132,13 @@ def _ratio(error: Tensor, bound: Bound) -> Tensor:
     return torch.where(error > 0, error / bound.upper, -error / bound.lower)
 
 
-def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: Format) -> Tensor:
-    """The ratio where overflow of the store is legitimate, or no finite bound exists; a NaN becomes infinite.
+def _excuse(ratio: Tensor, got: Tensor, held: Expectation) -> Tensor:
+    """``ratio`` with 0 for a legitimate overflow of the store and for a bound that is not finite, and inf for NaN.
 
-    Where the bound reaches past the format's maximum, an infinity of that sign may be stored; what lies past it may be
-    saturated.
+    If the bound reaches past the format's maximum, a kernel may store an infinity of that sign; if the expected value
+    lies past it, a kernel may store the maximum.
     """
+    bound, expected, fmt = held.bound, held.expected, held.fmt
     reach = got.sign() * expected + bound.upper
     may_overflow = torch.isinf(got) & (reach >= fmt.max * (1 + 2.0 ** -(fmt.p + 1)))
     saturated = torch.isfinite(got) & (expected.abs() > fmt.max) & (got == expected.sign() * fmt.max)
@@ -153,7 +152,8 @@ def _excuse(ratio: Tensor, got: Tensor, expected: Tensor, bound: Bound, fmt: For
     return torch.where(excused, torch.zeros_like(ratio), ratio)
 
 
-def _element(at: int, got: Tensor, expected: Tensor, error: Tensor, bound: Bound, first_row: int) -> Element:
+def _element(at: int, got: Tensor, error: Tensor, held: Expectation) -> Element:
+    bound = held.bound
     limit = bound.upper.flatten()[at]
     if bound.lower is not None and not float(error.flatten()[at]) > 0:
         limit = bound.lower.flatten()[at]
@@ -161,13 +161,13 @@ def _element(at: int, got: Tensor, expected: Tensor, error: Tensor, bound: Bound
         index: tuple[int, ...] = (at,)
     else:
         row, column = divmod(at, got.shape[1])
-        index = (row + first_row, column)
+        index = (row + held.first, column)
     parts: Mapping[str, Tensor] = bound.terms()
     terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
     return Element(
         index=index,
         actual=float(got.flatten()[at]),
-        expected=float(expected.flatten()[at]),
+        expected=float(held.expected.flatten()[at]),
         error=abs(float(error.flatten()[at])),
         bound=float(limit),
         terms=tuple(sorted(((n, t) for n, t in terms if t > 0), key=lambda part: -part[1])),
@@ -175,7 +175,7 @@ def _element(at: int, got: Tensor, expected: Tensor, error: Tensor, bound: Bound
 
 
 def merge(blocks: list[tuple[int, Comparison]], rows: int) -> Comparison:
-    """Comparisons of consecutive row blocks, each with its first row, as one over all ``rows`` rows."""
+    """One comparison over all ``rows`` rows from those of consecutive blocks, each with the number of its first row."""
     if len(blocks) == 1:
         return blocks[0][1]
     worst = max((b for _, b in blocks), key=lambda b: b.ratio)

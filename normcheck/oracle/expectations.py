@@ -1,4 +1,4 @@
-"""What the judge expects of a case, without anything to judge: every expected value and every bound."""
+"""Every expected value and every bound of a case, without a kernel's outputs."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import torch_dtype
-from normcheck.cases.ops.op import GRADIENTS
-from normcheck.oracle.judge import Expectation, Judge, Reference, judge_forward
+from normcheck.cases.ops import GRADIENTS
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.judge import Judge, Reference, judge_forward
 from normcheck.oracle.judge_backward import judge_gradients
 
 
 def expectations(
     judge: Judge, statistics: Mapping[str, Tensor] | None = None, *, own_bits: bool = False
 ) -> tuple[Expectation, ...]:
-    """Everything that the judge of a case would hold outputs against, block by block.
+    """The expectations that ``judge`` would compare a kernel's outputs with, block by block.
 
-    ``statistics``: those that a kernel saved, (M,) in any shape, for the check given them; default: the reference's.
-    ``own_bits``: as of ``judge_gradients``, for a kernel without a backward of its own.
+    ``statistics``: those that a kernel saved, M elements of any shape, for the check that is given them; default: the
+    reference's. ``own_bits``: see ``judge_gradients``; True for a kernel without a backward of its own.
     """
     case, device = judge.case, judge.x.device
     seen: list[Expectation] = []
     y = torch.zeros((case.M, case.N), dtype=torch_dtype(case.dtype), device=device)
     saved = judge_forward(replace(judge, watch=None), {"y": y})[1]
     watched = replace(judge, watch=seen.append)
-    judge_forward(watched, {"y": y, **_of(saved), **(statistics or {})})
+    judge_forward(watched, {"y": y, **_outputs(saved), **(statistics or {})})
     vector = torch.zeros(case.N, dtype=torch_dtype(judge.weight.name), device=device)
     names = GRADIENTS if judge.bias is not None else GRADIENTS[:2]
-    nothing = {name: y if name == "dx" else vector for name in names}
+    zeros = {name: y if name == "dx" else vector for name in names}
     if not own_bits:
-        judge_gradients(watched, nothing, saved, given=True)
-    judge_gradients(watched, nothing, saved, given=False, own_bits=own_bits)
+        judge_gradients(watched, zeros, saved, given=True)
+    judge_gradients(watched, zeros, saved, given=False, own_bits=own_bits)
     return tuple(seen)
 
 
-def _of(saved: Reference) -> dict[str, Tensor]:
-    """What a kernel that is right would have saved."""
-    found = {"mean": saved.mean, "rstd": saved.rstd, "bitmask": saved.bits}
-    return {name: t for name, t in found.items() if t is not None}
+def _outputs(saved: Reference) -> dict[str, Tensor]:
+    """The outputs that a correct kernel would save, by name."""
+    outputs = {"mean": saved.mean, "rstd": saved.rstd, "bitmask": saved.bits}
+    return {name: t for name, t in outputs.items() if t is not None}
 
 
 def whole(parts: tuple[Expectation, ...]) -> Mapping[tuple[str, str], tuple[Tensor, Tensor, Tensor]]:
-    """(output, check) -> expected, and the bounds above and below it, over all rows."""
-    found: dict[tuple[str, str], list[tuple[Tensor, Tensor, Tensor]]] = {}
+    """(output, check) -> expected, upper bound and lower bound of the error, each over all rows, in fp64."""
+    blocks_of: dict[tuple[str, str], list[tuple[Tensor, Tensor, Tensor]]] = {}
     for part in parts:
         lower = part.bound.upper if part.bound.lower is None else part.bound.lower
         both = (torch.where(torch.isnan(side), torch.inf, side) for side in (part.bound.upper, lower))
         upper, lower = (side.expand_as(part.expected) for side in both)
-        found.setdefault((part.output, part.check), []).append((part.expected, upper, lower))
-    return {key: _joined(blocks) for key, blocks in found.items()}
+        blocks_of.setdefault((part.output, part.check), []).append((part.expected, upper, lower))
+    return {key: _joined(blocks) for key, blocks in blocks_of.items()}
 
 
 def _joined(blocks: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Bounds of the saved mean and rstd, and of y.
 
-The error of the variance goes through the root as an interval, so that eps, tiny variances and large offsets come out
-right. Symbols: ``al`` bounds the relative error of rstd, ``d`` is the shift of xhat caused by the error of the mean.
+The error of the variance goes through the root as an interval, so that the bounds hold for any eps, tiny variances and
+large offsets. Symbols: ``al`` bounds the relative error of rstd, ``d`` the shift of xhat by the error of the mean.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, store
 
 @dataclass(frozen=True, slots=True)
 class StatisticsBound:
-    """``al``, ``d`` (m, 1): what the errors of the statistics do to xhat; the bounds of the saved mean and rstd.
+    """``al``, ``d`` (m, 1): the errors of xhat by those of the statistics; the bounds of the saved mean and rstd.
 
-    ``d`` and ``mean`` are None where the op has no mean, ``mean`` and ``rstd`` where the statistics were given.
+    ``d`` and ``mean`` are None if the op has no mean; ``mean`` and ``rstd`` are None if the statistics were given.
     """
 
     al: Tensor | float
@@ -31,16 +31,16 @@ class StatisticsBound:
 
 
 EXACT = StatisticsBound(0.0, None, None, None)
-"""The statistics are given, and the kernel was fed with exactly them."""
+"""The bound if the kernel got the very statistics that the reference uses."""
 
 
 def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
-    """Bounds of mean and rstd, as an interval through the root.
+    """Bounds of mean and rstd.
 
-    Any order passes a summand through at most H(N) - 1 adds. Two-pass: sum (x - m')^2 = sum (x - m)^2 + N (m' - m)^2.
-    Welford and Chan's merge are stable to first order in sqrt(1 + mean^2 / v) only: the ``c_var`` term (Chan, Golub,
-    LeVeque 1983). A variance is a sum of squares, so no kernel's v + eps is below eps: that bounds rstd from above
-    where the interval of v reaches below zero.
+    In any order of a sum, a summand passes through at most H(N) - 1 adds. Two-pass: sum (x - m')^2 = sum (x - m)^2
+    + N (m' - m)^2. Welford and Chan's merge are stable to first order in sqrt(1 + mean^2 / v) only: the ``c_var`` term
+    (Chan, Golub, LeVeque 1983). A variance is a sum of squares, so no kernel's v + eps is below eps: that bounds rstd
+    from above if the interval of v reaches below zero.
     """
     u, eta, count = rules.u, rules.eta, rules.count
     assert rows.var is not None
@@ -64,7 +64,7 @@ def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
     lower = 1 - (q / (q + dq)).sqrt_().mul_(1 - rs)
     al = torch.maximum(upper, lower)
     r = rows.rstd
-    rstd = Bound(  # saved in the accumulation format: their store is counted
+    rstd = Bound(  # saved in the accumulation format: the counts include the store
         (r * upper).add_(eta),
         (r * lower).add_(eta),
         lambda: {"variance": r * (upper - rs), "rsqrt": r * rs, "underflow": torch.full_like(r, eta)},
@@ -75,9 +75,9 @@ def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
 
 
 def saved_statistics(rules: Rules, rows: Rows) -> StatisticsBound:
-    """For y given the statistics that the kernel saved: these may be off by the one rounding of their own store."""
-    off = rules.count["stats_saved"] * rules.u
-    return StatisticsBound(off, None if rows.mean is None else (rows.mean.abs() * rows.rstd).mul_(off), None, None)
+    """The bound for y given the kernel's saved statistics, which one rounding of their store may have changed."""
+    al = rules.count["stats_saved"] * rules.u
+    return StatisticsBound(al, None if rows.mean is None else (rows.mean.abs() * rows.rstd).mul_(al), None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class YBound:
 def output_y(
     rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound, fmt: Format
 ) -> YBound:
-    """Bound of y (m, N). Covers ((x-m) r) g + b and (x-m) (r g) + b, with or without FMA.
+    """Bound of y (m, N), stored in ``fmt``. Covers ((x-m) r) g + b and (x-m) (r g) + b, with or without FMA.
 
-    ``bias_abs`` is |bias| (N,). The final add cannot err by more than |p|: where g == 0 it is exact, and so is the
-    bitmask there.
+    ``bias_abs`` is |bias| (N,). The error of the final add is at most |p|: if g == 0, the add is exact, and so is the
+    bit.
     """
     before = _before_store(rules, rows, fwd, scale, bias_abs, given)
     stored = store(rules, fwd.y.abs() + before, fmt, "y")
@@ -120,7 +120,7 @@ def output_y(
 def _before_store(
     rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound
 ) -> Tensor:
-    """E of z (m, N): what scaling, the bias and the errors of the statistics do."""
+    """E of z (m, N): the errors by scaling, by adding the bias and by the statistics."""
     u, eta, k, al, d, r = rules.u, rules.eta, rules.k_y, given.al, given.d, rows.rstd
     g_abs = scale.abs
     per_xh = (1 + al) * (1 + k * u) - 1

@@ -1,8 +1,7 @@
-"""dx, dw and db against the fp64 reference, block by block; dw and db once all blocks have been summed."""
+"""The judge of gradients: dx in blocks of rows against the fp64 reference, dw and db after all blocks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,25 +9,24 @@ import torch
 from torch import Tensor
 
 from normcheck.oracle import backward_bounds, casting, reference
-from normcheck.oracle.backward_bounds import GradientSums
-from normcheck.oracle.compare import Comparison, compare, merge
+from normcheck.oracle.backward_bounds import Block, GradientSums
+from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT
-from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Expectation, Judge, Reference, Truth, compared
-from normcheck.oracle.rounding import Bound
+from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, Reference, Truth, compared
 
 
 def judge_gradients(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> tuple[Checked, ...]:
-    """Check dx, dw and db, as far as ``gradients`` has them.
+    """Check those of dx, dw and db that ``gradients`` has.
 
-    ``given``: the backward was fed with ``saved``'s statistics, which are then exact on both sides; otherwise the
-    bounds include the errors of the kernel's own. ``own_bits``: the kernel made its own bits again (autograd, or a
-    backward that does not read the bitmask); then what hangs on a bit in doubt is in doubt.
+    ``given``: the backward got the statistics of ``saved``, which are then exact on both sides; otherwise the bounds
+    include the errors of the kernel's own. ``own_bits``: the kernel computed its own bits (autograd, or a backward that
+    does not read the bitmask), so the bounds allow either value of a bit in doubt.
     """
     op, case = judge.op, judge.case
     dx = gradients["dx"].reshape(case.M, case.N) if "dx" in gradients else None
-    dx_found: list[tuple[int, Comparison]] = []
+    dx_blocks: list[tuple[int, Comparison]] = []
     check = GIVEN_REFERENCE if given else END_TO_END
     totals = _Totals.empty(judge)
     for block in judge.blocks():
@@ -40,32 +38,32 @@ def judge_gradients(
         if given:
             mean = None if saved.mean is None else saved.mean[block].double()
             rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[block].double()), EXACT
-        backward = reference.backward(op, rows, judge.scale.g, dy)
+        part = Block(rows, reference.backward(op, rows, judge.scale.g, dy), dy, statistics)
         doubt = None
         if own_bits and saved.doubt is not None:
-            free = judge.dy[block].double() * saved.doubt[block]
-            doubt = backward_bounds.doubted(judge.rules, rows, free, judge.scale, statistics, case.M)
+            dy_in_doubt = judge.dy[block].double() * saved.doubt[block]
+            doubt = backward_bounds.doubted(judge.rules, rows, dy_in_doubt, judge.scale, statistics, case.M)
         if casting.casts(op, judge.rules, judge.io):
             cast = casting.cast(judge.rules, rows, statistics, judge.io)
-            backward, doubt = casting.gradients(judge.rules, rows, cast, backward, dy, statistics, judge.io, case.M)
-        bound, sums = backward_bounds.output_dx(judge.rules, rows, backward, dy, statistics, judge.io, doubt)
-        totals = totals.plus(backward, sums, doubt, t)
+            part, doubt = casting.gradients(judge.rules, part, cast, judge.io, case.M)
+        bound, sums = backward_bounds.output_dx(judge.rules, part, judge.io, doubt)
+        totals = totals.plus(part.backward, sums, doubt, t)
         if dx is not None:
-            result = compared(judge, "dx", check, dx[block], backward.dx, bound, judge.io, block.start, t.judged)
-            dx_found.append((block.start, result))
-    checked = [Checked("dx", check, merge(dx_found, case.M))] if dx is not None else []
+            held = Expectation("dx", check, block.start, part.backward.dx, bound, judge.io)
+            dx_blocks.append((block.start, compared(judge, dx[block], held, t.checkable)))
+    checked = [Checked("dx", check, merge(dx_blocks, case.M))] if dx is not None else []
     return (*checked, *totals.checks(judge, gradients, check))
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """dw, db and what their bounds are made of, summed over the blocks so far; ``spoilt``: some row has no bound."""
+    """dw, db and the sums behind their bounds, over the blocks so far; ``unbounded``: some row has no finite bound."""
 
     dw: Tensor
     db: Tensor
     sums: GradientSums
     doubted: tuple[Tensor, Tensor] | None
-    spoilt: bool
+    unbounded: bool
 
     @staticmethod
     def empty(judge: Judge) -> _Totals:
@@ -75,7 +73,6 @@ class _Totals:
     def plus(
         self, backward: reference.Backward, sums: GradientSums, doubt: backward_bounds.Doubt | None, t: Truth
     ) -> _Totals:
-        mine = self.sums
         doubted = self.doubted
         if doubt is not None:
             doubted = (doubt.dw, doubt.db) if doubted is None else (doubted[0] + doubt.dw, doubted[1] + doubt.db)
@@ -83,34 +80,24 @@ class _Totals:
             self.dw + backward.dw,
             self.db + backward.db,
             GradientSums(
-                mine.dy_xhat + sums.dy_xhat,
-                mine.dy_shift + sums.dy_shift,
-                mine.dy_abs + sums.dy_abs,
+                self.sums.dy_xhat + sums.dy_xhat,
+                self.sums.dy_shift + sums.dy_shift,
+                self.sums.dy_abs + sums.dy_abs,
             ),
             doubted,
-            self.spoilt or t.judged is not None,
+            self.unbounded or t.checkable is not None,
         )
 
     def checks(self, judge: Judge, gradients: Mapping[str, Tensor], check: str) -> list[Checked]:
-        m, (dw_doubt, db_doubt) = judge.case.M, self.doubted or (None, None)
+        m, weight, (dw_doubt, db_doubt) = judge.case.M, judge.weight, self.doubted or (None, None)
         checks = []
         if "dw" in gradients:
-            bound = backward_bounds.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, judge.weight)
-            if self.spoilt:
-                bound = Bound(torch.full_like(bound.upper, math.inf), None, bound.terms)
-            checks.append(Checked("dw", check, self._vector(judge, "dw", check, gradients["dw"], self.dw, bound)))
+            bound = backward_bounds.output_dw(judge.rules, m, self.dw, self.sums, dw_doubt, weight)
+            held = Expectation("dw", check, 0, self.dw, bound, weight)
+            ok = torch.zeros_like(self.dw, dtype=torch.bool) if self.unbounded else None
+            checks.append(Checked("dw", check, compared(judge, gradients["dw"], held, ok)))
         if "db" in gradients:
-            bound = backward_bounds.output_db(judge.rules, m, self.db, self.sums, db_doubt, judge.weight)
-            checks.append(Checked("db", check, self._vector(judge, "db", check, gradients["db"], self.db, bound)))
+            bound = backward_bounds.output_db(judge.rules, m, self.db, self.sums, db_doubt, weight)
+            held = Expectation("db", check, 0, self.db, bound, weight)
+            checks.append(Checked("db", check, compared(judge, gradients["db"], held, finite=not self.unbounded)))
         return checks
-
-    def _vector(
-        self, judge: Judge, name: str, check: str, actual: Tensor, expected: Tensor, bound: Bound
-    ) -> Comparison:
-        if judge.watch:
-            judge.watch(Expectation(name, check, 0, expected, bound, judge.weight))
-        if self.spoilt and name == "dw":
-            expected = torch.zeros_like(expected)
-        finite = not self.spoilt and judge.finite
-        floor = judge.floors.get(name, 0.0)
-        return compare(actual, expected, bound, judge.weight, floor=floor, finite=finite, zeros=judge.zeros)

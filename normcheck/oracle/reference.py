@@ -1,8 +1,8 @@
-"""What is correct, in fp64 on the tensors' own device: the textbook formulas over a block of rows.
+"""The reference: the textbook formulas over a block of rows, in fp64 on the tensors' own device.
 
-Plain torch operations only: never torch.compile, Triton or cuDNN, which are what is judged. ``m`` is the number of
-rows in the block, ``N`` their length. Inputs are the exact stored values, widened to fp64. Held against mpmath at 50
-digits in tests/test_reference.py.
+It uses plain torch operations, never torch.compile, Triton or cuDNN, because those are judged. ``m`` is the number of
+rows in the block, ``N`` their length. Inputs are the exact stored values, widened to fp64.
+tests/oracle/test_reference.py compares it with mpmath at 50 digits.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Normalised rows: ``x``, |x|, ``xh`` = (x - mean) * rstd, |xh| (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
-    ``mean`` is None where the op is not centred. ``var`` is None where the statistics were given.
+    ``mean`` is None if the op is not centred, ``var`` if the statistics were given.
     """
 
     x: Tensor
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``g`` (N,) in fp64, the factor of xhat; ``abs`` its size; ``where``: 1, or 0 where g is 0, None if nowhere."""
+    """``g`` (N,) in fp64, the factor of xhat; ``abs``: |g|; ``where``: 0 where g is 0, else 1; None if all are 1."""
 
     g: Tensor
     abs: Tensor
@@ -43,7 +43,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """``p`` = xh * g, ``z`` = p + bias before the clip, ``y`` after it (z itself where the op has none), all (m, N)."""
+    """``p`` = xh * g, ``z`` = p + bias before the clip, ``y`` after it (z itself if the op has none), all (m, N)."""
 
     p: Tensor
     z: Tensor
@@ -66,7 +66,7 @@ class Backward:
 
 
 def scale(op: Op, weight: Tensor) -> Scale:
-    """The factor of xhat from ``weight`` (N,), ``weight`` or ``1 + weight``, exactly."""
+    """The factor of xhat, exactly ``weight`` (N,) or ``1 + weight``."""
     g = weight.double()
     if op.weight_offset:
         g = g + op.weight_offset
@@ -75,7 +75,7 @@ def scale(op: Op, weight: Tensor) -> Scale:
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:
-    """Statistics and xhat of the rows of ``x`` (m, N), fp64. The mean is compensated, the variance the biased one."""
+    """Statistics and xhat of the rows of ``x`` (m, N), fp64. The mean is compensated, the variance is biased."""
     if not op.centered:
         var = (x * x).mean(1, keepdim=True)
         rstd = (var + eps).rsqrt_()
@@ -91,7 +91,7 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
 
 
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
-    """The same rows with xhat from given statistics (m, 1), taken as exact numbers; no mean where not centred."""
+    """``rows`` with xhat from given statistics (m, 1), which count as exact; ``mean``: None if not centred."""
     xh = (rows.x if mean is None else rows.x - mean) * rstd
     return Rows(rows.x, rows.x_abs, mean, None, rstd, xh, xh.abs())
 
@@ -114,7 +114,7 @@ def backward(op: Op, rows: Rows, g: Tensor, dy: Tensor) -> Backward:
 
         dx = (wd - (xh * mean(xh * wd) + mean(wd))) * rstd,  dw = sum_M(dy * xh),  db = sum_M(dy)
 
-    Without centring the term mean(wd) is absent. See LayerNorm's derivation in Ba et al. 2016, or differentiate.
+    Without centring the term mean(wd) is absent. Derivation: Ba et al. 2016, or differentiate ``forward``.
     """
     wd = dy * g
     c1 = (rows.xh * wd).mean(1, keepdim=True)

@@ -1,12 +1,12 @@
-"""What every bound is made of: how far a correct kernel's output may lie from the fp64 reference, element by element.
+"""The parts of every bound, which says how far each element of a correct output may lie from the fp64 reference.
 
-Every bound is  E + one rounding of the store.  E bounds what fp32 arithmetic may do before the store:  unit roundoff
-x a counted number of roundings x condition sums of the data, taken in fp64 next to the reference. Standard rounding
-analysis (Higham, Accuracy and Stability, ch. 3 and 4): ``gam(k)`` = k u / (1 - k u). Here are the numbers and the
+Every bound is  E + one rounding of the store.  E bounds the error of fp32 arithmetic before the store:  unit roundoff
+x a counted number of roundings x condition sums of the data, computed in fp64 with the reference. Standard rounding
+analysis (Higham, Accuracy and Stability, ch. 3 and 4): ``gam(k)`` = k u / (1 - k u). This file has the numbers and the
 store; ``forward_bounds.py`` and ``backward_bounds.py`` have the E of each output.
 
-The numbers come from tolerances.toml. Nothing here knows an implementation; what one declares about its arithmetic
-arrives as ``Model``.
+The numbers come from tolerances.toml. No implementation is named here; ``Model`` has the facts that one declares about
+its arithmetic.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.ops.op import Op
+from normcheck.cases.ops import Op
 from normcheck.oracle.tolerances import Model, table
 
 FLT_MAX = FORMATS["fp32"].max
 NO_ROOM = 1e-300  # stands for a bound of exactly 0: no error is a ratio of 0, any error is a huge one
-_EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64: the rest cleared leaves 2^floor(log2(a))
+_EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64 a: alone it is 2^floor(log2(a))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The numbers of one op under one model, ready for the formulas. ``doubt`` names what ``Doubt`` is about."""
+    """The numbers of one op under one model, ready for the formulas.
+
+    ``u``: unit roundoff, ``eta``: the largest error by underflow, both of the accumulation format; ``c_var``: 1 if the
+    variance need not be two-pass; ``k_y``: roundings of y; ``doubt``: the name of the term from a ``Doubt``.
+    """
 
     model: Model
     centered: bool
@@ -56,7 +60,7 @@ class Rules:
 
 
 def rules(op: Op, model: Model) -> Rules:
-    """The table's numbers for ``op`` under ``model``."""
+    """The numbers of the table for ``op`` under ``model``."""
     numbers = table()
     accumulate = FORMATS[model.accumulate]
     return Rules(
@@ -74,20 +78,20 @@ def rules(op: Op, model: Model) -> Rules:
 
 
 def half_ulp(a: Tensor, fmt: Format) -> Tensor:
-    """Half the spacing of ``fmt`` at ``a`` >= 0 (fp64): 2^(max(floor(log2 a), emin) - p), underflow being gradual."""
+    """Half the spacing of ``fmt`` at ``a`` >= 0 (fp64): 2^(max(floor(log2 a), emin) - p), with gradual underflow."""
     power = a.view(torch.int64).bitwise_and(_EXPONENT).view(torch.float64)
     return power.clamp_(min=2.0**fmt.emin).mul_(2.0**-fmt.p)
 
 
 def store(rules: Rules, a: Tensor, fmt: Format, output: str) -> Tensor | float:
-    """One rounding to ``fmt`` at magnitude ``a`` (fp64); 0 where that is the accumulation format, already counted."""
+    """Error of one rounding to ``fmt`` at magnitude ``a`` (fp64); 0 for the accumulation format, which E includes."""
     if fmt.name == rules.model.accumulate:
         return 0.0
     half = half_ulp(a, fmt)
     if rules.store[output] != 1.0:
         half *= rules.store[output]
     if rules.model.ftz and fmt.emin == FORMATS["fp32"].emin:
-        half += torch.where(a < 2.0**-125, 2.0**-126, 0.0)  # a format with fp32's range: a subnormal may be flushed
+        half += torch.where(a < 2.0**-125, 2.0**-126, 0.0)  # with fp32's range a subnormal may be flushed
     return half
 
 
@@ -95,7 +99,7 @@ def store(rules: Rules, a: Tensor, fmt: Format, output: str) -> Tensor | float:
 class Bound:
     """``upper`` bounds actual - expected, ``lower`` (None: the same) expected - actual, both >= 0 in fp64.
 
-    ``terms`` computes the parts of the bound, name -> tensor, only when somebody asks.
+    ``terms`` computes the parts of the bound, name -> tensor, for reports.
     """
 
     upper: Tensor

@@ -1,6 +1,6 @@
-"""Why a term is in a bound: output and term -> the formula, and where it comes from.
+"""The reason of each term of a bound: output and term -> its formula and its source, in words.
 
-forward_bounds.py, backward_bounds.py and casting.py compute them.
+forward_bounds.py, backward_bounds.py and casting.py compute the terms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of tolerances, read from tolerances.toml, and what an implementation may declare to change of it."""
+"""The table of tolerances, read from tolerances.toml, and the facts of it that an implementation may declare."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from normcheck.errors import UsageError, one_of, shown
 
 @dataclass(frozen=True)
 class Model:
-    """Facts about a kernel's arithmetic: the table's ``[model]``, changed by what an implementation declares.
+    """Facts about a kernel's arithmetic: ``[model]`` of the table, which explains them, or an implementation's own.
 
-    ``reason`` is the implementation's own, for whoever reads a report.
+    ``reason``: why the implementation declares them, for the readers of a report.
     """
 
     accumulate: str = "fp32"
@@ -42,17 +42,18 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 _MOST_RSQRT_ULP = 16
-"""Ulps that a declared root may be off: three times what the worst root in fp32 is, so that none is refused.
+"""Ulps that a declared root may be off: three times the error of the worst root in fp32, so that none is refused.
 
-1/sqrt has 1, CUDA's rsqrtf and rsqrt.approx (2^-22.9, as documented) 2, a root off by 1 with a division off by 2 has
-4, one Newton step from a root in fp16 5. What is off by more is an estimate: 40 of the bit trick with two steps, 191 of
-one step from 8 bits, 4,096 of a root in fp16. Over all fp32 numbers from 1 to 4, as tests/test_tolerance.py counts.
+1/sqrt is off by 1, CUDA's rsqrtf and rsqrt.approx by 2 (2^-22.9, as documented), a root off by 1 with a division off by
+2 by 4, one Newton step from a root in fp16 by 5. Roots that are off by more are estimates: 40 for the bit trick with
+two steps, 191 for one step from 8 bits, 4,096 for a root in fp16. tests/oracle/test_tolerances.py counts over all fp32
+numbers from 1 to 4.
 """
 
 
 @dataclass(frozen=True)
 class Table:
-    """tolerances.toml, read once: the default model, the counts of roundings, the stores, the policy."""
+    """The contents of tolerances.toml: the default model, the counts of roundings, the stores, the policy."""
 
     model: Model
     autograd_cpu: Mapping[str, Any]
@@ -64,7 +65,7 @@ class Table:
 
 @cache
 def table() -> Table:
-    """The package's own table."""
+    """The package's own table, read once."""
     text = files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     model = dict(data["model"])
@@ -81,7 +82,7 @@ def table() -> Table:
 
 
 def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
-    """``base`` with what ``who`` declares. Raises UsageError for a key or a value that the table does not know."""
+    """``base`` with the values that ``who`` declares. Raises UsageError for a key or a value that no model has."""
     known = {f.name: f.type for f in fields(Model)}
     for key, value in declared.items():
         text = isinstance(value, str)
@@ -102,20 +103,20 @@ def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
     return replace(base, **declared)
 
 
-_FROM_TIGHT: Mapping[str, tuple[object, ...]] = {
+_TIGHTEST_FIRST: Mapping[str, tuple[object, ...]] = {
     "rsqrt_ulp": tuple(range(_MOST_RSQRT_ULP + 1)),
     "ftz": (False, True),
     "y_form": ("centered", "folded"),
     "bwd_form": ("centered", "raw"),
     "y_given_stats": (True, False),
 }
-"""What may be declared to make a bound wider, or to skip a check, from the tightest to the widest value.
+"""The keys whose values may widen a bound or leave out a check: key -> values, the tightest first.
 
-A chain, a two-pass variance and bits compared in fp32 only make bounds tighter than the table's.
+Declaring a chain, a two-pass variance or how bits are compared only makes the bounds of the table tighter.
 """
 
 
 def is_wider(declared: Model, base: Model) -> bool:
-    """Whether ``declared`` has a bound wider than ``base`` has, or leaves out a check."""
-    own, others = vars(declared), vars(base)
-    return any(order.index(own[key]) > order.index(others[key]) for key, order in _FROM_TIGHT.items())
+    """Whether ``declared`` widens a bound of ``base``, or leaves out a check."""
+    own, default = vars(declared), vars(base)
+    return any(order.index(own[key]) > order.index(default[key]) for key, order in _TIGHTEST_FIRST.items())

@@ -1,1 +1,1 @@
-"""How a run is told: one file per format, each declaring ``REPORT``. Reports read ``result.py`` and nothing else."""
+"""Reports of a run: one file per format, each declaring ``REPORT``. They read ``result.py`` and compute nothing."""

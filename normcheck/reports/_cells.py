@@ -1,18 +1,18 @@
-"""The one line of a cell, printed as soon as it is finished, and the progress line until then."""
+"""Line of a cell in the terminal report, printed as soon as the cell is finished, and the progress line until then."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.live import Live
 
 from normcheck.reports import _text
 from normcheck.reports._failure import kind_words
+from normcheck.reports._progress import Line, progress_line
 from normcheck.reports._text import (
     STATUS_STYLES,
     Part,
@@ -26,20 +26,14 @@ from normcheck.reports._text import (
     text_of,
     ulps,
 )
-from normcheck.result import Steadiness, Verdict, Worst
+from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
 
 MARKS = {"pass": "pass", "thin": "thin", "fail": "FAIL", "skip": "skip", "error": "error"}
 INDENT = 6
-REDRAW_SECONDS = 0.1
-MOST_REFUSED = 1 / 3
-"""Share of what is declared that may be refused before a report says so."""
-BUILT = 1.0
-"""Seconds of first calls from which on a report tells them."""
+BUILDING_SECONDS = 1.0
+"""A report mentions compiling and the like from so many seconds on."""
 VACUOUS = 0.5
-"""From this share of an output on, a report says that zeros would pass."""
-
-Name = tuple[str, str, str]
-"""The op, the implementation and the dtype of a cell."""
+"""A report mentions that zeros would pass from this share of an output's elements on."""
 
 
 @dataclass(frozen=True)
@@ -51,35 +45,35 @@ class Columns:
     dtype: int = 4
 
 
-def columns_of(names: Iterable[Name], room: int) -> Columns:
-    """Columns wide enough for ``names``, as far as ``room`` characters allow; a longer name moves its own line."""
-    planned = list(names)
+def columns_of(keys: Iterable[CellKey], room: int) -> Columns:
+    """Columns wide enough for ``keys``, if ``room`` characters are enough; a longer name shifts only its own line."""
+    planned = [key.words for key in keys]
     if not planned:
         return Columns()
-    op, implementation, dtype = (max(len(short(name[i])) for name in planned) for i in range(3))
+    op, implementation, dtype = (max(len(short(words[i])) for words in planned) for i in range(3))
     spare = max(room - dtype - 2, 0)
     half = spare // 2
     return Columns(min(op, max(spare - implementation, half)), min(implementation, max(spare - op, half)), dtype)
 
 
-def name_of(verdict: Verdict) -> Name:
-    """The three words that name a cell."""
-    return verdict.op, verdict.implementation, verdict.dtype
+def name_of(key: CellKey) -> str:
+    """The name of a cell, each word of it cut if it is long."""
+    return " ".join(map(short, key.words))
 
 
 def worst_of(worst: Iterable[tuple[str, Worst]]) -> tuple[str, Worst] | None:
-    """The output with the largest ratio; NaN is larger than any number, for it is never right."""
+    """The output with the largest ratio; NaN counts as larger than any number, since it is never right."""
     return max(worst, key=lambda item: (math.isnan(item[1].ratio), item[1].ratio), default=None)
 
 
 def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: bool = False) -> None:
-    """Print the line of a finished cell, and what a reader of it must know, indented below it.
+    """Print the line of a finished cell, and its notes indented below it.
 
-    ``verbose``: also what every output came to, and what the probes measured of it.
+    ``verbose``: also the worst of every output, and what the probes measured.
     """
     mark = "known" if verdict.known else MARKS.get(verdict.status, verdict.status)
     style = "yellow" if verdict.known else STATUS_STYLES.get(verdict.status, "bold")
-    op, implementation, dtype = (short(word) for word in name_of(verdict))
+    op, implementation, dtype = map(short, verdict.key.words)
     name = f"{op:<{columns.op}} {implementation:<{columns.implementation}} {dtype:<{columns.dtype}}"
     parts: list[Part] = [(f"{mark:<{INDENT}}", style), name]
     if verdict.status in ("skip", "error"):
@@ -105,7 +99,7 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: b
 
 
 def _outcome(verdict: Verdict) -> list[Part]:
-    """The worst ratio of the cell; where something other than a value is wrong, that, in red."""
+    """The worst ratio of the cell; if it failed for another reason than a wrong value, the kind of failure in red."""
     if verdict.failure is not None and verdict.failure.kind != "mismatch":
         return [(kind_words(verdict.failure), "red")]
     worst = worst_of(verdict.worst.items())
@@ -116,7 +110,7 @@ def _outcome(verdict: Verdict) -> list[Part]:
 
 
 def _facts(verdict: Verdict) -> list[str]:
-    """What the line above does not say: what was not returned, could not be judged or was not run."""
+    """Facts for the line below the cell's: what was not returned, not judged, not run, and what the probes showed."""
     facts = []
     if verdict.not_returned:
         facts.append("not returned: " + ", ".join(short(output) for output in verdict.not_returned))
@@ -140,7 +134,7 @@ def _facts(verdict: Verdict) -> list[str]:
         facts.append(f"refuses {percent(verdict.core.refused, 1)} of what it declares")
     if verdict.core is not None and verdict.core.left_out:
         facts.append(short(verdict.core.left_out, 200))
-    if verdict.core is not None and verdict.core.building >= BUILT:
+    if verdict.core is not None and verdict.core.building >= BUILDING_SECONDS:
         facts.append(f"{seconds(verdict.core.building)} of compiling and the like")
     if verdict.skipped and verdict.status != "skip":
         facts.append(f"{counted(sum(verdict.skipped.values()), 'case')} skipped")
@@ -151,13 +145,13 @@ def _facts(verdict: Verdict) -> list[str]:
 
 
 def _bought(verdict: Verdict) -> str:
-    """What the declarations of a cell that passes buy: where its outputs lie under the bounds without them."""
+    """What its declarations are worth to a cell that passes: its outputs' ratios to the bounds without them."""
     worst = worst_of(verdict.undeclared.items())
     if verdict.status not in ("pass", "thin") or worst is None:
         return ""
     beyond = [(output, w) for output, w in verdict.undeclared.items() if not w.ratio <= 1]
-    told = ", ".join(f"{short(output)} up to {_text.ratio(w.ratio)}" for output, w in beyond or [worst])
-    return f": {'' if beyond else 'needless here, '}{told} of the undeclared bound"
+    ratios = ", ".join(f"{short(output)} up to {_text.ratio(w.ratio)}" for output, w in beyond or [worst])
+    return f": {'' if beyond else 'needless here, '}{ratios} of the undeclared bound"
 
 
 def _steadiness(differs: str, same: str, counts: Mapping[str, Steadiness]) -> list[str]:
@@ -169,7 +163,7 @@ def _steadiness(differs: str, same: str, counts: Mapping[str, Steadiness]) -> li
 
 
 def measures(verdict: Verdict) -> list[str]:
-    """A line for each output: the worst of it and its case, and what the probes measured."""
+    """A line for each output with its worst and the case of that, and one with what the probes measured of it."""
     lines = []
     for output, worst in verdict.worst.items():
         numbers = f"ratio {_text.ratio(worst.ratio)}, error {compact(worst.max_abs)}, {ulps(worst.max_ulp)} ulp"
@@ -187,13 +181,13 @@ def measures(verdict: Verdict) -> list[str]:
 
 
 class Screen:
-    """What a running sweep reports to: ``update`` while a cell runs, ``verdict`` when it is finished.
+    """The terminal while a sweep runs: ``update`` it while a cell runs, give it the ``verdict`` when it is finished.
 
     ``verbosity``: below 0 no cell has a line, above 0 each has all that was measured.
     """
 
     def __init__(
-        self, console: Console, total: int, columns: Columns, line: Live | None, *, verbosity: int = 0
+        self, console: Console, total: int, columns: Columns, line: Line | None, *, verbosity: int = 0
     ) -> None:
         self._console = console
         self._total = total
@@ -201,49 +195,36 @@ class Screen:
         self._line = line
         self._verbosity = verbosity
         self._started = time.monotonic()
-        self._drawn = -math.inf
         self._done = self._findings = self._cases = 0
 
     def update(
         self,
         cell_index: int,
-        cells_total: int,
-        op: str,
-        implementation: str,
-        dtype: str,
+        cell: CellKey,
         cases: int,
         worst_ratio: float | None,
     ) -> None:
         """Redraw the progress line, a few times a second at most; in a pipe there is none. Cells count from 0.
 
-        What a narrow terminal cuts off is what is behind: first what is found, then what is left, then where it is.
+        A narrow terminal cuts off the end, so the findings come first, then the cells left, then the present cell.
         """
         now = time.monotonic()
-        if self._line is None or now - self._drawn < REDRAW_SECONDS:
+        if self._line is None or not self._line.due(now):
             return
-        self._drawn = now
-        cell = " ".join(short(word) for word in (op, implementation, dtype))
         worst = "" if worst_ratio is None else f", worst {_text.ratio(worst_ratio)}"
-        place = f"[{min(cell_index + 1, cells_total)}/{cells_total or self._total}]"
-        running = f"{cell}  {counted(cases, 'case')}{worst}"
-        self._draw(f"{place} {seconds(now - self._started)}  {self._so_far(now, cases)}; {running}")
+        place = f"[{min(cell_index + 1, self._total)}/{self._total}]"
+        running = f"{name_of(cell)}  {counted(cases, 'case')}{worst}"
+        self._line.draw(f"{place} {seconds(now - self._started)}  {self._so_far(now, cases)}; {running}")
 
     def _so_far(self, now: float, running: int) -> str:
         """Findings, rate and cells left of the whole sweep; ``running``: cases of the cell that runs."""
         took, cases = now - self._started, self._cases + running
-        rate = f", {cases / took:,.0f} cases/s" if took >= 1 else ""  # before, it says nothing
+        rate = f", {cases / took:,.0f} cases/s" if took >= 1 else ""  # earlier it means nothing
         left = max(self._total - self._done, 0)
         return f"{counted(self._findings, 'finding')}, {counted(left, 'cell')} left{rate}"
 
-    def _draw(self, words: str) -> None:
-        if self._line is None:
-            return
-        line = text_of(self._console, (words, "cyan"))
-        line.no_wrap, line.overflow = True, "crop"
-        self._line.update(line, refresh=True)
-
     def verdict(self, verdict: Verdict) -> None:
-        """Print the line of a finished cell, above the progress line, and draw that anew."""
+        """Print the line of a finished cell above the progress line, and redraw that."""
         self._done, self._cases = self._done + 1, self._cases + verdict.cases
         self._findings += verdict.failure is not None
         if self._verbosity >= 0:
@@ -251,30 +232,25 @@ class Screen:
         self.begin()
 
     def begin(self) -> None:
-        """Draw the progress line as it is between two cells."""
-        now = time.monotonic()
-        self._draw(f"[{self._done}/{self._total}] {seconds(now - self._started)}  {self._so_far(now, 0)}")
+        """Draw the progress line without a running cell."""
+        if self._line is not None:
+            now = time.monotonic()
+            self._line.draw(f"[{self._done}/{self._total}] {seconds(now - self._started)}  {self._so_far(now, 0)}")
 
 
 @contextmanager
-def live(console: Console, total: int, *, cells: Sequence[Name] = (), verbosity: int = 0) -> Iterator[Screen]:
-    """Show a sweep of ``total`` cells while it runs; ``cells`` are their names, where known, to align the lines.
-    ``verbosity``: as of Screen.
+def live(console: Console, total: int, *, cells: Sequence[CellKey] = (), verbosity: int = 0) -> Iterator[Screen]:
+    """Show a sweep of ``total`` cells while it runs. ``cells``: their keys, if known, to align the lines.
 
-    The progress line is one line that goes away, on a terminal only, and not when quiet. The calls of Screen draw it: a
-    thread would be alive in every process that a worker forks.
+    ``verbosity``: as of ``Screen``; below 0 there is no progress line either.
     """
     columns = columns_of(cells, name_room(console))
-    if verbosity < 0 or not console.is_terminal or console.is_dumb_terminal or not console.file.isatty():
-        yield Screen(console, total, columns, None, verbosity=verbosity)
-        return
-    line = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
-    with line:
+    with nullcontext() if verbosity < 0 else progress_line(console) as line:
         screen = Screen(console, total, columns, line, verbosity=verbosity)
-        screen.begin()  # with workers the first news is a cell that is done
+        screen.begin()  # with several workers, nothing is drawn before a cell is done
         yield screen
 
 
 def name_room(console: Console) -> int:
-    """Characters that op, implementation and dtype may take so that a line with the usual numbers fits."""
+    """Characters for op, implementation and dtype in a line that also has the usual numbers."""
     return console.width - INDENT - len("  200 cases 12.3 s  worst 0.999 bitmask")

@@ -1,4 +1,4 @@
-"""One failure, told in torch's order: how much is wrong, the worst element and what was allowed, where, what to do."""
+"""Block of one failure, in the order of torch's messages: how much is wrong, the worst element, its bound, where."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 
 from rich.console import Console
 
+from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._picture import picture
-from normcheck.reports._text import Part, compact, cut, exact, percent, put, put_lines, short, ulps
+from normcheck.reports._text import Part, compact, exact, percent, put, put_lines, short, ulps
 from normcheck.result import Finding, Where
 
 TITLES = {
@@ -26,16 +27,16 @@ TITLES = {
     "crash": "crashed its process",
     "timeout": "did not finish in time",
 }
-"""What a kind of finding says of an output, in words."""
+"""Kind of a finding -> its headline."""
 
 TERMS_SHOWN = 4
 TRACEBACK_LINES = 10
 
 
 def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "") -> None:
-    """Print the block of one failure; ``cell`` says whose: ``rmsnorm triton bf16``. Its last line is the command.
+    """Print the block of one failure of ``cell``, such as ``rmsnorm triton bf16``. Its last line is the command.
 
-    ``known``: why the gate knows it.
+    ``known``: the reason of a known failure.
     """
     mark: Part = ("KNOWN", "bold yellow") if known else ("FAIL", "bold red")
     put(console, mark, " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
@@ -60,10 +61,10 @@ def headline(finding: Finding) -> str:
     """``dx is wrong (given the reference's statistics)``."""
     output = short(finding.output)
     title = TITLES.get(finding.kind, "{output} " + finding.kind.replace("_", " "))
-    said = title.replace("{output}", output or "something").strip()
+    words = title.replace("{output}", output or "something").strip()
     extra = [] if "{output}" in title else [output]
-    extra = [words for words in (*extra, short(finding.check)) if words]
-    return f"{said} ({', '.join(extra)})" if extra else said
+    extra = [detail for detail in (*extra, short(finding.check)) if detail]
+    return f"{words} ({', '.join(extra)})" if extra else words
 
 
 def kind_words(finding: Finding) -> str:
@@ -116,8 +117,8 @@ def _times(ratio: float | None) -> str:
 
 
 def _terms(finding: Finding) -> list[str]:
-    """What the bound is made of, largest first, each with its share: the term to think about comes first."""
-    terms = [(short(name, 40), value) for name, value in finding.terms if value]
+    """The terms of the bound with their shares, largest first, since that one matters most."""
+    terms = [(short(term.name, 40), term.value) for term in finding.terms if term.value]
     total = sum(value for _, value in terms)
     if not terms or not math.isfinite(total):
         return []
@@ -131,7 +132,7 @@ def _terms(finding: Finding) -> list[str]:
 
 
 def _packed(width: int, words: list[str]) -> list[str]:
-    """``words`` on as few lines of ``width`` as will do, none of them broken."""
+    """``words`` on as few lines of ``width`` characters as possible, none of the words broken."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(word) <= width:

@@ -1,4 +1,4 @@
-"""A small picture of where an output is wrong: rows down, columns across, darker where more is wrong."""
+"""Picture of where an output is wrong: rows down, columns across, a darker cell has more wrong elements."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TICK = 12
 
 
 def picture(where: Where, *, blocks: bool) -> list[list[Part]]:
-    """The lines of the picture, as parts to print: a ruler of columns, the rows with theirs, and what the shades mean.
+    """The lines of the picture, as parts to print: a ruler of columns, the rows with their numbers, and a legend.
 
-    ``blocks``: draw with block characters; else with ASCII.
+    ``blocks``: draw with block characters, else with ASCII.
     """
     if not where.grid or not where.grid[0]:
         return []
@@ -36,7 +36,7 @@ def picture(where: Where, *, blocks: bool) -> list[list[Part]]:
 
 
 def shade(share: float, shades: str) -> str:
-    """The character for a share of wrong elements: any wrong element shows, and only all wrong is the darkest."""
+    """The character for a share of wrong elements: one is enough to show, and only a share of 1 is the darkest."""
     if math.isnan(share):
         return "?"
     if share <= 0:
@@ -47,7 +47,7 @@ def shade(share: float, shades: str) -> str:
 
 
 def legend(drawn: str, shades: str) -> str:
-    """What the shades in ``drawn`` mean, or nothing when there are only right and all wrong to tell apart."""
+    """What the shades in ``drawn`` mean; "" if every cell is all right or all wrong."""
     if not any(character in drawn for character in shades[:3]):
         return ""
     meanings = zip(RIGHT + shades, ("right", "up to 25% wrong", "up to 50%", "more", "all"), strict=True)
@@ -55,7 +55,7 @@ def legend(drawn: str, shades: str) -> str:
 
 
 def span(index: int, parts: int, size: int) -> str:
-    """The rows that grid row ``index`` of ``parts`` stands for: ``7``, or ``16-31``."""
+    """The rows in grid row ``index`` of ``parts``: ``7``, or ``16-31``. ``size``: the number of rows in all."""
     first = first_of(index, parts, size)
     last = max(first_of(index + 1, parts, size) - 1, first)
     return str(first) if first == last else f"{first}-{last}"

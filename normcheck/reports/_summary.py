@@ -1,32 +1,32 @@
-"""The last line of a report, enough by itself: the outcome first, then what is wrong, then what was done."""
+"""Last line of a report, enough by itself: the outcome first, then what is wrong, then what was done."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
 from normcheck.reports import _text
-from normcheck.reports._cells import name_of, worst_of
+from normcheck.reports._cells import worst_of
 from normcheck.reports._failure import kind_words
 from normcheck.reports._text import STATUS_STYLES, counted, put, seconds, short
-from normcheck.result import Run, Verdict
+from normcheck.result import SweepResult, Verdict
 
 NAMED = 3
 """Failed cells named in the line; the others are counted."""
 
 
-def put_summary(console: Console, run: Run) -> None:
+def put_summary(console: Console, run: SweepResult) -> None:
     """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
     style = STATUS_STYLES.get(run.status, "bold yellow") if run.complete or run.status != "pass" else "bold yellow"
     put(console, (word(run), style), f"  {rest(run)}", wrap=False)
 
 
-def word(run: Run) -> str:
+def word(run: SweepResult) -> str:
     """The outcome in capitals: ``PASS``, ``FAIL``, ``NOTHING CHECKED``, ``NOTHING PASSED``."""
     checked = any(verdict.status != "skip" for verdict in run.verdicts)
     nothing = "NOT CHECKED" if checked else "NOTHING CHECKED"
     words = {"pass": "PASS", "fail": "FAIL", "error": "ERROR", "nothing": nothing}
     thin = any(verdict.status == "thin" for verdict in run.verdicts)
-    if thin:  # nothing is wrong, and not all was looked at that PASS stands on
+    if thin:  # nothing is wrong, but a core was not finished
         words |= {"pass": "THIN", "nothing": "THIN"}
     if not thin and not any(verdict.status == "pass" for verdict in run.verdicts):
         words["pass"] = "NOTHING PASSED"  # all that ran is known to fail
@@ -36,12 +36,12 @@ def word(run: Run) -> str:
     return "INCOMPLETE" if run.status in ("pass", "nothing") else f"{known} (incomplete)"
 
 
-def rest(run: Run) -> str:
+def rest(run: SweepResult) -> str:
     """What is wrong, then what was done."""
     cells = {
         status: [v for v in run.verdicts if v.status == status] for status in ("pass", "thin", "fail", "error", "skip")
     }
-    if run.status != "pass":  # what is known is not what a run failed by
+    if run.status != "pass":  # a known failure is not why a run failed
         cells["fail"] = [v for v in cells["fail"] if not v.known]
     checked = len(run.verdicts) - len(cells["skip"])
     if not run.verdicts:
@@ -71,15 +71,15 @@ def _name(verdict: Verdict) -> str:
     return f"{short(verdict.op, 40)}/{short(verdict.implementation, 40)} {short(verdict.dtype, 40)}{what}"
 
 
-def _counts(run: Run, cells: dict[str, list[Verdict]], *, named: bool) -> str:
-    """How many cells had which outcome. Nought failed is said of a pass, for it is what the reader looks for."""
+def _counts(run: SweepResult, cells: dict[str, list[Verdict]], *, named: bool) -> str:
+    """How many cells had which outcome. A pass says "0 failed", since readers look for it."""
     passed, failed, errors, skipped = (len(cells[status]) for status in ("pass", "fail", "error", "skip"))
     thin = len(cells["thin"])
     if skipped == len(run.verdicts):
         return f"{counted(skipped, 'cell')} skipped ({_skips(cells['skip'])})"
     counts = [f"{passed} passed" if named else f"{counted(passed, 'cell')} passed"]
     if run.status == "pass":
-        # A run that passes with failed cells: the gate knows these failures.
+        # The failed cells of a run that passes are known failures.
         counts.append(f"{failed} failed" + (" as known" if failed else ""))
     elif failed and run.status != "fail":
         counts.append(f"{failed} failed")
@@ -102,7 +102,7 @@ def _skips(verdicts: list[Verdict]) -> str:
     return "; ".join(reasons[:2]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _ending(run: Run) -> str:
+def _ending(run: SweepResult) -> str:
     cases = f", {counted(sum(verdict.cases for verdict in run.verdicts), 'case')} in {seconds(run.seconds)}"
     skipped = sum(sum(verdict.skipped.values()) for verdict in run.verdicts if verdict.status != "skip")
     if skipped:
@@ -115,4 +115,4 @@ def _ending(run: Run) -> str:
 
 
 def _worst_name(verdict: Verdict, output: str) -> str:
-    return ", ".join((short(output, 40), " ".join(short(word, 40) for word in name_of(verdict))))
+    return ", ".join((short(output, 40), " ".join(short(word, 40) for word in verdict.key.words)))

@@ -1,7 +1,7 @@
-"""Text for people: numbers in few characters, and foreign strings that cannot hurt the screen they are shown on.
+"""Text for people: numbers in few characters, and foreign strings that cannot harm the terminal they are shown on.
 
-Everything that a report prints goes through ``put``. Names, messages and tracebacks come from other people's code, so
-nothing in them is markup, control characters are shown and never sent, and what is too long is cut.
+Everything that a report prints goes through ``put``. Names, messages and tracebacks come from other people's code: no
+markup in them works, control characters are shown as escapes, and long text is cut.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-Part = str | tuple[str, str]
-"""A piece of a line: text, or text with a Rich style."""
+from normcheck.errors import cut, one_line, visible
+
+Part = str | tuple[str, str] | Text
+"""A piece of a line: text, (text, Rich style), or a Text that ``text_of`` or ``table_lines`` has made."""
 
 STATUS_STYLES = {"pass": "green", "thin": "bold yellow", "fail": "bold red", "skip": "yellow", "error": "bold magenta"}
 
 LONGEST_MESSAGE = 2_000
 LONGEST_NAME = 120
 MOST_LINES = 24
+_UNLIMITED_COLUMNS = 10_000
 
 
 def console_for(stream: TextIO, *, width: int | None = None) -> Console:
-    """A console on ``stream``: plain text in a pipe or under NO_COLOR, where Rich alone would still send bold."""
+    """A console on ``stream``: plain text in a pipe or under NO_COLOR, under which Rich by itself would send bold."""
     plain = bool(os.environ.get("NO_COLOR"))
     return Console(
         file=stream,
@@ -44,9 +48,9 @@ def unicode_ok(console: Console) -> bool:
 
 
 def put(console: Console, *parts: Part, indent: int = 0, hang: int = 0, wrap: bool = True) -> None:
-    """Print one line, wrapped at words behind ``indent`` (and ``hang`` more from its second line on).
+    """Print one line, indented by ``indent`` columns and wrapped at words; from its second line on by ``hang`` more.
 
-    ``wrap=False`` never inserts a newline: for lines that are pasted or read with ``tail -1``.
+    ``wrap=False`` never inserts a newline, for lines that are pasted or read with ``tail -1``.
     """
     text = text_of(console, *parts)
     if not wrap or indent + cell_len(text.plain) <= console.width:
@@ -59,60 +63,54 @@ def put(console: Console, *parts: Part, indent: int = 0, hang: int = 0, wrap: bo
 
 
 def text_of(console: Console, *parts: Part) -> Text:
-    """``parts`` as one line that this console can show and that cannot do anything to it."""
+    """``parts`` as one line that this console can show, without anything that controls it."""
     return Text.assemble(*(_safe(part, console.encoding) for part in parts))
 
 
 def put_lines(console: Console, message: str, *, indent: int = 0, label: str = "", style: str = "") -> None:
-    """Print a foreign message of any size: its lines one by one, long ones wrapped, the middle of a huge one cut."""
+    """Print a foreign message of any size: its lines one by one, long lines wrapped, the middle of a huge one cut."""
     for number, line in enumerate(lines_of(message)):
         first = label if number == 0 else " " * len(label)
         put(console, first, (line, style), indent=indent, hang=len(label))
 
 
+def table_lines(console: Console, table: Table, *, wrap: bool = True) -> list[Text]:
+    """The lines of a table, the header first, without Rich's trailing blanks, which a log would keep.
+
+    ``wrap=False``: as wide as the table needs, on any console.
+    """
+    options = console.options if wrap else console.options.update(width=_UNLIMITED_COLUMNS)
+    lines = []
+    for line in console.render_lines(table, options, pad=False):
+        lines.append(Text.assemble(*((segment.text, segment.style or "") for segment in line)))
+        lines[-1].rstrip()
+    return lines
+
+
 def _emit(console: Console, indent: int, text: Text) -> None:
-    if text.plain.lstrip().startswith("::"):  # at the beginning of a line a CI log takes it for a command
+    if text.plain.lstrip().startswith("::"):  # a CI log takes such a line for a command
         text, indent = Text("\\") + text, max(indent - 1, 0)
     if console.is_terminal or console.color_system is not None:
         console.print(Text(" " * indent) + text, soft_wrap=True)
-    else:  # what Rich would write as well, and takes five times as long for
+    else:  # Rich would write the same, in five times the time
         console.file.write(f"{' ' * indent}{text.plain}\n")
 
 
-def _safe(part: Part, encoding: str) -> tuple[str, str]:
+def _safe(part: Part, encoding: str) -> tuple[str, str] | Text:
+    if isinstance(part, Text):
+        return part
     text, style = (part, "") if isinstance(part, str) else part
     return visible(text).encode(encoding, "backslashreplace").decode(encoding), style
 
 
-def visible(text: str) -> str:
-    r"""``text`` with what does not print (escapes, newlines, direction marks, surrogates) as ``\x1b`` and the like."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def cut(text: str, limit: int = LONGEST_MESSAGE) -> str:
-    """``text``, or its beginning and its end when it is longer than ``limit``."""
-    if len(text) <= limit:
-        return text
-    tail = limit // 4
-    head = limit - tail
-    return f"{text[:head]} ... [{len(text) - limit:,} characters cut] ... {text[-tail:]}"
-
-
 def short(text: str, limit: int = LONGEST_NAME) -> str:
     """``text`` on one line of at most ``limit`` characters, its end replaced by ``...`` if it must be."""
-    line = visible(" ".join(text[: 4 * limit].split()))
-    return line if len(line) <= limit else line[: limit - 3].rstrip() + "..."
+    return one_line(text, limit, keep_end=False)
 
 
 def lines_of(message: str, most: int = MOST_LINES) -> list[str]:
     """The lines of a cut message without blank edges: at most ``most``, the middle left out."""
-    lines = [line.rstrip().expandtabs(4) for line in cut(message).strip("\r\n").splitlines()]
+    lines = [line.rstrip().expandtabs(4) for line in cut(message, LONGEST_MESSAGE).strip("\r\n").splitlines()]
     if len(lines) <= most:
         return lines
     tail = most // 3
@@ -121,7 +119,7 @@ def lines_of(message: str, most: int = MOST_LINES) -> list[str]:
 
 
 def compact(value: float | None) -> str:
-    """A number in few characters: ``0.999``, ``12.4``, ``1.3e-04``, ``inf``, ``nan``; ``-`` where there is none."""
+    """A number in few characters: ``0.999``, ``12.4``, ``1.3e-04``, ``inf``, ``nan``; ``-`` for None."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
@@ -131,7 +129,7 @@ def compact(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A ratio, never rounded across 1, where right turns to wrong."""
+    """A ratio, never rounded across 1, the limit between right and wrong."""
     if value is None or not 0.99 < value < 1.01 or value == 1:
         return compact(value)
     return f"{(math.floor if value < 1 else math.ceil)(value * 1000) / 1000:.3f}"
@@ -150,7 +148,7 @@ def exact(value: float | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """``part`` of ``whole`` to a tenth of a percent, where 0% means none and 100% means all."""
+    """``part`` of ``whole`` to a tenth of a percent; 0% means none and 100% means all."""
     if not whole or math.isnan(part) or math.isnan(whole):
         return "-"
     share = part / whole

@@ -1,112 +1,36 @@
-"""A JSON file from outside, read strictly: what is not as expected is one line with the file and the place in it."""
+"""JSON documents, read and written by their types.
+
+Reading checks strictly: a wrong value is an error of one line, with the file and the place in it. Writing makes strict
+JSON: NaN and the infinities, which JSON does not have, are strings.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.errors import UsageError, complaint, one_line, shown
 from normcheck.files import contents
 
-LARGEST = 1 << 28
-"""Bytes that a file may have; a report of 10,000 cells has 40 million."""
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Node:
-    """A value of a document, and where it is: ``report.json: verdicts[3].cases``. Each method raises UsageError."""
-
-    value: object
-    where: str
-
-    def wrong(self, expected: str) -> NoReturn:
-        """Complain that this is not what was ``expected``."""
-        raise UsageError(f"{self.where}={shown(self.value, 80)}: expected {expected}")
-
-    def entries(self) -> dict[str, Node]:
-        """The values of an object."""
-        if not isinstance(self.value, dict):
-            self.wrong("an object")
-        return {key: Node(value, self._place(key)) for key, value in self.value.items()}
-
-    def items(self) -> list[Node]:
-        """The values of an array."""
-        if not isinstance(self.value, list):
-            self.wrong("an array")
-        return [Node(value, f"{self.where}[{number}]") for number, value in enumerate(self.value)]
-
-    def __getitem__(self, key: str) -> Node:
-        if not isinstance(self.value, dict):
-            self.wrong("an object")
-        if key not in self.value:
-            raise UsageError(f"{self._place(key)} is missing: expected it")
-        return Node(self.value[key], self._place(key))
-
-    def get(self, key: str, default: object) -> Node:
-        """A value that older files do not have."""
-        if not isinstance(self.value, dict):
-            self.wrong("an object")
-        return Node(self.value.get(key, default), self._place(key))
-
-    def _place(self, key: str) -> str:
-        return f"{self.where}{' ' if self.where.endswith(':') else '.'}{one_line(key, 60)}"
-
-    def text(self, choices: Iterable[str] = ()) -> str:
-        """A string, one of ``choices`` where there are any."""
-        allowed = tuple(choices)
-        if not isinstance(self.value, str):
-            self.wrong("a string")
-        if allowed and self.value not in allowed:
-            self.wrong(one_of(allowed))
-        return self.value
-
-    def texts(self) -> tuple[str, ...]:
-        """An array of strings."""
-        return tuple(item.text() for item in self.items())
-
-    def flag(self) -> bool:
-        """True or false."""
-        if not isinstance(self.value, bool):
-            self.wrong("true or false")
-        return self.value
-
-    def integer(self, least: int = 0) -> int:
-        """A count: an integer of at most 18 digits."""
-        if self.whole() < least or self.whole() >= 10**18:
-            self.wrong(f"an integer >= {least}")
-        return self.whole()
-
-    def whole(self) -> int:
-        """An integer of any size."""
-        if not isinstance(self.value, int) or isinstance(self.value, bool):
-            self.wrong("an integer")
-        return self.value
-
-    def number(self) -> float:
-        """A number, or one that JSON does not have as a string: NaN, Infinity, -Infinity."""
-        if isinstance(self.value, str) and self.value in _NOT_FINITE:
-            return _NOT_FINITE[self.value]
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or abs(self.value) > 1.8e308:
-            self.wrong('a number, or "NaN", "Infinity", "-Infinity"')
-        return self.value
-
-    @property
-    def known(self) -> bool:
-        """Whether there is a value: null is what is not known."""
-        return self.value is not None
+LARGEST_BYTES = 1 << 28
+"""Bytes that a file may have at most; a report of 10,000 cells has 40 million."""
 
 
-def load(file: str, schema: str) -> Node:
-    """The object in a JSON file of this ``schema``. Raises UsageError, in one line, for a file that is none."""
+def load(file: str, schema: str) -> dict[str, Any]:
+    """The object in a JSON file of this ``schema``. Raises UsageError, in one line, for any other file."""
     where = one_line(file, 200)
     try:
-        text = contents(file, LARGEST).decode("utf-8-sig")
-        value = json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
+        text = contents(file, LARGEST_BYTES).decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_constant, object_pairs_hook=once)
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: expected {schema}, in UTF-8 (byte {error.start} is not)") from error
     except OSError as error:
@@ -116,15 +40,53 @@ def load(file: str, schema: str) -> Node:
     if not isinstance(value, dict) or value.get("schema") != schema:
         own = value.get("schema") if isinstance(value, dict) else value
         raise UsageError(f"{where}: schema={shown(own, 80)}: expected {schema}")
-    return Node(value, f"{where}:")
+    return value
+
+
+def checked(kind: type[T], value: object, where: str) -> T:
+    """``value`` as a ``kind``. Raises UsageError, which begins with ``where``, for the first thing that is wrong."""
+    from pydantic import ValidationError
+
+    read: Any = kind
+    try:
+        found: T = _adapter(read).validate_python(value)
+    except ValidationError as error:
+        raise UsageError(f"{where}: {complaint(error.errors(include_url=False)[0])}") from None
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def text_of(document: object, indent: int = 2) -> str:
+    """``document`` as JSON and a newline, in ASCII, so that no encoding of a stream can refuse it."""
+    return json.dumps(plain(document), indent=indent, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON has it: an object for frozen data, a string for a number that is not finite."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object as a dict. Raises ValueError for a key that is there twice, which is ambiguous."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key of an object is there twice")
+    return result
 
 
 def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key of an object is there twice")
-    return found

@@ -1,7 +1,7 @@
-"""JUnit XML, as Jenkins, GitLab and others read it: a suite per op, a test case per cell, and one for the gate itself.
+"""JUnit report, the XML of Jenkins, GitLab and others: a suite per op, a test case per cell, and one for the gate.
 
-The order and the attributes are those of Ant's schema, the strictest in use. What XML 1.0 has no character for is shown
-escaped, as everywhere.
+The order and the attributes are those of Ant's schema, the strictest in use. A character that XML 1.0 lacks is shown as
+its escape. No library writes it, since junitparser has neither that order nor escapes; the tests read with it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TextIO
 from xml.etree import ElementTree as ET
 
-from normcheck.reports._plain import block, cells, environment, is_known, kind, messages, outcome, place, said
+from normcheck.reports._plain_text import block, cells, environment, is_known, kind, messages, outcome, place, reason
 from normcheck.reports._text import short
 from normcheck.reports.report import Report
-from normcheck.result import Run, Verdict
+from normcheck.result import SweepResult, Verdict
 
 GATE = "normcheck"
-"""The suite of what is said of the run as a whole: without it a gate that is red for what did not run looks green."""
+"""The suite of the run as a whole: without it, a run that failed because a cell did not run would look green."""
 
 
-def write(run: Run, stream: TextIO) -> None:
+def write(run: SweepResult, stream: TextIO) -> None:
     """Write ``run`` in ASCII, so that no encoding of ``stream`` can refuse it."""
     root = ET.Element("testsuites")
     for op in dict.fromkeys(verdict.op for verdict in run.verdicts):
@@ -33,7 +33,9 @@ def write(run: Run, stream: TextIO) -> None:
     stream.write(ET.tostring(root, encoding="us-ascii", xml_declaration=True).decode("ascii") + "\n")
 
 
-def _add_suite(root: ET.Element, run: Run, name: str, cases: Sequence[ET.Element], seconds: float, output: str) -> None:
+def _add_suite(
+    root: ET.Element, run: SweepResult, name: str, cases: Sequence[ET.Element], seconds: float, output: str
+) -> None:
     suite = ET.SubElement(root, "testsuite", name=name, package="normcheck", id=str(len(root)))
     suite.set("timestamp", _begun(run))
     suite.set("hostname", "localhost")
@@ -58,25 +60,25 @@ def _case(verdict: Verdict) -> ET.Element:
     classname = f"{short(verdict.op)}.{short(verdict.implementation)}"
     case = ET.Element("testcase", name=short(verdict.dtype), classname=classname, time=_seconds(verdict.seconds))
     if is_known(verdict):
-        ET.SubElement(case, "skipped", message=f"known failure: {said(verdict)}")
+        ET.SubElement(case, "skipped", message=f"known failure: {reason(verdict)}")
     elif verdict.status == "skip":
-        ET.SubElement(case, "skipped", message=said(verdict))
-    elif verdict.status == "thin":  # whether that makes the run red is said by the gate's own test case
-        ET.SubElement(case, "skipped", message=f"thin: {said(verdict)}")
+        ET.SubElement(case, "skipped", message=reason(verdict))
+    elif verdict.status == "thin":  # the gate's own test case says whether that fails the run
+        ET.SubElement(case, "skipped", message=f"thin: {reason(verdict)}")
     elif verdict.status == "fail":
-        ET.SubElement(case, "failure", message=said(verdict), type=kind(verdict)).text = _told(verdict)
+        ET.SubElement(case, "failure", message=reason(verdict), type=kind(verdict)).text = _text_of(verdict)
     elif verdict.status != "pass":
-        ET.SubElement(case, "error", message=said(verdict), type=short(verdict.status)).text = _told(verdict)
+        ET.SubElement(case, "error", message=reason(verdict), type=short(verdict.status)).text = _text_of(verdict)
     return case
 
 
-def _told(verdict: Verdict) -> str:
+def _text_of(verdict: Verdict) -> str:
     file, line = place(verdict)
     at = short(f"{file}:{line}" if line else file, 400)
     return f"At {at}\n{block(verdict)}" if at else block(verdict)
 
 
-def _gate(run: Run) -> ET.Element:
+def _gate(run: SweepResult) -> ET.Element:
     """The run as a whole: green with exit code 0 alone."""
     case = ET.Element("testcase", name="verdict", classname=f"{GATE}.gate", time=_seconds(run.seconds))
     if run.exit_code:
@@ -86,8 +88,8 @@ def _gate(run: Run) -> ET.Element:
     return case
 
 
-def _begun(run: Run) -> str:
-    """A run does not say when it began: now, less what it took. UTC, which the schema allows nobody to say."""
+def _begun(run: SweepResult) -> str:
+    """When the run began, reckoned from now and its seconds. In UTC; the schema has no place for a time zone."""
     begun = datetime.now(UTC) - timedelta(seconds=min(_finite(run.seconds), 1e8))
     return begun.strftime("%Y-%m-%dT%H:%M:%S")
 

@@ -1,4 +1,4 @@
-"""What a report is: a name, one line about it, and a function that writes a run to a stream."""
+"""Contract of a report: a name, one line about it, and a function that writes a run to a stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TextIO
 
 from normcheck import reports as package
-from normcheck.result import Run
+from normcheck.result import SweepResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Report:
     """A format of ``--report NAME:PATH``; a module of this package declares one as ``REPORT``."""
 
     name: str
-    write: Callable[[Run, TextIO], None]
+    write: Callable[[SweepResult, TextIO], None]
     summary: str
 
 

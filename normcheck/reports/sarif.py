@@ -1,6 +1,7 @@
-"""SARIF 2.1.0, for code scanning: a rule per kind of finding, a result per failed cell at the implementation's line.
+"""SARIF report for code scanning: a rule per kind of finding, a result per failed cell at the implementation's line.
 
-The format: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+The format is SARIF 2.1.0: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+No library writes it, since sarif-om is not maintained; the tests validate these plain objects against the schema.
 """
 
 from __future__ import annotations
@@ -12,32 +13,34 @@ from pathlib import PurePath
 from typing import TextIO
 from urllib.parse import quote
 
-from normcheck.reports import _plain
+from normcheck.errors import visible
+from normcheck.reports import _plain_text
+from normcheck.reports._cells import name_of
 from normcheck.reports._failure import TITLES
-from normcheck.reports._plain import block, cell, is_known, kind, messages, outcome, place, said
-from normcheck.reports._strict import number
-from normcheck.reports._text import short, visible
+from normcheck.reports._plain_text import block, is_known, kind, messages, outcome, place, reason
+from normcheck.reports._text import short
+from normcheck.reports.document import plain as json_value
 from normcheck.reports.report import Report
-from normcheck.result import KINDS, Finding, Run, Verdict
+from normcheck.result import KINDS, Finding, SweepResult, Verdict
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "SRCROOT"
-"""What relative paths start from, under SARIF's usual name for it."""
+"""SARIF's usual name for the folder to which paths are relative."""
 
 Json = dict[str, object]
 
 
-def write(run: Run, stream: TextIO) -> None:
+def write(run: SweepResult, stream: TextIO) -> None:
     """Write ``run`` as one JSON object and a newline, in ASCII."""
     stream.write(json.dumps(document(run), indent=2, allow_nan=False) + "\n")
 
 
-def document(run: Run) -> Json:
+def document(run: SweepResult) -> Json:
     """``run`` as a SARIF log."""
     failed = [verdict for verdict in run.verdicts if verdict.status == "fail"]
     rules = list(dict.fromkeys((*KINDS, *map(kind, failed))))
     driver: Json = {"name": "normcheck", "rules": [_rule(name) for name in rules]}
-    version = _plain.environment(run).get("normcheck")
+    version = _plain_text.environment(run).get("normcheck")
     if version:
         driver["version"] = version
     sarif_run: Json = {
@@ -45,13 +48,13 @@ def document(run: Run) -> Json:
         "invocations": [_invocation(run)],
         "columnKind": "unicodeCodePoints",
         "results": [_result(verdict, rules.index(kind(verdict))) for verdict in failed],
-        "properties": {"seed": run.seed, "profile": short(run.profile), "environment": _plain.environment(run)},
+        "properties": {"seed": run.seed, "profile": short(run.profile), "environment": _plain_text.environment(run)},
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [sarif_run]}
 
 
 def plain(text: str) -> str:
-    """Text as a SARIF message: braces doubled, and no ``[text](link)``, both of which a viewer would take for more."""
+    """Text as a SARIF message: doubled braces and no ``[text](link)``, which a viewer would take for markup."""
     return text.replace("{", "{{").replace("}", "}}").replace("](", "] (")
 
 
@@ -61,20 +64,24 @@ def _rule(name: str) -> Json:
     return {"id": name, "shortDescription": text, "defaultConfiguration": {"level": "error"}}
 
 
-def _invocation(run: Run) -> Json:
-    """The run itself; cells that were skipped or could not be judged are notifications of it."""
-    told = [_notification("error", f"{cell(v)}: {said(v)}", v) for v in run.verdicts if v.status == "error"]
-    told += [_notification("note", f"not run: {cell(v)}: {said(v)}", v) for v in run.verdicts if v.status == "skip"]
-    told += [_notification("warning", f"thin: {cell(v)}: {said(v)}", v) for v in run.verdicts if v.status == "thin"]
+def _invocation(run: SweepResult) -> Json:
+    """The run itself; cells that were skipped, thin or not judged are its notifications, and so are messages."""
+    notes = [_notification("error", f"{name_of(v.key)}: {reason(v)}", v) for v in _of(run, "error")]
+    notes += [_notification("note", f"not run: {name_of(v.key)}: {reason(v)}", v) for v in _of(run, "skip")]
+    notes += [_notification("warning", f"thin: {name_of(v.key)}: {reason(v)}", v) for v in _of(run, "thin")]
     level = "warning" if run.status == "pass" else "error"
-    told += [_notification(level, line, None) for line in messages(run)]
+    notes += [_notification(level, line, None) for line in messages(run)]
     return {
         "executionSuccessful": run.complete and run.status != "error",
         "exitCode": run.exit_code,
         "exitCodeDescription": outcome(run),
         "arguments": [short(word, 500) for word in run.argv],
-        "toolExecutionNotifications": told,
+        "toolExecutionNotifications": notes,
     }
+
+
+def _of(run: SweepResult, status: str) -> list[Verdict]:
+    return [verdict for verdict in run.verdicts if verdict.status == status]
 
 
 def _notification(level: str, text: str, verdict: Verdict | None) -> Json:
@@ -88,9 +95,9 @@ def _result(verdict: Verdict, rule: int) -> Json:
         "ruleId": kind(verdict),
         "ruleIndex": rule,
         "level": "error",
-        "message": {"text": plain(f"{cell(verdict)}: {said(verdict)}\n\n{block(verdict)}")},
+        "message": {"text": plain(f"{name_of(verdict.key)}: {reason(verdict)}\n\n{block(verdict)}")},
         "locations": _locations(verdict),
-        "partialFingerprints": {"normcheckCell/v1": f"{cell(verdict)} {_what(finding)}"},
+        "partialFingerprints": {"normcheckCell/v1": f"{name_of(verdict.key)} {_what(finding)}"},
     }
     if is_known(verdict):
         result["suppressions"] = [{"kind": "external"}]
@@ -104,20 +111,20 @@ def _what(finding: Finding | None) -> str:
 
 
 def _numbers(finding: Finding) -> Mapping[str, object]:
-    """What a script would ask of a result."""
+    """The facts of a result that a script needs."""
     return {
         "case": short(finding.case, 1000),
         "reproduce": short(finding.reproduce, 2000),
         "output": short(finding.output),
-        "ratio": number(finding.ratio),
-        "error": number(finding.error),
-        "bound": number(finding.bound),
+        "ratio": json_value(finding.ratio),
+        "error": json_value(finding.error),
+        "bound": json_value(finding.bound),
     }
 
 
 def _locations(verdict: Verdict) -> list[Json]:
-    """Where the implementation is; what its cell is called, where its file is not known."""
-    name = {"fullyQualifiedName": "/".join(cell(verdict).split()), "kind": "function"}
+    """The place of the implementation: the name of its cell, and its file and line if known."""
+    name = {"fullyQualifiedName": "/".join(name_of(verdict.key).split()), "kind": "function"}
     location: Json = {"logicalLocations": [name]}
     file, line = place(verdict)
     if file:

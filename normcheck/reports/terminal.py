@@ -1,6 +1,6 @@
-"""The report that people read: a line per cell, a block per failure, what was not checked, and one line that says all.
+"""Terminal report, for people: a line per cell, a block per failure, what was not checked, and one line for all.
 
-``write`` is the whole report on any stream. The command line shows cells while they run (``live``) and then calls
+``write`` writes the whole report to any stream. The command line shows cells while they run (``live``) and then calls
 ``render`` for the rest; ``normcheck repro`` calls ``render_case``.
 """
 
@@ -11,28 +11,29 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
 from normcheck.reports._failure import kind_words, put_failure
 from normcheck.reports._summary import put_summary
 from normcheck.reports._text import (
+    LONGEST_MESSAGE,
     STATUS_STYLES,
     Part,
     compact,
     console_for,
     counted,
-    cut,
     lines_of,
     put,
     put_lines,
     short,
+    table_lines,
     text_of,
     ulps,
 )
 from normcheck.reports.report import Report
-from normcheck.result import Finding, Run, Verdict
+from normcheck.result import CellKey, Finding, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 
@@ -40,28 +41,28 @@ Row = tuple[str, str, float, float, float, int]
 """One check of a case: output, check, ratio, max_abs, max_ulp, elements that could not be judged."""
 
 
-def write(run: Run, stream: TextIO) -> None:
+def write(run: SweepResult, stream: TextIO) -> None:
     """Write the whole report of ``run``."""
     render(run, console_for(stream))
 
 
-def render(run: Run, console: Console, *, cells: bool = True, verbosity: int = 0) -> None:
+def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity: int = 0) -> None:
     """Print the report of ``run``; ``cells=False`` leaves out the lines that ``live`` has printed.
 
     ``verbosity``: below 0 only failures, messages and the last line; above 0 also all that was measured.
     """
     cells = cells and verbosity >= 0
     if cells:
-        columns = columns_of((name_of(verdict) for verdict in run.verdicts), name_room(console))
+        columns = columns_of((verdict.key for verdict in run.verdicts), name_room(console))
         for verdict in run.verdicts:
             put_cell(console, verdict, columns, verbose=verbosity > 0)
     for verdict in run.verdicts:
         if verdict.failure is not None:
             put(console, "")
-            put_failure(console, _cell(verdict), verdict.failure, known=verdict.known)
+            put_failure(console, name_of(verdict.key), verdict.failure, known=verdict.known)
         elif verdict.status == "fail":
             put(console, "")
-            put(console, ("FAIL", "bold red"), (f" {_cell(verdict)}", "bold"))
+            put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
     judge_failed = "report it, with the command and what normcheck doctor says."
     _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"), step=judge_failed)
@@ -78,11 +79,7 @@ def render(run: Run, console: Console, *, cells: bool = True, verbosity: int = 0
     put_summary(console, run)
 
 
-def _cell(verdict: Verdict) -> str:
-    return " ".join(short(word) for word in name_of(verdict))
-
-
-def _reasons(run: Run, status: str) -> dict[str, list[tuple[Verdict, str]]]:
+def _reasons(run: SweepResult, status: str) -> dict[str, list[tuple[Verdict, str]]]:
     """Reason -> the cells of this status that have it, in the order of the run."""
     reasons: dict[str, list[tuple[Verdict, str]]] = {}
     for verdict in run.verdicts:
@@ -91,8 +88,8 @@ def _reasons(run: Run, status: str) -> dict[str, list[tuple[Verdict, str]]]:
     return reasons
 
 
-def _case_reasons(run: Run, *, every: bool = False) -> dict[str, list[tuple[Verdict, str]]]:
-    """Reason -> the cells in which cases were skipped for it, with how many; ``every``: also of what did not run."""
+def _case_reasons(run: SweepResult, *, every: bool = False) -> dict[str, list[tuple[Verdict, str]]]:
+    """Reason -> the cells in which cases were skipped for it, with how many. ``every``: also of skipped cells."""
     reasons: dict[str, list[tuple[Verdict, str]]] = {}
     for verdict in run.verdicts:
         if every or verdict.status != "skip":
@@ -106,7 +103,7 @@ def _put_section(
 ) -> None:
     """Print each reason once, with the cells that it holds for; dtypes of one op and implementation together.
 
-    ``step``: what to do next, "" where that is said elsewhere.
+    ``step``: what to do next, "" if another section has it.
     """
     if not reasons:
         return
@@ -119,7 +116,7 @@ def _put_section(
             dtypes.append(short(verdict.dtype) + count)
         names = "; ".join(f"{name} {', '.join(dtypes)}" for name, dtypes in together.items())
         if len(lines_of(reason)) == 1:
-            put(console, f"{names}: ", (cut(reason).strip(), "dim"), indent=2, hang=4)
+            put(console, f"{names}: ", (cut(reason, LONGEST_MESSAGE).strip(), "dim"), indent=2, hang=4)
         else:
             put(console, f"{names}:", indent=2, hang=4)
             put_lines(console, reason, indent=4, style="dim")
@@ -127,15 +124,15 @@ def _put_section(
         put(console, (f"Next: {step}", "dim"), indent=2)
 
 
-def _put_environment(console: Console, run: Run) -> None:
-    """What a pasted report must say of where it comes from."""
+def _put_environment(console: Console, run: SweepResult) -> None:
+    """Print profile, seed and versions, so that a pasted report shows where it comes from."""
     facts = [f"{short(name, 40)} {short(str(value), 60)}" for name, value in run.environment.items() if value]
     put(console, (f"{short(run.profile)} profile, seed {run.seed}; {', '.join(facts)}".rstrip("; "), "dim"), hang=2)
 
 
-def render_skip(console: Console, cell: Sequence[str], reason: str) -> None:
+def render_skip(console: Console, cell: CellKey, reason: str) -> None:
     """Print the one line of a case that is not run."""
-    put(console, f"skip {' '.join(short(word) for word in cell)}: {short(reason, 500)}", wrap=False)
+    put(console, f"skip {name_of(cell)}: {short(reason, 500)}", wrap=False)
 
 
 def render_case(
@@ -148,9 +145,9 @@ def render_case(
     not_returned: Sequence[str] = (),
     refused: str = "",
 ) -> None:
-    """Print every check of one case as a table, a block per finding, and a last line that says which it is.
+    """Print every check of one case as a table, a block per finding, and a last line with the outcome.
 
-    ``refused``: why its backward was refused, "" where it was not.
+    ``refused``: why its backward was refused, "" if it was not.
     """
     words = case.split()
     cell = " ".join(short(word) for word in (words[0] if words else "", implementation, *words[1:2]) if word)
@@ -183,14 +180,12 @@ def _put_table(console: Console, rows: Sequence[Row]) -> None:
         numbers = [_text.ratio(ratio), compact(max_abs), ulps(max_ulp), *([f"{uncheckable:,}"] if unjudged else [])]
         cells = (mark, short(output, 20), short(check, 60), *numbers)
         table.add_row(*(text_of(console, cell) for cell in cells))
-    for line in console.render_lines(table, pad=False):
-        text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
-        text.rstrip()  # Rich fills up wrapped lines, and a log keeps the blanks
-        console.print(text, soft_wrap=True)
+    for line in table_lines(console, table):
+        put(console, line, wrap=False)
 
 
 def _right(ratio: float | None) -> bool:
-    """NaN is not right; a check without a ratio compared nothing."""
+    """Whether a ratio is right. NaN is not; None is, since nothing was compared."""
     return ratio is None or ratio <= 1
 
 

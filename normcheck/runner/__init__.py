@@ -1,1 +1,1 @@
-"""One call of an implementation, in memory that tells."""
+"""Calls of an implementation, in memory that shows stray reads and writes; the device, time limit and versions."""

@@ -1,6 +1,6 @@
-"""What a call allocates through torch: between guard bands, and poisoned where torch promises no contents.
+"""The arena: memory that a call allocates through torch lies between guard bands, poisoned where torch leaves it unset.
 
-A band that has changed was written to; outputs that change with the pattern read it.
+If a band has changed, the call wrote to it. If outputs change with the pattern, the call read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from normcheck.cases.guard_bands import NAN, Pattern, allocated, band_of
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The patterns of one run: in the bands and gaps of inputs, in fresh memory, in the bands of what is allocated."""
+    """The patterns of one run: in bands and gaps of ``inputs``, in ``fresh`` (unset) memory, around ``allocated``."""
 
     inputs: Pattern = NAN
     fresh: Pattern = NAN
@@ -27,7 +27,11 @@ class Surroundings:
 
 
 class Stray(NamedTuple):
-    """Writes around a block of ``elements``, ``name``d where it became an output: how many, and where the first is."""
+    """Writes to the bands around one allocated block.
+
+    ``name``: the output that lies in the block, or ""; ``elements``: the size of the block; ``written``: the number of
+    changed elements in its bands; ``where``: the place of the first, in words.
+    """
 
     name: str
     elements: int
@@ -36,22 +40,22 @@ class Stray(NamedTuple):
 
 
 class Arena(TorchFunctionMode):
-    """While active, what torch's factory functions return lies between guard bands; what is fresh is poisoned.
+    """While it is active, torch's factories return tensors between guard bands; uninitialised ones are poisoned.
 
-    It sees what is called from Python. Memory that C++ code allocates is poisoned by torch itself, see ``call``.
-    ``beside``: what the first forward of the run returned beside tensors, for its backward; None before that.
+    It sees calls from Python only; ``call.poisoned_memory`` has torch poison memory that C++ code allocates.
+    ``beside``: the plain values that the run's first forward returned with its tensors, for the backward; None before.
     """
 
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__()
         self._fresh, self._around = surroundings.fresh, surroundings.allocated
         self.beside: Mapping[str, object] | None = None
-        self._blocks: list[tuple[Tensor, int, int, torch.dtype]] = []  # buffer as integers, first and end of the tensor
+        self._blocks: list[tuple[Tensor, int, int, torch.dtype]] = []  # integer buffer; start, end, dtype of the tensor
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call ``func``; move what a factory made between bands. What torch.compile traces is let through as it is."""
+        """Call ``func`` and move a factory's tensor between bands. What torch.compile traces is only called."""
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
@@ -64,9 +68,9 @@ class Arena(TorchFunctionMode):
         return tensor if fresh else tensor.copy_(out)
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
-        """What was written around the blocks that were handed out; ``named``: what became of them, by name."""
+        """The writes to the bands around allocated blocks; ``named``: the outputs, to name the block of each."""
         places = {t.data_ptr(): name for name, t in named.items()}
-        found = []
+        strays = []
         for buffer, first, end, dtype in self._blocks:
             band = band_of(self._around.bits[dtype], buffer.dtype, buffer.device, max(first, len(buffer) - end))
             if torch.equal(buffer[:first], band[:first]) and torch.equal(buffer[end:], band[: len(buffer) - end]):
@@ -75,8 +79,8 @@ class Arena(TorchFunctionMode):
             at = int(wrong.nonzero()[0])
             words = f"{first - at} before its first element" if at < first else f"{at - first + 1} behind its last"
             name = places.get(buffer[first:end].data_ptr(), "")
-            found.append(Stray(name, end - first, int(wrong.sum()), words))
-        return found
+            strays.append(Stray(name, end - first, int(wrong.sum()), words))
+        return strays
 
 
 _FACTORIES: Mapping[Callable[..., Any], bool] = MappingProxyType(
@@ -88,7 +92,7 @@ _FACTORIES: Mapping[Callable[..., Any], bool] = MappingProxyType(
         **dict.fromkeys((torch.full, torch.full_like, torch.Tensor.new_full), False),
     }
 )
-"""Function -> whether torch promises nothing about the contents."""
+"""Factory function -> whether the memory that it returns is uninitialised."""
 
 
 def _can_be_moved(out: object) -> bool:

@@ -1,22 +1,22 @@
-"""The device that is asked for, and whether it is there."""
+"""The device of a run: what ``--device`` means on this machine."""
 
 from __future__ import annotations
 
 import torch
 
-from normcheck.errors import UsageError, check_names
+from normcheck.errors import UsageError
 
 
-def device_of(asked: str) -> str:
-    """``auto`` -> "cuda" where torch sees a GPU, else "cpu"; anything else as it is."""
-    if asked != "auto":
-        return asked
+def device_of(name: str) -> str:
+    """``auto`` -> "cuda" if torch sees a GPU, else "cpu"; any other name as it is."""
+    if name != "auto":
+        return name
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def device_for(asked: str) -> str:
-    """``cpu`` or ``cuda``; on a CPU, Triton kernels that are loaded from now on run under its interpreter."""
-    device = device_there(asked)
+def device_for(name: str) -> str:
+    """As ``device_there``; for ``cpu``, Triton kernels that are loaded from now on run under its interpreter."""
+    device = device_there(name)
     if device == "cpu":
         from normcheck.impls.kernels.interpreter import enable
 
@@ -24,10 +24,9 @@ def device_for(asked: str) -> str:
     return device
 
 
-def device_there(asked: str) -> str:
-    """``cpu`` or ``cuda``, if it is there. Raises UsageError."""
-    check_names("device", (asked,), ("auto", "cpu", "cuda"))
-    device = device_of(asked)
+def device_there(name: str) -> str:
+    """``cpu`` or ``cuda``. Raises UsageError for ``cuda`` if torch sees no GPU."""
+    device = device_of(name)
     if device == "cuda" and device_of("auto") != "cuda":
         raise UsageError("device=cuda: expected auto or cpu, torch sees no GPU here")
     return device

@@ -1,12 +1,11 @@
-"""The machine and the versions, as they are written into every report."""
+"""The machine and the versions of the libraries, as every report has them."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
-import os
 import platform
 
+import psutil
 import torch
 
 from normcheck import __version__
@@ -14,8 +13,8 @@ from normcheck.runner import nvidia_driver
 
 
 def environment(device: str) -> dict[str, str]:
-    """Name -> version or description; what is not there is left out."""
-    found = {
+    """Name -> version or description; a library that is not installed is left out."""
+    described = {
         "normcheck": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -26,22 +25,22 @@ def environment(device: str) -> dict[str, str]:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found["device"] = properties.name
-        found["compute_capability"] = f"{properties.major}.{properties.minor}"
-        found["cuda"] = str(torch.version.cuda)
-        found["cudnn_backend"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-        found["driver"] = nvidia_driver.version()
+        described["device"] = properties.name
+        described["compute_capability"] = f"{properties.major}.{properties.minor}"
+        described["cuda"] = str(torch.version.cuda)
+        described["cudnn_backend"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+        described["driver"] = nvidia_driver.version()
     else:
-        found["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    return {name: value for name, value in found.items() if value}
+        described["device"] = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return {name: value for name, value in described.items() if value}
 
 
-def memory(device: str) -> int:
-    """Bytes of memory of the machine, or what is left of its GPU's for this process."""
+def memory_bytes(device: str) -> int:
+    """Bytes of the machine's memory; for ``cuda``, the bytes of the GPU's memory that this process can still use."""
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(min(free + torch.cuda.memory_reserved(), total * torch.cuda.get_per_process_memory_fraction()))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return psutil.virtual_memory().total
 
 
 def _version(distribution: str) -> str:

@@ -1,4 +1,4 @@
-"""The NVIDIA driver, as the kernel's own files and its library tell of it: torch is not imported for that."""
+"""The NVIDIA driver and its GPUs, read from /proc and libcuda without importing torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import ctypes
 from pathlib import Path
 
 PROC = Path("/proc/driver/nvidia")
-"""Where the driver describes itself and its GPUs."""
+"""The files in which the driver describes itself and its GPUs."""
 
 CONTROL = Path("/dev/nvidiactl")
-"""What a process opens to use any of them; in a container it may be there while PROC is not."""
+"""The device that a process opens to use any GPU; a container may have it without PROC."""
 
 
 def present() -> bool:
-    """Whether there is a driver that this process may open."""
+    """Whether the driver's control device exists."""
     return CONTROL.exists()
 
 
 def version() -> str:
-    """The driver's version; "" where its file is not there."""
+    """The driver's version; "" if its file cannot be read."""
     try:
         with open(PROC / "version", encoding="ascii", errors="replace") as file:
             words = file.readline().split()
@@ -28,21 +28,21 @@ def version() -> str:
 
 
 def gpus() -> tuple[str, ...]:
-    """The models of the GPUs of the machine, of which this process may see fewer."""
-    found = []
+    """The model of each GPU of the machine; this process may see fewer of them."""
+    models: list[str] = []
     for file in sorted(PROC.glob("gpus/*/information")):
         try:
             lines = file.read_text(encoding="ascii", errors="replace").splitlines()
         except OSError:
             continue
-        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return tuple(found)
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return tuple(models)
 
 
 def devices(toolkit: int) -> int:
-    """How many GPUs a program built for CUDA ``toolkit``, a major version, can use here, CUDA_VISIBLE_DEVICES included.
+    """How many GPUs this process can use with a program built for CUDA ``toolkit``, a major version.
 
-    It initialises CUDA: not for a process that forks afterwards.
+    CUDA_VISIBLE_DEVICES counts. The call initialises CUDA, so a process that forks later must not make it.
     """
     version, count = ctypes.c_int(), ctypes.c_int()
     try:
@@ -52,6 +52,6 @@ def devices(toolkit: int) -> int:
             or library.cuDriverGetVersion(ctypes.byref(version))
             or library.cuDeviceGetCount(ctypes.byref(count))
         )
-    except (OSError, AttributeError):  # no driver, or something else of that name
+    except (OSError, AttributeError):  # no driver, or another library of that name
         return 0
     return 0 if failed or version.value // 1000 < toolkit else count.value

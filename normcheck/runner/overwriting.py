@@ -1,7 +1,7 @@
-"""Inputs that an implementation may overwrite: they are put back after a call, and what lies in their memory is copied.
+"""Inputs that an implementation may overwrite: they are restored after a call, and outputs in their memory are copied.
 
-So the next call gets what the first one got, and an output in the memory of an input outlives it. Only a tensor's own
-elements are put back: what was written around them shows.
+So the next call gets the same inputs, and restoring an input does not change an output. Only a tensor's own elements
+are restored, so that writes around them still show.
 """
 
 from __future__ import annotations
@@ -18,46 +18,43 @@ from normcheck.cases.inputs import Inputs
 
 
 @dataclass(frozen=True, slots=True)
-class _Lent:
-    """``place``: the own elements of an input; ``values``: what they were; ``size``: bytes of the storage behind it."""
+class _Saved:
+    """``elements``: an input's own elements; ``values``: a copy of them; ``size``: bytes of the input's storage."""
 
-    place: Tensor
+    elements: Tensor
     values: Tensor
     size: int
-
-    def put_back(self) -> None:
-        """Undo what was written to the elements, unless the storage was resized: then they may lie outside of it."""
-        if self.place.untyped_storage().nbytes() == self.size:
-            self.place.copy_(self.values)
 
 
 @contextmanager
 def put_back(names: Collection[str], inputs: Inputs) -> Iterator[None]:
-    """At the end of the block, also by an exception, the inputs of these ``names`` are what they were before it."""
-    places = [guard_bands.elements(tensor) for name, tensor in inputs.named() if name in names]
-    lent = [_Lent(place, place.clone(), place.untyped_storage().nbytes()) for place in places]
+    """At the end of the block, also by an exception, give the inputs of these ``names`` their values from before it."""
+    own = [guard_bands.elements(tensor) for name, tensor in inputs.named() if name in names]
+    saved = [_Saved(elements, elements.clone(), elements.untyped_storage().nbytes()) for elements in own]
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # a GPU that went wrong does not copy either: what was raised first counts
-            _put_back(lent)
+        with suppress(Exception):  # a failed GPU cannot copy either, and the first error is the one to report
+            _put_back(saved)
         raise
-    _put_back(lent)
+    _put_back(saved)
 
 
-def _put_back(lent: Sequence[_Lent]) -> None:
-    for one in lent:
-        one.put_back()
-    if lent and lent[0].place.is_cuda:
-        torch.cuda.synchronize(lent[0].place.device)  # another process may be the next to read them
+def _put_back(saved: Sequence[_Saved]) -> None:
+    """Write the values back, except into a storage that was resized: the elements may lie outside of it."""
+    for one in saved:
+        if one.elements.untyped_storage().nbytes() == one.size:
+            one.elements.copy_(one.values)
+    if saved and saved[0].elements.is_cuda:
+        torch.cuda.synchronize(saved[0].elements.device)  # another process may be the next to read them
 
 
 def apart(returned: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
     """``returned``, with a copy of each tensor that lies in the memory of an input. A copy keeps autograd's graph."""
-    places = {tensor.untyped_storage().data_ptr() for _, tensor in inputs.named() if tensor.numel()}
-    return {name: tensor.clone() if _within(tensor, places) else tensor for name, tensor in returned.items()}
+    storages = {tensor.untyped_storage().data_ptr() for _, tensor in inputs.named() if tensor.numel()}
+    return {name: tensor.clone() if _within(tensor, storages) else tensor for name, tensor in returned.items()}
 
 
-def _within(tensor: Tensor, places: set[int]) -> bool:
+def _within(tensor: Tensor, storages: set[int]) -> bool:
     dense = tensor.layout == torch.strided and tensor.numel() > 0
-    return dense and tensor.untyped_storage().data_ptr() in places
+    return dense and tensor.untyped_storage().data_ptr() in storages

@@ -1,4 +1,4 @@
-"""A time limit for a piece of this process's own main thread."""
+"""A time limit for a block of code in this process's main thread."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import FrameType
 
 
 class TimeIsUp(BaseException):
-    """The time limit of ``alarm``. Not an Exception, so that code which swallows those does not swallow it."""
+    """The time of ``alarm`` is over. Not an Exception, so that code which catches all of those lets it pass."""
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
     """Raise TimeIsUp inside the block after ``seconds``.
 
-    It interrupts Python code and whatever returns to it; a call that never does is not interrupted. Outside the main
-    thread, or where the platform has no interval timer, there is no limit.
+    It interrupts Python code, and a call into native code once that returns. There is no limit outside the main thread,
+    nor on a platform without interval timers.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -36,5 +36,5 @@ def alarm(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if left:  # somebody else's timer, such as that of a test runner
+        if left:  # an outer timer, such as a test runner's
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begun), 1e-3), every)

@@ -1,4 +1,4 @@
-"""This project's Triton kernels with a few lines replaced, loaded as modules of their own when a case first runs."""
+"""Our Triton kernels with a few lines replaced, loaded as separate modules when a case first runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from normcheck.impls.triton import implementation, own_kernels
 
 _FOLDER = Path(kernels.__file__).parent
 _SHARED = "from normcheck.impls.kernels.forward import"
-"""How backward.py gets what both kernels use."""
+"""The import by which backward.py gets the functions that both kernels use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A piece of source text and what stands in its place; ``times`` is how often it occurs, no more and no less.
+    """A piece of source text, ``old``, and its replacement, ``new``; ``old`` must occur exactly ``times`` times.
 
-    ``harmless``: no fault by itself, such as a smaller block, in which a fault of another line shows.
+    ``harmless``: no fault by itself, such as a smaller block that lets a fault in another line show.
     """
 
     old: str
@@ -38,7 +38,7 @@ class Lines:
 class Patched:
     """A kernel that differs from ours by ``Lines`` of forward.py and of backward.py; ``name`` is its implementation's.
 
-    Called with an op it gives the implementation, which is when nothing but this file has been imported yet.
+    A call with an op returns the implementation, without importing the kernels yet.
     """
 
     name: str
@@ -55,23 +55,26 @@ class Patched:
         return Patched(name=f"{self.name}.harmless", forward=forward, backward=backward)
 
     def source(self, part: str) -> str:
-        """The text of forward.py or backward.py with its lines replaced; NormcheckError where one is not as it was."""
+        """The text of forward.py or backward.py with its lines replaced.
+
+        Raises NormcheckError if the file does not have a line, or not as many times as it should.
+        """
         lines = self.forward if part == "forward" else self.backward
         if part == "backward" and self.forward:
             lines = (*lines, Lines(old=_SHARED, new=f"from {_module_name(self, 'forward')} import"))
         text = (_FOLDER / f"{part}.py").read_text(encoding="utf-8")
         for line in lines:
             if text.count(line.old) != line.times:
-                found = f"occurs {text.count(line.old)} times in {part}.py; expected {line.times}"
-                raise NormcheckError(f"mutant={self.name}: {line.old.strip()!r} {found}")
+                problem = f"occurs {text.count(line.old)} times in {part}.py; expected {line.times}"
+                raise NormcheckError(f"mutant={self.name}: {line.old.strip()!r} {problem}")
             text = text.replace(line.old, line.new)
         return text
 
 
 def module_of(patched: Patched, part: str) -> Any:
-    """The module that has ``part``, "forward" or "backward": our own where no line of it differs.
+    """The module of ``part``, "forward" or "backward"; our own module if no line of it differs.
 
-    Its text is put where ``inspect.getsource`` looks, which is how triton reads a kernel.
+    Triton reads a kernel by ``inspect.getsource``, so the module's text is put where that looks.
     """
     if not patched.forward and not (part == "backward" and patched.backward):
         return own_kernels(part)
@@ -88,7 +91,7 @@ def _module_name(patched: Patched, part: str) -> str:
 
 
 def _load(name: str, filename: str, text: str) -> None:
-    """Run ``text`` as the module ``name``; its file exists in ``linecache`` only, where no time stamp lets it stay."""
+    """Run ``text`` as the module ``name``. Its file is in ``linecache`` only, and stays there without a time stamp."""
     module = ModuleType(name)
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     sys.modules[name] = module

@@ -1,7 +1,7 @@
 """Faults in the bits of the clipped ReLU. The catalogue knows no public bug of packed bits, so all are invented.
 
-mB02 is the other way round than in the catalogue: it declares that its bits are those of the fp32 value before the
-store, and takes them from the stored one.
+mB02 is the reverse of the catalogue's: it declares bits of the fp32 value before the store, and takes them from the
+stored value.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.kernel import CLEAN, HALF, RELU, Kernel, Run, only, pack, rounded, unpack
+from normcheck.audit.mutants.kernel import CLEAN, HALF, RELU, Kernel, KernelCall, only, pack, rounded, unpack
 from normcheck.audit.mutants.mutant import UNWRITTEN, Mutant, implementations, mutant
 
 
-def _last_bit_flipped(c: Run) -> Tensor:
+def _last_bit_flipped(c: KernelCall) -> Tensor:
     bits = CLEAN.mask(c)
     bits[-1:, -1] ^= True
     return bits

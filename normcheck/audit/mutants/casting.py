@@ -1,4 +1,4 @@
-"""Correct kernels and faults of the two ops that are rmsnorm with another casting: rmsnorm_llama and rmsnorm_gemma."""
+"""Correct kernels and faults of the ops that are rmsnorm with another casting, that of Llama and that of Gemma."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normcheck.audit.mutants.kernel import GEMMA, HALF, LLAMA, Kernel, rounded, 
 from normcheck.audit.mutants.mutant import RSTD, Mutant, implementations, mutant
 from normcheck.impls.implementation import Implementation
 
-# --- Correct makes.
+# --- Correct kernels.
 
 IN_IO = Kernel(
     reduce_n=sequential,
@@ -20,35 +20,35 @@ IN_IO = Kernel(
     wdy=lambda c: rounded(c.dy * c.g, c.io),
     dw=lambda c: c.sum_m(rounded(c.dy * c.cast(c.xh), c.io)),
 )
-"""rmsnorm_llama with every product of two tensors of the io dtype rounded to it, as Liger's kernel has it."""
+"""rmsnorm_llama with every product of two tensors of the io dtype rounded to it, as in Liger's kernel."""
 
 IN_FP32 = Kernel(reduce_n=pairwise, reduce_m=pairwise, xhat=lambda c: c.cast(c.xc / torch.sqrt(c.v + c.eps)))
-"""Nothing rounded but what has to be; xhat by a division."""
+"""The kernel that rounds no more than the op requires, with xhat by a division."""
 
 
 def rmsnorm_llama(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
-    """Op by op as LlamaRMSNorm has it, x (M, N); what autograd makes of it rounds in the io dtype."""
+    """LlamaRMSNorm op by op, x (M, N). Its gradients by autograd are rounded in the io dtype at each op."""
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
     return (weight * h.to(x.dtype)).to(x.dtype)
 
 
 def rmsnorm_gemma(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
-    """Op by op as GemmaRMSNorm has it, x (M, N)."""
+    """GemmaRMSNorm op by op, x (M, N)."""
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
     return (h * (1.0 + weight.float())).to(x.dtype)
 
 
 CONTROLS: tuple[Implementation, ...] = (
-    IN_IO.implementation("casting_in_io", "rmsnorm_llama"),
+    *(IN_IO.implementation("casting_in_io", op) for op in LLAMA),
     *(IN_FP32.implementation("casting_in_fp32", op) for op in (*LLAMA, *GEMMA)),
-    Implementation(name="casting_autograd", op="rmsnorm_llama", forward=rmsnorm_llama),
-    Implementation(name="casting_autograd", op="rmsnorm_gemma", forward=rmsnorm_gemma),
+    *(Implementation(name="casting_autograd", op=op, forward=rmsnorm_llama) for op in LLAMA),
+    *(Implementation(name="casting_autograd", op=op, forward=rmsnorm_gemma) for op in GEMMA),
 )
-"""Every make of the two ops."""
+"""Every correct kernel of these ops."""
 
-# --- Faults. In fp32 io the rounding of xhat changes nothing, with it or without.
+# --- Faults. Those in the rounding of xhat have no effect if the io dtype is fp32.
 
 MUTANTS: tuple[Mutant, ...] = (
     mutant(

@@ -1,8 +1,8 @@
-"""Correct kernels of many makes: none of them may ever be called wrong.
+"""Correct kernels that compute in many ways: the gate must never accuse one.
 
-Each make serves all four ops. They differ in the order of the sums over N and M, in how the variance, 1/N, rstd, y and
-dx are formed, in how the bits are packed, and in what they declare. Everything accumulates in fp32 (one make in fp64)
-and every output is rounded once.
+Each variant serves every op but the castings of models. They differ in the order of the sums over N and M, in how the
+variance, 1/N, rstd, y and dx are formed, in how the bits are packed, and in what they declare. Everything accumulates
+in fp32 (one variant in fp64) and every output is rounded once.
 
 The plain functions ``layernorm``, ``layernorm_zero_centered``, ``layernorm_relu_bitmask`` and ``rmsnorm`` can also be
 named on the command line (``--impl normcheck.audit.mutants.correct:rmsnorm --op rmsnorm``); their gradients come from
@@ -12,24 +12,35 @@ autograd.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normcheck.audit.mutants.kernel import OPS, Kernel, Run
+from normcheck.audit.mutants.kernel import OPS, Kernel, KernelCall
+from normcheck.cases.ops import OPS as ROWS
+from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 
-# --- Orders of summation over the first dimension of a (K, L) tensor. Not torch.cumsum: on the CPU it accumulates fp32
-# --- in a wider format, so its last row is not what a chain of fp32 adds gives.
+# --- Orders of summation over the first dimension of a (K, L) tensor. torch.cumsum does not serve: on the CPU it
+# --- accumulates fp32 in a wider format, so its last row is not the sum of a chain of fp32 adds.
+
+
+def _bare(t: Tensor) -> Any:
+    """On a CPU a numpy array of the same memory: in a chain of small steps, calls of torch are what costs time."""
+    return t.numpy() if t.device.type == "cpu" else t
 
 
 def sequential(t: Tensor) -> Tensor:
     """One chain of K - 1 adds."""
     total = torch.zeros(t.shape[1:], dtype=t.dtype, device=t.device)
-    for row in t.contiguous().unbind(0):
-        total += row
+    chain = _bare(total)
+    with numpy.errstate(all="ignore"):
+        for row in _bare(t.contiguous()):
+            chain += row
     return total
 
 
@@ -60,28 +71,30 @@ def blocked(size: int) -> Callable[[Tensor], Tensor]:
 
 
 def strided(lanes: int) -> Callable[[Tensor], Tensor]:
-    """A chain in each lane over every ``lanes``-th element, then a tree over the lanes."""
+    """A chain in each lane, which takes every ``lanes``-th element, then a tree over the lanes."""
     return lambda t: pairwise(sequential(_blocks(t, lanes)))
 
 
-# --- Mean and variance in one go. The mean step leaves the variance in the run, where the variance step finds it.
+# --- Mean and variance in one pass. The mean step leaves the variance in the call, for the variance step.
 
 
-def welford(c: Run) -> Tensor:
+def welford(c: KernelCall) -> Tensor:
     """Welford's update, column by column."""
     m, m2 = torch.zeros_like(c.x[:, 0]), torch.zeros_like(c.x[:, 0])
-    for k, column in enumerate(c.x.t().contiguous().unbind(0), 1):
-        delta = column - m
-        m += delta / k
-        m2 += delta * (column - m)
+    mean, squares = _bare(m), _bare(m2)
+    with numpy.errstate(all="ignore"):
+        for k, column in enumerate(_bare(c.x.t().contiguous()), 1):
+            delta = column - mean
+            mean += delta / k
+            squares += delta * (column - mean)
     c.v = (m2 / c.N)[:, None]
     return m[:, None]
 
 
-def chan(parts: Callable[[Tensor], list[Tensor]]) -> Callable[[Run], Tensor]:
+def chan(parts: Callable[[Tensor], list[Tensor]]) -> Callable[[KernelCall], Tensor]:
     """Two passes in each part of a row, then Chan's merge of the parts, one after the other."""
 
-    def mean(c: Run) -> Tensor:
+    def mean(c: KernelCall) -> Tensor:
         n, m, m2 = 0, c.zeros, c.zeros
         for part in parts(c.x):
             k = part.shape[1]
@@ -100,12 +113,12 @@ def chan(parts: Callable[[Tensor], list[Tensor]]) -> Callable[[Run], Tensor]:
     return mean
 
 
-def _merged_variance(c: Run) -> Tensor:
-    """What the mean step left; rmsnorm has no mean step, its squares are summed as they are."""
+def _merged_variance(c: KernelCall) -> Tensor:
+    """The variance that the mean step left. rmsnorm has no mean step: its mean of squares is computed here."""
     return c.v if c.centered else c.mean_n(c.x * c.x)
 
 
-# --- The last steps of forward and backward, in the forms that kernels have.
+# --- The last steps of forward and backward, in the forms that real kernels use.
 
 
 def fma(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
@@ -117,15 +130,15 @@ def fma(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
     return a * b if c is None else (a.double() * b.double() + c.double()).float()
 
 
-def _rsqrt_2ulp(c: Run) -> Tensor:
-    """The correctly rounded 1/sqrt, and two floats above it: what a GPU's approximate rsqrt is allowed to be."""
+def _rsqrt_2ulp(c: KernelCall) -> Tensor:
+    """Two floats above the correctly rounded 1/sqrt: the error that a GPU's approximate rsqrt may have."""
     r = torch.rsqrt((c.v + c.eps).double()).float()
     up = torch.full_like(r, float("inf"))
     return torch.nextafter(torch.nextafter(r, up), up)
 
 
-def _raw_dx(c: Run) -> Tensor:
-    """dx from the sums of wd and wd*x, neither of them centred, as torch does on the CPU."""
+def _raw_dx(c: KernelCall) -> Tensor:
+    """dx from the sums of wd and wd*x, with neither of them centred, as torch does on the CPU."""
     s, sx = c.sum_n(c.wd), c.sum_n(c.wd * c.x)
     if not c.centered:
         s = c.zeros
@@ -138,7 +151,7 @@ def _by_product(s: Tensor, n: int) -> Tensor:
     return s * torch.tensor(1 / n, dtype=s.dtype, device=s.device)
 
 
-def _n_scaled_dx(c: Run) -> Tensor:
+def _n_scaled_dx(c: KernelCall) -> Tensor:
     """dx with one division by N at the end."""
     s2 = c.sum_n(c.wd) if c.centered else c.zeros
     return c.r / c.N * (c.N * c.wd - s2 - c.xh * c.sum_n(c.xh * c.wd))
@@ -207,25 +220,25 @@ KERNELS: Mapping[str, Kernel] = {
     "fp64_inside": Kernel(work=torch.float64),
     "raw_backward": Kernel(dx=_raw_dx, dw=lambda c: c.sum_m(c.dy * (c.x * c.r - c.m * c.r))),
 }
-"""Make -> kernel."""
+"""Name of the variant -> kernel."""
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "pairwise_fma": {"ranks": (2, 3)},
     "blocked128_gain_fma": {"model": {"chain": 128, "variance": "two_pass"}},
     "folded": {"model": {"y_form": "folded"}},
-    # y comes from the fp64 statistics, the saved ones are those rounded to fp32.
+    # y comes from the fp64 statistics; the saved statistics are rounded to fp32.
     "fp64_inside": {"model": {"y_given_stats": False}, "ranks": (2, 3)},
     "raw_backward": {"model": {"bwd_form": "raw"}},
 }
-"""Make -> what its implementations declare beyond the defaults."""
+"""Name of the variant -> what its implementations declare beyond the defaults."""
 
 
-# --- Plain functions in elementary torch ops, their gradients by autograd. Each upcasts an input once, so that a
+# --- Plain functions in elementary torch ops, with gradients by autograd. Each upcasts an input once, so that a
 # --- gradient is accumulated in fp32 and rounded once.
 
 
 def _clip(z: Tensor, lower_clip: float, upper_clip: float) -> Tensor:
-    """The clipped ReLU with slope 0 at its limits, where torch.clamp has slope 1."""
+    """The clipped ReLU with slope 0 at its limits; torch.clamp has slope 1 there."""
     z = torch.where(z > lower_clip, z, lower_clip)
     return torch.where(z < upper_clip, z, upper_clip)
 
@@ -234,86 +247,84 @@ def _plus(z: Tensor, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias.float()
 
 
-def _by_var(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    x = x.float()
-    z = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + eps)
-    return _plus(z * gain, bias)
+def _gamma(op: Op, weight: Tensor) -> Tensor:
+    return 1 + weight.float() if op.zero_centered else weight.float()
+
+
+def _by_var(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
+    """y only, no bits."""
+    xf = x.float()
+    if op.centered:
+        xhat = (xf - xf.mean(-1, keepdim=True)) * torch.rsqrt(xf.var(-1, unbiased=False, keepdim=True) + eps)
+    else:
+        xhat = xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps)
+    z = _plus(xhat * _gamma(op, weight), bias)
+    return (_clip(z, **limits) if op.clamped else z).to(x.dtype)
 
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm, x and y (M, N)."""
-    return _by_var(x, weight.float(), bias, eps).to(x.dtype)
+    return _by_var(ROWS["layernorm"], x, weight, bias, eps=eps)
 
 
 def layernorm_zero_centered(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm whose weight is stored as gamma - 1."""
-    return _by_var(x, 1 + weight.float(), bias, eps).to(x.dtype)
+    return _by_var(ROWS["layernorm_zero_centered"], x, weight, bias, eps=eps)
 
 
 def layernorm_relu_bitmask(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, lower_clip: float, upper_clip: float
 ) -> Tensor:
     """LayerNorm with a clipped ReLU; y only, no bits."""
-    return _clip(_by_var(x, weight.float(), bias, eps), lower_clip, upper_clip).to(x.dtype)
+    limits = {"lower_clip": lower_clip, "upper_clip": upper_clip}
+    return _by_var(ROWS["layernorm_relu_bitmask"], x, weight, bias, eps=eps, **limits)
 
 
 def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm."""
+    return _by_var(ROWS["rmsnorm"], x, weight, bias, eps=eps)
+
+
+def _squares(
+    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float
+) -> dict[str, Tensor]:
+    """Centre, square, average, divide by the root; also returns statistics and bits."""
     xf = x.float()
-    return _plus(xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps) * weight.float(), bias).to(x.dtype)
+    mean = xf.mean(-1, keepdim=True) if op.centered else xf.new_zeros(())
+    xc = xf - mean
+    root = torch.sqrt((xc * xc).mean(-1, keepdim=True) + eps)
+    z = _plus(_gamma(op, weight) * (xc / root), bias)
+    out = {"rstd": (1 / root).detach()}
+    if op.centered:
+        out["mean"] = mean.detach()
+    if op.clamped:
+        out["bitmask"] = (z > limits["lower_clip"]) & (z < limits["upper_clip"])
+        z = _clip(z, **limits)
+    return out | {"y": z.to(x.dtype)}
 
 
-def _squares(op: str) -> Callable[..., dict[str, Tensor]]:
-    """Centre, square, average, divide by the root; returns statistics and bits as well."""
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> dict[str, Tensor]:
-        xf, gain = x.float(), weight.float()
-        mean = xf.new_zeros(()) if op == "rmsnorm" else xf.mean(-1, keepdim=True)
-        xc = xf - mean
-        root = torch.sqrt((xc * xc).mean(-1, keepdim=True) + eps)
-        z = _plus((gain + 1 if op == "layernorm_zero_centered" else gain) * (xc / root), bias)
-        out = {"rstd": (1 / root).detach()}
-        if op != "rmsnorm":
-            out["mean"] = mean.detach()
-        if op == "layernorm_relu_bitmask":
-            out["bitmask"] = (z > limits["lower_clip"]) & (z < limits["upper_clip"])
-            z = _clip(z, **limits)
-        return out | {"y": z.to(x.dtype)}
-
-    return forward
-
-
-def _functional(op: str) -> Callable[..., Tensor]:
+def _functional(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
     """torch.nn.functional on fp32 copies."""
+    xf, gamma = x.float(), _gamma(op, weight)
+    if op.centered:
+        z = functional.layer_norm(xf, gamma.shape, gamma, None if bias is None else bias.float(), eps)
+    else:
+        z = _plus(functional.rms_norm(xf, gamma.shape, gamma, eps), bias)
+    return (_clip(z, **limits) if op.clamped else z).to(x.dtype)
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
-        xf, gain = x.float(), weight.float()
-        if op == "rmsnorm":
-            return _plus(functional.rms_norm(xf, gain.shape, gain, eps), bias).to(x.dtype)
-        gain = gain + 1 if op == "layernorm_zero_centered" else gain
-        z = functional.layer_norm(xf, gain.shape, gain, None if bias is None else bias.float(), eps)
-        return (_clip(z, **limits) if limits else z).to(x.dtype)
-
-    return forward
-
-
-_PLAIN: Mapping[str, Callable[..., Tensor]] = {
-    "layernorm": layernorm,
-    "layernorm_zero_centered": layernorm_zero_centered,
-    "layernorm_relu_bitmask": layernorm_relu_bitmask,
-    "rmsnorm": rmsnorm,
-}
 
 CONTROLS: tuple[Implementation, ...] = (
-    *(kernel.implementation(make, op, **FIELDS.get(make, {})) for make, kernel in KERNELS.items() for op in OPS),
-    *(Implementation(name="autograd_var", op=op, forward=_PLAIN[op], ranks=(2, 3)) for op in OPS),
-    *(Implementation(name="autograd_squares", op=op, forward=_squares(op)) for op in OPS),
+    *(kernel.implementation(name, op, **FIELDS.get(name, {})) for name, kernel in KERNELS.items() for op in OPS),
+    *(Implementation(name="autograd_var", op=op, forward=partial(_by_var, ROWS[op]), ranks=(2, 3)) for op in OPS),
+    *(Implementation(name="autograd_squares", op=op, forward=partial(_squares, ROWS[op])) for op in OPS),
     # torch's own CPU backward of layer_norm works on raw moments.
     *(
-        Implementation(name="autograd_functional", op=op, forward=_functional(op), model={"bwd_form": "raw"})
+        Implementation(
+            name="autograd_functional", op=op, forward=partial(_functional, ROWS[op]), model={"bwd_form": "raw"}
+        )
         for op in OPS
     ),
 )
-"""Every make of every op."""
+"""Every variant of every op."""
 
 IMPLEMENTATIONS = CONTROLS

@@ -1,4 +1,4 @@
-"""Faults in dw and db: rows lost or counted twice, partial sums, what is summed and in which precision."""
+"""Faults in dw and db: rows lost or counted twice, partial sums, wrong terms, too little precision."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from normcheck.audit.mutants.kernel import (
     TILE,
     ZERO_CENTERED,
     Kernel,
-    Run,
+    KernelCall,
     only,
     rounded,
 )
 from normcheck.audit.mutants.mutant import UNWRITTEN, Mutant, implementations, mutant
 
-_GRID = 132  # an H100 has that many multiprocessors
+_GRID = 132  # multiprocessors of an H100
 
 
-def _tiles_in_io(c: Run, t: Tensor) -> Tensor:
-    """(M, N) -> (N,): fp32 inside a tile of rows, the io dtype from tile to tile."""
+def _tiles_in_io(c: KernelCall, t: Tensor) -> Tensor:
+    """(M, N) -> (N,): summed in fp32 inside a tile of rows, and in the io dtype over the tiles."""
     total = torch.zeros_like(c.w)
     for tile in torch.split(t, TILE):
         total = rounded(total + tile.sum(0), c.io)
@@ -33,25 +33,25 @@ def _tiles_in_io(c: Run, t: Tensor) -> Tensor:
 
 
 def _rows(choose: Callable[[Tensor], Tensor]) -> Kernel:
-    """Dw and db over the rows that ``choose`` picks of the row numbers 0 to M - 1."""
+    """A kernel that sums dw and db over the rows that ``choose`` picks from the row numbers 0 to M - 1."""
     return Kernel(reduce_m=lambda t: t[choose(torch.arange(len(t), device=t.device))].sum(0))
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """The row numbers of whole tiles, so the last of them may lie beyond M."""
+    """The row numbers of whole tiles; those of the last tile may lie beyond M."""
     return torch.arange(-(-len(rows) // TILE) * TILE, device=rows.device)
 
 
-def _tail_columns_unwritten(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _tail_columns_unwritten(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     t = t.to(dtype)
     return only(t, slice(c.N // 32 * 32)) if name in ("dw", "db") else t
 
 
-def _via_bf16(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _via_bf16(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return (rounded(t, torch.bfloat16) if name in ("dw", "db") else t).to(dtype)
 
 
-def _unmasked(c: Run) -> Tensor:
+def _unmasked(c: KernelCall) -> Tensor:
     assert c.dy_io is not None
     return c.dy_io.reshape(-1, c.N).float()
 

@@ -16,7 +16,7 @@ from normcheck.audit.mutants.kernel import (
     TILE,
     ZERO_CENTERED,
     Kernel,
-    Run,
+    KernelCall,
     full_tiles,
     mean_in_io,
 )
@@ -25,29 +25,29 @@ from normcheck.audit.mutants.mutant import UNWRITTEN, Mutant, implementations, m
 _NO_RELU = tuple(op for op in OPS if op not in RELU)
 
 
-def _by_tile(c: Run, row_means: Tensor) -> Tensor:
+def _by_tile(c: KernelCall, row_means: Tensor) -> Tensor:
     """The sum of a (M, 1) tensor over each tile of rows, in every row of the tile."""
     tile = torch.arange(c.M, device=c.x.device) // TILE
     sums = torch.zeros_like(row_means[:, 0]).index_add_(0, tile, row_means[:, 0])
     return sums[tile][:, None]
 
 
-def _along_columns(c: Run) -> Tensor:
+def _along_columns(c: KernelCall) -> Tensor:
     """c1 of row j mod M in column j, the same in every row."""
     means = CLEAN.mean1(c)
     return means[torch.arange(c.N, device=c.x.device) % c.M].t() if c.M else means
 
 
-def _overwritten_dy(c: Run) -> Tensor:
-    # The steps are: dx = -(xhat*c1 + c2); dx += wdy; dx *= rstd. Where dx is dy, the second adds dx to itself.
+def _overwritten_dy(c: KernelCall) -> Tensor:
+    # The steps are: dx = -(xhat*c1 + c2); dx += wdy; dx *= rstd. If dx is dy, the second step adds dx to itself.
     dx = -(c.xh * c.c1 + c.c2)
     return (dx + dx) * c.r
 
 
-def _xhat_from_y(clamp: bool) -> Callable[[Run], Tensor]:
-    """Xhat as (y - bias) / gamma from the stored y, with gamma kept eps away from 0 or not."""
+def _xhat_from_y(clamp: bool) -> Callable[[KernelCall], Tensor]:
+    """A step that rebuilds xhat as (y - bias) / gamma from the stored y; ``clamp`` keeps gamma eps away from 0."""
 
-    def xhat(c: Run) -> Tensor:
+    def xhat(c: KernelCall) -> Tensor:
         gain = c.one_plus(c.w)
         if clamp:
             gain = torch.where(gain < 0, gain.clamp(max=-c.eps), gain.clamp(min=c.eps))

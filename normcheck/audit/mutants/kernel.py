@@ -1,6 +1,6 @@
-"""A norm kernel as a chain of small steps, so that a make or a fault is the few steps in which it differs.
+"""A norm kernel as a chain of small steps, so that a variant or a fault only states the few steps that it changes.
 
-``Kernel`` holds the steps, ``Run`` what one call has computed so far; each step reads a ``Run`` and returns a tensor.
+``Kernel`` holds the steps, ``KernelCall`` the results of one call so far; each step reads them and returns a tensor.
 ``Kernel()`` is the clean kernel: fp32 inside, two passes, centred y and dx, one rounding per store, and a backward that
 takes the saved statistics and bits instead of computing them again. Every tensor is made on the device of the inputs.
 """
@@ -15,27 +15,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normcheck.cases import ops
+from normcheck.cases.ops import Op, names_of
 from normcheck.impls.implementation import Implementation
 
-ZERO_CENTERED = ("layernorm_zero_centered",)
-RELU = ("layernorm_relu_bitmask",)
-LLAMA = ("rmsnorm_llama",)
-GEMMA = ("rmsnorm_gemma",)
-LAYERNORMS = ("layernorm", *ZERO_CENTERED, *RELU)
-OPS = (*LAYERNORMS, "rmsnorm")
+LLAMA = names_of(lambda op: op.rounds_xhat)
+GEMMA = names_of(lambda op: op.of_models and op.zero_centered)
+"""The two castings of models. ``casting.py`` has their correct kernels and faults."""
+
+OPS = names_of(lambda op: op.name not in (*LLAMA, *GEMMA))
+"""All other ops: the default for the ops that a fault is planted in."""
+
+
+def _others(holds: Callable[[Op], bool]) -> tuple[str, ...]:
+    return tuple(name for name in OPS if holds(ops.OPS[name]))
+
+
+LAYERNORMS = _others(lambda op: op.centered)
+RMSNORMS = _others(lambda op: not op.centered)
+ZERO_CENTERED = _others(lambda op: op.zero_centered)
+RELU = _others(lambda op: op.clamped)
+OPTIONAL_BIAS = _others(lambda op: len(op.biases) > 1)
+
 HALF = ("fp16", "bf16")
 
 TILE = 8
-"""Rows that a program of a tiled kernel takes."""
+"""Rows per program of a tiled kernel."""
 
 
 def rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """t with the values that it has after a store in ``dtype``."""
+    """t rounded to the values that a store in ``dtype`` keeps, in its own dtype."""
     return t.to(dtype).to(t.dtype)
 
 
 def chain_in(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """(K, L) -> (L,): the rows added one after the other, every partial sum rounded to ``dtype``."""
+    """(K, L) -> (L,): the rows added one by one, with every partial sum rounded to ``dtype``."""
     total = torch.zeros_like(t[0]) if len(t) else t.sum(0)
     for row in t.unbind(0):
         total = rounded(total + row, dtype)
@@ -43,7 +57,7 @@ def chain_in(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def truncated(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """t in a 16-bit ``dtype``, rounded toward zero."""
+    """t in ``dtype``, rounded toward zero if that has 16 bits, else to nearest."""
     nearest = t.to(dtype)
     if dtype not in (torch.float16, torch.bfloat16):
         return nearest
@@ -53,7 +67,7 @@ def truncated(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _places(bits: Tensor, msb_first: bool) -> Tensor:
-    """How far each bit of a byte is shifted."""
+    """The shift of each of the eight bits of a byte."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return places.flip(0) if msb_first else places
 
@@ -73,20 +87,20 @@ def unpack(mask: Tensor, n: int, *, msb_first: bool = False) -> Tensor:
 
 
 def only(t: Tensor, *region: EllipsisType | slice) -> Tensor:
-    """t as it is when nothing but ``region`` is stored: the rest is memory as torch.empty found it."""
+    """A copy of t in which only ``region`` is stored: the rest is uninitialised memory of torch.empty."""
     out = torch.empty_like(t)
     out[region] = t[region]
     return out
 
 
 def full_tiles(t: Tensor) -> Tensor:
-    """t (M, N) of which the rows of a last tile that is not full are not stored."""
+    """t (M, N) with the rows of a last, partial tile not stored."""
     return only(t, slice(len(t) // TILE * TILE))
 
 
 @dataclass(kw_only=True)
-class Run:
-    """What one call of a kernel knows: inputs in the kernel's own precision, and every step's result under its name.
+class KernelCall:
+    """One call of a kernel: the inputs in the kernel's own precision, and every step's result under its name.
 
     Shapes: x, xc, xh, dy, wd, z, y, bits (M, N); m, v, r, c1, c2 (M, 1); w, g, b (N,). Without centring m and c2 are 0.
     """
@@ -132,14 +146,19 @@ class Run:
         return self.x_io.dtype
 
     @property
+    def facts(self) -> Op:
+        """The op's row in the table of ops."""
+        return ops.OPS[self.op]
+
+    @property
     def centered(self) -> bool:
         """Whether the op subtracts a mean."""
-        return self.op in LAYERNORMS
+        return self.facts.centered
 
     @property
     def relu(self) -> bool:
         """Whether the op clips and saves bits."""
-        return self.op in RELU
+        return self.facts.clamped
 
     @property
     def block(self) -> int:
@@ -151,7 +170,7 @@ class Run:
         return self.kernel.reduce_n(t.t())[:, None]
 
     def mean_n(self, t: Tensor) -> Tensor:
-        """(M, N) -> (M, 1): the sum over N, however the kernel divides."""
+        """(M, N) -> (M, 1): the sum over N, divided by N in the kernel's way."""
         return self.kernel.over_n(self.sum_n(t), self.N)
 
     def sum_m(self, t: Tensor) -> Tensor:
@@ -160,36 +179,36 @@ class Run:
 
     def one_plus(self, w: Tensor) -> Tensor:
         """gamma of the op from w."""
-        return 1 + w if self.op in (*ZERO_CENTERED, *GEMMA) else w
+        return 1 + w if self.facts.zero_centered else w
 
     def cast(self, xhat: Tensor) -> Tensor:
-        """xhat as the op multiplies it by gamma and by dy."""
-        return rounded(xhat, self.io) if self.op in LLAMA else xhat
+        """xhat as the op multiplies it by gamma and by dy: rounded to the io dtype if the op says so."""
+        return rounded(xhat, self.io) if self.facts.rounds_xhat else xhat
 
     def plus_b(self, p: Tensor) -> Tensor:
-        """p + bias, where there is one."""
+        """p + bias; p itself without a bias."""
         return p if self.b is None else p + self.b
 
 
-Step = Callable[[Run], Tensor]
+Step = Callable[[KernelCall], Tensor]
 
 
-def mean_in_io(c: Run, t: Tensor) -> Tensor:
-    """(M, N) -> (M, 1): the mean over N with every partial sum rounded to the io dtype."""
+def mean_in_io(c: KernelCall, t: Tensor) -> Tensor:
+    """(M, N) -> (M, 1): the mean over N, with every partial sum rounded to the io dtype."""
     return chain_in(t.t(), c.io)[:, None] / c.N
 
 
-def _store(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _store(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return t.to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The steps of a kernel; the defaults are the clean one.
+    """The steps of a kernel; the defaults are those of the clean kernel.
 
-    ``load(tensor, name)`` reads x and dy. ``reduce_n`` and ``reduce_m`` sum a (K, L) tensor over K. ``store(run,
-    tensor, dtype, name)`` is every store of an output. ``finish`` sees the outputs of forward or backward last and
-    returns them.
+    ``load(tensor, name)`` reads x and dy. ``reduce_n`` and ``reduce_m`` sum a (K, L) tensor over K. ``store(call,
+    tensor, dtype, name)`` stores one of y, dx, dw and db. ``finish(call, outputs)`` is the last step of forward and of
+    backward, and returns the outputs.
     """
 
     work: torch.dtype = torch.float32
@@ -197,8 +216,8 @@ class Kernel:
     reduce_n: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
     reduce_m: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
     over_n: Callable[[Tensor, int], Tensor] = lambda s, n: s / n
-    store: Callable[[Run, Tensor, torch.dtype, str], Tensor] = _store
-    finish: Callable[[Run, dict[str, Tensor]], dict[str, Tensor]] = lambda c, out: out
+    store: Callable[[KernelCall, Tensor, torch.dtype, str], Tensor] = _store
+    finish: Callable[[KernelCall, dict[str, Tensor]], dict[str, Tensor]] = lambda c, out: out
     packed: bool = True
     # Forward, in this order.
     mean: Step = lambda c: c.mean_n(c.x)
@@ -228,7 +247,7 @@ class Kernel:
 
     def forward(self, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, **options: float) -> Any:
         """The forward of an op, as ``Implementation.forward``."""
-        c = Run(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options)
+        c = KernelCall(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options)
         c.m = self.mean(c) if c.centered else c.zeros
         c.xc = self.center(c)
         c.v = self.variance(c)
@@ -257,7 +276,9 @@ class Kernel:
         **options: float,
     ) -> Any:
         """The backward of an op, as ``Implementation.backward``."""
-        c = Run(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, saved=saved, dy_io=dy)
+        c = KernelCall(
+            kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, saved=saved, dy_io=dy
+        )
         c.dy = self.load(dy, "dy").reshape(-1, c.N).to(self.work)
         c.m = saved["mean"].reshape(-1, 1).to(self.work) if c.centered else c.zeros
         c.r = saved["rstd"].reshape(-1, 1).to(self.work)

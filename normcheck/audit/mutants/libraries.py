@@ -1,8 +1,8 @@
 """Correct kernels, transcribed line by line from libraries that many models run on; gradients come from autograd.
 
-Each declares the dtypes in which it is right. In half timm's ``rms_norm`` squares and averages in the dtype of x;
-torch's ``layer_norm`` saves its statistics in it on a CPU, so that the backward that takes them is off; and T5's dx is
-a sum of two parts that were rounded to it, off by up to 1.6 times the bound, or infinite.
+Each declares the dtypes in which it is right. With a half x, timm's ``rms_norm`` squares and averages in that dtype. On
+a CPU, torch's ``layer_norm`` saves its statistics in it, so that the backward that reads them is off. T5's dx is a sum
+of two parts that were rounded to it, off by up to 1.6 times the bound, or infinite.
 """
 
 from __future__ import annotations
@@ -81,6 +81,6 @@ CONTROLS: tuple[Implementation, ...] = (
         dtypes=("fp32",),
     ),
 )
-"""None of them may ever be called wrong."""
+"""The correct kernels: the gate must never accuse one."""
 
 IMPLEMENTATIONS = CONTROLS

@@ -1,4 +1,4 @@
-"""What a planted fault is, as data: the few lines in which it differs, where it comes from, what it should break."""
+"""A planted fault as data: the few lines in which it differs, its source, and what it should break."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.impls.implementation import Implementation
 
 VALUES = ("mismatch", "non_finite")
-"""The kinds of finding that a wrong value is."""
+"""The kinds of finding that report a wrong value."""
 
 UNWRITTEN = ("unwritten", *VALUES)
-"""What memory that is left unwritten is found as: by what it held before, or by its values."""
+"""The kinds of finding that report unwritten memory: by what it held before, or by its values."""
 
 WITHIN_ADDITIONS = 4096
-"""``widest`` of a sum over N that is divided by N - 1: off by 1 / (N - 1), which is less than the (N - 1) * 2^-24 that
-N - 1 additions may be off by from N = 4098 on, and with the roundings beside them from 4097 on."""
+"""``widest`` of a sum over N that is divided by N - 1. It is off by 1 / (N - 1). N - 1 additions may be off by
+(N - 1) * 2^-24, which is more from N = 4098 on, and with the other roundings from 4097 on."""
 
 STATS = ("mean", "rstd", "y", "bitmask", "dx", "dw")
-"""What a wrong mean breaks, ``RSTD`` what a wrong variance does, ``Y`` what a wrong value before the clip does."""
+"""The outputs that a wrong mean breaks; ``RSTD``: a wrong variance; ``Y``: a wrong value before the clip."""
 
 RSTD = ("rstd", "y", "bitmask", "dx", "dw")
 Y = ("y", "bitmask")
@@ -31,15 +31,15 @@ Y = ("y", "bitmask")
 class Mutant:
     """A kernel with one thing wrong.
 
-    ``what`` says it in one line; ``source`` is the real bug that it copies, or "invented". ``make(op)`` is the faulty
-    implementation of an op, named by the id. ``dtypes``: those in which it is a fault at all; elsewhere the kernel is
-    the clean one. ``outputs`` may break (those of them that the op has; "" stands for the whole call), as one of
-    ``kinds``. ``when``: what a case needs for it to show, "" where ordinary cases do. ``promised``: the least profile
-    that promises to kill it. ``device``: "cuda" where it shows on a GPU only. ``language``: "triton" where it is a
-    fault of our Triton kernels, not of the clean torch kernel. ``not_exercised``: why it cannot be run at all, such as
-    an op that this project does not have. ``kernel`` makes the kernel that ``make`` gives as an implementation; None
-    if that is no kernel of steps. ``widest``: the last N at which the fault is more than fp32 additions, in whatever
-    order, may be off by; None if it is at every N.
+    ``what``: the fault in one line. ``source``: the real bug that it copies, or "invented". ``make(op)`` returns the
+    faulty implementation of an op, named by the id. ``dtypes``: those in which it is a fault; in the others the kernel
+    computes what the clean one does. ``outputs``: those that may break, as one of ``kinds``; the op need not have all
+    of them, and "" stands for the whole call. ``when``: what a case needs for the fault to show, "" if ordinary cases
+    suffice. ``promised``: the cheapest profile that promises to kill it. ``device``: "cuda" if it shows on a GPU only.
+    ``language``: "triton" for a fault of our Triton kernels, "torch" for one of the clean torch kernel.
+    ``not_exercised``: why it cannot be run at all, such as an op that this project does not have. ``kernel`` returns
+    the kernel of steps behind ``make``; None if there is none. ``widest``: the last N at which the fault exceeds the
+    error of fp32 additions in any order; None if every N does.
     """
 
     id: str
@@ -64,23 +64,23 @@ def mutant(
 ) -> Mutant:
     """A mutant of the clean torch kernel: ``kernel`` differs from it by the faulty steps. ``fields`` are Mutant's.
 
-    A kernel that remembers something is given as a function that makes one, so that each ``make`` starts afresh.
+    Pass a kernel that keeps state as a function that returns a new one, so that each ``make`` starts without state.
     """
 
-    def made() -> Kernel:
+    def new_kernel() -> Kernel:
         return kernel if isinstance(kernel, Kernel) else kernel()
 
     def make(op: str) -> Implementation:
-        return made().implementation(id, op, model=model or {})
+        return new_kernel().implementation(id, op, model=model or {})
 
-    return Mutant(id=id, make=make, kernel=made, **fields)
+    return Mutant(id=id, make=make, kernel=new_kernel, **fields)
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:
-    """A fault of the catalogue that cannot be planted here: ``make`` gives the clean kernel, nothing runs it."""
+    """A fault of the catalogue that cannot be planted here: ``make`` returns the clean kernel, and nothing runs it."""
     return mutant(id, CLEAN, what=what, source=source, outputs=outputs, not_exercised=why)
 
 
 def implementations(mutants: tuple[Mutant, ...]) -> tuple[Implementation, ...]:
-    """What a module of mutants declares, so that ``--impl MODULE:ID`` finds each by its id."""
+    """The implementations that a module of mutants declares, so that ``--impl MODULE:ID`` finds each by its id."""
     return tuple(m.make(op) for m in mutants if not m.not_exercised for op in m.ops)

@@ -1,4 +1,4 @@
-"""Faults that are not in the catalogue under an id: mostly of precision. The bounds were first held against these."""
+"""Faults without an id in the catalogue, mostly of precision. The bounds were first tested against these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normcheck.audit.mutants.kernel import (
     RELU,
     ZERO_CENTERED,
     Kernel,
-    Run,
+    KernelCall,
     chain_in,
     only,
     pack,
@@ -24,17 +24,17 @@ from normcheck.audit.mutants.mutant import RSTD, STATS, UNWRITTEN, WITHIN_ADDITI
 _BF16, _FP16 = torch.bfloat16, torch.float16
 
 
-def _all_but_last_block(c: Run, t: Tensor) -> Tensor:
-    """The mean over N by a loop that stops a block of 8 too early."""
+def _all_but_last_block(c: KernelCall, t: Tensor) -> Tensor:
+    """(M, N) -> (M, 1): the mean over N by a loop that stops a block of 8 too early."""
     return c.sum_n(t[:, : (c.N - 1) // 8 * 8]) / c.N
 
 
-def _four_partials(c: Run, t: Tensor) -> Tensor:
-    """(M, N) -> (N,) through four partial sums kept in the io dtype."""
+def _four_partials(c: KernelCall, t: Tensor) -> Tensor:
+    """(M, N) -> (N,): the sum over M of four partial sums that are kept in the io dtype."""
     return torch.stack([rounded(c.sum_m(t[first::4]), c.io) for first in range(4)]).sum(0)
 
 
-def _rounded_twice(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _rounded_twice(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     other = {_FP16: _BF16, _BF16: _FP16}.get(dtype, dtype)
     return t.to(other if name == "y" else dtype).to(dtype)
 

@@ -1,7 +1,7 @@
-"""Regimes: the calls in which a kernel is wrong that is right in all others, as data.
+"""Regimes, as data: the calls that have a planted fault, while all other calls are right.
 
-Kernels have a code path for tall tensors, for one width, for rows that are not packed. A fault in such a path shows in
-no call that takes another. A regime is a predicate over what forward and backward are both given, so that the two
+Kernels have code paths for tall tensors, for one width, for rows that are not packed. A fault in such a path shows only
+in the calls that take it. A regime is a predicate over arguments that forward and backward both get, so that the two
 always decide alike.
 """
 
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from normcheck.cases.case import Case
+from normcheck.cases.ops import OPS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,23 +22,23 @@ TALL = 64
 """The least number of rows of ``tall``."""
 
 WIDTHS = (1, 3, 64, 129, 768, 1024, 1025, 4097, 8200)
-"""The N of each ``one_n``: the ends, powers of two and their neighbours, a width of many models, wider than a block."""
+"""The N of each ``one_n``: small ones, powers of two and their neighbours, 768 of many models, wider than a block."""
 
 LATE = 4096
-"""The rows of ``late_rows`` that come before its first wrong one."""
+"""The number of clean rows before the first wrong row of ``late_rows``."""
 
-_ELEMENTS = 1 << 15  # of a case that is moved into a regime of wide rows
+_MOST_ELEMENTS = 1 << 15  # of a case that is moved into a regime of wide rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The calls in which a planted fault is there.
+    """The calls that have a planted fault.
 
     ``what`` completes the words of a fault: "the last column is left out, ``only from 64 rows on``". ``holds(x, weight,
-    bias)`` decides for forward and backward. If ``holds_dy(dy)`` is given, backward must satisfy it as well, and
-    forward is the mutant's own in every call. ``first_row``: the rows before it stay clean if the fault can be divided.
-    ``why_not(op, dtype)``: "" or why the calls of this cell are all in the regime, or none. ``into(case)`` is the case,
-    moved into the regime. ``width``: the only N that it has; 0 if it has any.
+    bias)`` decides for forward and backward. If there is a ``holds_dy(dy)``, a faulty backward must satisfy it as well,
+    and ``holds`` is true for every forward. ``first_row``: the rows before it stay clean if the fault can be divided.
+    ``why_not(op, dtype)``: why all calls of a cell, or none, are in the regime; else "". ``into(case)`` returns the
+    case moved into the regime. ``width``: the only N of the regime; 0 for any N.
     """
 
     id: str
@@ -64,7 +65,7 @@ def _tall(case: Case) -> Case:
 
 
 def _one_n(width: int, case: Case) -> Case:
-    return replace(case, N=width, M=min(case.M, max(2, _ELEMENTS // width)))
+    return replace(case, N=width, M=min(case.M, max(2, _MOST_ELEMENTS // width)))
 
 
 def _late(case: Case) -> Case:
@@ -79,7 +80,7 @@ def _in_layout(one: str, case: Case) -> Case:
 
 
 def _only_with_optional_bias(op: str, dtype: str) -> str:
-    return "" if op == "rmsnorm" else "the bias of its ops is not optional"
+    return "" if len(OPS[op].biases) > 1 else "the bias of its ops is not optional"
 
 
 def _only_half(op: str, dtype: str) -> str:

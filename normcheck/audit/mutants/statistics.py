@@ -7,19 +7,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.kernel import CLEAN, HALF, LAYERNORMS, Kernel, Run, chain_in, mean_in_io, rounded
+from normcheck.audit.mutants.kernel import (
+    CLEAN,
+    HALF,
+    LAYERNORMS,
+    RMSNORMS,
+    Kernel,
+    KernelCall,
+    chain_in,
+    mean_in_io,
+    rounded,
+)
 from normcheck.audit.mutants.mutant import RSTD, STATS, WITHIN_ADDITIONS, Mutant, implementations, mutant
 
 
 def _first(columns: Callable[[int], int]) -> Kernel:
-    """Statistics over the first ``columns(N)`` columns only."""
+    """A kernel that takes its statistics from the first ``columns(N)`` columns only."""
     return Kernel(
         mean=lambda c: c.sum_n(c.x[:, : columns(c.N)]) / c.N,
         variance=lambda c: c.sum_n((c.xc * c.xc)[:, : columns(c.N)]) / c.N,
     )
 
 
-def _fp16_squares(c: Run) -> Tensor:
+def _fp16_squares(c: KernelCall) -> Tensor:
     squares = rounded(rounded(c.xc, torch.float16) ** 2, torch.float16)
     return chain_in(squares.t(), torch.float16)[:, None] / c.N
 
@@ -171,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
         what="RMSNorm subtracts the mean in its mean square",
         source="invented",
         kernel=Kernel(variance=lambda c: c.mean_n((c.x - c.mean_n(c.x)) ** 2)),
-        ops=("rmsnorm",),
+        ops=RMSNORMS,
         outputs=RSTD,
         when="mean != 0",
     ),

@@ -1,6 +1,6 @@
-"""Faults of structure: buffers, aliasing, state, alignment, types. Those of real Triton kernels are in ``triton.py``.
+"""Faults of structure: buffers, aliasing, state, alignment, types. ``triton.py`` has those of real Triton kernels.
 
-X10 is here in torch form; ``triton.py`` has the kernel itself as X10.triton.
+X10 is here in torch; ``triton.py`` has the faulty Triton kernel as X10.triton.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.kernel import CLEAN, HALF, LAYERNORMS, TILE, Kernel, Run, only
+from normcheck.audit.mutants.kernel import CLEAN, HALF, LAYERNORMS, OPTIONAL_BIAS, TILE, Kernel, KernelCall, only
 from normcheck.audit.mutants.mutant import (
     RSTD,
     STATS,
@@ -24,7 +24,7 @@ _VECTOR = 16  # bytes of a vector load
 
 
 def _a_group_too_many(t: Tensor) -> Tensor:
-    """(M, N) -> (N,) through a buffer with a row for each tile and one more, all of them summed."""
+    """(M, N) -> (N,): the sum of a buffer that has a row for each tile and one more, which is never written."""
     tiles = torch.split(t, TILE)
     partials = torch.empty(len(tiles) + 1, t.shape[1], dtype=t.dtype, device=t.device)
     for group, tile in enumerate(tiles):
@@ -32,36 +32,36 @@ def _a_group_too_many(t: Tensor) -> Tensor:
     return partials.sum(0)
 
 
-def _strides_of_dy(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
-    # All rows of a dx with row stride 0 are stored to one place, where the last one stays.
+def _strides_of_dy(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
+    # A dx with row stride 0 stores all its rows to one place, which keeps the last one.
     if c.dy_io is not None and c.M > 1 and c.dy_io.stride(0) == 0:
         out["dx"] = out["dx"][-1].expand_as(out["dx"])
     return out
 
 
 def _from_aligned_address(t: Tensor, name: str) -> Tensor:
-    """x as a vector load without a check sees it: the low bits of the address are lost."""
+    """x as an unchecked vector load reads it: the low bits of the address are lost."""
     beyond = min(t.data_ptr() % _VECTOR // t.element_size(), t.storage_offset())
     return t.as_strided(t.shape, t.stride(), t.storage_offset() - beyond) if name == "x" else t
 
 
-def _dx_into_dy(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dx_into_dy(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
     if c.dy_io is not None and 0 not in c.dy_io.stride():  # torch refuses to write to rows that share memory
         out["dx"] = c.dy_io.copy_(out["dx"])
     return out
 
 
-def _in_place(c: Run) -> Tensor:
-    # What `x.float().sub_(mean)` does: a copy in the half dtypes, x itself in fp32.
+def _in_place(c: KernelCall) -> Tensor:
+    # `x.float().sub_(mean)` changes a copy in the half dtypes, but x itself in fp32.
     return c.x_io.view(-1, c.N).sub_(c.m) if c.io == torch.float32 else c.x - c.m
 
 
-def _bits_as_bf16(c: Run) -> Tensor:
+def _bits_as_bf16(c: KernelCall) -> Tensor:
     wrong = c.w_io.dtype == torch.float32 and c.io != torch.float32
     return c.one_plus(c.w_io.contiguous().view(torch.bfloat16)[: c.N].float() if wrong else c.w)
 
 
-def _tail_skipped_without_bias(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _tail_skipped_without_bias(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     t = t.to(dtype)
     return only(t, ..., slice(c.N // 8 * 8)) if name == "y" and c.b is None else t
 
@@ -69,7 +69,7 @@ def _tail_skipped_without_bias(c: Run, t: Tensor, dtype: torch.dtype, name: str)
 def _autotuned() -> Kernel:
     seen: set[tuple[int, int, torch.dtype]] = set()
 
-    def finish(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+    def finish(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
         key = (c.M, c.N, c.io)
         if "dw" in out and key not in seen:
             seen.add(key)
@@ -82,7 +82,7 @@ def _autotuned() -> Kernel:
 def _cached() -> Kernel:
     cache: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def finish(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+    def finish(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
         if "y" in out:
             out["y"] = cache.setdefault((c.x_io.data_ptr(), tuple(c.x_io.shape), c.io), out["y"]).clone()
         return out
@@ -93,7 +93,7 @@ def _cached() -> Kernel:
 def _wrong_after_ten() -> Kernel:
     calls = 0
 
-    def finish(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+    def finish(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
         nonlocal calls
         if "y" in out:
             calls += 1
@@ -104,8 +104,8 @@ def _wrong_after_ten() -> Kernel:
     return Kernel(finish=finish)
 
 
-def _looks_normal(c: Run) -> Tensor:
-    """Rows that seem to be normalised already."""
+def _looks_normal(c: KernelCall) -> Tensor:
+    """bool (M, 1): whether a row seems to be normalised already."""
     return (CLEAN.mean(c).abs() < 0.1) & ((c.x.var(1, unbiased=False, keepdim=True) - 1).abs() < 0.1)
 
 
@@ -210,7 +210,7 @@ MUTANTS: tuple[Mutant, ...] = (
         what="without a bias the last N mod 8 columns of y are not written",
         source="invented",
         kernel=Kernel(store=_tail_skipped_without_bias),
-        ops=("rmsnorm",),
+        ops=OPTIONAL_BIAS,
         outputs=("y",),
         kinds=UNWRITTEN,
         when="no bias, and N is not a multiple of 8",

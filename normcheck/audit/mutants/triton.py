@@ -1,8 +1,8 @@
-"""Faults of real Triton kernels: this project's own with a few lines replaced, and one that is written for its lock.
+"""Faults of real Triton kernels: our own with a few lines replaced, and the tutorial's kernel with locks.
 
-On a CPU a fault runs interpreted, one program after the other, and a store out of bounds goes to what lies there: all
-of these stay within a padded row, or a few rows, of the tensor. What races, overflows 32 bits or is refused by a launch
-shows on a GPU only.
+On a CPU a fault runs interpreted, one program after the other. A store out of bounds overwrites whatever lies there, so
+all of these stay within a padded row, or a few rows, of the tensor. Races, 32-bit overflows and refused launches show
+on a GPU only.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from normcheck.audit.mutants._patched import Lines, Patched
-from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
+from normcheck.audit.mutants.kernel import RELU
+from normcheck.audit.mutants.mutant import STATS, VALUES, Mutant, implementations
 from normcheck.cases.case import Case
+from normcheck.cases.ops import ROOT_FIRST
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import implementation, own_kernels
 
 _BEHIND = (*VALUES, "out_of_bounds_read")
 _OVER = (*VALUES, "out_of_bounds_write")
 _UNWRITTEN = (*VALUES, "unwritten")
-_ALL = ("", "mean", "rstd", "y", "bitmask", "dx", "dw", "db")
-_FORWARD = ("mean", "rstd", "y", "bitmask", "dx", "dw")
-_LAYERNORM = ("layernorm",)
+_ALL = ("", *ROOT_FIRST)
+_LAYERNORM, _RMSNORM = ("layernorm",), ("rmsnorm",)
+"""Interpreted kernels are slow, and the ops share lines: a faulty line is planted in one or two ops that run it."""
+
 _GROUPS = "M > 4, and no multiple of the 4 rows of a group"
 
 _N = "n = tl.full((ROWS,), N, tl.float32)"
@@ -41,20 +44,20 @@ _GROUPS_OF_4 = Lines(
     new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n    per_group = t.rows",
     harmless=True,
 )
-"""Tiles and groups of 4 rows or fewer, so that a few rows are several groups."""
+"""Tiles and groups of at most 4 rows, so that a few rows make several groups."""
 
 
 def _mutant(id: str, *, forward: tuple[Lines, ...] = (), backward: tuple[Lines, ...] = (), **fields: Any) -> Mutant:
-    """A mutant of our kernels, of layernorm in fp16 where the fields do not say otherwise."""
+    """A mutant of our kernels, of layernorm in fp16 unless ``fields`` say otherwise."""
     fields = {"ops": _LAYERNORM, "dtypes": ("fp16",), "language": "triton", **fields}
     return Mutant(id=id, make=Patched(name=id, forward=forward, backward=backward), **fields)
 
 
 def _locked(name: str, op: str, *, barrier: bool) -> Implementation:
-    """The tutorial's kernel with locks, its sums in fp32, as an implementation of layernorm; the forward is ours.
+    """The tutorial's backward with locks, its sums in fp32, as an implementation of layernorm; the forward is ours.
 
-    Few locks and many warps: without the barrier an H200 then lost a share in 2 of 10 runs at (8192, 2048), in 5 of 10
-    at (8192, 8192); with 64 locks and 8 warps in none of 100 at (8192, 2048).
+    Few locks and many warps make the race show: without the barrier, an H200 lost a program's sums in 2 of 10 runs at
+    (8192, 2048) and in 5 of 10 at (8192, 8192), but with 64 locks and 8 warps in none of 100 at (8192, 2048).
     """
     fixed = {"barrier": barrier, "groups": 8, "warps": 32, "many_rows": True}
 
@@ -87,7 +90,7 @@ MUTANTS = (
                 new="centred = first - mean[:, None]",
             ),
         ),
-        outputs=_FORWARD,
+        outputs=STATS,
         when="N is no power of two",
     ),
     _mutant(
@@ -95,8 +98,8 @@ MUTANTS = (
         what="mean and variance are divided by the block's width, not by N",
         source="invented",
         forward=(Lines(old=_N, new=_BLOCKS),),
-        ops=("layernorm", "rmsnorm"),
-        outputs=_FORWARD,
+        ops=(*_LAYERNORM, *_RMSNORM),
+        outputs=STATS,
         when="N is no power of two",
     ),
     _mutant(
@@ -111,7 +114,7 @@ MUTANTS = (
             ),
         ),
         dtypes=("fp32",),
-        outputs=_FORWARD,
+        outputs=STATS,
         when="N > 64",
     ),
     _mutant(
@@ -119,7 +122,7 @@ MUTANTS = (
         what="x is loaded without the mask of its columns: the sum takes what lies behind the row",
         source="invented",
         forward=(Lines(old=_FIRST, new=_FIRST.replace(" & (first_cols < N)[None, :]", "")),),
-        outputs=_FORWARD,
+        outputs=STATS,
         kinds=_BEHIND,
         when="N is no power of two",
     ),
@@ -133,7 +136,7 @@ MUTANTS = (
                 new=_FIRST.replace(" & (first_cols < N)[None, :])", ") * (first_cols < N)[None, :].to(tl.float32)"),
             ),
         ),
-        outputs=_FORWARD,
+        outputs=STATS,
         kinds=_BEHIND,
         when="N is no power of two, and what lies behind a row is not finite",
     ),
@@ -165,7 +168,7 @@ MUTANTS = (
                 old="mask = (rows < M)[:, None] & (cols < width)", new="mask = (rows < M)[:, None] & (cols < N // 8)"
             ),
         ),
-        ops=("layernorm_relu_bitmask",),
+        ops=RELU,
         outputs=("bitmask",),
         kinds=_UNWRITTEN,
         when="N % 8 != 0",
@@ -295,7 +298,7 @@ MUTANTS = (
                 new="c1 = tl.zeros((ROWS,), tl.float32) + tl.sum(tl.sum(xhat * wdy, axis=1), axis=0) / (ROWS * N)",
             ),
         ),
-        ops=("rmsnorm",),
+        ops=_RMSNORM,
         outputs=("dx",),
     ),
     # Groups of rows, whose sums of dw and db are added up.
@@ -417,5 +420,5 @@ MUTANTS = (
 )
 
 IMPLEMENTATIONS = implementations(MUTANTS)
-CONTROLS = (_locked("locked.triton", "layernorm", barrier=True),)
-"""Correct kernels, whatever they look like: the one of X01 with its barrier. Its sums are fp32 for every dtype."""
+CONTROLS = tuple(_locked("locked.triton", op, barrier=True) for op in _LAYERNORM)
+"""Correct kernels: that of X01 with its barrier. Its sums are fp32 for every dtype."""

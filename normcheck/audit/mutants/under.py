@@ -1,4 +1,4 @@
-"""A planted fault that is there in one regime only: the faulty kernel within it, the clean one everywhere else."""
+"""Planted faults that are there in one regime only: the faulty kernel runs within it, the clean one elsewhere."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants._patched import Patched
-from normcheck.audit.mutants.kernel import CLEAN, Kernel, Run
+from normcheck.audit.mutants.kernel import CLEAN, Kernel, KernelCall
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import Regime
-from normcheck.cases.ops.op import GRADIENTS
+from normcheck.cases.ops import GRADIENTS
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import implementation as triton_kernels
 
 _OF_BACKWARD = (*GRADIENTS, "dy")
-"""What a fault of backward breaks; one that breaks more may be in forward."""
+"""The outputs that a fault of backward breaks. A fault that breaks others may be in forward."""
 
 
 def why_not(regime: Regime, mutant: Mutant) -> str:
-    """Why a fault makes no sense under a regime, in whatever op and dtype, or an empty string."""
+    """Why a fault makes no sense under a regime, in any op and dtype, or an empty string."""
     if mutant.not_exercised:
         return mutant.not_exercised
     if regime.holds_dy is not None and not set(mutant.outputs) <= set(_OF_BACKWARD):
@@ -41,10 +41,10 @@ def cells(regime: Regime, mutant: Mutant) -> tuple[tuple[str, str], ...]:
 
 
 def under(regime: Regime, mutant: Mutant) -> Mutant:
-    """``mutant``, whose fault is there only in the calls of ``regime``; its id is ``ID@REGIME``.
+    """``mutant`` with its fault only in the calls of ``regime``; its id is ``ID@REGIME``.
 
-    What forward saves is of the same form in and outside of the regime, so each kernel's backward takes it. A kernel
-    that remembers something is one kernel for all calls in the regime.
+    Both kernels save tensors of the same form, so each kernel's backward can read them. A kernel that keeps state is
+    one kernel for all calls in the regime.
     """
     id = f"{mutant.id}@{regime.id}"
 
@@ -57,15 +57,15 @@ def under(regime: Regime, mutant: Mutant) -> Mutant:
 
 
 def _promised(regime: Regime, mutant: Mutant) -> str:
-    """The least profile that promises to kill ``mutant`` under ``regime``.
+    """The cheapest profile that promises to kill ``mutant`` under ``regime``.
 
-    Interpreted rows cost a thousand times what others do: those behind row 4096 are few in a quick core.
+    An interpreted row costs a thousand times as much as another, so a quick core has few rows behind row 4096.
     """
     return "ci" if mutant.language == "triton" and regime.first_row and mutant.promised == "quick" else mutant.promised
 
 
 def clean(mutant: Mutant, op: str) -> Implementation:
-    """The kernel that ``mutant`` differs from by its fault: our Triton kernels, or the clean torch kernel."""
+    """``mutant`` without its fault: our Triton kernels, or the clean torch kernel."""
     if isinstance(mutant.make, Patched):
         return mutant.make.without_fault()(op)
     if mutant.language == "triton":
@@ -74,7 +74,7 @@ def clean(mutant: Mutant, op: str) -> Implementation:
 
 
 def without_fault(regime: Regime, mutant: Mutant) -> Mutant:
-    """What ``under`` makes of ``mutant`` if nothing is wrong with it: its bits tell whether the fault is one."""
+    """``under`` of ``mutant`` without its fault. If both have the same bits, the fault has no effect."""
     if mutant.language == "triton":
         return replace(mutant, make=lambda op: clean(mutant, op))
     kernel = (lambda: CLEAN) if is_divided(regime, mutant) else None
@@ -82,19 +82,19 @@ def without_fault(regime: Regime, mutant: Mutant) -> Mutant:
 
 
 def is_divided(regime: Regime, mutant: Mutant) -> bool:
-    """Whether the rows before ``regime.first_row`` stay clean: else the whole call is faulty, from that many rows on.
+    """Whether the rows before ``regime.first_row`` stay clean. Otherwise a call with more rows is faulty as a whole.
 
-    A kernel of steps can be divided if its last step is the clean one: ``finish`` sees, or counts, whole calls. One of
-    the Triton kernels cannot: a patch is in every program of a launch.
+    A kernel of steps can be divided if it has the clean ``finish``; another one may look at whole calls or count them.
+    A Triton kernel cannot be divided: its patch is in every program of a launch.
     """
     return bool(regime.first_row) and mutant.kernel is not None and mutant.kernel().finish is CLEAN.finish
 
 
 def divided(regime: Regime, mutant: Mutant, op: str) -> Implementation | None:
-    """The clean kernel on the rows before ``regime.first_row`` and the faulty one on those behind; None if whole.
+    """The clean kernel on the rows before ``regime.first_row``, the faulty one on the others; None if not divided.
 
-    For calls with more rows than that. A sum over the rows is the clean kernel's over the first ones, in fp32, to which
-    the faulty kernel adds its own before it stores the sum: it is rounded once.
+    It takes only calls with more rows than that. A sum over rows is rounded once: the clean kernel's part stays in
+    fp32, and the faulty kernel adds its own part before it stores the sum.
     """
     if mutant.kernel is None or not is_divided(regime, mutant):
         return None
@@ -117,8 +117,8 @@ def divided(regime: Regime, mutant: Mutant, op: str) -> Implementation | None:
     ) -> Any:
         def of(which: Kernel, rows: slice) -> dict[str, Tensor]:
             own = {name: t.reshape(len(x), -1)[rows] for name, t in saved.items()}
-            found: dict[str, Tensor] = which.backward(op, dy[rows], x[rows], weight, bias, own, eps, **options)
-            return found
+            gradients: dict[str, Tensor] = which.backward(op, dy[rows], x[rows], weight, bias, own, eps, **options)
+            return gradients
 
         early = of(replace(CLEAN, store=_sums_unrounded), slice(first))
         late = of(_adding(kernel, early), slice(first, None))
@@ -127,14 +127,14 @@ def divided(regime: Regime, mutant: Mutant, op: str) -> Implementation | None:
     return replace(mutant.make(op), forward=forward, backward=backward)
 
 
-def _sums_unrounded(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _sums_unrounded(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return t if name in ("dw", "db") else t.to(dtype)
 
 
 def _adding(kernel: Kernel, early: Mapping[str, Tensor]) -> Kernel:
-    """``kernel`` with the sums of the early rows in its own."""
+    """``kernel`` that adds the sums of the early rows, dw and db (N,), to its own."""
 
-    def plus(name: str, step: Callable[[Run], Tensor]) -> Callable[[Run], Tensor]:
+    def plus(name: str, step: Callable[[KernelCall], Tensor]) -> Callable[[KernelCall], Tensor]:
         return lambda c: early[name] + step(c)
 
     return replace(kernel, dw=plus("dw", kernel.dw), db=plus("db", kernel.db))

@@ -1,6 +1,6 @@
-"""Faults that hardly any comparison of values sees: what is read or written around a tensor, what differs between runs.
+"""Faults that hardly any comparison of values sees: reads and writes around a tensor, differences between runs.
 
-Those that read or write a gap do so with x of rank 2, which is all that these kernels claim.
+Those that read or write a gap need an x of rank 2, the only rank that these kernels claim.
 There is no P12: that fault is X10 of ``structure.py``.
 """
 
@@ -9,56 +9,56 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.kernel import CLEAN, RELU, Kernel, Run
+from normcheck.audit.mutants.kernel import CLEAN, RELU, Kernel, KernelCall
 from normcheck.audit.mutants.mutant import STATS, UNWRITTEN, VALUES, Mutant, Y, implementations, mutant
 
 
-def _behind_rows(c: Run) -> Tensor:
-    """(M, 1): the element behind the last one of each row of x."""
+def _behind_rows(c: KernelCall) -> Tensor:
+    """(M, 1): the element behind the end of each row of x."""
     return c.x_io.as_strided((c.M, 1), (c.x_io.stride(0), 1), c.x_io.storage_offset() + c.N)
 
 
-def _gap(c: Run) -> bool:
+def _gap(c: KernelCall) -> bool:
     return c.x_io.stride(0) > c.N
 
 
-def _gap_without_nan(c: Run) -> Tensor:
+def _gap_without_nan(c: KernelCall) -> Tensor:
     z = CLEAN.preact(c)
     return z + _behind_rows(c).float().nan_to_num() if _gap(c) else z
 
 
-def _gap_written(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+def _gap_written(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
     if _gap(c):
         _behind_rows(c).zero_()
     return out
 
 
-def _front_written(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+def _front_written(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
     if c.x_io.storage_offset():
         c.x_io.as_strided((1,), (1,), c.x_io.storage_offset() - 1).zero_()
     return out
 
 
-def _rstd_doubled(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+def _rstd_doubled(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
     if c.dy_io is not None:
         c.saved["rstd"].mul_(2)
     return out
 
 
-def _bits_turned(c: Run, out: dict[str, Tensor]) -> dict[str, Tensor]:
+def _bits_turned(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
     if c.dy_io is not None:
         c.saved["bitmask"].bitwise_not_()
     return out
 
 
-def _shuffled(c: Run, t: Tensor) -> Tensor:
+def _shuffled(c: KernelCall, t: Tensor) -> Tensor:
     return c.mean_n(t[:, torch.rand(c.N, device=t.device).argsort()])
 
 
 def _every_second_reversed() -> Kernel:
     calls = 0
 
-    def mean1(c: Run) -> Tensor:
+    def mean1(c: KernelCall) -> Tensor:
         nonlocal calls
         calls += 1
         terms = c.xh * c.wd
@@ -68,7 +68,7 @@ def _every_second_reversed() -> Kernel:
 
 
 def _as_if_packed(t: Tensor, name: str) -> Tensor:
-    """Where all rows of dy share one memory: what lies where rows would be, up to the end of the storage."""
+    """A dy whose rows all share one memory, read as packed rows, up to the end of its storage."""
     if name != "dy" or len(t) < 2 or t.stride(0) != 0:
         return t
     rest = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
@@ -76,12 +76,12 @@ def _as_if_packed(t: Tensor, name: str) -> Tensor:
     return t.as_strided((rest,), (1,))[places].view(t.shape)
 
 
-def _onto_what_was_there(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _onto_what_was_there(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     t = t.to(dtype)
     return t + torch.empty_like(t).nan_to_num() if name == "y" else t
 
 
-def _nothing_for_no_rows(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _nothing_for_no_rows(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     t = t.to(dtype)
     return torch.empty_like(t) if name in ("dw", "db") and not c.M else t
 
@@ -89,11 +89,11 @@ def _nothing_for_no_rows(c: Run, t: Tensor, dtype: torch.dtype, name: str) -> Te
 def _latest_rstd() -> Kernel:
     latest: list[Tensor] = []
 
-    def rstd_out(c: Run) -> Tensor:
+    def rstd_out(c: KernelCall) -> Tensor:
         latest[:] = [c.r]
         return CLEAN.rstd_out(c)
 
-    def xhat_b(c: Run) -> Tensor:
+    def xhat_b(c: KernelCall) -> Tensor:
         c.r = latest[0]
         return CLEAN.xhat_b(c)
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Backward Triton kernels, not of rmsnorm_llama. On a CPU, ``interpreter.enable()`` comes before this is imported.
+"""Backward Triton kernels, except of rmsnorm_llama. On a CPU, call ``interpreter.enable()`` before you import this.
 
     xhat = (x - mean) * rstd,  wdy = dy * w      (dy zero where the bitmask is; zero-centered: 1 + w)
     c1   = sum(xhat * wdy) / N,  c2 = sum(wdy) / N        (rmsnorm: c2 = 0)
@@ -7,8 +7,8 @@
     dw   = sum over rows of dy * xhat,  db = sum over rows of dy
 
 Everything is fp32 until the store. dw and db are summed per group of rows into a (groups, N) buffer, then over the
-groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns, on a GPU of
-twice as many, are read once from memory; for wider ones a first kernel leaves c1 and c2.
+groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns, and on a GPU
+those of ``WHOLE_TILE``, are read once from memory; for other rows a first kernel computes c1 and c2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_BLOCK = 8192
 """x, dy, w and the sums of dw and db of a block stay in registers."""
 
 ELEMENTS = 4096
-"""Per program on a GPU, of rows that are narrower than those of ``TILES``."""
+"""Elements for each program on a GPU, if rows are narrower than those of ``TILES``."""
 
 TILES = tiles(
     Tile(rows=16, block=256, warps=4, stages=3, groups=256),
@@ -41,22 +41,22 @@ TILES = tiles(
     Tile(rows=1, block=8192, warps=16, stages=3, groups=128),
 )
 WIDE = Tile(rows=2, block=1024, warps=4)
-"""Of some 50 each, those that lose little over the sizes of both suites of ``normcheck bench`` on an H200; of 512 and
-1024 columns, among the best of the second suite alone."""
+"""Chosen from some 50 each, for a small loss over the sizes of both suites of ``normcheck bench`` on an H200; those of
+512 and 1024 columns are among the best of the second suite alone."""
 
 WHOLE = 14336
 WHOLE_TILE = Tile(rows=1, block=16384, warps=16)
-"""From so many columns on, and without a bias, a row of 16384 is faster in one program, of which some spills, than read
-twice from memory: 71 % of the copy's rate where reading twice allows 60 %."""
+"""Without a bias, rows of ``WHOLE`` to 16384 columns are faster in one program, though registers spill, than read twice
+from memory: 71 % of the copy's rate, while reading twice allows 60 %."""
 
 SUMS = Tile(rows=256, block=16, warps=8)
-"""Of the sum over groups on a GPU: few columns, so that all of it takes part, and few turns, each of which waits.
-Seven others on an H200 took as long, within the spread."""
+"""The tile of the sum over groups on a GPU: few columns, so that all of the GPU takes part, and few turns of the loop,
+each of which waits. Seven others took as long on an H200, within the spread."""
 
 
 @triton.jit
 def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask, EVICT: tl.constexpr = None):
-    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero."""
+    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero bit."""
     dy = load_tile(dy_ptr, rows, cols, stride, mask, EVICT)
     if bits_ptr is not None:
         width = (N + 7) // 8
@@ -67,7 +67,7 @@ def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask, EVICT: tl.constexpr =
 
 @triton.jit
 def load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS: tl.constexpr):
-    """mean and rstd (ROWS,) as they were saved; a mean of 0 where the op has none."""
+    """mean and rstd (ROWS,) as they were saved; a mean of 0 if the op has none."""
     mean = tl.zeros((ROWS,), tl.float32)
     if mean_ptr is not None:
         mean = tl.load(mean_ptr + rows, mask=rows < M, other=0.0)
@@ -105,7 +105,7 @@ def gradients_kernel(
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: BLOCK columns of group_rows rows, ROWS at a time.
 
-    c1_ptr is None where a block holds whole rows, db_ptr where there is no bias. AGAIN: after the row's sums its tiles
+    c1_ptr is None if a block holds whole rows, db_ptr if there is no bias. AGAIN: after the row's sums its tiles
     are read again (with another hint for the cache, or the compiler would make one load of the two).
     """
     group = tl.program_id(0).to(tl.int64)
@@ -156,7 +156,7 @@ def sum_groups_kernel(
 ):  # fmt: skip
     """Sum parts (groups, N) fp32 over the groups, ROWS at a time, into out (N,); those of the bias too, if not None.
 
-    One program: BLOCK columns. EARLY: it may have started before the kernel that writes parts is done, and waits.
+    One program: BLOCK columns. EARLY: it may start before the kernel that writes parts has ended, and waits for it.
     """
     if EARLY:
         gdc_wait()
@@ -197,7 +197,7 @@ def backward(
     """Gradients from dy and x (M, N), last stride 1, with the saved mean (None: rmsnorm), rstd (M,) and bitmask.
 
     Returns dx (M, N) in x's dtype, dw (N,) in weight's and, with a bias, db (N,) in bias's. M == 0 gives dw = db = 0.
-    ``max_block``: another limit than MAX_BLOCK; ``how``: another tile than that of ``tile``.
+    ``max_block``: a limit in place of MAX_BLOCK; ``how``: a tile in place of that of ``tile``.
     """
     M, N = x.shape
     dx = torch.empty((M, N), dtype=x.dtype, device=x.device)

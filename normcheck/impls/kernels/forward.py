@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Forward Triton kernel, not of rmsnorm_llama. On a CPU, ``interpreter.enable()`` comes before this is imported.
+"""Forward Triton kernels, except of rmsnorm_llama. On a CPU, call ``interpreter.enable()`` before you import this.
 
     mean = sum(x) / N                            (rmsnorm: 0)
     rstd = 1 / sqrt(sum((x - mean)^2) / N + eps)
@@ -24,7 +24,7 @@ from normcheck.impls.kernels.tiles import BYTE, Tile, ceil_div, group_rows, tile
 
 MAX_BLOCK = 16384
 ELEMENTS = 2048
-"""Per program on a GPU, of rows that are narrower than those of ``TILES``."""
+"""Elements for each program on a GPU, if rows are narrower than those of ``TILES``."""
 
 
 TILES = tiles(
@@ -37,8 +37,8 @@ TILES = tiles(
     Tile(rows=1, block=16384, warps=16, stages=4, groups=128),
 )
 WIDE = Tile(rows=1, block=8192, warps=32)
-"""Of some 40 each, those that lose least over the sizes of both suites of ``normcheck bench`` on an H200. Few programs
-fit on a multiprocessor, so what hides the time of their loads is the next row on its way."""
+"""Chosen from some 40 each, for the least loss over the sizes of both suites of ``normcheck bench`` on an H200. Few
+programs fit on a multiprocessor, so each loads its next row early, to hide the time that this takes."""
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def store_y(
     x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
     ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y, and the bitmask where there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
+    """y, and the bitmask if there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
     cols = start + tl.arange(0, BLOCK)
     z = (x - mean[:, None]) * rstd[:, None] * load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
     if bias_ptr is not None:
@@ -85,7 +85,7 @@ def store_y(
 def store_z(
     z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """y from z, clamped where there is a bitmask, and the bits, of the tile that begins at column ``start``."""
+    """y from z, clamped if there is a bitmask, and the bits, of the tile that begins at column ``start``."""
     cols = start + tl.arange(0, BLOCK)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if bits_ptr is not None:
@@ -99,7 +99,7 @@ def forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, x_stride, M, N, eps, lower, upper,
     ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS whole rows. bias_ptr, mean_ptr and bits_ptr are None where the op has none."""
+    """One program: ROWS whole rows. bias_ptr, mean_ptr and bits_ptr are None if the op has none."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = (rows < M)[:, None]
     first_cols = tl.arange(0, BLOCK)
@@ -144,9 +144,9 @@ def looped_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, x_stride, M, N, eps, lower, upper, group_rows,
     ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same for rows of one block. One program: group_rows rows, ROWS at a time, w and b read once.
+    """The same for rows of one block. One program: group_rows rows, ROWS at a time; it reads w and b once.
 
-    The next rows are on their way (STAGES in all) while these are computed, also where one program fills a
+    The next rows are being loaded (STAGES in all) while these are computed, even if one program fills a
     multiprocessor.
     """
     cols = tl.arange(0, BLOCK)
@@ -194,7 +194,7 @@ def forward(
     """Normalise the rows of x (M, N), last stride 1, by weight (N,) and bias (N,) or None.
 
     ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``clips``: (lower, upper) of a clamp.
-    ``how``: another tile than that of ``tile``; with more than one stage its programs loop over rows.
+    ``how``: a tile in place of that of ``tile``; with more than one stage its programs loop over rows.
     Returns y (M, N) in x's dtype, rstd and, if centered, mean (M,) fp32, and with clips bitmask (M, ceil(N / 8)) uint8.
     """
     M, N = x.shape

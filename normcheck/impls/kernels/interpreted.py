@@ -1,4 +1,4 @@
-"""Whether Triton kernels are interpreted. Imports nothing that takes time, so that it can be asked anywhere."""
+"""Whether Triton kernels are interpreted. Quick to import, so that any command can ask."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ Triton's interpreter keeps a bf16 value as its 16-bit pattern in a uint16 array.
 where a GPU rounds to nearest even, and adds, multiplies, compares and reduces the patterns as integers: the sum of 1024
 squares of 100 is 0. ``enable`` wraps the interpreter so that every operation on bf16 widens to fp32, computes there and
 rounds once. For + - * that is the correctly rounded result (24 >= 2 * 8 + 2 bits: Figueroa 1995), which a GPU gives
-too; a reduction rounds after each step of a tree, as a GPU's does.
+too. A reduction rounds after each step of a tree, as a GPU's does.
 
-Beside bf16 three things change, none of them a value: numpy's floating-point warnings are off inside a kernel,
+Apart from bf16 three things change, none of them a value: numpy's floating-point warnings are off inside a kernel,
 triton.language is patched once a launch, and ``range(n)`` works in triton 3.6 under numpy 2.4.
 """
 
@@ -33,8 +33,8 @@ _REMEDIED = "_normcheck_remedied"
 def enable() -> None:
     """Interpret Triton kernels on CPU tensors, with bf16 as on a GPU. Call it before triton is imported; idempotent.
 
-    Sets ``TRITON_INTERPRET=1`` for this process and its children. Raises NormcheckError where triton was imported
-    before, for a GPU, or where its interpreter has changed so that the remedy does not fit: never a remedy in part.
+    Sets ``TRITON_INTERPRET=1`` for this process and its children. Raises NormcheckError if triton was imported
+    before, for a GPU, or if its interpreter has changed so that the remedy does not fit: a part of it is never applied.
     """
     imported = sys.modules.get("triton.language")
     if imported is not None and type(imported.sum).__name__ != "InterpretedFunction":
@@ -64,8 +64,8 @@ def widen_bits(bits: Any) -> Any:
 def narrow_bits(values: Any, *, toward_zero: bool = False) -> Any:
     """Values (any numpy dtype and shape) as bf16 patterns (uint16), rounded once: to nearest even, or toward zero.
 
-    NaN becomes 0x7fff, as a GPU's conversion makes it. What is wider than fp32 goes through fp32 rounded to odd, after
-    which a second rounding gives what one alone would (Boldo and Melquiond 2008).
+    NaN becomes 0x7fff, as a GPU's conversion makes it. What is wider than fp32 is first rounded to odd in
+    fp32: the second rounding then gives what a single one would (Boldo and Melquiond 2008).
     """
     wide = np.asarray(values)
     single = wide.astype(np.float32)
@@ -92,7 +92,7 @@ class Remedy:
     tl: Any
 
     def install(self) -> None:
-        """Wrap every place where bf16 patterns would be taken for integers; AttributeError where one is missing."""
+        """Wrap every place that would take bf16 patterns for integers. Raises AttributeError if one is missing."""
         builder = self.interpreter.InterpreterBuilder
         for name in ("binary_op", "unary_op", "create_clampf", "create_erf", "create_rsqrt"):
             self._wrap(builder, name, self._computed_wide)
@@ -142,7 +142,7 @@ class Remedy:
         return self.interpreter.TensorHandle(bits, self.tl.bfloat16)
 
     def _computed_wide(self, original: Any, builder: Any, *args: Any) -> Any:
-        """An operation on handles: fp32 inside, rounded once; a comparison's result is labelled as what it is."""
+        """An operation on handles: fp32 inside, rounded once; a comparison's result is labelled int1."""
         if not any(map(self.is_bf16, args)):
             return original(builder, *args)
         result = original(builder, *map(self.widen, args))
@@ -200,7 +200,7 @@ class Remedy:
         return self.interpreter.TensorHandle(old.reshape(np.shape(ptr.data)), self.tl.bfloat16)
 
     def _padded_load(self, original: Any, builder: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """A load through a descriptor or block pointer: NaN padding, which as uint16 became 0."""
+        """A load through a descriptor or block pointer: its NaN padding, which became 0 in an array of uint16."""
         result = original(builder, source, *args, **kwargs)
         nan = self.interpreter._ir.PADDING_OPTION.PAD_NAN
         if self.is_bf16(result) and nan in (getattr(source, "padding", None), *args[1:2]):
@@ -240,7 +240,7 @@ class Remedy:
 
 
 def _without_warnings(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a grid as a GPU does: infinities and NaN come without a warning."""
+    """Run a grid without numpy's warnings of infinities and NaN, of which a GPU has none."""
     with np.errstate(all="ignore"):
         return original(*args, **kwargs)
 
@@ -254,8 +254,8 @@ def _with_index(original: Any, tensor: Any, scope: Any) -> None:
 def _patch_once_per_launch(interpreter: Any) -> Callable[[Any], Any]:
     """``_patch_lang``, which every nested jit call repeats, made to do its work once for each launch and module.
 
-    What it does depends only on which modules of triton.language a function sees, and until the launch restores them a
-    second time changes nothing; that second time is a third of what a launch costs.
+    What it does depends only on which modules of triton.language a function sees. Until the launch restores them, a
+    second time changes nothing, and costs a third of a launch.
     """
     original = interpreter._patch_lang
     patched: set[int] = set()
@@ -281,7 +281,7 @@ def _patch_once_per_launch(interpreter: Any) -> Callable[[Any], Any]:
 
 
 def _check(interpreter: Any, tl: Any) -> None:
-    """Compute on bf16 in the remedied builder what goes wrong in one without the remedy; AssertionError names it."""
+    """Try in the remedied builder what goes wrong on bf16 without the remedy. Raises AssertionError with its name."""
     builder = interpreter.InterpreterBuilder()
     one, hundred = builder.get_bf16(1.0), builder.get_bf16(100.0)
     nearest = builder.get_fp32(1.0 + 2.0**-8 + 2.0**-20)  # truncates to 1, rounds to 1 + 2^-7

@@ -1,8 +1,8 @@
-"""Launch a kernel as was done before, without asking Triton again which compilation fits.
+"""Launch a kernel as an earlier call did, without asking Triton again which compilation fits.
 
-``kernel[grid](...)`` looks at each argument anew, for its type, its alignment and whether it is 1, which takes the host
-some 20 us: longer than small rows take a GPU. Here a call like an earlier one, by what Triton looks at, goes to the
-compilation which that one used.
+``kernel[grid](...)`` looks at each argument in every call (its type, its alignment, whether it is 1), which takes the
+host some 20 us: longer than a GPU takes for small rows. Here a call that looks to Triton like an earlier one goes to
+the compilation of that one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 16
-"""What a pointer, in bytes, or a stride is a multiple of where Triton loads 16 bytes at a time."""
+"""Triton loads 16 bytes at a time if a pointer, in bytes, or a stride is a multiple of this."""
 
 _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-"""A call, as far as its compilation depends on it -> the compilation, and the kernel's constants as arguments."""
+"""What the compilation of a call depends on -> the compilation, and the kernel's constants as arguments."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | float | None, **constants: Any) -> None:
-    """``kernel[grid](*arguments, **constants)``, the first argument a tensor, the constants those and options.
+    """``kernel[grid](*arguments, **constants)``. The first argument is a tensor; ``constants`` may include options.
 
-    Kernels that are interpreted, on CPU tensors, are called as they are.
+    Interpreted kernels, on CPU tensors, are called as they are.
     """
     first = arguments[0]
     assert isinstance(first, Tensor)
@@ -41,7 +41,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | float 
 
 
 def _fact(argument: Tensor | int | float | None) -> Hashable:
-    """What a compilation depends on: of an integer, whether it is 1, a multiple of 16, and of 32 bits."""
+    """What a compilation depends on: for an integer, whether it is 1, a multiple of 16, and fits into 32 bits."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % _ALIGNED == 0
     if isinstance(argument, int):

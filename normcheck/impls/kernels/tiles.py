@@ -14,8 +14,8 @@ BYTE = 8
 class Tile:
     """``rows`` x ``block`` elements, both powers of two, computed by ``warps`` warps.
 
-    Of a loop over rows: ``stages`` of them are on their way at a time; ``groups`` programs at most share the rows;
-    ``again``: what a row needs after its sums is read again, where registers would not hold it.
+    In a loop over rows: ``stages`` of them are loaded at a time; at most ``groups`` programs share the rows;
+    ``again``: a row is read again after its sums, because registers would not hold it.
     """
 
     rows: int
@@ -36,7 +36,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-_RULE: Mapping[int, Tile] = MappingProxyType({})
+_NONE_CHOSEN: Mapping[int, Tile] = MappingProxyType({})
 
 
 def tiles(*best: Tile) -> Mapping[int, Tile]:
@@ -51,14 +51,14 @@ def tile(
     on_gpu: bool,
     elements: int,
     max_block: int,
-    chosen: Mapping[int, Tile] = _RULE,
+    chosen: Mapping[int, Tile] = _NONE_CHOSEN,
     wide: Tile | None = None,
 ) -> Tile:
     """Choose the tile for rows of N elements, of which one program takes at most ``max_block`` columns at once.
 
-    On a GPU about ``elements`` of them, 16 to a thread, so that narrow rows share a program. The interpreter takes a
-    millisecond for a program whatever its width: 65536 elements there. 64 rows at most. ``chosen``: block -> the tile
-    to take on a GPU, in place of that rule, where a block is a whole row; ``wide``: the tile of rows wider than those.
+    On a GPU a program has about ``elements``, 16 to a thread, so that narrow rows share it. The interpreter takes a
+    millisecond for a program of any width: 65536 elements there. 64 rows at most. ``chosen``: block -> the tile to take
+    on a GPU, in place of that rule, if a block is a whole row; ``wide``: the tile of rows wider than those.
     """
     if on_gpu and wide is not None and max(chosen) < N:
         return replace(wide, rows=min(wide.rows, power_of_two(M)))

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""The algorithm of Triton's LayerNorm tutorial, written anew. On a CPU ``interpreter.enable()`` comes before.
+"""The algorithm of Triton's LayerNorm tutorial, rewritten. On a CPU, call ``interpreter.enable()`` before.
 
 Forward: one program a row, which goes over its columns three times. Backward: one program a row, which adds its share
 of dw and db to one of ``groups`` partial sums; a lock in global memory lets one program of a group in at a time. A
 second kernel sums the groups. The partial sums are kept in the dtype of x, as the tutorial keeps them: in half
 precision every row is rounded before it is added, and so is every sum.
 
-One thread releases the lock, so all threads have to have stored by then: that is what the barrier before it is for. It
-came to the tutorial late. In which order the programs come is free, and so are the last bits of dw and db.
+One thread releases the lock, so all threads must have stored by then: the barrier before it ensures that. The tutorial
+got its barrier late. The programs come in any order, so the last bits of dw and db may differ from run to run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from normcheck.impls.kernels.forward import load_scale, load_tile
 from normcheck.impls.kernels.tiles import ceil_div, tile
 
 MAX_BYTES = 65536
-"""Of a row: a backward's program holds it in one block."""
+"""A row has at most so many: a backward's program holds it in one block."""
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def locked_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, locks_ptr, dy_stride, x_stride, M, N,
     GROUPS: tl.constexpr, BARRIER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx, and its share of one group's sums of dw and db, in their dtype. One program: ROWS whole rows."""
+    """dx, and a program's share of one group's sums of dw and db, in their dtype. One program: ROWS whole rows."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
     mask = (rows < M)[:, None] & (cols < N)[None, :]
@@ -104,7 +104,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> dict[str,
 
 
 def groups_of(N: int) -> int:
-    """How many partial sums of dw and db the tutorial keeps for rows of N columns: more where they are small."""
+    """How many partial sums of dw and db the tutorial keeps for rows of N columns: more if these are short."""
     return 256 if N <= 1024 else 128 if N <= 4096 else 96 if N <= 8192 else 64
 
 
@@ -125,7 +125,7 @@ def backward(
     """Gradients of layernorm: dx (M, N) as x, dw and db (N,) as weight, from dy and x (M, N), mean and rstd (M,).
 
     A row has at most ``MAX_BYTES``. ``partial``: the dtype of the partial sums, None: that of x. ``groups``, ``warps``:
-    None as the tutorial has them. ``many_rows``: several to a program on a CPU, where a program costs milliseconds.
+    None: as in the tutorial. ``many_rows``: several to a program on a CPU, where a program costs milliseconds.
     """
     M, N = x.shape
     groups = groups or groups_of(N)

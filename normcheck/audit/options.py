@@ -1,0 +1,73 @@
+"""The options of ``normcheck audit``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from normcheck.gate.options import Device, Dtypes, Ops, Option, Profile, several, within
+
+ALL = "all"
+"""The word for every regime, and for every cell of a mutant under a regime."""
+
+
+def _regimes() -> Iterable[str]:
+    from normcheck.audit.mutants.regimes import REGIMES
+
+    return *REGIMES, ALL
+
+
+def _cells() -> Iterable[str]:
+    return "one", ALL
+
+
+def _formats() -> Iterable[str]:
+    return ("json:",)
+
+
+def _recipes() -> Iterable[str]:
+    from normcheck.audit.recipes import RECIPES
+
+    return RECIPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """The options of ``normcheck audit``, in the order of its help.
+
+    ``workers``: number of processes; None: as many as there are cores. ``regime``: run only mutants under these
+    regimes. ``regime_cells``: run each pair of mutant and regime in one cell, or in all cells that have the fault.
+    """
+
+    op: Ops = ()
+    dtype: Dtypes = ()
+    profile: Annotated[Profile, Option(help="quick, ci or deep: what is put to the test.")] = "quick"
+    mutant: Annotated[
+        tuple[str, ...], Option(help="Planted fault to run, without correct kernels; may repeat.", read=several)
+    ] = ()
+    recipe: Annotated[
+        str,
+        Option(help="Judge by a fixed tolerance instead: a name, or atol=1e-2,rtol=1e-2.", names=_recipes, open=True),
+    ] = ""
+    regime: Annotated[
+        tuple[str, ...],
+        Option(
+            help="Only faults that are there in some calls alone, such as tall or one_n:768, or all; may repeat.",
+            names=_regimes,
+            read=several,
+        ),
+    ] = ()
+    regime_cells: Annotated[
+        str,
+        Option(help="one or all: the ops and dtypes that a fault under a regime is run in.", names=_cells),
+    ] = "one"
+    seed: Annotated[int, Option(help="Another seed draws other cases.")] = 0
+    device: Device = "auto"
+    report: Annotated[
+        tuple[str, ...],
+        Option(help="json:PATH; - is standard output.", names=_formats, open=True, read=several),
+    ] = ()
+    workers: Annotated[
+        int | None, Option(help="Processes; by default one a core, at most 8.", check=within(1, 256))
+    ] = None

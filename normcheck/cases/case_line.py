@@ -1,0 +1,136 @@
+"""The parser of case lines."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+
+from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, STRIDED, Case
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES, FORMATS
+from normcheck.cases.ops import OPS
+from normcheck.errors import UsageError, one_line, one_of, shown
+
+_REQUIRED = ("M", "N")
+
+
+def parsed(line: str) -> Case:
+    """The case of ``line``. Raises UsageError with a message of one line if that is no case of a known op."""
+    case = parse(line)
+    if case.bias not in OPS[case.op].biases:
+        if case.bias:
+            raise UsageError(f"bias=yes in the case line: {case.op} has none, expected bias=none")
+        raise UsageError(f"bias=none in the case line: {case.op} always has a bias, expected the line without that")
+    return case
+
+
+def parse(line: str) -> Case:
+    """As ``parsed``, of an op with a bias or without."""
+    if len(line) > 1000:
+        raise UsageError(f"case line has {len(line)} characters; expected at most 1000")
+    words = line.split()
+    if len(words) < 2 or "=" in words[0] or "=" in words[1]:
+        raise UsageError(f"case={shown(line, 60)}: expected 'OP DTYPE M=... N=... name=value ...'")
+    op, dtype = words[0], words[1]
+    if op not in OPS:
+        raise UsageError(f"op={shown(op, 60)} in the case line: expected {one_of(OPS)}")
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype={shown(dtype, 60)} in the case line: expected {one_of(DTYPES)}")
+    named = _pairs(words[2:])
+    own = OPS[op].options
+    _expect_names(named, op, own)
+    case = Case(
+        op=op,
+        dtype=dtype,
+        M=_integer(named, "M", 0),
+        N=_integer(named, "N", 1),
+        eps=_number(named, "eps", 1e-5),
+        rows=_choice(named, "rows", ROW_KINDS),
+        dy=_choice(named, "dy", DY_KINDS),
+        weights=_choice(named, "weights", WEIGHT_KINDS),
+        layout=_choice(named, "layout", LAYOUTS),
+        seed=_integer(named, "seed", 0),
+        weight_dtype=_choice(named, "weight_dtype", ("same", "fp32")),
+        bias=_choice(named, "bias", ("yes", "none")) == "yes",
+        gap=_integer(named, "gap", 0),
+        options=tuple((name, _number(named, name, 0.0)) for name in sorted(own)),
+    )
+    _validate(case)
+    return case
+
+
+def _validate(case: Case) -> None:
+    """Raise UsageError for values that no implementation may be called with."""
+    if max(case.M, 1) * (case.N + case.gap) > MAX_ELEMENTS:
+        raise UsageError(f"M={case.M} N={case.N} gap={case.gap}: expected at most {MAX_ELEMENTS} elements")
+    fp32 = FORMATS["fp32"]
+    if case.eps and not 2.0**fp32.emin <= case.eps <= fp32.max:
+        raise UsageError(f"eps={case.eps!r}: expected 0 or a normal fp32 number > 0, kernels take it as one")
+    if case.weight_dtype == "fp32" and case.dtype == "fp32":
+        raise UsageError("weight_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
+    if bool(case.gap) != (case.layout in STRIDED):
+        raise UsageError(f"gap={case.gap} layout={case.layout}: expected gap > 0 exactly for a strided layout")
+    clips = dict(case.options)
+    if any(abs(clip) > fp32.max for clip in clips.values()):
+        raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
+    if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
+        raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
+
+
+def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:
+    """Raise UsageError if a required name is missing, or a name is none of a case of this ``op``."""
+    for name in _REQUIRED:
+        if name not in named:
+            raise UsageError(f"{name} is missing in the case line: expected {name}=<integer>")
+    for name in own:
+        if name not in named:
+            raise UsageError(f"{name} is missing in the case line: {op} has it, expected {name}=<number>")
+    known = {f.name for f in fields(Case)} - {"op", "dtype", "options"}
+    for name in named:
+        if name not in known and name not in own:
+            raise UsageError(f"{_said(name, named[name])}: expected {one_of(sorted({*known, *own}))} for {op}")
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{shown(word, 60)} in the case line: expected name=value")
+        if name in named:
+            raise UsageError(f"{_said(name, value)}: {one_line(name, 60)} is given twice, expected once")
+        named[name] = value
+    return named
+
+
+def _integer(named: Mapping[str, str], name: str, least: int) -> int:
+    text = named.get(name, "0")
+    if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < least:
+        raise UsageError(f"{_said(name, text)}: expected an integer >= {least}, up to 12 digits")
+    return int(text)
+
+
+def _number(named: Mapping[str, str], name: str, default: float) -> float:
+    text = named.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or "_" in text:
+        raise UsageError(f"{_said(name, text)}: expected a finite number")
+    return value
+
+
+def _choice(named: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = named.get(name, choices[0])
+    if value not in choices:
+        raise UsageError(f"{_said(name, value)}: expected {one_of(choices)}")
+    return value
+
+
+def _said(name: str, value: str) -> str:
+    return f"{one_line(name, 60)}={one_line(value, 60)} in the case line"

@@ -1,0 +1,155 @@
+"""The table of ops, one row each. A new op of this family is a row here, and nothing else.
+
+A row has all facts of its op: references and bounds, kernels and adapters, faults, recipes and benches read the facts,
+not the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+STATISTICS = ("mean", "rstd")
+"""The statistics that a forward may save for a backward, each (M,)."""
+
+GRADIENTS = ("dx", "dw", "db")
+"""The gradients that a backward returns, db only with a bias."""
+
+ROOT_FIRST = (*STATISTICS, "y", "bitmask", *GRADIENTS)
+"""Every output in the order in which they are computed: the first wrong one is the root of the others."""
+
+RELU6 = (0.0, 6.0)
+"""The default limits of a clamped op."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """A normalisation of the rows of x (M, N).
+
+        v = mean((x - mean)^2) (biased), or mean(x^2) if not ``centered``
+        xhat = (x - mean) / sqrt(v + eps), rounded to the dtype of x if ``rounds_xhat``
+        z = xhat * gamma + bias, gamma = weight, or 1 + weight if ``zero_centered``
+        y = z, or clip(z, lower_clip, upper_clip) if ``clamped``; the bit of y is lower_clip < z < upper_clip
+
+    ``biases``: the values that ``Case.bias`` may have, simplest first. ``formula`` and ``source`` are for readers.
+
+    The rounding of xhat passes gradients through unchanged. Raises ValueError for an op that rounds xhat and is
+    centred, zero-centred, clamped or biased: no bound is derived for it.
+    """
+
+    name: str
+    centered: bool
+    zero_centered: bool = False
+    clamped: bool = False
+    rounds_xhat: bool = False
+    biases: tuple[bool, ...] = (True,)
+    formula: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.rounds_xhat and (self.zero_centered or not self.of_models):
+            raise ValueError(
+                f"op={self.name}: expected rounds_xhat=True with no centered, zero_centered, clamped, bias"
+            )
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the op may be called with a bias."""
+        return True in self.biases
+
+    @property
+    def of_models(self) -> bool:
+        """Whether the op is an RMSNorm as language models write it: no bias, no clip, and a casting of its own."""
+        return not (self.centered or self.clamped or self.takes_bias)
+
+    @property
+    def weight_offset(self) -> float:
+        """The number that is added to the weight."""
+        return 1.0 if self.zero_centered else 0.0
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The statistics that forward saves for backward."""
+        return STATISTICS if self.centered else STATISTICS[1:]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that forward may return, y first."""
+        return ("y", *self.statistics, *(("bitmask",) if self.clamped else ()))
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the op's own numbers, which forward and backward get by keyword."""
+        return ("lower_clip", "upper_clip") if self.clamped else ()
+
+    def clips(self, limits: Sequence[float]) -> tuple[tuple[str, float], ...]:
+        """``limits``, lower and upper, as ``Case.options``; () if the op is not clamped."""
+        return tuple(zip(self.options, limits, strict=self.clamped))
+
+    def y_dtypes(self, io: str, weight: str) -> tuple[str, ...]:
+        """The names of the dtypes that y may have, for x in ``io`` and the weight in ``weight``.
+
+        A rounded xhat times a wider weight has the wider dtype by promotion, and LlamaRMSNorm returns that; the dtype
+        of x is right as well. Any other op stores y in the dtype of x.
+        """
+        return (io, weight) if self.rounds_xhat and weight != io else (io,)
+
+
+TABLE = (
+    Op(
+        name="layernorm",
+        centered=True,
+        formula="y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(mean((x - mean)^2) + eps)",
+        source="Ba, Kiros, Hinton 2016, arXiv 1607.06450; biased variance as in torch.nn.LayerNorm",
+    ),
+    Op(
+        name="layernorm_zero_centered",
+        centered=True,
+        zero_centered=True,
+        formula="y = (x - mean) * rstd * (1 + weight) + bias,  rstd = 1 / sqrt(mean((x - mean)^2) + eps)",
+        source="cuDNN frontend, LayerNorm with zero-centred gamma (from backend 9.10); "
+        "dw is the gradient of weight itself",
+    ),
+    Op(
+        name="layernorm_relu_bitmask",
+        centered=True,
+        clamped=True,
+        formula="z = layernorm(x);  y = min(max(z, lower_clip), upper_clip);  bit = lower_clip < z < upper_clip",
+        source="cuDNN frontend, LayerNorm + ReLU with bitmask (from backend 9.13); "
+        "backward takes dy where the bit is set",
+    ),
+    Op(
+        name="rmsnorm",
+        centered=False,
+        biases=(False, True),
+        formula="y = x * rstd * weight (+ bias),  rstd = 1 / sqrt(mean(x^2) + eps)",
+        source="Zhang, Sennrich 2019, arXiv 1910.07467; eps inside the root, nothing subtracted",
+    ),
+    Op(
+        name="rmsnorm_llama",
+        centered=False,
+        rounds_xhat=True,
+        biases=(False,),
+        formula="y = weight * round(x * rstd),  round to the dtype of x,  rstd = 1 / sqrt(mean(x^2) + eps)",
+        source="LlamaRMSNorm of Hugging Face transformers; the rounding passes gradients through, "
+        "dw = sum_M(dy * round)",
+    ),
+    Op(
+        name="rmsnorm_gemma",
+        centered=False,
+        zero_centered=True,
+        biases=(False,),
+        formula="y = x * rstd * (1 + weight),  rstd = 1 / sqrt(mean(x^2) + eps)",
+        source="GemmaRMSNorm of Hugging Face transformers; dw is the gradient of weight itself",
+    ),
+)
+"""Every op, the plain ones first."""
+
+OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in sorted(TABLE, key=lambda op: op.name)})
+"""Name -> op, in alphabetical order."""
+
+
+def names_of(holds: Callable[[Op], bool]) -> tuple[str, ...]:
+    """The names of the ops for which ``holds`` is true, in the order of the table."""
+    return tuple(op.name for op in TABLE if holds(op))

@@ -1,1 +1,0 @@
-"""What is correct: one file per op. Each module declares ``OP``."""

@@ -1,0 +1,317 @@
+"""The options of ``normcheck verify``, and of the commands that share them. Each is declared once.
+
+A field of ``VerifyOptions`` is an option: its name, type and default are the field's, and the ``Option`` in its
+annotation has the rest. The fields become the parameters of the command line and the keys of ``[tool.normcheck]``.
+``built`` checks all values, whether they come from there or from a caller in Python. This module is quick to import:
+pydantic is imported when something is checked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+from normcheck.errors import UsageError, complaint, one_line, one_of, shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo
+    from pydantic_core import CoreSchema
+
+T = TypeVar("T")
+
+_TYPES_ONLY = "types only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """The facts of an option beside its name, type and default.
+
+    ``names``: its allowed values, which a shell offers; with ``open`` any other value is allowed as well, and with
+    ``files`` the shell also offers Python files. ``check``: raises ValueError("VALUE: expected ...") for a wrong value.
+    ``read``: converts a given value to the declared type. ``text``: on the command line it is a string. ``flags``: its
+    flags on the command line, if they do not follow from its name. ``stored``: it may stand in ``[tool.normcheck]``.
+    """
+
+    help: str
+    names: Callable[[], Iterable[str]] | None = None
+    open: bool = False
+    files: bool = False
+    check: Callable[[Any], None] | None = None
+    read: Callable[[object], object] | None = None
+    text: bool = False
+    flags: tuple[str, ...] = ()
+    stored: bool = True
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        schema = core_schema.with_info_after_validator_function(self._checked, handler(source))
+        return core_schema.no_info_before_validator_function(self.read, schema) if self.read else schema
+
+    def _checked(self, value: Any, info: ValidationInfo) -> Any:
+        if value is None or info.context == _TYPES_ONLY:
+            return value
+        if self.names and not self.open:
+            known = tuple(self.names())
+            for name in value if isinstance(value, tuple) else (value,):
+                if name not in known:
+                    raise ValueError(f"{one_line(name)}: expected {one_of(known)}")  # pydantic needs UTF-8
+        if self.check:
+            self.check(value)
+        return value
+
+
+def ops() -> Iterable[str]:
+    """Names of ops."""
+    from normcheck.cases.ops import OPS
+
+    return OPS
+
+
+def dtypes() -> Iterable[str]:
+    """Names of dtypes."""
+    from normcheck.cases.dtypes import DTYPES
+
+    return DTYPES
+
+
+def profiles() -> Iterable[str]:
+    """Names of profiles, those of ``plan.PROFILES``, which cannot be imported without torch."""
+    return "quick", "ci", "deep"
+
+
+def devices() -> Iterable[str]:
+    """Names of devices."""
+    return "auto", "cpu", "cuda"
+
+
+def _implementations() -> Iterable[str]:
+    from normcheck.impls import discovery
+
+    return discovery.implementations()
+
+
+def _formats() -> Iterable[str]:
+    from normcheck.reports.report import formats
+
+    return (f"{name}:" for name in formats())
+
+
+def within(least: int, most: int) -> Callable[[int], None]:
+    """A check of an integer."""
+
+    def check(value: int) -> None:
+        if not least <= value <= most:
+            raise ValueError(f"{value}: expected an integer from {least} to {most}")
+
+    return check
+
+
+def _limit(least: int) -> Callable[[float], None]:
+    def check(value: float) -> None:
+        if not least <= value < math.inf:
+            raise ValueError(f"{value:g}: expected a number >= {least}")
+
+    return check
+
+
+def _count(value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{value}: expected an integer >= 1")
+
+
+def _seconds(value: float) -> None:
+    if not 0 < value <= 1e6:  # timers overflow above it
+        raise ValueError(f"{value:g}: expected seconds > 0, at most 1e6")
+
+
+def several(value: object) -> tuple[str, ...]:
+    """A string or several, as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError(f"{shown(value)}: expected a string or an array of strings")
+
+
+def _seed(value: object) -> object:
+    """The integer in a text; a new one for ``random``."""
+    if not isinstance(value, str):
+        return value
+    if value == "random":
+        import secrets
+
+        return secrets.randbelow(1 << 31)
+    if not re.fullmatch(r"-?[0-9]{1,1000}", value):
+        raise ValueError(f"{one_line(value, 60)}: expected an integer of at most 1000 digits, or random")
+    return int(value)
+
+
+Ops = Annotated[tuple[str, ...], Option(help="Op to check; may repeat. Default: all.", names=ops, read=several)]
+Impls = Annotated[
+    tuple[str, ...],
+    Option(
+        help="Known name, FILE.py, FILE.py:NAME or MODULE:NAME; may repeat. Default: see list.",
+        names=_implementations,
+        open=True,
+        files=True,
+        read=several,
+    ),
+]
+Dtypes = Annotated[
+    tuple[str, ...], Option(help="fp16, bf16 or fp32; may repeat. Default: all.", names=dtypes, read=several)
+]
+Profile = Annotated[str, Option(help="quick, ci or deep: how much a cell may cost.", names=profiles)]
+Seed = Annotated[int, Option(help="Another seed draws other cases; random draws one.", read=_seed, text=True)]
+Device = Annotated[str, Option(help="auto, cpu or cuda.", names=devices)]
+Reports = Annotated[
+    tuple[str, ...],
+    Option(help="FORMAT:PATH, such as json:out.json; - is standard output.", names=_formats, open=True, read=several),
+]
+TimeBudget = Annotated[float | None, Option(help="Seconds per cell, after its core.", check=_seconds)]
+Timeout = Annotated[float, Option(help="Seconds that a case may take.", check=_seconds)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The options of ``normcheck verify``, in the order of its help, and two facts from ``config.settings``.
+
+    ``from_config``: names of the options whose values come from the configuration file. ``part``: whether the command
+    line chooses some of that file's cells.
+    """
+
+    op: Ops = ()
+    impl: Impls = ()
+    dtype: Dtypes = ()
+    profile: Profile = "quick"
+    max_examples: Annotated[int | None, Option(help="Cases per cell, its core included.", check=_count)] = None
+    time_budget: TimeBudget = None
+    seed: Seed = 0
+    device: Device = "auto"
+    require: Annotated[
+        tuple[str, ...],
+        Option(
+            help="Implementation that must run here; may repeat.",
+            names=_implementations,
+            open=True,
+            files=True,
+            read=several,
+        ),
+    ] = ()
+    allow_thin: Annotated[bool, Option(help="A cell whose core was not finished does not fail the run.")] = False
+    report: Reports = ()
+    timeout: Timeout = 120.0
+    workers: Annotated[int, Option(help="Cells that are checked side by side.", check=within(1, 64))] = 1
+    isolation: Annotated[
+        bool,
+        Option(
+            help="Run kernels in processes of their own (default), or in this.",
+            flags=("--isolation/--no-isolation",),
+        ),
+    ] = True
+    shard: Annotated[str, Option(help="K/N: of all cases those of job K of N; see normcheck merge.", stored=False)] = ""
+    database: Annotated[str, Option(help="Folder of cases that failed: kept there, and run first next time.")] = ""
+    known_failures: Annotated[str, Option(help="File of cells that are known to fail: OP IMPL DTYPE  # reason.")] = ""
+    baseline: Annotated[str, Option(help="File of normcheck baseline make; drift from it fails.")] = ""
+    drift_ratio: Annotated[float, Option(help="Times the stored ratio that is drift.", check=_limit(1))] = 2.0
+    drift_ulp: Annotated[float, Option(help="Ulps more that are drift.", check=_limit(0))] = 1.0
+    config: Annotated[
+        str, Option(help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.", stored=False)
+    ] = ""
+    quiet: Annotated[
+        bool, Option(help="Show only failures and the last line.", flags=("-q", "--quiet"), stored=False)
+    ] = False
+    verbose: Annotated[
+        bool,
+        Option(
+            help="Show all that was measured, and every reason why a case was not run.",
+            flags=("-v", "--verbose"),
+            stored=False,
+        ),
+    ] = False
+    from_config: tuple[str, ...] = ()
+    part: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.workers > 1 and not self.isolation:
+            raise UsageError(f"workers={self.workers}: expected 1 with --no-isolation, where all is one process")
+        if self.quiet and self.verbose:
+            raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
+
+    @property
+    def verbosity(self) -> int:
+        """-1 quiet, 1 verbose."""
+        return int(self.verbose) - int(self.quiet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The options of ``normcheck list --cases``."""
+
+    op: Ops = ()
+    impl: Impls = ()
+    dtype: Dtypes = ()
+    profile: Annotated[Profile, Option(help="quick, ci or deep.")] = "quick"
+    seed: Annotated[int, Option(help="As of verify: another seed has another core.")] = 0
+    device: Device = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproOptions:
+    """The options of ``normcheck repro``."""
+
+    device: Device = "auto"
+    timeout: Timeout = 120.0
+    isolation: Annotated[
+        bool,
+        Option(help="Run kernels in processes of their own, or in this one.", flags=("--isolation/--no-isolation",)),
+    ] = True
+    dump: Annotated[
+        str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
+    ] = None
+    pdb: Annotated[bool, Option(help="In this process: stop where it raises, or right after forward.")] = False
+
+
+@cache
+def options_of(kind: type) -> dict[str, Option]:
+    """Name -> ``Option``, for each option of ``kind``. Of two annotations the later one has the help."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        declared = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Option)]
+        if declared:
+            found[name] = replace(declared[0], help=declared[-1].help)
+    return found
+
+
+def built(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A ``kind`` with these ``values``, and the defaults of all others. Raises UsageError for a wrong value."""
+    return kind(**_validated(kind, values))
+
+
+def typed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values``, if each is of its option's type; only ``built`` checks them further. Raises UsageError."""
+    return _validated(kind, values, _TYPES_ONLY)
+
+
+def _validated(kind: type, values: Mapping[str, Any], context: str = "") -> dict[str, Any]:
+    from pydantic import ValidationError
+
+    try:
+        model = _model(kind).model_validate(values, context=context)
+    except ValidationError as error:
+        raise UsageError(complaint(error.errors(include_url=False)[0])) from None
+    return {name: getattr(model, name) for name in values}
+
+
+@cache
+def _model(kind: Any) -> type[BaseModel]:
+    from pydantic import ConfigDict, create_model
+
+    hints = get_type_hints(kind, include_extras=True)
+    declared: dict[str, Any] = {field.name: (hints[field.name], field.default) for field in fields(kind)}
+    return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **declared)

@@ -1,0 +1,44 @@
+"""Effects before the first case: switch on Triton's interpreter on a CPU, load each user's file in a process of its
+own, and make and read the folder of earlier failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normcheck.cases.case_line import parsed
+from normcheck.gate import replay
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.plan import Plan, plan_of
+from normcheck.impls import discovery
+from normcheck.impls.implementation import Implementation
+from normcheck.runner.device import device_for
+
+
+def prepared(options: VerifyOptions) -> Plan:
+    """The plan that ``options`` ask for; on return everything is ready to run it. Raises UsageError."""
+    device = device_for(options.device)
+    ops = tuple(dict.fromkeys(options.op))
+    asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
+    chosen = [
+        (spec, implementation)
+        for spec, own in asked.items()
+        for implementation in selected(spec, own, device, options.timeout, isolation=options.isolation)
+    ]
+    plan = plan_of(options, device, chosen)
+    if not options.database:
+        return plan
+    return replace(plan, replays=replay.replays(options.database, plan.cells, parsed))
+
+
+def selected(
+    spec: str, ops: tuple[str, ...], device: str, timeout: float, *, isolation: bool
+) -> tuple[Implementation, ...]:
+    """The implementations of ``ops`` (of all, if empty) that ``spec`` names. Raises UsageError.
+
+    With ``isolation`` another process imports and runs their code; it may take ``timeout`` seconds to import it.
+    """
+    if not isolation:
+        return discovery.select(spec, ops)
+    from normcheck.isolation.select import select_apart
+
+    return select_apart(spec, ops, device, timeout)

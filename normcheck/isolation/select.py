@@ -1,0 +1,150 @@
+"""Select implementations for processes of their own: a worker imports them, and describes what they declare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normcheck.cases.case import Case
+from normcheck.cases.ops import OPS
+from normcheck.errors import Broken, UsageError
+from normcheck.impls import discovery, source_location
+from normcheck.impls.implementation import Implementation
+from normcheck.impls.source_location import NOWHERE, Place
+from normcheck.isolation import forkserver
+from normcheck.isolation.client import START_SECONDS, load_message
+from normcheck.isolation.messages import Message
+from normcheck.isolation.process import Worker
+from normcheck.isolation.replies import broken_of
+from normcheck.isolation.session import ProcessSession
+from normcheck.runner.session import Elsewhere
+
+
+def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -> tuple[Implementation, ...]:
+    """Like ``discovery.select``, but a worker imports what ``spec`` names, in ``seconds`` after its start.
+
+    If the import ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure.
+    Raises UsageError as ``discovery.select`` does, and if the worker sends garbage.
+    """
+    try:
+        answer = _imported(load_message(spec, ops, device), START_SECONDS + seconds)
+    except Broken as broken:
+        ended = _Ended(broken.kind, broken.message, broken.frames)
+        unknown = ops or tuple(OPS)[:1]
+        return tuple(Implementation(name=Path(spec).name, op=op, forward=ended, source=spec) for op in unknown)
+    if "usage" in answer:
+        raise UsageError(str(answer["usage"]))
+    if "broken" in answer:
+        raise UsageError(f"impl={spec}: {broken_of(answer['broken']).message}")
+    found = answer.get("found")
+    if not isinstance(found, list):
+        raise _nonsense(spec)
+    return tuple(_implementation(spec, declared, device) for declared in found)
+
+
+def _imported(request: Message, seconds: float) -> Message:
+    """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again."""
+    try:
+        return _import_once(request, seconds)
+    except Broken as broken:
+        if broken.kind != "crash":
+            raise
+    forkserver.replace()
+    return _import_once(request, seconds)
+
+
+def _import_once(request: Message, seconds: float) -> Message:
+    worker = Worker()
+    try:
+        return worker.ask(request, seconds, "its import")
+    finally:
+        worker.kill()
+
+
+def _implementation(spec: str, declared: Mapping[str, Any], device: str) -> Implementation:
+    """An implementation in another process, from its description by a worker."""
+    try:
+        own_backward, model, reason = bool(declared["backward"]), declared["model"], declared["unavailable"]
+        session = ProcessSession(spec, str(declared["op"]), str(declared["name"]), device, not own_backward)
+        entry = _Entry(session, source_location.place_of(declared["place"]))
+        described = Implementation(
+            name=str(declared["name"]),
+            op=str(declared["op"]),
+            forward=entry,
+            backward=entry if own_backward else None,
+            supports=_Question(session, "supports") if declared["supports"] else None,
+            unavailable=_Unavailable(str(reason)) if reason else None,
+            dtypes=tuple(declared["dtypes"]),
+            ranks=tuple(declared["ranks"]),
+            biases=tuple(declared["biases"]),
+            strided=bool(declared["strided"]),
+            weight_dtypes=tuple(declared["weight_dtypes"]),
+            overwrites=tuple(declared["overwrites"]),
+            model=_Question(session, "model") if model is None else dict(model),
+            shapes=None if declared["shapes"] is None else tuple(tuple(shape) for shape in declared["shapes"]),
+            deterministic=bool(declared["deterministic"]),
+            batch_invariant=bool(declared["batch_invariant"]),
+            source=str(declared["source"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise _nonsense(spec) from None
+    return discovery.validated(described, spec)
+
+
+def _nonsense(spec: str) -> UsageError:
+    return UsageError(f"impl={spec}: expected an import that leaves its process alone, which answered nonsense")
+
+
+@dataclass(frozen=True)
+class _Entry(Elsewhere):
+    """Stand-in for forward and backward, which are functions of another process."""
+
+    process: ProcessSession
+    place: Place = NOWHERE
+
+    @property
+    def session(self) -> ProcessSession:
+        """The session with that process."""
+        return self.process
+
+    def __call__(self, *arguments: object, **options: object) -> Any:
+        """Never called: the calls go through ``session``."""
+        raise TypeError("this function is in another process")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Stand-in for ``supports`` or ``model``: asks the other process about a case."""
+
+    session: ProcessSession
+    what: str
+
+    def __call__(self, case: Case) -> Any:
+        """The other process's answer."""
+        return self.session.ask(self.what, case)
+
+
+@dataclass(frozen=True)
+class _Unavailable:
+    """Stand-in for ``unavailable``: the worker has called it, for the device that is used."""
+
+    reason: str
+
+    def __call__(self, device: str) -> str:
+        """Why nothing can run."""
+        return self.reason
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """Stand-in for the functions of a file whose import ended its process: every call raises that failure."""
+
+    kind: str
+    message: str
+    frames: tuple[str, ...]
+
+    def __call__(self, *arguments: object, **options: object) -> Any:
+        """Raise the failure of the import."""
+        raise Broken(self.kind, "", self.message, self.frames)

@@ -1,0 +1,77 @@
+"""Session with a kernel in a worker process: the one owner of that process, from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from normcheck.cases.case import Case
+from normcheck.isolation import forkserver
+from normcheck.isolation.client import Client
+from normcheck.isolation.remote_run import RemoteRun
+from normcheck.isolation.replies import nonsense, raise_failure
+from normcheck.runner.arena import Surroundings
+
+
+class ProcessSession:
+    """See ``runner.session.Session``. A call outside ``with`` starts the process as well, but only ``with`` ends it.
+
+    ``by_autograd``: gradients come from torch autograd through y. A pickled copy has a worker of its own.
+    """
+
+    isolated = True
+
+    def __init__(self, spec: str, op: str, name: str, device: str, by_autograd: bool) -> None:
+        self._arguments = (spec, op, name, device, by_autograd)
+        self._client, self._by_autograd = Client(spec, op, name, device), by_autograd
+        self._runs = 0
+
+    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool]]:
+        """Pickle the arguments of this session only, not its worker."""
+        return ProcessSession, self._arguments
+
+    def __enter__(self) -> Self:
+        self._client.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._client.end()
+
+    def start(self) -> None:
+        """See ``Session``."""
+        self._client.start()
+
+    def restart(self, *, cleanly: bool = False) -> None:
+        """See ``Session``; ``cleanly``: from a new server, which no code under test can have reached."""
+        self._client.close()
+        if cleanly:
+            forkserver.replace()
+
+    @property
+    def before(self) -> tuple[Case, ...]:
+        """See ``Session``."""
+        return self._client.before
+
+    @contextmanager
+    def case(self, case: Case, seconds: float) -> Iterator[None]:
+        """See ``Session``; the process is killed if it takes longer."""
+        self._client.begin(case, seconds)
+        yield
+
+    def run(self, surroundings: Surroundings) -> RemoteRun:
+        """See ``Session``."""
+        self._runs += 1
+        return RemoteRun(self._client, self._runs, surroundings, by_autograd=self._by_autograd)
+
+    def ask(self, what: str, case: Case) -> Any:
+        """Call the implementation's ``what``, "supports" or "model", on a case. Raises Broken, UnsupportedCase."""
+        self._client.post({"do": what, "case": str(case)})
+        answer = self._client.collect()
+        raise_failure(answer)
+        if "value" not in answer:
+            raise nonsense(what, answer)
+        return answer["value"]

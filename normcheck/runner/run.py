@@ -1,0 +1,90 @@
+"""One run of a kernel: its calls in given surroundings, and their stray writes.
+
+A kernel runs in this process (``LocalRun``) or in one of its own (``isolation.remote_run``), behind one interface.
+A caller asks for a call first and collects its result later, so that another process works while this one judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs
+from normcheck.impls.implementation import Implementation
+from normcheck.runner import call, graph
+from normcheck.runner.arena import Arena, Stray, Surroundings
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A call that was asked for. A process of its own works on it already; this process makes it in ``result``."""
+
+    def __init__(self, collect: Callable[[], T]) -> None:
+        self._collect = collect
+
+    def result(self) -> T:
+        """The result of the call, once. Raises Broken if the call failed, UnsupportedCase if its library refuses."""
+        return self._collect()
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The results of a forward: ``outputs``, tensors by name with ``y`` among them.
+
+    ``by_autograd``: dy -> the gradients by autograd through y, by name; empty if y has no graph. ``joined``: how many
+    gradients of x autograd adds up in half precision, see ``graph.joined``.
+    """
+
+    outputs: Mapping[str, Tensor]
+    by_autograd: Callable[[Tensor], dict[str, Tensor]]
+    joined: int = 0
+
+
+class Run(Protocol):
+    """The calls of one run. They share an arena, and the plain values that the first forward returned."""
+
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
+        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls."""
+        ...
+
+    def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
+        """Ask for the implementation's own backward with the ``saved`` tensors: its gradients by name."""
+        ...
+
+    def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
+        """The writes around memory that the calls allocated; ``named``: the outputs, to name the memory of each."""
+        ...
+
+
+class LocalRun:
+    """A run in this process."""
+
+    def __init__(self, implementation: Implementation, surroundings: Surroundings) -> None:
+        self._implementation = implementation
+        self._arena = Arena(surroundings)
+
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
+        """See ``Run``."""
+        return Pending(partial(self._forward, case, inputs))
+
+    def _forward(self, case: Case, inputs: Inputs) -> Forward:
+        if self._implementation.backward is not None:
+            return Forward(call.forward(self._implementation, case, inputs, self._arena), lambda dy: {})
+        leaves = call.differentiable(inputs)
+        outputs = call.forward(self._implementation, case, leaves, self._arena)
+        joined = graph.joined(outputs["y"], leaves.x) if case.dtype != "fp32" else 0
+        return Forward(outputs, lambda dy: call.autograd(outputs["y"], leaves, dy, self._arena), joined)
+
+    def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
+        """See ``Run``."""
+        return Pending(partial(call.backward, self._implementation, case, inputs, saved, self._arena))
+
+    def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
+        """See ``Run``."""
+        return self._arena.strays(named)

@@ -1,0 +1,100 @@
+"""A session: the owner of the process in which a kernel's code runs.
+
+Such a process begins and ends only by ``with session_of(implementation) as session``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self
+
+from normcheck.cases.case import Case
+from normcheck.impls.implementation import Implementation
+from normcheck.runner.arena import Surroundings
+from normcheck.runner.run import LocalRun, Run
+from normcheck.runner.time_limit import alarm
+
+
+class Session(Protocol):
+    """Work with one kernel. On entry its process runs; on exit it is gone, with all processes that it started."""
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the kernel's code runs in a process of its own, which may die without this one."""
+        ...
+
+    @property
+    def before(self) -> tuple[Case, ...]:
+        """The cases that the kernel's process began before the present one, in order; () if it has no process."""
+        ...
+
+    def start(self) -> None:
+        """Start the process without waiting for it, so that entry waits less."""
+        ...
+
+    def restart(self, *, cleanly: bool = False) -> None:
+        """Make the next call in a new process; ``cleanly``: in one that no other kernel's process can have harmed."""
+        ...
+
+    def case(self, case: Case, seconds: float) -> AbstractContextManager[None]:
+        """Run ``case`` inside the block, for at most ``seconds``. Raises TimeIsUp or Broken when they are over."""
+        ...
+
+    def run(self, surroundings: Surroundings) -> Run:
+        """A new run of the kernel."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class LocalSession:
+    """Work with a kernel in this process, which the session neither starts nor ends."""
+
+    isolated = False
+    before: tuple[Case, ...] = ()
+
+    def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+
+    def start(self) -> None:
+        """Do nothing: this process runs already."""
+
+    def restart(self, *, cleanly: bool = False) -> None:
+        """Do nothing: this process cannot be replaced."""
+
+    def case(self, case: Case, seconds: float) -> AbstractContextManager[None]:
+        """See ``Session``. Code that does not return to Python is not interrupted."""
+        return alarm(seconds)
+
+    def run(self, surroundings: Surroundings) -> LocalRun:
+        """See ``Session``."""
+        return LocalRun(self._implementation, surroundings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        pass
+
+
+class Elsewhere(ABC):
+    """The ``forward`` of an implementation whose code runs in another process."""
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session with that process, the same one each time."""
+
+
+def session_of(implementation: Implementation) -> Session:
+    """The session with the implementation's own process if it has one, else with this process."""
+    entry = implementation.forward
+    return entry.session if isinstance(entry, Elsewhere) else LocalSession(implementation)

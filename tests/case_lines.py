@@ -1,0 +1,15 @@
+"""The words of a case line, for tests that read one."""
+
+from __future__ import annotations
+
+from normcheck.cases.case import Case
+from normcheck.cases.case_line import parse
+from normcheck.cases.ops import OPS
+
+OPTIONS = {name: op.options for name, op in OPS.items()}
+"""Op -> the names of its own numbers."""
+
+
+def case_of(line: str) -> Case:
+    """The case of a line. Raises UsageError."""
+    return parse(line)

@@ -1,0 +1,183 @@
+"""The case line: a round trip for every case, and one bounded line of complaint for everything else."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, Case
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.errors import UsageError
+from tests.case_lines import OPTIONS
+from tests.case_lines import case_of as read
+
+CLAMPED = "layernorm_relu_bitmask fp16 M=3 N=9"
+FP32_MAX = 3.4028234663852886e38
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    op, dtype, layout = (draw(st.sampled_from(v)) for v in (tuple(OPTIONS), DTYPES, LAYOUTS))
+    n = draw(st.integers(1, 10**5))
+    options: tuple[tuple[str, float], ...] = ()
+    if OPTIONS[op]:
+        limit = st.floats(-FP32_MAX, FP32_MAX, width=32)
+        lower, upper = draw(st.tuples(limit, limit).filter(lambda pair: pair[0] < pair[1]))
+        options = (("lower_clip", lower), ("upper_clip", upper))
+    return Case(
+        op=op,
+        dtype=dtype,
+        M=draw(st.integers(0, 10**5)),
+        N=n,
+        eps=draw(st.just(0.0) | st.floats(2.0**-100, 2.0**100)),
+        rows=draw(st.sampled_from(ROW_KINDS)),
+        dy=draw(st.sampled_from(DY_KINDS)),
+        layout=layout,
+        seed=draw(st.integers(0, 10**12 - 1)),
+        weights=draw(st.sampled_from(WEIGHT_KINDS)),
+        weight_dtype="same" if dtype == "fp32" else draw(st.sampled_from(("same", "fp32"))),
+        bias=draw(st.booleans()),
+        gap=draw(st.integers(1, 1000)) if "strided" in layout else 0,
+        options=options,
+    )
+
+
+@given(cases())
+def test_round_trip(case: Case) -> None:
+    line = str(case)
+    assert "\n" not in line
+    assert read(line) == case
+    assert str(read(line)) == line
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_the_order_of_the_fields_does_not_matter(case: Case, random) -> None:
+    op, dtype, *words = str(case).split()
+    random.shuffle(words)
+    assert read("  ".join([op, dtype, *words])) == case
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    assert read("rmsnorm fp16 M=3 N=129") == Case(op="rmsnorm", dtype="fp16", M=3, N=129)
+
+
+def test_rank3_factors_the_rows() -> None:
+    for m in range(200):
+        batch = Case(op="rmsnorm", dtype="fp16", M=m, N=1, layout="rank3").batch
+        assert batch >= 1
+        assert m % batch == 0
+    assert Case(op="rmsnorm", dtype="fp16", M=2**20, N=1, layout="rank3").batch == 2**10
+
+
+def refused(line: str) -> str:
+    """The complaint about ``line``: one printable line that is short however long and odd the input is."""
+    with pytest.raises(UsageError) as caught:
+        read(line)
+    message = str(caught.value)
+    assert message.isprintable(), ascii(message)
+    assert len(message) <= 400
+    return message
+
+
+MALFORMED = {
+    "": "expected 'OP DTYPE",
+    "rmsnorm": "expected 'OP DTYPE",
+    "M=3 N=9": "expected 'OP DTYPE",
+    "norm fp16 M=3 N=9": "op='norm'",
+    "rmsnorm fp8 M=3 N=9": "dtype='fp8'",
+    "rmsnorm fp64 M=3 N=9": "dtype='fp64'",
+    "rmsnorm fp16 M=3": "N is missing",
+    "rmsnorm fp16 N=3": "M is missing",
+    "rmsnorm fp16 M=3 N=9 eps": "'eps' in the case line: expected name=value",
+    "rmsnorm fp16 M=3 N=9 eps=": "expected name=value",
+    "rmsnorm fp16 M=3 N=9 =1": "expected name=value",
+    "rmsnorm fp16 M=3 N=9 N=9": "N is given twice",
+    "rmsnorm fp16 M=3 N=9 colour=red": "in the case line: expected one of M, N, bias, ",
+    "rmsnorm fp16 M=3 N=9 op=layernorm": "in the case line: expected one of M, N, bias, ",
+    "rmsnorm fp16 M=3 N=9 options=1": "in the case line: expected one of M, N, bias, ",
+    "rmsnorm fp16 M=3 N=9 lower_clip=0": "in the case line: expected one of M, N, bias, ",
+    "rmsnorm fp16 M=-1 N=9": "M=-1",
+    "rmsnorm fp16 M=3 N=0": "N=0",
+    "rmsnorm fp16 M=3.0 N=9": "M=3.0",
+    "rmsnorm fp16 M=1_0 N=9": "M=1_0",
+    "rmsnorm fp16 M=+3 N=9": "M=+3",
+    "rmsnorm fp16 M=0x3 N=9": "M=0x3",
+    "rmsnorm fp16 M=\u0663 N=9": "expected an integer",
+    "rmsnorm fp16 M=3 N=9 seed=1000000000000": "seed=1000000000000",
+    "rmsnorm fp16 M=3 N=9 eps=nan": "expected a finite number",
+    "rmsnorm fp16 M=3 N=9 eps=inf": "expected a finite number",
+    "rmsnorm fp16 M=3 N=9 eps=1e999": "expected a finite number",
+    "rmsnorm fp16 M=3 N=9 eps=1_0": "expected a finite number",
+    "rmsnorm fp16 M=3 N=9 eps=small": "expected a finite number",
+    "rmsnorm fp16 M=3 N=9 eps=-1e-5": "eps=-1e-05",
+    "rmsnorm fp16 M=3 N=9 eps=1e-60": "eps=1e-60",  # 0 in a kernel's fp32
+    "rmsnorm fp16 M=3 N=9 eps=1e39": "eps=1e+39",  # and infinite
+    "rmsnorm fp16 M=3 N=9 rows=strange": "rows=strange",
+    "rmsnorm fp16 M=3 N=9 dy=strange": "dy=strange",
+    "rmsnorm fp16 M=3 N=9 weights=strange": "weights=strange",
+    "rmsnorm fp16 M=3 N=9 layout=strange": "layout=strange",
+    "rmsnorm fp16 M=3 N=9 bias=no": "bias=no",
+    "rmsnorm fp16 M=3 N=9 weight_dtype=bf16": "weight_dtype=bf16",
+    "rmsnorm fp32 M=3 N=9 weight_dtype=fp32": "weight_dtype=fp32",
+    "rmsnorm fp16 M=3 N=9 gap=3": "expected gap > 0 exactly for a strided layout",
+    "rmsnorm fp16 M=3 N=9 gap=3 layout=rank3": "expected gap > 0 exactly for a strided layout",
+    "rmsnorm fp16 M=3 N=9 layout=strided": "expected gap > 0 exactly for a strided layout",
+    f"rmsnorm fp16 M={2**17} N={2**17 + 1}": f"at most {MAX_ELEMENTS}",
+    "rmsnorm fp16 M=999999999999 N=999999999999": f"at most {MAX_ELEMENTS}",
+    "rmsnorm fp16 M=999999 N=1 gap=999999999999 layout=strided": f"at most {MAX_ELEMENTS}",
+    "rmsnorm fp16 M=0 N=999999999999": f"at most {MAX_ELEMENTS}",
+    "rmsnorm fp16 M=0 N=1 gap=999999999999 layout=strided": f"at most {MAX_ELEMENTS}",
+    "rmsnorm fp16 M=" + "9" * 500 + " N=9": "up to 12 digits",
+    "rmsnorm fp16 M=3 N=9".ljust(1001): "1001 characters",
+    CLAMPED: "lower_clip is missing",
+    f"{CLAMPED} lower_clip=0": "upper_clip is missing",
+    f"{CLAMPED} lower_clip=1 upper_clip=0": "expected less than upper_clip",
+    f"{CLAMPED} lower_clip=1 upper_clip=1": "expected less than upper_clip",
+    f"{CLAMPED} lower_clip=nan upper_clip=1": "expected a finite number",
+    f"{CLAMPED} lower_clip=0 upper_clip=inf": "expected a finite number",
+}
+
+
+@pytest.mark.parametrize("line", MALFORMED, ids=lambda line: line[:60])
+def test_malformed(line: str) -> None:
+    assert MALFORMED[line] in refused(line)
+
+
+def test_a_thousand_characters_are_allowed() -> None:
+    assert read("rmsnorm fp16 M=3 N=9".ljust(1000)) == read("rmsnorm fp16 M=3 N=9")
+
+
+def case_or_complaint(line: str) -> None:
+    try:
+        case = read(line)
+    except UsageError:
+        refused(line)
+    else:
+        assert read(str(case)) == case
+
+
+@given(st.text(max_size=300))
+def test_any_text(text: str) -> None:
+    case_or_complaint(text)
+    case_or_complaint(f"rmsnorm fp16 M=1 N=1 {text}")
+
+
+@given(st.data())
+def test_any_mutation(data: st.DataObject) -> None:
+    """A character replaced, a piece doubled or removed: what a paste or an editor does to a line."""
+    line = str(data.draw(cases()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        start, end = sorted(data.draw(st.tuples(st.integers(0, len(line)), st.integers(0, len(line)))))
+        piece = data.draw(st.sampled_from((line[start:end], "")) | st.text(string.printable, max_size=4))
+        line = line[:start] + piece + line[end:] if data.draw(st.booleans()) else line[:end] + piece + line[end:]
+    case_or_complaint(line)
+
+
+@pytest.mark.parametrize("name", ["M", "N", "eps", "rows", "seed", "bias", "gap", "anything", "op"])
+@given(value=st.text(min_size=1, max_size=900))
+def test_any_value_of_a_field(name: str, value: str) -> None:
+    case_or_complaint(f"layernorm bf16 M=2 N=3 {name}={value}"[:1000])

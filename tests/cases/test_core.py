@@ -1,0 +1,174 @@
+"""The core: every pair of values that belong together is in it, whatever an implementation declares."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from normcheck.cases.axes import COLUMN_CLASSES, MODEL_SIZES, PAIRS, ROW_CLASSES, column_class, row_class
+from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.core import Planned, core, goals_of
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.goals import goals
+from normcheck.cases.missed import in_words
+from normcheck.cases.ops import OPS
+from normcheck.gate.plan import PROFILES
+from normcheck.impls.implementation import Implementation
+from tests.case_lines import case_of
+
+QUICK = PROFILES["quick"].extent
+SHAPES = (None, ((2, 16), (3, 7), (33, 127), (17, 1000), (4096, 128), (2, 65536)), ((4, 64),))
+DECLARED = list(itertools.product(((False,), (True,), (False, True)), ((2,), (2, 3)), (True, False), SHAPES))
+"""Biases, ranks, strided and shapes: every combination that an implementation may declare."""
+
+
+def claims(op: str = "layernorm", dtype: str = "fp16", **fields: Any) -> Claims:
+    implementation = Implementation(name="x", op=op, forward=lambda: None, **{"ranks": (2, 3), **fields})
+    return claims_of(OPS[op], implementation, dtype)
+
+
+def covers(planned: Iterable[Planned]) -> set[object]:
+    return set().union(*(goals_of(one) for one in planned))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "dtype"), list(zip(OPS, itertools.cycle(DTYPES), strict=False)))
+def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(op: str, dtype: str) -> None:
+    for (biases, ranks, strided, shapes), own in itertools.product(DECLARED, (True, False)):
+        if not set(biases) & set(OPS[op].biases):
+            continue
+        backward = (lambda: None) if own else None
+        declared = claims(op, dtype, biases=biases, ranks=ranks, strided=strided, shapes=shapes, backward=backward)
+        for extent in (QUICK, QUICK.with_dear_rows):
+            found = core(declared, extent, 0, model_size=3072)
+            left = goals(declared, extent, 0, 3072) - covers(found)
+            assert not left, (biases, ranks, strided, shapes, in_words(left))
+            assert len(found) < 330
+
+
+def test_what_an_implementation_does_not_declare_is_not_asked() -> None:
+    plain = [planned.case for planned in core(claims("rmsnorm", biases=(False,), ranks=(2,), strided=False), QUICK, 0)]
+    assert {case.layout for case in plain} == {"contiguous", "misaligned"}
+    assert {case.bias for case in plain} == {False}
+    shapes = ((2, 16), (3, 7))
+    assert {(case.M, case.N) for planned in core(claims(shapes=shapes), QUICK, 0) for case in [planned.case]} == {
+        *shapes
+    }
+    own = [planned.case.layout for planned in core(claims(backward=lambda: None), QUICK, 0)]
+    assert "dy_expanded" in own
+    assert "dy_scalar" not in own  # a backward of its own gets a dy whose last stride is 1
+
+
+@pytest.mark.parametrize("op", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("biases", [(False,), (False, True)])
+def test_bias_layout_and_rank_do_not_go_in_step(op: str, biases: tuple[bool, ...]) -> None:
+    """An RMSNorm without a bias was never given a strided tensor: bias and layout alternated together."""
+    found = [planned.case for planned in core(claims(op, biases=biases), QUICK, 0)]
+    asked = {(case.bias, case.layout) for case in found}
+    own = [bias for bias in OPS[op].biases if bias in biases] or OPS[op].biases
+    every = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", "rank3_strided", *EXPANDED)
+    assert asked >= {(bias, layout) for bias in own for layout in every}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_sizes_that_find_most_are_within_the_first_thirty(op: str) -> None:
+    first = [planned.case for planned in core(claims(op), QUICK, 0)[:30]]
+    assert {case.M for case in first} >= {1, 2, 65, 300}
+    assert {case.N for case in first} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
+
+
+def test_every_class_of_sizes_and_one_model_size_is_in_a_core() -> None:
+    found = [planned.case for planned in core(claims(), QUICK, 0, model_size=11008)]
+    assert {column_class(case.N) for case in found} == set(COLUMN_CLASSES)
+    assert {row_class(case.M) for case in found} == {c for c in ROW_CLASSES if c.low <= QUICK.rows}
+    assert [case.N for case in found if case.N in MODEL_SIZES].count(11008) >= 1
+
+
+def test_another_seed_is_another_core() -> None:
+    """A kernel that knows the default run by heart is found by --seed random: sizes, kinds and data are others."""
+    first, other = (
+        {(c.case.M, c.case.N, c.case.seed) for c in core(claims(), QUICK, seed) if c.case.M} for seed in (0, 7)
+    )
+    assert len(first & other) < 5
+    ours, theirs = ({c.case.N for c in core(claims(), QUICK, seed)} for seed in (0, 7))
+    assert len(theirs - ours) >= 8
+    assert core(claims(), QUICK, 7) == core(claims(), QUICK, 7)
+
+
+@pytest.mark.slow
+def test_each_line_of_a_core_is_a_case() -> None:
+    for op, seed in itertools.product(OPS, (0, 3)):
+        for planned in core(claims(op), QUICK, seed, model_size=896):
+            assert case_of(str(planned.case)) == planned.case
+
+
+def test_what_was_refused_is_asked_no_more_and_nothing_else_is_lost() -> None:
+    whole = claims("rmsnorm")
+    left = whole.without("bias", True).without("layout", "strided").without("N", 3).without("M", 65)
+    found = core(left, QUICK, 0)
+    assert all(left.takes(planned.case) for planned in found)
+    assert not goals(left, QUICK, 0) - covers(found)
+    assert {case.M for planned in found for case in [planned.case]} & {100, 129, 133}  # another of its class
+
+
+def test_what_is_done_is_not_run_again() -> None:
+    found = core(claims(), QUICK, 0)
+    done = frozenset(covers(found[:60]))
+    rest = core(claims(), QUICK, 0, done=done, used=1000)
+    assert len(rest) <= len(found) - 30
+    assert not goals(claims(), QUICK, 0) - done - covers(rest)
+
+
+def test_dear_rows_leave_out_the_tall_ones_only() -> None:
+    dear = QUICK.with_dear_rows
+    assert max(planned.case.M for planned in core(claims(), dear, 0)) == dear.rows == 300
+    assert sum(planned.case.M for planned in core(claims(), dear, 0)) < 3000
+
+
+def test_other_rows_are_asked_once_at_least_in_each_class_of_rows() -> None:
+    """New values in memory that was used before, and a row alone: a kernel may choose its way by M."""
+    asked = [planned.case.M for planned in core(claims(), QUICK, 0) if planned.probe == "rows"]
+    for least, most in ((2, 8), (9, 63), (64, 255), (256, 4096), (4097, 65535)):
+        assert any(least <= m <= most for m in asked)
+    assert sum(m > 20 for m in asked) == 3
+
+
+def test_words_for_what_is_missing() -> None:
+    every = goals(claims(), QUICK, 0)
+    small = [planned for planned in core(claims(), QUICK, 0) if planned.case.M <= 8 and planned.case.N <= 63]
+    words = in_words(every - covers(small))
+    assert words[0] == "no M of 9 to 65535"
+    assert words[1] == "no N above 63"
+    assert words[-1].endswith("pairs of values that belong together")
+    assert in_words([]) == ()
+    assert in_words([("m", 9), ("layout", "rank3"), ("eps", 0.5), (0, 1, 2)]) == (
+        "no M of 9 to 63",
+        "no layout rank3",
+        "no eps 0.5",
+        "1 pairs of values that belong together",
+    )
+    assert in_words([("width", 1), ("width", 2), ("n", (64, "a power of two"))])[:2] == (
+        "no N of 1 to 63",
+        "no N of 64 to 1023 that is a power of two",
+    )
+    assert in_words([("M", 257)]) == ("not M=257",)
+    assert in_words([("empty", ("layout", "strided")), ("empty", ("n", (64, "a multiple of 8")))]) == (
+        "no M of 0 with N of 64 to 1023 that is a multiple of 8, layout strided",
+    )
+
+
+def test_whatever_is_missing_has_words() -> None:
+    """A core is finished if nothing can be said to be missing."""
+    for op in ("layernorm_relu_bitmask", "rmsnorm"):
+        assert all(in_words([goal]) for goal in goals(claims(op=op), QUICK, 0, 3072))
+
+
+def test_a_pair_names_two_axes() -> None:
+    assert all(one != other for one, other in PAIRS)
+    case = Case(op="layernorm", dtype="fp16", M=20, N=24, rows="blend")
+    pairs = {goal for goal in goals_of(Planned(case, "memory")) if len(goal) == 3}
+    assert (PAIRS.index(("N", "rows")), 24, "subnormal") in pairs

@@ -1,0 +1,61 @@
+"""Where wrong elements lie, in words: each pattern by its name, and none that may have come by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate
+
+
+def wrong(rows: int, columns: int, at: Sequence[int] | slice, *, down: Sequence[int] | slice = slice(None)) -> Tensor:
+    """Rows x columns, wrong in the columns ``at`` of the rows ``down``."""
+    found = torch.zeros(rows, columns, dtype=torch.bool)
+    row = torch.zeros(columns, dtype=torch.bool)
+    row[at] = True
+    found[down] = row
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (wrong(1, 1, [0]), "the only element"),
+        (wrong(3, 5, slice(None)), "every element"),
+        (wrong(1, 129, [128]), "only column 128 of 129 (the last)"),
+        (wrong(4, 129, [128]), "only column 128 of 129 (the last), in every row"),
+        (wrong(4, 100, slice(50, None)), "only columns >= 50 of 100, in every row"),
+        (wrong(4, 1034, slice(1024, None)), "only columns >= 1024 of 1034 = N - N % 16, in every row"),
+        (wrong(4, 100, slice(0, 9)), "only columns < 9 of 100, in every row"),
+        (wrong(4, 100, slice(20, 31)), "only columns 20 to 30 of 100, in every row"),
+        (wrong(4, 64, slice(7, None, 8)), "the last column of each 8, in every row"),
+        (wrong(4, 64, slice(0, None, 2)), "every 2nd column, in every row"),
+        (wrong(4, 64, slice(3, None, 11)), "every 11th column, from 3 on, in every row"),
+        (wrong(4, 64, [i for i in range(64) if i % 16 < 4]), "the first 4 columns of each 16, in every row"),
+        (wrong(4, 64, [i for i in range(64) if i % 16 >= 12]), "the last 4 columns of each 16, in every row"),
+        (wrong(9, 4, slice(None), down=[8]), "all of row 8 of 9 (the last)"),
+        (wrong(9, 4, slice(None), down=[0, 4, 8]), "every 4th row, every column"),
+        (wrong(4, 64, [1, 2, 17, 40]), "4 of 64 columns, from 1 to 40, in every row"),
+    ],
+)
+def test_a_pattern_has_its_words(mask: Tensor, words: str) -> None:
+    assert locate(mask).summary == words
+
+
+def test_a_few_elements_anywhere_are_no_pattern() -> None:
+    """Two wrong elements leave most rows alone whatever the fault: that names no rows."""
+    mask = torch.zeros(20, 30, dtype=torch.bool)
+    mask[3, 4] = mask[9, 21] = True
+    assert (
+        locate(mask).summary == "2 of 20 rows, from 3 to 9, 2 of 30 columns, from 4 to 21: 2 of the 4 elements in them"
+    )
+
+
+def test_the_picture_has_the_share_of_each_cell() -> None:
+    where = locate(wrong(2 * GRID_ROWS, 2 * GRID_COLUMNS, [0, 1, 2], down=[0]))
+    assert (len(where.grid), len(where.grid[0])) == (GRID_ROWS, GRID_COLUMNS)
+    assert where.grid[0][:3] == (0.5, 0.25, 0.0)  # cells of 2 x 2
+    assert sum(map(sum, where.grid)) == 0.75

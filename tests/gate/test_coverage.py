@@ -1,0 +1,306 @@
+"""A pass means that the core was run: what is refused, what is too slow, what is empty, and what the gate says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck import UnsupportedCase
+from normcheck.cases import core as design
+from normcheck.cases.axes import MODEL_SIZES
+from normcheck.cases.claims import claims_of
+from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.errors import ExitCode
+from normcheck.gate.coverage import RUNS, CoreRun
+from normcheck.gate.decision import Terms, decide
+from normcheck.gate.plan import PROFILES, Plan, Profile
+from normcheck.gate.sweep import run_cell
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.tolerances import Model
+from normcheck.result import Coverage, Verdict
+
+QUICK = replace(PROFILES["quick"], seconds=0.01)
+"""The core and nothing after it."""
+
+
+def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    xf = x.float()
+    y = xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def verdict_of(
+    forward: Callable[..., Any], *, profile: Profile = QUICK, dtype: str = "fp16", op: str = "rmsnorm", **fields: Any
+) -> tuple[Verdict, list[tuple[Any, ...]]]:
+    """The verdict of a cell, and what forward was called with: M, N, bias, dtype of the weights, strided or not."""
+    calls: list[tuple[Any, ...]] = []
+
+    def called(x: Tensor, weight: Tensor, bias: Tensor | None, **numbers: float) -> Any:
+        strided = x.stride(-2) != x.shape[-1]
+        calls.append((x.numel() // x.shape[-1], x.shape[-1], bias is not None, weight.dtype == x.dtype, strided))
+        return forward(x, weight, bias, **numbers)
+
+    implementation = Implementation(name="mine", op=op, forward=called, **{"ranks": (2, 3), **fields})
+    cell = Cell(OPS[op], implementation, dtype, "tests")
+    return run_cell(cell, Plan((cell,), profile, 0, "cpu", 120.0), lambda cases, worst: None), calls
+
+
+def refusing(what: Callable[[Tensor, Tensor, Tensor | None], bool]) -> Callable[..., Tensor]:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        if what(x, weight, bias):
+            raise UnsupportedCase("not this")
+        return rmsnorm(x, weight, bias, eps=eps)
+
+    return forward
+
+
+@pytest.mark.slow
+def test_a_pass_has_run_the_whole_core() -> None:
+    verdict, calls = verdict_of(rmsnorm)
+    assert (verdict.status, verdict.detail) == ("pass", "")
+    core = verdict.core
+    assert core is not None
+    assert core.planned == core.run > 100
+    assert (core.missed, core.left_out, core.refused) == ((), "", 0.0)
+    assert {m for m, *_ in calls} >= {0, 1, 2, 65, 300, 4097, 5000}
+    assert {n for _, n, *_ in calls} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "refused"),
+    [
+        (lambda x, w, b: b is not None, 0.0),
+        (lambda x, w, b: w.dtype != x.dtype, 0.0),
+        (lambda x, w, b: x.dim() == 3, None),
+        (lambda x, w, b: x.dim() == 2 and x.stride(0) != x.shape[1], None),
+        (lambda x, w, b: x.shape[-1] > 4096, None),
+        (lambda x, w, b: x.shape[-1] % 2 == 1, None),
+        (lambda x, w, b: x.numel() // x.shape[-1] > 64, None),
+        (lambda x, w, b: x.numel() == 0, 0.0),
+        (lambda x, w, b: x.dim() == 3 and x.shape[-1] > 1024, None),
+    ],
+    ids=["bias", "fp32 weights", "rank 3", "strided", "wide", "odd", "tall", "no rows", "wide and rank 3"],
+)
+def test_what_is_refused_costs_little_and_the_rest_is_run(what: Callable[..., bool], refused: float | None) -> None:
+    verdict, _ = verdict_of(refusing(what))
+    assert verdict.status == "pass", verdict.detail
+    core = verdict.core
+    assert core is not None
+    assert core.missed == ()
+    assert sum(verdict.skipped.values()) <= 40
+    assert verdict.cases >= 75
+    assert core.refused < 1 / 3 or what(torch.empty(100, 3), torch.empty(1), None)
+    if refused is not None:
+        assert core.refused == refused
+
+
+@pytest.mark.slow
+def test_what_refuses_too_much_says_so_and_is_not_what_was_required() -> None:
+    verdict, _ = verdict_of(refusing(lambda x, w, b: x.shape[-1] != 64))
+    assert verdict.status == "pass"
+    assert verdict.core is not None
+    assert verdict.core.refused > 1 / 3
+    assert decide([verdict], Terms())[1] == ExitCode.PASS
+    status, code, messages = decide([verdict], Terms(required=("mine",)))
+    assert (status, code) == ("nothing", ExitCode.NOTHING)
+    assert "required mine rmsnorm fp16 refuses" in messages[0]
+
+
+@pytest.mark.slow
+def test_a_refusal_by_supports_is_one_too() -> None:
+    verdict, calls = verdict_of(rmsnorm, supports=lambda case: "only packed" if case.gap else None)
+    assert verdict.status == "pass"
+    assert verdict.skipped["only packed"] <= 8
+    assert not any(strided and m > 1 for m, _, _, _, strided in calls)
+
+
+@pytest.mark.slow
+def test_what_is_refused_with_whatever_else_is_told() -> None:
+    """An eps is nothing that a declaration can leave out; nobody shall think that it was asked."""
+    verdict, _ = verdict_of(rmsnorm, supports=lambda case: "not this eps" if case.eps == 1e-3 else None)
+    assert verdict.core is not None
+    assert (verdict.status, verdict.core.missed) == ("pass", ())
+    assert verdict.core.left_out == "refused with whatever else: no eps 0.001"
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_too_slow_for_its_core_is_thin() -> None:
+    def slow(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        time.sleep(0.01 + 2e-3 * (x.numel() // x.shape[-1]))
+        return rmsnorm(x, weight, bias, eps=eps)
+
+    verdict, _ = verdict_of(slow, profile=replace(QUICK, core_seconds=3.0))
+    assert verdict.status == "thin"
+    core = verdict.core
+    assert core is not None
+    assert 10 < core.run < core.planned
+    assert verdict.detail.startswith("core not finished, 3 s are allowed, about ")
+    assert "no M of" in verdict.detail or "no N" in verdict.detail
+    assert "pairs of values that belong together" in core.missed[-1]
+    assert verdict.failure is None
+
+
+@pytest.mark.slow
+def test_a_kernel_that_sleeps_in_its_first_call_is_run_all_the_same() -> None:
+    """Compiling counts apart: it used to end the time of the cell, which passed with one case."""
+    asleep = [3.0]
+
+    def first_slow(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        time.sleep(asleep.pop() if asleep else 0.0)
+        return rmsnorm(x, weight, bias, eps=eps)
+
+    verdict, _ = verdict_of(first_slow)
+    assert verdict.status == "pass"
+    assert verdict.core is not None
+    assert verdict.core.missed == ()
+    assert 2.5 < verdict.core.building < 10
+
+
+@pytest.mark.slow
+def test_dear_rows_are_said() -> None:
+    def dear(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        time.sleep(7e-4 * (x.numel() // x.shape[-1]))
+        return rmsnorm(x, weight, bias, eps=eps)
+
+    verdict, calls = verdict_of(dear)
+    assert verdict.status == "pass"
+    assert max(m for m, *_ in calls) == 300
+    assert verdict.core is not None
+    assert verdict.core.left_out.endswith("ms here: no M above 300 in the core")
+
+
+def test_dear_first_calls_make_no_row_dear() -> None:
+    """What looks like the price of a row in the cases that open a core may be that of a call."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
+    core, rows = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), []
+    while (step := core.next()) is not None:
+        rows.append(step.planned.case.M)
+        seconds = 0.25 if step.planned.opens else 0.001
+        core.saw(step, Result(step.planned.case, Model()), RUNS[step.planned.probe] * seconds)
+    assert (core.coverage().missed, core.coverage().left_out) == ((), "")
+    assert max(rows) == 5000
+
+
+@pytest.mark.parametrize("from_rows", [64, 257, 4097])
+def test_what_only_tall_calls_remember_is_found(from_rows: int) -> None:
+    kept: dict[tuple[Any, ...], Tensor] = {}
+
+    def remembering(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        key = (x.data_ptr(), x.shape, x.dtype)
+        if x.numel() // x.shape[-1] < from_rows:
+            return rmsnorm(x, weight, bias, eps=eps)
+        return kept.setdefault(key, rmsnorm(x, weight, bias, eps=eps)).clone()
+
+    verdict, _ = verdict_of(remembering)
+    assert verdict.status == "fail"
+    assert verdict.failure is not None
+    assert verdict.failure.kind in ("not_repeatable", "mismatch")
+
+
+def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
+    """An interpreted kernel that takes a row in small blocks: each new N is dear, and so is the next of that length."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
+    core, spent = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0.0
+    while (step := core.next()) is not None:
+        case = step.planned.case
+        seconds = RUNS[step.planned.probe] * (0.001 + 1.5e-4 * case.N * (case.M > 0))
+        spent += seconds
+        core.saw(step, Result(case, Model()), seconds)
+    coverage = core.coverage()
+    assert coverage.left_out == ("a column costs 0.15 ms here: not every layout and dy in each class of N in the core")
+    assert coverage.missed
+    assert core.why_thin().startswith("60 s are allowed, about ")
+    assert spent < 1.3 * QUICK.core_seconds
+
+
+def test_few_examples_are_thin() -> None:
+    verdict, _ = verdict_of(rmsnorm, profile=replace(QUICK, max_examples=20))
+    assert (verdict.status, verdict.cases) == ("thin", 20)
+
+
+def test_an_output_that_was_never_told_from_zeros_is_thin() -> None:
+    """y = bias and dx = 0 are right of one column: nothing is known of the kernel."""
+
+    def empty(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
+        assert bias is not None
+        return {"y": (bias.float() + 0 * x.float()).to(x.dtype)}
+
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Any, *, eps: float) -> dict[str, Tensor]:
+        zeros, db = 0 * x.float() * dy.float(), dy.reshape(-1, 1).float().sum(0)
+        return {"dx": zeros.to(x.dtype), "dw": zeros.reshape(-1, 1).sum(0).to(x.dtype), "db": db.to(bias.dtype)}
+
+    shapes = ((2, 1), (5, 1), (33, 1), (65, 1))
+    fields = {"shapes": shapes, "weight_dtypes": ("io",), "model": {"special": "row"}}
+    verdict, _ = verdict_of(empty, op="layernorm", backward=backward, **fields)
+    assert verdict.status == "thin"
+    assert "dx was never told from zeros" in verdict.detail
+    assert decide([verdict], Terms(required=("mine",)))[1] == ExitCode.NOTHING
+
+
+def test_the_gate_and_thin_cells() -> None:
+    thin = Verdict(
+        op="rmsnorm", implementation="mine", dtype="fp16", device="cpu", status="thin", detail="no M above 11", cases=5,
+        core=Coverage(planned=100, run=5, missed=("no M above 11",)),
+    )  # fmt: skip
+    full = replace(thin, status="pass", dtype="bf16", detail="", core=Coverage(planned=100, run=100))
+    assert decide([thin, full], Terms())[:2] == ("pass", ExitCode.PASS)
+    assert decide([thin, full], Terms(required=("another", "mine")))[1] == ExitCode.NOTHING
+    for profile in ("ci", "deep"):
+        status, code, messages = decide([thin, full], Terms(), profile=profile)
+        assert (status, code) == ("nothing", ExitCode.NOTHING)
+        assert messages == ("mine rmsnorm fp16 is thin: no M above 11; more time or --allow-thin lets it pass",)
+        assert decide([thin, full], Terms(allow_thin=True), profile=profile)[1] == ExitCode.PASS
+    assert decide([thin, full], Terms(required=("mine",), allow_thin=True))[1] == ExitCode.PASS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype", "output"),
+    [("rows64", "fp16", "y"), ("half", "bf16", "y"), ("dw32", "fp32", "dw"), ("good", "bf16", "")],
+)
+def test_faults_of_tall_and_of_round_shapes_are_found_by_default(
+    name: str, dtype: str, output: str, tmp_path: Path
+) -> None:
+    """Each passed the default profile with some twenty small cases, in every dtype."""
+    report, spec = tmp_path / "run.json", f"{Path(__file__).parents[1] / 'quality' / 'row_kernels.py'}:{name}"
+    command = [sys.executable, "-m", "normcheck", "verify", "--impl", spec, "--op", "layernorm", "--dtype", dtype]
+    command += ["--time-budget", "0.1", "--report", f"json:{report}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == (1 if output else 0), done.stdout + done.stderr
+    (verdict,) = json.loads(report.read_text())["verdicts"]
+    assert verdict["status"] == ("fail" if output else "pass"), verdict["detail"]
+    if output:
+        assert verdict["failure"]["output"] == output
+        assert verdict["failed_at"] < 30
+
+
+@pytest.mark.slow
+def test_a_kernel_that_knows_the_default_run_by_heart_is_found_by_another_seed() -> None:
+    declared = claims_of(OPS["rmsnorm"], Implementation(name="x", op="rmsnorm", forward=rmsnorm), "fp16")
+    known = {(planned.case.M, planned.case.N) for planned in design.core(declared, PROFILES["quick"].extent, 0)}
+
+    def learnt(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        right = (x.numel() // x.shape[-1], x.shape[-1]) in known or x.shape[-1] in MODEL_SIZES
+        return rmsnorm(x, weight, bias, eps=eps) * (1 if right else 1.5)
+
+    implementation = Implementation(name="mine", op="rmsnorm", forward=learnt)
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
+    verdicts = [run_cell(cell, Plan((cell,), QUICK, seed, "cpu", 120.0), lambda c, w: None) for seed in (0, 1, 2)]
+    assert verdicts[0].core is not None
+    assert (verdicts[0].core.missed, verdicts[0].cases >= verdicts[0].core.run) == ((), True)
+    assert [verdict.status for verdict in verdicts[1:]] == ["fail", "fail"]

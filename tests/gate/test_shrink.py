@@ -1,0 +1,71 @@
+"""A failing case comes down to the simplest one that fails alike, within its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from normcheck.cases.ops import OPS
+from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.checks.finding import signature
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.shrink import Stop, search, seed_of, shrunk
+from normcheck.impls.implementation import Implementation
+from tests.case_lines import case_of
+
+LARGE = case_of("rmsnorm fp32 M=40 N=300 rows=offset dy=shifted eps=0.001 seed=77 bias=none")
+BOTH = (Phase.generate, Phase.shrink)
+
+
+def wide_is_wrong(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
+    """Wrong in y from 9 columns on, and in rstd in fewer: there is a smaller case, of another fault."""
+    wide = x.shape[-1] > 8
+    y, rstd = functional.rms_norm(x, x.shape[-1:], weight, eps), (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return {"y": y * (2 if wide else 1), "rstd": rstd * (1 if wide else 2)}
+
+
+def failed_at(seconds: float) -> tuple[Cell, Plan, Result]:
+    implementation = Implementation(name="mine", op="rmsnorm", forward=wide_is_wrong, biases=(False,))
+    cell = Cell(OPS["rmsnorm"], implementation, "fp32", "tests")
+    plan = Plan((cell,), replace(PROFILES["quick"], shrink_seconds=seconds), 0, "cpu", 60.0)
+    return cell, plan, run_case(cell, LARGE, plan)
+
+
+def test_the_smallest_case_that_fails_in_the_same_output() -> None:
+    cell, plan, failed = failed_at(60.0)
+    smallest = shrunk(cell, plan, failed)
+    assert (smallest.case.M, smallest.case.N) == (1, 9)
+    assert (smallest.case.rows, smallest.case.dy, smallest.case.layout) == ("normal", "normal", "contiguous")
+    assert signature(smallest) == signature(failed) == ("mismatch", "y")
+
+
+def test_without_time_it_is_the_case_itself() -> None:
+    cell, plan, failed = failed_at(0.0)
+    assert shrunk(cell, plan, failed) is failed
+
+
+def test_a_search_finds_the_simplest_and_nothing_where_nothing_fails() -> None:
+    numbers = st.integers(0, 1000)
+    assert search(numbers, lambda n: n > 17, seed=0, tries=200, phases=BOTH) == 18
+    assert search(numbers, lambda n: False, seed=0, tries=200, phases=BOTH) is None
+
+
+def test_stop_gets_out_of_a_search() -> None:
+    def stops(number: int) -> bool:
+        raise Stop
+
+    with pytest.raises(Stop):
+        search(st.integers(), stops, seed=0, tries=9, phases=BOTH)
+
+
+def test_each_cell_has_a_seed_of_its_own() -> None:
+    cell, *_ = failed_at(0.0)
+    assert seed_of(cell, 0) == seed_of(cell, 0) != seed_of(cell, 1)
+    assert seed_of(replace(cell, dtype="fp16"), 0) != seed_of(cell, 0)

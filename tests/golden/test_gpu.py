@@ -1,0 +1,143 @@
+"""The recorded runs on a GPU: CI has none, so what it judges is that every cell was run there and passed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normcheck.audit import catalogue
+from normcheck.audit.mutants.kernel import OPS
+from normcheck.bench.speed import DIRECTIONS
+from normcheck.bench.suites import SUITES
+from normcheck.cases.dtypes import DTYPES
+from normcheck.impls import discovery
+
+RECORDED = ("cudnn", "torch", "triton")
+FOLDER = Path(__file__).parents[2] / "golden" / "gpu"
+
+
+def verdicts(name: str) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+    run = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return run, {(v["implementation"], v["dtype"]): v for v in run["verdicts"] if v["op"] == name}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
+    run, cells = verdicts(op)
+    assert (run["schema"], run["profile"], run["status"], run["exit_code"]) == ("normcheck-report/1", "ci", "pass", 0)
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    assert run["environment"]["cudnn_backend"]
+    assert set(cells) == {(name, dtype) for name in RECORDED for dtype in DTYPES}
+    for cell in cells.values():
+        assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
+        assert cell["cases"] > 80  # of triton: compiling takes the time, a few cases a second
+        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
+
+
+NOT_THERE = ("apex", "flashinfer", "quack", "transformer_engine")
+"""Packages that were not installed."""
+
+NOT_REACHED = {("rmsnorm_llama", "liger", dtype) for dtype in DTYPES}
+"""Cells of that run when its time was up; ``rmsnorm_llama.json`` has them."""
+
+
+def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
+    """``verify --profile ci --time-budget 18 --workers 24`` of every op on two GPUs, ended after 130 s."""
+    run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
+    assert (run["profile"], run["status"], run["complete"]) == ("ci", "pass", False)
+    expected = {
+        (i.op, name, dtype)
+        for name, own in discovery.implementations().items()
+        for i in own
+        for dtype in DTYPES
+        if "cuda" in i.by_default and name not in NOT_THERE
+    }
+    cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
+    since = {key for key in cells if key[0] == "layernorm_relu_bitmask" and key[1] in ("cudnn", "cudnn_graph")}
+    assert set(cells) - since == expected - NOT_REACHED  # since then: only if named, for it sets the bits of a NaN
+    for cell in cells.values():
+        assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
+        assert cell["cases"] >= 5  # building a plan or compiling takes the time
+        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
+
+
+@pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm_gemma"])
+def test_the_other_castings_ran_on_a_gpu_and_passed(op: str) -> None:
+    run, cells = verdicts(op)
+    assert (run["profile"], run["status"], run["exit_code"], run["complete"]) == ("ci", "pass", 0, True)
+    names = {name for name, own in discovery.implementations().items() for i in own if i.op == op}
+    assert set(cells) == {(name, dtype) for name in names for dtype in DTYPES}
+    assert all(cell["status"] == "pass" and cell["cases"] > 200 for cell in cells.values())
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_number_of_the_recorded_benches_is_of_a_verified_kernel(name: str) -> None:
+    bench = json.loads((FOLDER.parent / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+    assert (bench["schema"], bench["complete"]) == ("normcheck-bench/1", True)
+    assert bench["environment"]["device"] == "NVIDIA H200"
+    measured = [speed for speed in bench["speeds"] if speed["status"] == "measured"]
+    assert all(speed["cases"] == 3 and speed["verified_rows"] > 0 for speed in measured)
+    for direction in DIRECTIONS:
+        own = {s["N"] for s in measured if (s["implementation"], s["direction"]) == ("triton", direction)}
+        assert own == {point.N for point in SUITES[name].points}
+
+
+def test_what_cudnn_refused_is_said() -> None:
+    _, cells = verdicts("layernorm_relu_bitmask")
+    for dtype in ("fp16", "bf16"):
+        cell = cells["cudnn", dtype]
+        assert cell["not_returned"] == ["dx", "dw", "db"]
+        assert any("NOT_SUPPORTED" in note for note in cell["notes"])
+    assert "dx" in cells["cudnn", "fp32"]["worst"]
+
+
+@pytest.mark.parametrize("name", ["audit_triton", "audit_lock"])
+def test_the_triton_mutants_were_killed_on_a_gpu(name: str) -> None:
+    audit = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert (audit["schema"], audit["exit_code"], audit["survivors"]) == ("normcheck-audit/1", 0, [])
+    assert audit["environment"]["device"].startswith("NVIDIA ")
+    for entry in audit["mutants"]:
+        mutant = catalogue.mutants()[entry["id"]]
+        if entry["status"] == "killed":
+            assert entry["kind"] in mutant.kinds
+            assert entry["output"] in mutant.outputs
+        else:
+            assert mutant.not_exercised
+
+
+KILLERS = {
+    "illegal_access": ("exception", "illegal memory access"),
+    "misaligned_address": ("exception", "misaligned address"),
+    "device_assert": ("exception", "device-side assert"),
+    "endless_kernel": ("timeout", "no result after timeout=6 s"),
+    "out_of_memory": ("exception", "OutOfMemoryError"),
+    "surfaces_later": ("exception", "illegal memory access"),
+    "wrong_device": ("missing", "y.device=cpu"),
+    "returns_early": ("not_repeatable", "still being written, by another stream"),
+}
+
+
+def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
+    """``normcheck verify --impl tests/quality/gpu_killers.py --dtype fp32 --timeout 6 --max-examples 20``, by 3."""
+    run = json.loads((FOLDER / "gpu_killers.json").read_text(encoding="utf-8"))
+    assert run["exit_code"] == 1
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    cells = {v["implementation"]: v for v in run["verdicts"]}
+    assert set(cells) == {*KILLERS, "rmsnorm"}
+    assert (cells["rmsnorm"]["status"], cells["rmsnorm"]["cases"]) == ("thin", 20)  # 20 cases are no core
+    for name, (kind, message) in KILLERS.items():
+        failure = cells[name]["failure"]
+        assert (failure["kind"], failure["case"].split()[2]) == (kind, "M=1")
+        assert message in failure["message"]
+    # It is harmless in rows of up to 16: found in the second case, and not shrunk below 17.
+    assert cells["illegal_access"]["cases"] == 2
+    assert " N=17 " in cells["illegal_access"]["failure"]["case"]
+
+
+def test_every_triton_mutant_was_run_on_a_gpu() -> None:
+    runs = [json.loads((FOLDER / f"{n}.json").read_text(encoding="utf-8")) for n in ("audit_triton", "audit_lock")]
+    ran = {entry["id"] for run in runs for entry in run["mutants"]}
+    assert ran == {id for id, mutant in catalogue.mutants().items() if mutant.language == "triton"}

@@ -1,0 +1,116 @@
+"""Liger's kernels, where liger-kernel is installed: on a GPU as they are, on a CPU with what the interpreter lacks.
+
+Triton's interpreter has no libdevice and gives a kernel a float as Python's own. With tl.rsqrt for libdevice's, and an
+eps that has ``to``, the kernels run there: enough to see that the adapter hands over the right tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from normcheck.cases.case import Case
+from normcheck.cases.ops import OPS, Op
+from normcheck.checks.check import check
+from normcheck.impls import liger
+from normcheck.impls.kernels import interpreter
+from normcheck.impls.liger import IMPLEMENTATIONS
+
+BY_NAME = {(i.name, i.op): i for i in IMPLEMENTATIONS}
+
+
+class Eps(float):
+    """A float with the conversion that a kernel calls."""
+
+    def to(self, dtype: object) -> float:
+        return float(self)
+
+
+def with_eps(function: Any, *tensors: Any, eps: float) -> Any:
+    return function(*tensors, eps=Eps(eps))
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available() and not interpreter.enabled():
+        pytest.skip("the interpreter is for machines without a GPU")
+    interpreter.enable()
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
+    import triton.language as tl
+
+    for name in ("layer_norm", "rms_norm"):
+        module = importlib.import_module(f"liger_kernel.ops.{name}")
+        monkeypatch.setattr(module, "rsqrt", lambda x: tl.rsqrt(x))  # as it is within a launch
+    casting = liger._casting
+
+    def offset_with_to(op: Op) -> tuple[float, str]:
+        offset, mode = casting(op)
+        return Eps(offset), mode
+
+    monkeypatch.setattr(liger, "_casting", offset_with_to)
+
+
+CASES = [
+    Case(op="layernorm", dtype="fp32", M=3, N=17),
+    Case(op="layernorm", dtype="bf16", M=4, N=40, rows="shifted", weight_dtype="fp32", layout="strided", gap=3),
+    Case(op="layernorm", dtype="fp16", M=6, N=33, rows="blend", layout="rank3"),
+    Case(op="rmsnorm", dtype="fp32", M=3, N=17, bias=False),
+    Case(op="rmsnorm", dtype="bf16", M=4, N=40, rows="shifted", weight_dtype="fp32", bias=False),
+    Case(op="rmsnorm", dtype="fp16", M=6, N=33, rows="blend", bias=False, layout="rank3"),
+    Case(op="rmsnorm_gemma", dtype="fp32", M=3, N=24, bias=False),  # in bf16 Eps.to(float32) would not widen
+    Case(op="rmsnorm_llama", dtype="fp16", M=3, N=24, bias=False),
+]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_adapter_on_a_cpu(case: Case) -> None:
+    implementation = BY_NAME["liger", case.op]
+    patched = replace(implementation, forward=partial(with_eps, implementation.forward), unavailable=None)
+    assert implementation.supports(case) is None
+    result = check(patched, OPS[case.op], case, "cpu")
+    assert not result.failed, (result.wrong, result.problems)
+    assert {c.output for c in result.checked} >= {"y", "rstd", "dx", "dw"}
+    assert result.not_returned == ()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_no_bias_is_a_finding() -> None:
+    """0.8.5; where a later version computes it, the adapter is right and this test is to be turned round."""
+    implementation = BY_NAME["liger_without_bias", "layernorm"]
+    patched = replace(implementation, forward=partial(with_eps, implementation.forward))
+    result = check(patched, OPS["layernorm"], CASES[0], "cpu")
+    assert [problem.kind for problem in result.problems] == ["exception"]
+    assert "'NoneType' object has no attribute 'dtype'" in result.problems[0].message
+
+
+def test_what_is_said_of_a_cpu_and_of_cases() -> None:
+    for implementation in IMPLEMENTATIONS:
+        assert "libdevice" in implementation.unavailable("cpu")
+    rmsnorm = BY_NAME["liger", "rmsnorm"]
+    assert rmsnorm.supports(Case(op="rmsnorm", dtype="fp16", M=1, N=3)) == "takes no bias"
+    wide = Case(op="layernorm", dtype="fp16", M=1, N=65537)
+    assert BY_NAME["liger", "layernorm"].supports(wide) == "takes at most 65536 columns"
+
+
+def test_it_is_in_the_default_set_of_a_gpu_but_for_its_finding() -> None:
+    assert {i.name: i.by_default for i in IMPLEMENTATIONS} == {"liger": ("cuda",), "liger_without_bias": ()}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_on_a_gpu(case: Case) -> None:
+    implementation = BY_NAME["liger", case.op]
+    reason = implementation.unavailable("cuda")
+    if reason is not None:
+        pytest.skip(reason)
+    result = check(implementation, OPS[case.op], case, "cuda")
+    assert not result.failed, (result.wrong, result.problems)

@@ -1,0 +1,557 @@
+"""Nothing that a kernel does stops a run, passes by anything but computing, or changes what becomes of another kernel.
+
+``killers.py`` declares the kernels. Several share a run, which costs less than a run each, and stand side by side there
+as they would in a sweep; whatever else a test says, no process of a run may outlive it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from normcheck.cases.case import Case
+from normcheck.result import KINDS
+from tests.case_lines import case_of
+from tests.quality.killers import IMPLEMENTATIONS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
+]
+
+ROOT = Path(__file__).parents[2]
+KILLERS = "tests/quality/killers.py"
+MARKER = "NORMCHECK_TEST"
+CASES = 12
+CLEAN = "thin"
+"""The status of a cell in which nothing is wrong: CASES are not all of its core."""
+
+Verdicts = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a kernel must fail: in one of ``kinds``, with this in its message or the lines under it, and in its case.
+
+    No kind: nothing is wrong.
+    """
+
+    kinds: tuple[str, ...]
+    says: str = ""
+    case: str = ""
+
+
+def crash(says: str) -> Ended:
+    return Ended(("crash",), says)
+
+
+def raised(says: str) -> Ended:
+    return Ended(("exception",), says)
+
+
+TIMEOUT = Ended(("timeout",), r"timeout=1\b")
+WRONG = Ended(("mismatch",))
+REPEATED = Ended(("mismatch", "not_repeatable"))
+FINE = Ended(())
+
+RAISE = {
+    "raises": raised(r"ValueError: not on a Sunday(.|\n)*killers\.py:\d+ in raises"),
+    "raises_keyboard_interrupt": raised("KeyboardInterrupt"),
+    "sys_exit": raised("SystemExit"),
+    "memory_error": raised("MemoryError"),
+    "allocates_too_much": raised("allocate"),
+    "stack_overflow": raised("RecursionError"),
+}
+DIE = {
+    "os_exit_0": crash("exit code 0"),
+    "abort": crash("SIGABRT(.|\n)*last words of this kernel"),
+    "segfault": crash("SIGSEGV"),
+    "stack_overflow_c": crash("SIGSEGV"),
+    "heap_corruption": Ended(("crash", "out_of_bounds_write"), "SIGABRT|SIGSEGV|outside"),
+    "kills_itself": crash("SIGKILL"),
+    "dies_on_the_third_call": crash("SIGABRT"),
+    "dies_on_wide_rows": Ended(("crash",), "SIGABRT", r" M=[12] N=(17|18|19|2\d) "),
+}
+HANG = {"loop_python": TIMEOUT, "loop_c": TIMEOUT, "sleeps_in_c": TIMEOUT, "ignores_sigterm": TIMEOUT}
+CHANGE = dict.fromkeys(
+    (
+        "closes_stdout",
+        "changes_directory",
+        "changes_environment",
+        "changes_default_dtype",
+        "changes_seeds",
+        "changes_warnings",
+    ),
+    FINE,
+)
+SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_program"), FINE)
+SPAWN |= {"starts_a_program_and_dies": crash("SIGABRT")}
+SERVER = {
+    "dies_by_a_signal_without_a_name": crash(r"signal \d+ "),
+}
+HANDS = {
+    "stops_the_server": FINE,
+    "kills_the_servers_group": crash("SIGKILL"),
+    "kills_its_parent": crash("SIGKILL"),
+    "limits_its_parent": FINE,
+    "overwrites_its_parent": Ended(("crash",)),  # where the system lets it; see MAY_PASS
+    "kills_its_grandparent": crash(""),
+    "stops_its_grandparent": FINE,
+    "limits_its_grandparent": FINE,
+    "slows_its_grandparent": FINE,
+    "kills_its_cousins": FINE,
+    "leaves_a_killer": FINE,
+    "fills_shared_memory": FINE,
+}
+"""Whoever reaches for what other workers come from. As many as there are bystanders."""
+DAMAGE = {
+    "dies_of_an_earlier_case": Ended(
+        ("crash",),
+        r"SIGABRT during forward\. This came after 5 other cases in that process\. Alone, in a new process, it passes: "
+        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=65 N=64 .* seed=4 .*; "
+        r"after it, rmsnorm fp32 M=2 N=768 .* seed=6 .* fails in a new process as well",
+        r" M=65 N=64 .*layout=strided seed=4 ",
+    ),
+    "loses_its_context": Ended(
+        ("exception",),
+        r"an illegal memory access was encountered\. This came after 5 other cases in that process\. Alone, .* passes: "
+        r"an earlier case damaged the process\. That case is rmsnorm fp32 M=65 N=64 .* seed=4 ",
+        r" M=65 N=64 .*layout=strided seed=4 ",
+    ),
+    "dies_of_two_earlier_cases": Ended(
+        ("crash",),
+        r"This came after 6 other cases in that process\. .* damaged the process; it takes \d+ of the cases before it",
+        r" M=3 N=1024 ",
+    ),
+    "dies_in_the_end": crash(r"This came after \d+ other cases .* it takes \d+ of the cases before it"),
+    "wrong_after_an_earlier_case": Ended(("mismatch",), "", r" N=768 "),
+}
+"""What passes alone."""
+CHEAT = {
+    "patches_allclose": WRONG,
+    "patches_double": WRONG,
+    "patches_normcheck": WRONG,
+    "patches_autograd_grad": WRONG,
+    "caches_by_pointer": REPEATED,
+    "caches_by_shape": REPEATED,
+    "returns_input": WRONG,
+    "looks_for_expected": REPEATED,
+    "reads_the_seed": WRONG,
+    "returns_early": Ended(("mismatch", "non_finite", "unwritten", "not_repeatable")),
+    "lazy_subclass": Ended(("mismatch", "missing", "shape")),
+    "patches_json": Ended(("mismatch", "crash")),
+}
+SABOTAGE = ("writes_the_pipe", "closes_descriptors")
+MAY_PASS = ("closes_descriptors", "overwrites_its_parent")  # they compute correctly: who still can answer is right
+BYSTANDERS = tuple(f"bystander_{number}" for number in range(12))
+FORGERIES = (
+    "forges_a_shape",
+    "forges_a_dtype",
+    "forges_a_stride",
+    "forges_strays",
+    "forges_a_finding",
+    "forges_a_refusal",
+    "forges_nesting",
+    "forges_a_number",
+    "forges_a_length",
+    "forges_nothing",
+)
+ANY = Ended(KINDS)
+
+GROUPS = {
+    "raise": RAISE,
+    "die": DIE,
+    "hang": HANG,
+    "change": CHANGE,
+    "spawn": SPAWN,
+    "server": SERVER,
+    "damage": DAMAGE,
+    "cheat": CHEAT,
+}
+
+
+# one run
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+    document: Any
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """By implementation, without the times it took, and the length of its core, which has a size by its name."""
+        found = {}
+        for verdict in self.document["verdicts"]:
+            kept = {name: value for name, value in verdict.items() if name != "seconds"}
+            core = {name: value for name, value in (kept["core"] or {}).items() if name not in ("building", "planned")}
+            found[verdict["implementation"]] = {**kept, "core": core}
+        return found
+
+
+def argv(names: Iterable[str], report: Path | str, *more: str, cases: int = CASES) -> tuple[str, ...]:
+    impls = [word for name in names for word in ("--impl", f"{KILLERS}:{name}")]
+    few = ("--device", "cpu", "--dtype", "fp32", "--max-examples", str(cases))
+    return (sys.executable, "-m", "normcheck", "verify", *impls, *few, "--report", f"json:{report}", *more)
+
+
+@dataclass
+class Started:
+    """A run that goes on; ``marker`` is in the environment of each of its processes."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    marker: str
+
+    def left(self) -> dict[int, str]:
+        """The processes of this run that live: pid -> command line."""
+        return alive(self.marker)
+
+    def wait(self, seconds: float) -> Done:
+        """Its end; none of its processes is left soon after, on a busy machine within ten seconds."""
+        code = self.process.wait(seconds)
+        within(10.0, lambda: not self.left())
+        assert self.left() == {}
+        return Done(code, self.text("out.txt"), self.text("err.txt"), json.loads(self.text("out.json") or "null"))
+
+    def text(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def alive(marker: str) -> dict[int, str]:
+    wanted, found = f"{MARKER}={marker}".encode(), {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):  # it has ended since, or is somebody else's
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+@contextmanager
+def started(names: Iterable[str], *more: str, cases: int = CASES, report: str = "") -> Iterator[Started]:
+    """Start a run in a session of its own, so that nothing here gets its signals; whatever it leaves is killed."""
+    marker = uuid.uuid4().hex
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        with open(folder / "out.txt", "wb") as out, open(folder / "err.txt", "wb") as err:
+            process = subprocess.Popen(
+                argv(names, report or folder / "out.json", *more, cases=cases),
+                cwd=ROOT,
+                env={**os.environ, MARKER: marker},
+                stdin=subprocess.DEVNULL,
+                stdout=out,  # not a pipe, which a process that is left would keep open
+                stderr=err,
+                start_new_session=True,
+            )
+        run = Started(process, folder, marker)
+        try:
+            yield run
+        finally:
+            while left := run.left():
+                for pid in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def within(seconds: float, holds: Callable[[], object]) -> bool:
+    """Whether ``holds`` becomes true in time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def verify(names: Sequence[str], *more: str, cases: int = CASES, report: str = "", limit: float = 120.0) -> Done:
+    """A whole run."""
+    with started(names, *more, cases=cases, report=report) as run:
+        done = run.wait(limit)
+        assert report or done.document, done
+        return done
+
+
+@cache
+def undisturbed() -> dict[str, Any]:
+    """The verdict of ``innocent`` alone."""
+    done = verify(["innocent"])
+    verdict = done.verdicts["innocent"]
+    assert (done.code, verdict["status"], verdict["cases"]) == (0, CLEAN, CASES), done
+    return verdict
+
+
+def undisturbed_as(verdicts: Verdicts, name: str = "innocent") -> dict[str, Any]:
+    """The verdict of ``innocent`` alone, but for its name and where it is defined."""
+    return {**undisturbed(), "implementation": name, "line": verdicts[name]["line"]}
+
+
+def same_as_undisturbed(verdicts: Verdicts, name: str = "innocent") -> bool:
+    """But for its name and where it is defined."""
+    return verdicts[name] == undisturbed_as(verdicts, name)
+
+
+def read_back(line: str) -> Case:
+    """The case of a line, which is written as one writes it; a line that is no case raises."""
+    case = case_of(line)
+    assert str(case) == line
+    return case
+
+
+def unexpected(verdict: dict[str, Any], expected: Ended) -> str:
+    """What is not as expected of a verdict, or an empty string."""
+    failure, wanted = verdict["failure"], "fail" if expected.kinds else CLEAN
+    if verdict["status"] != wanted:
+        return f"{verdict['status']}, not {wanted}: {verdict['detail']} {failure}"
+    if failure is None:
+        return "" if verdict["cases"] == CASES else f"{verdict['cases']} cases"
+    read_back(failure["case"])
+    said = "\n".join((failure["message"], *failure["traceback"]))
+    if failure["kind"] not in expected.kinds or not re.search(expected.says, said):
+        return f"{failure['kind']}: {said}"
+    if not re.search(expected.case, failure["case"]):
+        return failure["case"]
+    if failure["case"] not in failure["reproduce"]:
+        return f"reproduce={failure['reproduce']}"
+    return ""
+
+
+# every killer beside an innocent kernel
+
+
+def test_no_killer_is_left_out() -> None:
+    innocent = {"innocent", "innocent_too", *BYSTANDERS}
+    tried = {*innocent, "prints_a_gigabyte", *SABOTAGE, *FORGERIES, *HANDS}.union(*GROUPS.values())
+    assert tried == {implementation.name for implementation in IMPLEMENTATIONS}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_killer_is_named_and_disturbs_nobody(group: str) -> None:
+    killers = GROUPS[group]
+    done = verify([*killers, "innocent"], "--timeout", "1")
+    found = {name: unexpected(done.verdicts[name], expected) for name, expected in killers.items()}
+    assert found == dict.fromkeys(killers, "")
+    assert done.code == (1 if any(expected.kinds for expected in killers.values()) else 0)
+    assert same_as_undisturbed(done.verdicts)
+    for name, expected in killers.items():
+        assert expected.kinds or same_as_undisturbed(done.verdicts, name)
+    assert "Traceback (most recent" not in done.out + done.err
+
+
+@pytest.mark.parametrize("how", ["one by one", "side by side"])
+def test_a_hand_in_the_server_accuses_no_other(how: str) -> None:
+    """Between any two of them stands an innocent kernel, which comes from the server that they have reached for."""
+    names = [name for pair in zip(HANDS, BYSTANDERS, strict=True) for name in pair]
+    done = verify(names, "--timeout", "10", *(("--workers", "2") if how == "side by side" else ()), limit=240.0)
+    found = {name: unexpected(done.verdicts[name], expected) for name, expected in HANDS.items()}
+    for name in MAY_PASS:
+        if name in found and done.verdicts[name]["status"] == CLEAN:
+            found[name] = ""
+    assert found == dict.fromkeys(HANDS, "")
+    assert {name: same_as_undisturbed(done.verdicts, name) for name in BYSTANDERS} == dict.fromkeys(BYSTANDERS, True)
+
+
+def test_damage_of_an_earlier_case_is_shown_again_by_the_line_to_paste() -> None:
+    """What stands behind *Reproduce* fails, while neither of the cases in it does so alone."""
+    done = verify(["dies_of_an_earlier_case", "wrong_after_an_earlier_case"])
+    for name in done.verdicts:
+        failure = done.verdicts[name]["failure"]
+        _, command, spec, *lines = shlex.split(failure["reproduce"])
+        assert (command, spec, len(lines)) == ("repro", f"{KILLERS}:{name}", 2)
+        assert [repro(spec, line) for line in lines] == [0, 0]
+        assert repro(spec, *lines) == 1
+    advice = done.verdicts["wrong_after_an_earlier_case"]["failure"]["advice"]
+    assert f"it fails after other calls, whose effect must have remained; it takes {lines[0]}." in advice
+
+
+def repro(spec: str, *lines: str) -> int:
+    command = (sys.executable, "-m", "normcheck", "repro", spec, *lines, "--device", "cpu")
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100, check=False).returncode
+
+
+def test_killers_side_by_side() -> None:
+    names = ["segfault", "innocent", "ignores_sigterm", "os_exit_0", "innocent_too", "forks"]
+    done = verify(names, "--timeout", "1", "--workers", "2")
+    failed = {name: verdict["failure"] and verdict["failure"]["kind"] for name, verdict in done.verdicts.items()}
+    assert list(failed.items()) == [  # in the order in which they were named, whichever was ready first
+        ("segfault", "crash"),
+        ("innocent", None),
+        ("ignores_sigterm", "timeout"),
+        ("os_exit_0", "crash"),
+        ("innocent_too", None),
+        ("forks", None),
+    ]
+    assert all(same_as_undisturbed(done.verdicts, name) for name, kind in failed.items() if kind is None)
+
+
+@pytest.mark.parametrize("names", [SABOTAGE, FORGERIES])
+def test_sabotage_of_the_way_home(names: tuple[str, ...]) -> None:
+    """What a kernel writes to, or closes, that is not its own: never a fault of normcheck, never a pass of zeros."""
+    done = verify(["innocent", *names, "innocent_too"], "--timeout", "1")
+    found = {name: unexpected(done.verdicts[name], ANY) for name in names}
+    for name in MAY_PASS:
+        if name in names and done.verdicts[name]["status"] == CLEAN and same_as_undisturbed(done.verdicts, name):
+            found[name] = ""
+    assert found == dict.fromkeys(names, "")
+    assert done.code == 1
+    for name in ("innocent", "innocent_too"):
+        assert done.verdicts[name] == undisturbed_as(done.verdicts, name)
+
+
+def test_a_gigabyte_is_not_kept() -> None:
+    """Neither the reports nor the screen are flooded by it."""
+    done = verify(["prints_a_gigabyte", "innocent"], "--timeout", "60")
+    assert (done.code, done.verdicts["prints_a_gigabyte"]["status"]) == (0, CLEAN)
+    assert same_as_undisturbed(done.verdicts)
+    assert len(done.out) < 1 << 16
+    assert len(done.err) < 1 << 22
+
+
+def test_the_order_changes_nothing() -> None:
+    names = ["innocent", "segfault", "returns_input", "innocent_too"]
+    forward, backward = verify(names).verdicts, verify(names[::-1]).verdicts
+    assert (list(forward), list(backward)) == (names, names[::-1])
+    assert forward == backward
+    assert verify(["segfault"]).verdicts["segfault"] == forward["segfault"]
+    assert same_as_undisturbed(forward)
+    assert same_as_undisturbed(forward, "innocent_too")
+
+
+# a run that is ended
+
+
+@contextmanager
+def hanging(killer: str) -> Iterator[Started]:
+    """A run that has a verdict and is now in a case that does not end."""
+    with started(["innocent", killer, "innocent_too"], "--timeout", "600") as run:
+        assert within(60.0, lambda: run.text("out.txt").startswith(CLEAN))
+        time.sleep(1.0)  # until the next one hangs
+        assert run.process.poll() is None
+        yield run
+
+
+@pytest.mark.parametrize(("how", "killer"), [("SIGINT", "loop_c"), ("SIGTERM", "ignores_sigterm")])
+def test_interrupted(how: str, killer: str) -> None:
+    """As Ctrl-C does it, to everybody in the foreground; as kill does it, to the parent only."""
+    with hanging(killer) as run:
+        send = os.killpg if how == "SIGINT" else os.kill
+        send(run.process.pid, signal.Signals[how])
+        done = run.wait(15.0)
+        assert (done.code, done.document["exit_code"], done.document["complete"]) == (130, 130, False)
+        assert list(done.verdicts) == ["innocent"]
+        assert same_as_undisturbed(done.verdicts)
+        assert "Traceback" not in done.out + done.err
+
+
+def test_the_parent_is_killed() -> None:
+    with hanging("loop_c") as run:
+        assert len(run.left()) > 1
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+        within(5.0, lambda: not run.left())
+        assert run.left() == {}
+
+
+@pytest.mark.skipif(not os.access("/dev", os.W_OK), reason="only root may write a report into /dev")
+def test_a_full_disk() -> None:
+    done = verify(["innocent"], report="/dev/full")
+    assert done.code == 3
+    assert "ERROR  report=json:/dev/full: it cannot be written: No space left on device" in done.out
+    assert "Traceback (most recent" not in done.err
+    assert done.out.rstrip().splitlines()[-1].startswith("ERROR")
+
+
+@pytest.mark.parametrize(("line", "says"), [("os.abort()", "SIGABRT"), ("os._exit(0)", "exit code 0")])
+def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "deadly.py"
+    path.write_text(f"import os\n{line}\n", encoding="utf-8")
+    done = verify(["innocent"], "--impl", str(path), "--op", "rmsnorm")
+    assert done.code == 1
+    verdicts = done.verdicts
+    assert same_as_undisturbed(verdicts)
+    failure = verdicts["deadly.py"]["failure"]
+    assert (failure["kind"], read_back(failure["case"]).op) == ("crash", "rmsnorm")
+    assert says in failure["message"] and "its import" in failure["message"]
+
+
+RECOMPUTES = """
+import torch
+from normcheck import Implementation
+
+def statistics(x, eps):
+    mean = x.float().mean(-1, keepdim=True)
+    return mean, torch.rsqrt((x.float() - mean).square().mean(-1, keepdim=True) + eps)
+
+def forward(x, weight, bias, *, eps):
+    mean, rstd = statistics(x, eps)
+    y = (x.float() - mean) * rstd * weight.float() + bias.float()
+    return {"y": y.to(x.dtype), "mean": mean, "rstd": rstd}
+
+def backward(dy, x, weight, bias, saved, *, eps):
+    mean, rstd = statistics(x, eps)
+    xhat, wdy = (x.float() - mean) * rstd, dy.float() * weight.float()
+    dx = (wdy - xhat * (xhat * wdy).mean(-1, keepdim=True) - wdy.mean(-1, keepdim=True)) * rstd
+    dw, db = (dy.float() * xhat).sum(0), dy.float().sum(0)
+    return {"dx": dx.to(x.dtype), "dw": dw.to(weight.dtype), "db": db.to(bias.dtype)}
+
+IMPLEMENTATIONS = (Implementation(name="recomputes", op="layernorm", forward=forward, backward=backward),)
+"""
+
+
+def test_a_run_that_was_begun_and_given_up_disturbs_no_other(tmp_path: Path) -> None:
+    """A backward that does not read what was saved is asked again, after the second run was begun: 40 such cases."""
+    path, report = tmp_path / "recomputes.py", tmp_path / "report.json"
+    path.write_text(RECOMPUTES, encoding="utf-8")
+    few = ("--dtype", "fp32", "--max-examples", "40", "--time-budget", "100", "--device", "cpu")
+    command = (sys.executable, "-m", "normcheck", "verify", "--impl", str(path), *few, "--report", f"json:{report}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout
+    (verdict,) = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
+    assert any("does not read the saved statistics" in note for note in verdict["notes"])
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_the_folder_of_the_servers_socket_is_deleted(tmp_path: Path, long: bool) -> None:
+    """The next process is from another server; where the folder's name is too long for a socket, that is elsewhere."""
+    path = tmp_path / "deletes.py"
+    path.write_text(
+        "import shutil, tempfile\nfrom tests.quality.killers import innocent\n"
+        "def deletes(x, weight, bias, *, eps):\n"
+        "    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)\n"
+        "    return innocent(x, weight, bias, eps=eps)\n",
+        encoding="utf-8",
+    )
+    with TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short, "x" * 90 * long, "tmp")
+        folder.mkdir(parents=True)
+        check_that_nothing_is_wrong(path, folder)
+
+
+def check_that_nothing_is_wrong(path: Path, folder: Path) -> None:
+    command = argv(["innocent"], "-", "--impl", f"{path}:deletes", "--impl", "torch", "--op", "rmsnorm")
+    places = {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **places}, capture_output=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [v["status"] for v in json.loads(done.stdout)["verdicts"]] == [CLEAN] * 3

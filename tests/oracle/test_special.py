@@ -1,0 +1,185 @@
+"""NaN and infinity: the contract of each op, on kernels that keep it in several ways and on some that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck import Implementation
+from normcheck.audit import catalogue
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.audit.mutants.kernel import CLEAN, Kernel
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import make
+from normcheck.cases.ops import OPS
+from normcheck.checks.check import Result, check
+from normcheck.impls.adapt import adapt
+from normcheck.oracle.judge import END_TO_END
+from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special
+
+KINDS = [{"rows": "nan"}, {"rows": "inf"}, {"dy": "nan"}, {"dy": "inf"}, {"rows": "inf", "dy": "nan"}]
+
+
+def case_of(op: str, **fields: Any) -> Case:
+    options = (("lower_clip", -0.5), ("upper_clip", 1.0)) if OPS[op].clamped else ()
+    return Case(**{"op": op, "dtype": "fp16", "M": 5, "N": 12, "options": options, **fields})
+
+
+def result_of(implementation: Implementation, **fields: Any) -> Result:
+    return check(implementation, OPS[implementation.op], case_of(implementation.op, **fields), "cpu")
+
+
+def wrong(result: Result) -> dict[str, str]:
+    return {c.output: c.check for c in result.wrong}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda i: f"{i.name}-{i.op}")
+def test_correct_kernels_keep_the_contract(control: Implementation, dtype: str, fields: dict[str, str]) -> None:
+    result = result_of(control, dtype=dtype, **fields)
+    assert not result.failed
+    assert {c.output for c in result.checked if c.check == SPECIAL} >= {"y", "dx", "dw"}
+
+
+def test_only_special_cases_are_special() -> None:
+    assert is_special(case_of("layernorm", rows="nan"))
+    assert is_special(case_of("layernorm", dy="inf"))
+    assert not is_special(case_of("layernorm", rows="largest"))
+    assert not is_special(replace(case_of("layernorm", rows="nan"), M=0))
+
+
+def of_y(change: object) -> Implementation:
+    def store(c: object, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+        return change(t).to(dtype) if name == "y" else t.to(dtype)  # type: ignore[operator]
+
+    return Kernel(store=store).implementation("mine", "layernorm")
+
+
+def test_a_nan_that_is_swallowed() -> None:
+    assert wrong(result_of(of_y(torch.nan_to_num), rows="nan")) == {"y": SPECIAL}
+
+
+def test_a_nan_that_reaches_other_rows() -> None:
+    assert "y" in wrong(result_of(of_y(lambda t: t + 0 * t.sum()), rows="nan"))
+
+
+def test_a_nan_that_is_lost_in_dw() -> None:
+    kernel = Kernel(dw=lambda c: torch.nansum(c.dy * c.xh, 0))
+    assert wrong(result_of(kernel.implementation("mine", "layernorm"), rows="nan")) == {"dw": SPECIAL}
+
+
+def test_a_nan_in_dy_that_reaches_db_elsewhere() -> None:
+    kernel = Kernel(db=lambda c: c.sum_m(c.dy) + 0 * c.dy.sum())
+    assert wrong(result_of(kernel.implementation("mine", "layernorm"), dy="nan"))["db"] == SPECIAL
+
+
+def test_an_infinity_leaves_the_rest_of_an_rms_row_alone_where_that_is_declared() -> None:
+    kernel = Kernel(preact=lambda c: c.plus_b(c.xh * c.g) + 0 * c.x.sum(1, keepdim=True))
+    exact = {"model": {"special": "exact"}}
+    assert wrong(result_of(kernel.implementation("mine", "rmsnorm", **exact), rows="inf")) == {"y": SPECIAL}
+    assert not result_of(CLEAN.implementation("mine", "rmsnorm", **exact), rows="inf").failed
+
+
+def test_where_the_definition_leaves_a_choice_all_are_right() -> None:
+    """A clamp by comparisons turns a NaN into a limit; a cotangent is masked by a product or by a choice."""
+
+    def clip(c: object) -> Tensor:
+        z = c.z  # type: ignore[attr-defined]
+        return torch.where(z > c.lo, torch.where(z < c.hi, z, c.hi), c.lo)  # type: ignore[attr-defined]
+
+    for change in ({"clip": clip}, {}):
+        for masked in (lambda c: torch.where(c.bits, c.dy, 0), lambda c: c.dy * c.bits):
+            kernel = Kernel(masked=masked, **change)
+            for fields in KINDS:
+                result = result_of(kernel.implementation("mine", "layernorm_relu_bitmask"), **fields)
+                assert not result.failed, (fields, wrong(result))
+
+
+UNORDERED = Kernel(mask=lambda c: ~((c.z <= c.lo) | (c.z >= c.hi)))
+"""Bits that say "not outside the limits": 1 for NaN."""
+
+
+@pytest.mark.parametrize("compare", ["either", "fp32", "rounded"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("rows", ["nan", "inf"])
+def test_nan_lies_between_no_limits_so_its_bit_is_0(rows: str, dtype: str, compare: str) -> None:
+    model = {"bitmask_compare": compare}
+    kernel = UNORDERED.implementation("mine", "layernorm_relu_bitmask", model=model)
+    result = result_of(kernel, rows=rows, dtype=dtype)
+    assert wrong(result) == {"bitmask": END_TO_END}
+    spoilt = ~torch.isfinite(make(result.case, OPS["layernorm_relu_bitmask"], "cpu").x).all(1)
+    (bits,) = (c.comparison.wrong for c in result.wrong)
+    assert bits is not None
+    assert torch.equal(bits.all(1), spoilt)
+    assert torch.equal(bits.any(1), spoilt)
+    assert not result_of(kernel, dtype=dtype).failed
+
+
+def test_the_gradient_of_a_nan_is_not_passed_on() -> None:
+    """db hangs on it: dx and dw are NaN there, whatever is passed."""
+
+    def unordered(
+        x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, lower_clip: float, upper_clip: float
+    ) -> Tensor:
+        z = torch.nn.functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps)
+        inside = ~((z <= lower_clip) | (z >= upper_clip))
+        return torch.where(inside, z, z.detach().clamp(lower_clip, upper_clip)).to(x.dtype)
+
+    mine = Implementation(name="mine", op="layernorm_relu_bitmask", forward=adapt(unordered)[0])
+    assert "db" in wrong(result_of(mine, rows="nan"))
+    assert not result_of(mine, rows="normal").failed
+
+
+def test_a_nan_of_fp64_alone_has_no_bit() -> None:
+    """0 * inf: a constant row with eps 0. In fp32 its variance need not be 0."""
+    result = result_of(UNORDERED.implementation("mine", "layernorm_relu_bitmask"), rows="constant", eps=0.0)
+    assert "bitmask" not in wrong(result)
+
+
+@pytest.mark.parametrize("fault", ["P09", "P10"])
+def test_a_nan_of_one_row_is_found_in_others_and_where_it_is_swallowed(fault: str) -> None:
+    """Whatever is the default for an infinity."""
+    for op in ("layernorm", "rmsnorm"):
+        assert result_of(catalogue.mutants()[fault].make(op), rows="nan").failed
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_the_largest_numbers_disturb_no_other_row(dtype: str) -> None:
+    assert not result_of(CLEAN.implementation("mine", "layernorm"), rows="largest", dtype=dtype).failed
+    leak = of_y(lambda t: t + 1e-30 * t.abs().sum())
+    assert "y" in wrong(result_of(leak, rows="nan", dtype=dtype))
+
+
+def test_a_saved_rstd_may_be_finite_where_y_is_not() -> None:
+    """As after max(variance, 0), which gives 0 for NaN on a GPU."""
+    kernel = Kernel(rstd_out=lambda c: c.r.nan_to_num(316.0).float())
+    assert not result_of(kernel.implementation("clamped", "layernorm"), rows="nan").failed
+
+
+def test_an_infinity_may_spoil_its_row_and_no_other() -> None:
+    """torch's rms_norm does so on a GPU, and nobody calls it a bug; exactness is for who declares it."""
+    its_row = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(1, keepdim=True), torch.nan, CLEAN.rstd(c)))
+    all_rows = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(), torch.nan, CLEAN.rstd(c)))
+    for kernel, special, fails in ((its_row, "row", False), (its_row, "exact", True), (all_rows, "row", True)):
+        mine = kernel.implementation("mine", "rmsnorm", model={"special": special})
+        assert result_of(mine, rows="inf").failed == fails
+    assert not result_of(its_row.implementation("undeclared", "rmsnorm"), rows="inf").failed
+
+
+def test_an_infinity_that_is_swallowed_is_found() -> None:
+    kernel = Kernel(load=lambda t, name: torch.where(t.isinf(), 0, t) if name == "x" else t)
+    assert result_of(kernel.implementation("mine", "rmsnorm"), rows="inf").failed
+
+
+def test_what_an_infinity_does_is_told() -> None:
+    its_row = Kernel(rstd=lambda c: torch.where(c.x.isinf().any(1, keepdim=True), torch.nan, CLEAN.rstd(c)))
+    for kernel, told in ((its_row, SPOILS_ROW), (CLEAN, LEAVES_ROW)):
+        assert result_of(kernel.implementation("mine", "rmsnorm"), rows="inf").notes == (told,)
+        assert result_of(kernel.implementation("mine", "rmsnorm"), rows="nan").notes == ()
+        assert result_of(kernel.implementation("mine", "layernorm"), rows="inf").notes == ()  # fp64 leaves nothing

@@ -1,0 +1,176 @@
+"""What README.md and docs/ say without being run: links, paths, options, tables and the commands that CI takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import tomllib
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from normcheck.audit.recipes import RECIPES
+from normcheck.cases.case import LAYOUTS
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cli.app import app
+from normcheck.gate.plan import PROFILES
+from normcheck.impls.implementation import Implementation
+from normcheck.result import KINDS
+from tests.project.pages import BLOCKS, COMMANDS, PAGES, ROOT, prose
+
+
+def test_four_commands_are_marked_for_ci() -> None:
+    page = "docs/contributing.md"
+    marked = [block for where, mark, block in BLOCKS if mark == "ci" and where == page]
+    assert len(re.findall("^<!-- ci -->$", PAGES[page], re.MULTILINE)) == len(marked) == 4
+    install, tests, audit, golden = marked
+    assert golden == ".venv/bin/normcheck golden verify golden/cpu/* golden/h200/*\n"
+    assert audit == ".venv/bin/normcheck audit\n"
+    assert "-c tests/constraints.txt -e '.[test]'" in install
+    assert "normcheck verify --op rmsnorm --dtype fp16" in install
+    assert tests == ".venv/bin/python -m pytest\n"
+    assert page in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_a_block_that_is_not_run_says_why_and_is_what_ci_runs_if_it_says_so() -> None:
+    ci = [block for _, mark, block in BLOCKS if mark == "ci"]
+    assert [page for page, mark, _ in BLOCKS if mark == "ci"] == ["docs/contributing.md"] * 4
+    for page, mark, block in BLOCKS:
+        assert mark in ("", "ci") or mark.startswith("not run: "), (page, mark)
+        assert (block in ci) == (mark == "ci" or "docs/contributing.md" in mark), (page, block)
+    assert [block for page, mark, block in BLOCKS if page == "README.md" and "contributing" in mark] == ci[:2]
+    marks = sum(text.count("<!--") for text in map(prose, PAGES.values()))
+    assert marks == sum(bool(mark) for _, mark, _ in BLOCKS) + prose(PAGES["docs/contributing.md"]).count("`<!--")
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 200
+
+
+ROOT_COMMAND = get_command(app)
+
+
+def options(words: list[str]) -> tuple[str, set[str]]:
+    """The command that ``words`` begin with, such as ``golden verify``, and its options. Fails if there is none."""
+    command: Any = ROOT_COMMAND
+    name = ""
+    while hasattr(command, "commands"):
+        word = words[len(name.split())] if len(words) > len(name.split()) else ""
+        if word not in command.commands:
+            assert name and not word.isalpha(), f"normcheck has no command {name} {word}"
+            break
+        command, name = command.commands[word], f"{name} {word}".strip()
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    return name, {"--help", *(o for parameter in shown for o in (*parameter.opts, *parameter.secondary_opts))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_option_that_a_page_names_exists(page: str) -> None:
+    text = PAGES[page]
+    spans = re.findall(r"`([^`]+)`", " ".join(prose(text).split()))
+    known = options(["verify"])[1] | options(["audit"])[1]
+    for span in spans:
+        if span.startswith("--"):
+            assert set(re.findall(r"--[a-z-]+", span)) <= known, f"{span} is in no help of normcheck verify or audit"
+    lines = [span.removeprefix("normcheck ") for span in spans if re.match(r"normcheck [a-z]", span)]
+    lines += re.findall(r"normcheck ((?:verify|audit|repro|list|tolerances|golden|bench)\b[^`\n]*)", text)
+    lines += [f"verify {said}" for said in re.findall(r"^ +arguments: (.*)$", text, re.MULTILINE)]
+    lines += [line.partition(" ")[2] for line in COMMANDS if line in text]
+    for line in lines:
+        name, there = options(line.split())
+        for option in re.findall(r"(?<!\S)--?[a-z][a-z-]*", line):
+            assert option in there, f"{option} is not in normcheck {name} --help"
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if "[tool.normcheck]" in text])
+def test_every_key_of_a_configuration_is_an_option_of_verify(page: str) -> None:
+    for block in re.findall(r"^```toml\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL):
+        for key in tomllib.loads(block)["tool"]["normcheck"]:
+            assert f"--{key.replace('_', '-')}" in options(["verify"])[1]
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def links(page: str) -> set[str]:
+    return {link for link in re.findall(r"\]\(([^)\s]+)\)", prose(PAGES[page])) if "://" not in link}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_resolves(page: str) -> None:
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.is_file(), link
+        headings = re.findall(r"^#+ (.*)$", prose(path.read_text(encoding="utf-8")), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in map(slug, headings), link
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {((ROOT / page).parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)}
+    assert [page for page in PAGES if page != "README.md" and (ROOT / page).resolve() not in linked] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_a_page_names_exists(page: str) -> None:
+    rooms = [path.name for path in (ROOT / "normcheck").iterdir() if path.is_dir()]
+    for path in re.findall(r"`([\w.]+/(?:[\w.-]+/)*(?:[\w-]+\.\w+)?)`", PAGES[page]):
+        first = path.partition("/")[0]
+        if (ROOT / first).is_dir() or first in rooms:
+            found = [(base / path).exists() for base in (ROOT, ROOT / "normcheck")]
+            assert any(found) or "NAME" in path, path
+    files = {path.name for folder in ("normcheck", "tests") for path in (ROOT / folder).rglob("*.py")}
+    invented = r"my.*|mine|vacuous|FILE"
+    for name in re.findall(rf"`(?!(?:{invented})\.py)([\w-]+\.py)`", PAGES[page]):
+        assert name in files, name
+
+
+def test_the_budgets_of_the_profiles_are_as_written() -> None:
+    text = PAGES["docs/ci.md"]
+    for name, profile in PROFILES.items():
+        row = f"| `{name}` | {profile.core_seconds:g} s | {profile.seconds:g} s | {profile.max_examples} |"
+        assert row in text
+        assert f"{profile.shrink_seconds:g} s at most" in text
+    quick, ci = PROFILES["quick"], PROFILES["ci"]
+    cases = " ".join(PAGES["docs/cases.md"].split())
+    assert f"({quick.core_seconds:g} s a cell in quick, {ci.core_seconds:g} in ci" in cases
+
+
+def test_every_recipe_that_the_audit_page_names_exists() -> None:
+    named = re.search(r"tolerance, one of\s+(.*?), or\s+yours", PAGES["docs/audit.md"], re.DOTALL)
+    assert named
+    assert re.findall(r"`([a-z-]+)`", named[1]) == list(RECIPES)
+
+
+def test_every_kind_of_finding_is_explained() -> None:
+    page = PAGES["docs/what-no-comparison-sees.md"]
+    assert {kind for kind in KINDS if f"`{kind}`" in page} == set(KINDS)
+
+
+def test_every_kind_of_data_and_every_layout_is_explained() -> None:
+    page = PAGES["docs/cases.md"]
+    named = {word for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for word in re.findall(r"`(\w+)`", row)}
+    assert {*ROW_KINDS, *DY_KINDS, *WEIGHT_KINDS, *LAYOUTS} <= named
+
+
+def test_every_field_of_an_implementation_is_explained_with_its_default() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (None|True|False|`.*?`) \| ", PAGES["docs/kernel-contract.md"], re.MULTILINE)
+    defaults = {
+        field.name: repr(field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
+        for field in dataclasses.fields(Implementation)
+    }
+    assert list(dict(rows)) == [name for name in defaults if name not in ("name", "op", "forward")]
+    for name, said in rows:
+        assert said.strip("`").replace('"', "'") == defaults[name], name
+
+
+def test_the_tables_of_bench_were_made_by_the_commands_beside_them() -> None:
+    page = PAGES["docs/bench.md"].replace("\\\n", "")
+    for suite in ("pytorch-layernorm-backward", "triton-tutorial"):
+        made = json.loads((ROOT / "golden" / "bench" / f"{suite}.json").read_text(encoding="utf-8"))
+        assert f"normcheck {shlex.join(made['argv'])}" in re.sub(" +", " ", page)

@@ -1,0 +1,172 @@
+"""The commands and examples of README.md and docs/ are run: what a page shows is what happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.command_line import Cli, Done
+from tests.project.pages import COMMANDS, PAGES
+
+GATES = tuple(re.findall(r"^- run: (normcheck .*)$", "".join(PAGES.values()), re.MULTILINE))
+REPRODUCE = re.compile(r"^FAIL [^\n]*: (\w+) is wrong \(([^\n]*)\)$.*?^Reproduce: ([^\n]*)$", re.MULTILINE | re.DOTALL)
+REDS = {page: REPRODUCE.findall(text) for page, text in PAGES.items() if REPRODUCE.search(text)}
+FEWER = ("--time-budget", "1")  # the core, and little after it
+ENOUGH = ("--time-budget", "30")  # to shrink what fails to its simplest case, on a busy machine as well: it ends before
+
+
+def _examples() -> tuple[dict[str, str], dict[str, str]]:
+    """File name -> source, of all pages: as it should be, and with the typo that a diff puts in or takes out."""
+    text = "".join(PAGES.values())
+    named = re.findall(r"^```python\n# (\S+\.py)(, with a typo)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(named) == len({name for name, *_ in named}), "a file stands in one page, the others link to it"
+    right = {name: source for name, _, source in named}
+    wrong = dict(right)
+    for old, new in re.findall(r"^```diff\n-(.*)\n\+(.*)\n```$", text, re.MULTILINE):
+        ((name, typo, source),) = [entry for entry in named if entry[2].count(old) == 1]
+        (right if typo else wrong)[name] = source.replace(old, new)
+    return right, wrong
+
+
+RIGHT, WRONG = _examples()
+
+
+def run(cli: Callable[..., Done], command: str) -> Done:
+    """Run a ``normcheck ...`` line of a page on the CPU; a verify with fewer cases than it says."""
+    name, *arguments = shlex.split(command, comments=True)
+    assert name == "normcheck"
+    if arguments[0] == "verify":
+        arguments += ENOUGH if "exit code 1" in command else FEWER
+    return cli(*arguments, "--device", "cpu")
+
+
+def in_a_process(*argv: str) -> Done:
+    """As the fixture ``cli``, but as a user has it: Python starts for this command alone."""
+    done = subprocess.run(
+        [sys.executable, "-m", "normcheck", *argv],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def write(folder: Path, examples: dict[str, str]) -> None:
+    """Put the pages' example files into ``folder``."""
+    for name, source in examples.items():
+        (folder / name).write_text(source, encoding="utf-8")
+
+
+def replaced(name: str, old: str, new: str) -> dict[str, str]:
+    assert RIGHT[name].count(old) == 1, f"the documentation's {name} no longer says {old!r}"
+    return {**RIGHT, name: RIGHT[name].replace(old, new)}
+
+
+def shown(command: str) -> list[str]:
+    """What the pages that have ``command`` show right after it."""
+    after = re.compile(re.escape(f"```sh\n{command}\n```\n") + r"[^`]*```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [block for text in PAGES.values() for block in after.findall(text)]
+
+
+def four_digits(text: str) -> str:
+    """Another version of torch may round the last digits of an fp64 otherwise."""
+    return re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", text)
+
+
+def test_the_examples_are_found() -> None:
+    assert set(RIGHT) == {"vacuous.py", "my_rmsnorm.py", "my_layernorm.py"}
+    assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == {"my_rmsnorm.py", "my_layernorm.py"}
+    assert len(COMMANDS) >= 9
+    for text in PAGES.values():
+        for block in re.findall(r"^```python\n(?!# \S+\.py)(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            assert any(block in source for source in RIGHT.values()), block
+
+
+def test_a_dx_of_zeros_passes_the_check_that_the_audit_page_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(RIGHT["vacuous.py"], {})
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.startswith("dx = 0 passes: the largest |dx| is ")
+    assert float(said.out.split()[-1]) < 2e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_randn_does_not_show_the_typo_of_the_readme(dtype: torch.dtype) -> None:
+    space: dict[str, Any] = {}
+    exec(WRONG["my_rmsnorm.py"], space)
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in ((512, 768), (768,)))
+    expected = torch.nn.functional.rms_norm(x, (768,), weight, 1e-6)
+    torch.testing.assert_close(space["rmsnorm"](x, weight, None, 1e-6), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=COMMANDS)
+def test_a_command_does_what_it_says(command: str, cli: Cli, tmp_path: Path) -> None:
+    fails = "exit code 1" in command
+    name = command.split()[1]
+    write(tmp_path, WRONG if fails else RIGHT)
+    done = run(in_a_process if command == COMMANDS[0] else cli, command)
+    assert done.code == fails, done.out + done.err
+    if name in ("verify", "repro", "audit"):
+        assert done.out.splitlines()[-1].startswith("FAIL" if fails else "PASS")
+    for block in shown(command):
+        if name == "verify":  # its seconds, and what a second of shrinking ends at, are another machine's
+            for line in re.findall(r"^FAIL .* is wrong .*$|^PASS  .*, 0 failed", block, re.MULTILINE):
+                assert line in done.out
+        else:
+            assert four_digits(block) in four_digits(done.out)
+    if name == "verify" and fails:
+        red = "rmsnorm my_rmsnorm.py:rmsnorm fp16: y" if "my_rmsnorm" in command else "layernorm mine fp16: rstd"
+        assert f"FAIL {red} is wrong (end to end)" in done.out
+        assert done.out.count("\nReproduce: ") == (1 if "--dtype" in command else 3)  # one for each dtype
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", REDS)
+def test_the_red_block_reproduces(page: str, cli: Cli, tmp_path: Path) -> None:
+    ((output, check, command),) = REDS[page]
+    write(tmp_path, WRONG)
+    done = run(cli, command)
+    assert done.code == 1, done.out + done.err
+    assert re.search(rf"^FAIL +{output} +{check} ", done.out, re.MULTILINE), done.out
+
+
+def test_the_readme_and_reading_reports_have_a_red_block() -> None:
+    assert set(REDS) == {"README.md", "docs/reading-reports.md"}
+
+
+@pytest.mark.slow
+def test_the_gate_writes_the_report_that_its_page_describes(cli: Cli, tmp_path: Path) -> None:
+    (command,) = GATES
+    write(tmp_path, WRONG)
+    done = run(cli, command)
+    assert done.code == 1, done.out + done.err
+    report = json.loads((tmp_path / "normcheck.json").read_text(encoding="utf-8"))
+    verdict = next(v for v in report["verdicts"] if v["status"] == "fail")
+    outermost = {**report, **verdict, **verdict["core"]}
+    innermost = {**verdict["failure"], **next(iter(verdict["worst"].values()))}
+    words = set(re.findall(r"`([a-z_]+)`", PAGES["docs/json-schema.md"]))
+    assert len(words) >= 12
+    assert words <= {*outermost, *innermost}
+    assert f"`{report['schema']}`" in PAGES["docs/json-schema.md"]
+
+
+@pytest.mark.slow
+def test_eps_outside_the_root_is_found(cli: Cli, tmp_path: Path) -> None:
+    """In LayerNorm; the README's own typo is the same in RMSNorm, and its command runs above."""
+    write(tmp_path, replaced("my_layernorm.py", "torch.rsqrt(var + eps)", "1 / (var.sqrt() + eps)"))
+    done = run(cli, "normcheck verify --impl my_layernorm.py")
+    assert done.code == 1, done.out + done.err
+    assert done.out.count("\nReproduce: ") == 3  # one for each dtype
