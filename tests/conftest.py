@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from difflib import unified_diff
@@ -15,8 +16,13 @@ from tests.command_line import Cli, KernelFile, normcheck
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Twice as many processes as there are cores: many a test waits for a process to die, or for a time limit."""
-    return len(os.sched_getaffinity(0)) * 2
+    """One process more than there are cores: many a test waits for a process to die, or for a time limit."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no test's garbage collection walks through torch."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

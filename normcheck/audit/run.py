@@ -97,17 +97,17 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
         return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in under_regimes)
     narrowed = options.op or options.dtype or options.mutant or options.recipe
     every = () if narrowed else pairs(tuple(REGIMES.values()), runnable, ops, dtypes)
-    sampled = sample([p for p in every if _is_promised(p, options.profile)])
+    sampled = sample([p for p in every if _is_promised(p, options.profile) and not _is_slow(p.mutant, device)])
     mutants = [
         trial(name=mutant.id, op=op, dtype=dtype, shrink=not number)  # the report shows one case of each
         for mutant in chosen
-        if not options.recipe or mutant.language == "torch"  # Triton's are the same faults, and too slow interpreted
+        if not (options.recipe and _is_slow(mutant, "cpu"))
         for number, (op, dtype) in enumerate(product(*_cells(mutant, ops, dtypes)))
     ]
     faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
-    controls = [
-        trial(name=control.name, op=control.op, dtype=dtype, control=True)
-        for control in (() if options.mutant else catalogue.controls())
+    controls = [  # each has a seed of its own, which is another core: other sizes, kinds and data
+        trial(name=control.name, op=control.op, dtype=dtype, control=True, seed=options.seed + number)
+        for number, control in enumerate(() if options.mutant else catalogue.controls())
         for dtype in control.dtypes
         if control.op in ops and dtype in dtypes
     ]
@@ -116,6 +116,11 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
 
 def _cells(mutant: Mutant, ops: set[str], dtypes: set[str]) -> tuple[list[str], list[str]]:
     return [op for op in mutant.ops if op in ops], [dtype for dtype in mutant.dtypes if dtype in dtypes]
+
+
+def _is_slow(mutant: Mutant, device: str) -> bool:
+    """Whether a mutant is interpreted. Triton's are the same faults as torch's."""
+    return mutant.language != "torch" and device == "cpu"
 
 
 def _is_promised(pair: Pair, profile: str) -> bool:

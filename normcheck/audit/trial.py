@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from normcheck.runner.time_limit import TimeIsUp, alarm
 PROMISES = ("quick", "ci", "deep")
 """Profiles, the cheapest first. If one of them promises to kill a mutant, so do those after it."""
 
-CONTROL_CASES = 60
+CONTROL_CASES = 30
 TIMEOUT = VerifyOptions.timeout
 """Seconds per case."""
 
@@ -65,6 +66,7 @@ TrialResult = Outcome | Control
 
 def start(device: str) -> None:
     """Make this process ready for trials, like a process of ``verify``."""
+    gc.freeze()
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     device_for(device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import re
@@ -45,6 +46,7 @@ MOST_EXAMPLES = 10**15
 def run(options: VerifyOptions, argv: tuple[str, ...]) -> int:
     """Check everything that ``options`` ask for; returns the exit code. Raises UsageError before anything runs."""
     start = time.perf_counter()
+    gc.freeze()  # torch's objects live until the end: no collection looks at them, and the last one is 0.3 s shorter
     targets = targets_of(options)
     plan = prepared(options)
     terms = terms_of(options, plan.required)
@@ -150,6 +152,7 @@ _JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
 
 def _start_judge(device: str, workers: int) -> None:
     """Prepare this new process for judging cells. It gets one GPU, and its share of that GPU's memory."""
+    gc.freeze()
     torch.set_num_threads(1)
     if device == "cuda":
         number = int(re.split("[-:]", multiprocessing.current_process().name)[-1])  # SpawnProcess-2: the second one

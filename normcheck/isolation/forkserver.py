@@ -80,6 +80,7 @@ def _started(target: Callable[[socket.socket], None], connection: socket.socket)
     with _kept_awake():
         process.start()
     _made.setdefault(pid(), _state(pid()))
+    _ours.add(pid())
     return process
 
 
@@ -120,6 +121,9 @@ class _State:
 _made: dict[int | None, _State | None] = {}
 """Process id of a server -> its state after it started."""
 
+_ours: set[int | None] = set()
+"""Process ids of servers that normcheck has started or used."""
+
 _LIMITS = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
 
 
@@ -158,14 +162,22 @@ def _send(which: signal.Signals) -> None:
 def replace() -> None:
     """Kill the server and all processes that come from it; the next process comes from a new server."""
     number = pid()
-    if number is not None:
-        kill_descendants(number)
-    _send(signal.SIGKILL)
+    try:
+        if number is not None:
+            kill_descendants(number)
+    finally:  # Ctrl-C in there must not leave it stopped
+        _send(signal.SIGKILL)
     with suppress(OSError):
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
     _made.pop(number, None)
     os.makedirs(tempfile.gettempdir(), mode=0o700, exist_ok=True)
     _settings().pop("tempdir", None)
+
+
+def end() -> None:
+    """Kill the server, unless this process had it before normcheck came: stopped or still importing, it would stay."""
+    if pid() in _ours:
+        _send(signal.SIGKILL)
 
 
 def forget() -> None:
@@ -180,3 +192,4 @@ def start_early(device: str) -> None:
         os.environ["TRITON_INTERPRET"] = "1"  # which the server inherits
     context()
     forkserver.ensure_running()
+    _ours.add(pid())

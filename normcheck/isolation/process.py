@@ -146,11 +146,13 @@ class Worker:
         self.alive = False
         pid = self._process.pid
         if pid is not None:
-            kill_descendants(pid)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            try:
+                kill_descendants(pid)
+            finally:  # Ctrl-C in there must not leave it stopped
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         forkserver.wake()
         self._process.join(5)
         _alive.discard(self)
@@ -177,7 +179,8 @@ def _kill_orphans() -> None:
 
 @atexit.register
 def _kill_all() -> None:
-    """Kill all workers, before multiprocessing waits for its children: some may never end."""
+    """Kill all workers, before multiprocessing waits for its children: some may never end. Then their server."""
     forkserver.wake()
     for worker in list(_alive):
         worker.kill()
+    forkserver.end()

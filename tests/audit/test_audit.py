@@ -215,7 +215,7 @@ def test_a_false_alarm_fails_the_audit(run: Cli, plant: Callable[..., None]) -> 
     plant("twice", controls=(CLEAN.implementation("right", "rmsnorm"), TWICE.implementation("wrong", "rmsnorm")))
     done = run(*TINY, "--report", "json:out.json")
     assert done.code == 1
-    assert "2 correct kernels, 2 cells, 61 cases: 1 accused (50.0%)\nACCUSED   wrong rmsnorm fp32: y\n" in done.out
+    assert "2 correct kernels, 2 cells, 31 cases: 1 accused (50.0%)\nACCUSED   wrong rmsnorm fp32: y\n" in done.out
     assert "2 correct kernels: 1 accused; " in done.last
     assert [control["accused"] for control in document()["controls"]] == [False, True]
     assert document()["controls"][0]["cases"] == 60

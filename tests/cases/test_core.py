@@ -36,18 +36,20 @@ def covers(planned: Iterable[Planned]) -> set[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "dtype"), list(zip(OPS, itertools.cycle(DTYPES), strict=False)))
-def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(op: str, dtype: str) -> None:
-    for (biases, ranks, strided, shapes), own in itertools.product(DECLARED, (True, False)):
+@pytest.mark.parametrize("op", OPS)
+def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(op: str) -> None:
+    """Whatever may be declared is shared out among the ops, and dtypes take turns: a core depends on little of both."""
+    every = itertools.product(DECLARED, (True, False), (QUICK, QUICK.with_dear_rows))
+    mine = itertools.islice(every, list(OPS).index(op), None, len(OPS) - 1)  # with both extents in turn, as 5 is odd
+    for ((biases, ranks, strided, shapes), own, extent), dtype in zip(mine, itertools.cycle(DTYPES), strict=False):
         if not set(biases) & set(OPS[op].biases):
             continue
         backward = (lambda: None) if own else None
         declared = claims(op, dtype, biases=biases, ranks=ranks, strided=strided, shapes=shapes, backward=backward)
-        for extent in (QUICK, QUICK.with_dear_rows):
-            found = core(declared, extent, 0, model_size=3072)
-            left = goals(declared, extent, 0, 3072) - covers(found)
-            assert not left, (biases, ranks, strided, shapes, in_words(left))
-            assert len(found) < 330
+        found = core(declared, extent, 0, model_size=3072)
+        left = goals(declared, extent, 0, 3072) - covers(found)
+        assert not left, (biases, ranks, strided, shapes, in_words(left))
+        assert len(found) < 330
 
 
 def test_what_an_implementation_does_not_declare_is_not_asked() -> None:

@@ -87,6 +87,7 @@ DIE = {
     "kills_itself": crash("SIGKILL"),
     "dies_on_the_third_call": crash("SIGABRT"),
     "dies_on_wide_rows": Ended(("crash",), "SIGABRT", r" M=[12] N=(17|18|19|2\d) "),
+    "dies_by_a_signal_without_a_name": crash(r"signal \d+ "),
 }
 HANG = {"loop_python": TIMEOUT, "loop_c": TIMEOUT, "sleeps_in_c": TIMEOUT, "ignores_sigterm": TIMEOUT}
 CHANGE = dict.fromkeys(
@@ -102,9 +103,6 @@ CHANGE = dict.fromkeys(
 )
 SPAWN = dict.fromkeys(("threads_forever", "forks", "forks_a_session", "starts_a_program"), FINE)
 SPAWN |= {"starts_a_program_and_dies": crash("SIGABRT")}
-SERVER = {
-    "dies_by_a_signal_without_a_name": crash(r"signal \d+ "),
-}
 HANDS = {
     "stops_the_server": FINE,
     "kills_the_servers_group": crash("SIGKILL"),
@@ -175,12 +173,9 @@ FORGERIES = (
 ANY = Ended(KINDS)
 
 GROUPS = {
-    "raise": RAISE,
+    "raise or change": RAISE | CHANGE,
     "die": DIE,
-    "hang": HANG,
-    "change": CHANGE,
-    "spawn": SPAWN,
-    "server": SERVER,
+    "hang or spawn": HANG | SPAWN,
     "damage": DAMAGE,
     "cheat": CHEAT,
 }

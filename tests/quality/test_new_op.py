@@ -118,7 +118,7 @@ def test_a_correct_kernel_of_it_is_not_accused(folder: Path) -> None:
     _, out = python(folder, "-c", CORRECT.format(op=NEW))
     assert out.count("accused=False") == 1
     assert "error=True" not in out
-    assert "cases=60" in out
+    assert "cases=30" in out
 
 
 @pytest.mark.parametrize("fact", ["centered", "zero_centered", "clamped"])
