@@ -9,7 +9,10 @@ from typing import Annotated
 from normcheck.gate.options import Device, Dtypes, Ops, Option, Profile, several, within
 
 ALL = "all"
-"""The word for every regime, and for every cell of a mutant under a regime."""
+"""The word for all regimes."""
+
+EVERY = "every"
+"""The word for every op and dtype of a mutant."""
 
 
 def _regimes() -> Iterable[str]:
@@ -19,7 +22,11 @@ def _regimes() -> Iterable[str]:
 
 
 def _cells() -> Iterable[str]:
-    return "one", ALL
+    return EVERY, "turns"
+
+
+def _regime_cells() -> Iterable[str]:
+    return "one", EVERY
 
 
 def _formats() -> Iterable[str]:
@@ -36,12 +43,17 @@ def _recipes() -> Iterable[str]:
 class AuditOptions:
     """The options of ``normcheck audit``, in the order of its help.
 
-    ``workers``: number of processes; None: as many as there are cores. ``regime``: run only mutants under these
-    regimes. ``regime_cells``: run each pair of mutant and regime in one cell, or in all cells that have the fault.
+    ``cells``: run each plain mutant in each op and every dtype, or in each op and one dtype by turns. ``regime``: run
+    only mutants under these regimes. ``regime_cells``: run each pair of mutant and regime in one op and dtype, or in
+    every one that has the fault. ``workers``: number of processes; None: as many as there are cores.
     """
 
     op: Ops = ()
     dtype: Dtypes = ()
+    cells: Annotated[
+        str,
+        Option(help="every or turns: each op in every dtype of a fault, or in one dtype by turns.", names=_cells),
+    ] = EVERY
     profile: Annotated[Profile, Option(help="quick, ci or deep: what is put to the test.")] = "quick"
     mutant: Annotated[
         tuple[str, ...], Option(help="Planted fault to run, without correct kernels; may repeat.", read=several)
@@ -60,7 +72,7 @@ class AuditOptions:
     ] = ()
     regime_cells: Annotated[
         str,
-        Option(help="one or all: the ops and dtypes that a fault under a regime is run in.", names=_cells),
+        Option(help="one or every: the ops and dtypes that a fault under a regime is run in.", names=_regime_cells),
     ] = "one"
     seed: Annotated[int, Option(help="Another seed draws other cases.")] = 0
     device: Device = "auto"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -22,6 +22,17 @@ class Pair:
     regime: Regime
     op: str
     dtype: str
+
+
+def by_turns(mutant: Mutant, dtypes: Container[str]) -> tuple[tuple[str, str], ...]:
+    """Each op of a mutant in one of its dtypes, of those in ``dtypes``.
+
+    A hash of the id chooses the dtype of the first op; the next op has the next dtype. So a mutant of three ops meets
+    three dtypes, and over all mutants each dtype is about as frequent as the others.
+    """
+    own = [dtype for dtype in mutant.dtypes if dtype in dtypes]
+    first = int.from_bytes(sha256(mutant.id.encode()).digest())
+    return tuple((op, own[(first + number) % len(own)]) for number, op in enumerate(mutant.ops) if own)
 
 
 def pairs(

@@ -16,9 +16,9 @@ from normcheck.audit import report as report
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import REGIMES, Regime
 from normcheck.audit.mutants.under import under
-from normcheck.audit.options import ALL, AuditOptions
+from normcheck.audit.options import ALL, EVERY, AuditOptions
 from normcheck.audit.recipes import recipe
-from normcheck.audit.rotation import Pair, pairs, sample
+from normcheck.audit.rotation import Pair, by_turns, pairs, sample
 from normcheck.audit.score import ERROR, KILLED, SURVIVED, Audit, Control, Outcome
 from normcheck.audit.trial import PROMISES, Trial, TrialResult, crashed, run_trial, runs_alone, start, why_not
 from normcheck.cases.dtypes import DTYPES
@@ -93,7 +93,7 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
     chosen = [mutant for mutant in known.values() if not options.mutant or mutant.id in options.mutant]
     runnable = [mutant for mutant in chosen if not why_not(mutant, device)]
     if regimes:
-        under_regimes = pairs(regimes, runnable, ops, dtypes, every_cell=options.regime_cells == "all")
+        under_regimes = pairs(regimes, runnable, ops, dtypes, every_cell=options.regime_cells == EVERY)
         return tuple(trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in under_regimes)
     narrowed = options.op or options.dtype or options.mutant or options.recipe
     every = () if narrowed else pairs(tuple(REGIMES.values()), runnable, ops, dtypes)
@@ -102,7 +102,7 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
         trial(name=mutant.id, op=op, dtype=dtype, shrink=not number)  # the report shows one case of each
         for mutant in chosen
         if not (options.recipe and _is_slow(mutant, "cpu"))
-        for number, (op, dtype) in enumerate(product(*_cells(mutant, ops, dtypes)))
+        for number, (op, dtype) in enumerate(_cells(mutant, ops, dtypes, every=options.cells == EVERY))
     ]
     faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
     controls = [  # each has a seed of its own, which is another core: other sizes, kinds and data
@@ -114,8 +114,10 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
     return (*mutants, *faults, *controls)
 
 
-def _cells(mutant: Mutant, ops: set[str], dtypes: set[str]) -> tuple[list[str], list[str]]:
-    return [op for op in mutant.ops if op in ops], [dtype for dtype in mutant.dtypes if dtype in dtypes]
+def _cells(mutant: Mutant, ops: set[str], dtypes: set[str], *, every: bool) -> list[tuple[str, str]]:
+    """The (op, dtype) of ``ops`` and ``dtypes`` to run a plain mutant in: every one, or each op in one dtype."""
+    own = product(mutant.ops, mutant.dtypes) if every else by_turns(mutant, dtypes)
+    return [(op, dtype) for op, dtype in own if op in ops and dtype in dtypes]
 
 
 def _is_slow(mutant: Mutant, device: str) -> bool:
@@ -128,9 +130,11 @@ def _is_promised(pair: Pair, profile: str) -> bool:
 
 
 def _regimes(options: AuditOptions) -> tuple[Regime, ...]:
-    """The regimes of ``--regime``; empty without it. Raises UsageError if there is a recipe as well."""
+    """The regimes of ``--regime``; empty without it. Raises UsageError beside an option for plain mutants only."""
     if options.regime and options.recipe:
         raise UsageError(f"regime={options.regime[0]}: expected no --recipe with it, a recipe judges plain mutants")
+    if options.regime and options.cells != EVERY:
+        raise UsageError(f"cells={options.cells}: expected --regime-cells beside --regime, this is for plain mutants")
     return tuple(r for r in REGIMES.values() if ALL in options.regime or r.id in options.regime)
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,10 @@ from normcheck.audit import report as report
 from normcheck.audit import run as audit
 from normcheck.audit.mutants.kernel import CLEAN, Kernel
 from normcheck.audit.mutants.mutant import Mutant, mutant
+from normcheck.audit.options import AuditOptions
+from normcheck.audit.rotation import by_turns
 from normcheck.audit.score import Audit, Control, Outcome, Score
+from normcheck.cases.dtypes import DTYPES
 from normcheck.gate.plan import PROFILES, Profile
 from normcheck.reports._text import console_for
 from tests.command_line import Cli
@@ -198,7 +202,7 @@ def test_every_cell_of_a_mutant_under_a_regime(run: Cli, plant: Callable[..., No
     plant("twice")
     argv = ("--op", "rmsnorm", "--device", "cpu", "--workers", "1", "--regime", "strided", "--regime-cells")
     assert "PASS  1 of 1 killed under regimes (1 cell); " in run(*argv, "one").last
-    assert "PASS  1 of 1 killed under regimes (3 cells); " in run(*argv, "all").last
+    assert "PASS  1 of 1 killed under regimes (3 cells); " in run(*argv, "every").last
 
 
 def test_what_the_profile_does_not_promise_may_survive(run: Cli, plant: Callable[..., None]) -> None:
@@ -218,7 +222,7 @@ def test_a_false_alarm_fails_the_audit(run: Cli, plant: Callable[..., None]) -> 
     assert "2 correct kernels, 2 cells, 31 cases: 1 accused (50.0%)\nACCUSED   wrong rmsnorm fp32: y\n" in done.out
     assert "2 correct kernels: 1 accused; " in done.last
     assert [control["accused"] for control in document()["controls"]] == [False, True]
-    assert document()["controls"][0]["cases"] == 60
+    assert document()["controls"][0]["cases"] == 30
 
 
 def test_what_is_not_exercised_says_why(run: Cli, plant: Callable[..., None]) -> None:
@@ -280,7 +284,9 @@ def test_an_interrupted_audit_reports_what_was_done(
         (("--recipe", "guess"), "recipe=guess: expected "),
         (("--regime", "wide"), "regime=wide: expected one of tall, one_n:1, "),
         (("--regime", "tall", "--recipe", "kernelbench"), "regime=tall: expected no --recipe with it"),
-        (("--regime", "tall", "--regime-cells", "2"), "regime_cells=2: expected one of one, all"),
+        (("--regime", "tall", "--regime-cells", "2"), "regime_cells=2: expected one of one, every"),
+        (("--regime", "tall", "--cells", "turns"), "cells=turns: expected --regime-cells beside --regime"),
+        (("--cells", "one"), "cells=one: expected one of every, turns"),
     ],
 )
 def test_wrong_usage(run: Cli, argv: tuple[str, ...], complaint: str) -> None:
@@ -295,6 +301,50 @@ def test_json_on_standard_output_is_nothing_but_json(run: Cli, plant: Callable[.
     done = run(*TINY, "--report", "json:-")
     assert json.loads(done.out)["killed"] == 1
     assert "PASS  1 of 1 mutant killed" in done.err
+
+
+# --- Which cells are run
+
+
+def chosen(cells: str, **options: Any) -> list[trial.Trial]:
+    return list(audit.trials_of(AuditOptions(device="cpu", cells=cells, **options)))
+
+
+def test_by_turns_each_mutant_runs_in_each_of_its_ops_in_one_dtype() -> None:
+    def plain(trials: list[trial.Trial]) -> list[trial.Trial]:
+        return [t for t in trials if not t.regime and not t.control]
+
+    every, turns = plain(chosen("every")), plain(chosen("turns"))
+    cells = [(t.name, t.op) for t in turns]
+    assert cells == list(dict.fromkeys((t.name, t.op) for t in every))
+    assert {replace(t, shrink=True) for t in turns} <= {replace(t, shrink=True) for t in every}
+    assert [t.shrink for t in turns] == [name not in dict(cells[:at]) for at, (name, _) in enumerate(cells)]
+    for id, fault in catalogue.mutants().items():
+        own = [t.dtype for t in turns if t.name == id]
+        assert len(set(own)) == min(len(fault.ops), len(fault.dtypes)), id
+    assert chosen("turns")[len(turns) :] == chosen("every")[len(every) :]  # the sample under regimes, correct kernels
+
+
+def test_by_turns_each_dtype_has_about_a_third() -> None:
+    free = {id for id, fault in catalogue.mutants().items() if len(fault.dtypes) == len(DTYPES)}
+    for op in ("", "layernorm", "rmsnorm"):
+        options = {"op": (op,)} if op else {}
+        met = Counter(t.dtype for t in chosen("turns", mutant=tuple(free), **options))
+        assert set(met) == set(DTYPES)
+        assert all(0.3 < share / met.total() < 0.37 for share in met.values()), (op, met)
+
+
+def test_turns_are_the_same_on_every_machine() -> None:
+    cells = by_turns(catalogue.mutants()["mD01"], DTYPES)
+    assert [dtype for _, dtype in cells] == ["bf16", "fp32", "fp16", "bf16"]
+    assert [(t.op, t.dtype) for t in chosen("turns", mutant=("mD01",), op=("rmsnorm",))] == list(cells[-1:])
+    assert {t.dtype for t in chosen("turns", mutant=("mD01",), dtype=("bf16",))} == {"bf16"}
+
+
+def test_a_mutant_by_turns_has_one_cell_of_an_op(run: Cli, plant: Callable[..., None]) -> None:
+    plant("twice")
+    done = run("--op", "rmsnorm", "--device", "cpu", "--workers", "1", "--cells", "turns")
+    assert done.last.startswith("PASS  1 of 1 mutant killed (1 cell); ")
 
 
 # --- Processes

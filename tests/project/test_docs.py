@@ -28,7 +28,7 @@ def test_four_commands_are_marked_for_ci() -> None:
     assert len(re.findall("^<!-- ci -->$", PAGES[page], re.MULTILINE)) == len(marked) == 4
     install, tests, audit, golden = marked
     assert golden == ".venv/bin/normcheck golden verify golden/cpu/* golden/h200/*\n"
-    assert audit == ".venv/bin/normcheck audit\n"
+    assert audit == ".venv/bin/normcheck audit --cells turns\n"
     assert "-c tests/constraints.txt -e '.[test]'" in install
     assert "normcheck verify --op rmsnorm --dtype fp16" in install
     assert tests == ".venv/bin/python -m pytest\n"
