@@ -155,7 +155,7 @@ class Client:
         except Broken as broken:
             if broken.kind == "exception":
                 raise
-        forkserver.replace()
+        forkserver.replace(root=True)
         return self._start_worker()
 
     def _start_worker(self) -> Worker:

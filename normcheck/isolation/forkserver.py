@@ -1,116 +1,58 @@
-"""The server that workers are forked from: it imports torch once, beside the process that started it.
+"""The servers that workers are forked from, from the side of the process that asks: start, wake, replace, end.
 
-multiprocessing has no public way to find its server, end it, move its socket, or cut a process off from it. So this
-module, and no other, uses private names of multiprocessing; tests/isolation/test_forkserver.py says in which versions
-of Python they exist.
+``server.py`` is what they do. There is one root, which imports torch beside this process, and one server at a time,
+which the root has forked. Code under test may kill, stop or slow whatever it comes from.
 """
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 import resource
-import shutil
+import select
 import signal
 import socket
-import tempfile
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
-from typing import Any
 
-from normcheck.isolation.descendants import kill_descendants
+from normcheck.isolation.descendants import kill_children, kill_descendants
+from normcheck.isolation.messages import packed
+from normcheck.isolation.server import CODE
 from normcheck.runner import nvidia_driver
 
+_WAKE_SECONDS, _MOST_WAKES = 1.0, 120
+"""One that does not answer is woken so often, in case somebody has stopped it, and then given up."""
 
-def context() -> ForkServerContext:
-    """Context with a server that has imported what a worker needs, and has never run code under test."""
-    _shorten_socket_name()
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["__main__", "normcheck.isolation.preload"])
-    return made
+_ROOT = "import sys; sys.path[:] = {}; from normcheck.isolation import server; server.main({})"
 
 
-def _shorten_socket_name() -> None:
-    """Put the server's socket below /tmp if the name of TMPDIR is too long for that of a socket."""
-    settings = _settings()
-    if "tempdir" not in settings and len(os.fsencode(tempfile.gettempdir())) > _LONG_BYTES and os.path.isdir("/tmp"):
-        settings["tempdir"] = tempfile.mkdtemp(prefix="normcheck-", dir="/tmp")
-        atexit.register(shutil.rmtree, settings["tempdir"], ignore_errors=True)
+class Child:
+    """A process from a server. ``sentinel``: a file that can be read once it has ended."""
 
+    def __init__(self, pid: int, sentinel: int) -> None:
+        self.pid, self.sentinel = pid, sentinel
+        self.exitcode: int | None = None
 
-def _settings() -> dict[str, Any]:
-    """multiprocessing's settings of this process, among them the folder of the server's socket."""
-    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    return settings
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended, then ``exitcode`` is set: minus the signal's number, 255 if nobody knows."""
+        if self.exitcode is not None:
+            return
+        poll = select.poll()
+        poll.register(self.sentinel, select.POLLIN)
+        if poll.poll(seconds * 1000):
+            told = os.read(self.sentinel, CODE.size)
+            self.exitcode = CODE.unpack(told)[0] if len(told) == CODE.size else 255
 
-
-_LONG_BYTES = 70  # a socket's name has at most 107, of which multiprocessing adds some 30
-
-
-def pid() -> int | None:
-    """The server's process id, None if it does not run."""
-    number: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    return number
-
-
-def started(target: Callable[[socket.socket], None], connection: socket.socket) -> BaseProcess:
-    """A new process from the server; it runs ``target(connection)``.
-
-    If code under test has stopped the server, killed it, changed its limits, or deleted the folder of its socket, the
-    process comes from a new server.
-    """
-    if not sound():
-        replace()
-    wake()
-    try:
-        return _started(target, connection)
-    except (OSError, EOFError):
-        replace()
-        return _started(target, connection)
-
-
-def _started(target: Callable[[socket.socket], None], connection: socket.socket) -> BaseProcess:
-    process = context().Process(target=target, args=(connection,), name="normcheck worker")
-    with _kept_awake():
-        process.start()
-    _made.setdefault(pid(), _state(pid()))
-    _ours.add(pid())
-    return process
-
-
-_WAKE_SECONDS, _MOST_WAKES = 1.0, 120  # a server that does not answer after so many is killed
-
-
-@contextmanager
-def _kept_awake() -> Iterator[None]:
-    """Inside the block, wake the server every second, in case somebody stops it; kill it if it never answers."""
-    done = threading.Event()
-
-    def wake_often() -> None:
-        for _ in range(_MOST_WAKES):
-            if done.wait(_WAKE_SECONDS):
-                return
-            wake()
-        _send(signal.SIGKILL)
-
-    waker = threading.Thread(target=wake_often, daemon=True)
-    waker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        waker.join()
+    def close(self) -> None:
+        """Give the file back, when nobody waits any more."""
+        os.close(self.sentinel)
 
 
 @dataclass(frozen=True)
 class _State:
-    """Settings of the server that its processes inherit, and that any process of the same user can change."""
+    """Settings of a process that its children inherit, and that any process of the same user can change."""
 
     limits: tuple[tuple[int, int], ...]
     cores: frozenset[int]
@@ -118,19 +60,11 @@ class _State:
     oom: str
 
 
-_made: dict[int | None, _State | None] = {}
-"""Process id of a server -> its state after it started."""
-
-_ours: set[int | None] = set()
-"""Process ids of servers that normcheck has started or used."""
-
 _LIMITS = sorted({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
 
 
-def _state(number: int | None) -> _State | None:
-    """The state of a server, None if it has ended."""
-    if number is None:
-        return None
+def _state(number: int) -> _State | None:
+    """The state of a process, None if it has ended."""
     try:
         limits = tuple(resource.prlimit(number, limit) for limit in _LIMITS)
         with open(f"/proc/{number}/oom_score_adj", encoding="ascii") as file:
@@ -141,55 +75,209 @@ def _state(number: int | None) -> _State | None:
     return _State(limits, cores, nice, oom)
 
 
+class _Forker:
+    """The root or a server: a process that forks on request, and its state after it did so first."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid, self._control = pid, control
+        self._usable, self._first = True, None if sys.platform != "linux" else _state(pid)
+        self._asked = False
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be asked, and has the state with which it began."""
+        return self._usable and (not self._asked or _state(self.pid) == self._first)
+
+    def fork(self) -> tuple[Child, socket.socket]:
+        """A new process from it, and our side of its socket. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            return self.forked(theirs), ours
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def forked(self, connection: socket.socket) -> Child:
+        """A new process from it, which has ``connection``. Raises OSError."""
+        sentinel, status = os.pipe()
+        try:
+            request = packed({"folder": _folder(), "path": sys.path})
+            sent = socket.send_fds(self._control, [request], [connection.fileno(), status])
+            self._control.sendall(request[sent:])
+            pid = self._answer()
+        except BaseException:  # a late answer would be taken for that to another request
+            self.close()
+            os.close(sentinel)
+            raise
+        finally:
+            os.close(status)
+        if not self._asked:
+            self._asked, self._first = True, _state(self.pid)
+        return Child(pid, sentinel)
+
+    def _answer(self) -> int:
+        """The process id of what it has forked. It is woken every second, in case somebody stops it."""
+        poll, told = select.poll(), b""
+        poll.register(self._control.fileno(), select.POLLIN)
+        for _ in range(_MOST_WAKES):
+            if not poll.poll(_WAKE_SECONDS * 1000):
+                self.send(signal.SIGCONT)
+                continue
+            chunk = self._control.recv(CODE.size - len(told))
+            told += chunk
+            if not chunk:
+                raise ConnectionError("the process that forks others has ended")
+            if len(told) == CODE.size:
+                return int(CODE.unpack(told)[0])
+        raise TimeoutError("the process that forks others does not answer")
+
+    def send(self, which: signal.Signals) -> None:
+        """Send it a signal, if it is there."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, which)
+
+    def close(self) -> None:
+        """Ask it no more; it ends when it sees that."""
+        self._usable = False
+        self._control.close()
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return "/"
+
+
+@dataclass
+class _Servers:
+    """What this process has started: ``program`` is the process of the root. ``owner``: this process, by its id."""
+
+    owner: int
+    program: subprocess.Popen[bytes] | None = None
+    root: _Forker | None = None
+    server: _Forker | None = None
+
+
+_servers = _Servers(os.getpid())
+_lock = threading.RLock()
+
+
+def _ours() -> _Servers:
+    """What this process has started: a process that was forked from it starts its own, and leaves those alone."""
+    global _servers
+    if _servers.owner != os.getpid():
+        for forker in (_servers.root, _servers.server):
+            if forker is not None:
+                forker.close()
+        _servers = _Servers(os.getpid())
+    return _servers
+
+
+def _root() -> _Forker:
+    """The root. It is started if it is not there, and then imports for two seconds while this process goes on."""
+    own = _ours()
+    if own.root is None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = [sys.executable, "-c", _ROOT.format(sys.path, theirs.fileno())]
+            own.program = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
+        own.root = _Forker(own.program.pid, ours)
+    return own.root
+
+
+def _server() -> _Forker:
+    """The present server, forked from the root if there is none."""
+    own = _ours()
+    if own.server is None:
+        child, control = _root().fork()
+        child.close()
+        own.server = _Forker(child.pid, control)
+    return own.server
+
+
+def pid() -> int | None:
+    """The server's process id, None if there is none."""
+    server = _ours().server
+    return None if server is None else server.pid
+
+
+def started(connection: socket.socket) -> Child:
+    """A new process from the server, which serves ``connection`` as a worker does.
+
+    If code under test has stopped the server or the root, killed it, or changed its limits, the process comes from new
+    ones.
+    """
+    with _lock:
+        if not sound():
+            replace()
+        wake()
+        for root in (False, True):
+            with suppress(OSError):
+                return _server().forked(connection)
+            replace(root=root)
+        return _server().forked(connection)
+
+
 def sound() -> bool:
-    """Whether the server, if there is one, still has the state with which it started."""
-    number = pid()
-    return number not in _made or _made[number] == _state(number)
+    """Whether root and server, if they are there, still have the state with which they started."""
+    own = _ours()
+    return all(forker is None or forker.sound for forker in (own.root, own.server))
 
 
 def wake() -> None:
-    """Let the server continue, in case somebody has stopped it."""
-    _send(signal.SIGCONT)
+    """Let root and server continue, in case somebody has stopped them."""
+    own = _ours()
+    for forker in (own.root, own.server):
+        if forker is not None:
+            forker.send(signal.SIGCONT)
 
 
-def _send(which: signal.Signals) -> None:
-    number = pid()
-    if number is not None:
-        with suppress(ProcessLookupError):
-            os.kill(number, which)
+def replace(*, root: bool = False) -> None:
+    """Kill the server and all processes that come from it; the next process comes from a new server.
+
+    ``root``: replace the root as well, as is done in any case if it is not as it was.
+    """
+    with _lock:
+        own = _ours()
+        server, own.server = own.server, None
+        if server is not None:
+            _end(server)
+        if own.root is None:
+            return
+        if root or not own.root.sound:
+            former, own.root = own.root, None
+            _end(former)
+            if own.program is not None:
+                own.program.wait()
+        else:
+            kill_children(own.root.pid, but=())  # what the server has left behind
 
 
-def replace() -> None:
-    """Kill the server and all processes that come from it; the next process comes from a new server."""
-    number = pid()
+def _end(forker: _Forker) -> None:
+    """Kill a process and its descendants."""
     try:
-        if number is not None:
-            kill_descendants(number)
+        kill_descendants(forker.pid)
     finally:  # Ctrl-C in there must not leave it stopped
-        _send(signal.SIGKILL)
-    with suppress(OSError):
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    _made.pop(number, None)
-    os.makedirs(tempfile.gettempdir(), mode=0o700, exist_ok=True)
-    _settings().pop("tempdir", None)
+        forker.send(signal.SIGKILL)
+        forker.close()
 
 
 def end() -> None:
-    """Kill the server, unless this process had it before normcheck came: stopped or still importing, it would stay."""
-    if pid() in _ours:
-        _send(signal.SIGKILL)
-
-
-def forget() -> None:
-    """In a process from the server: forget its connections to the server and to the resource tracker."""
-    forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
-    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    """Kill server and root, of which one may be stopped or still importing, when this process ends."""
+    own = _ours()
+    for forker in (own.server, own.root):
+        if forker is not None:
+            forker.send(signal.SIGKILL)
 
 
 def start_early(device: str) -> None:
-    """Start the server now: it imports torch, and without a GPU Triton's interpreter, while this process does."""
+    """Start the root now: it imports torch, and without a GPU Triton's interpreter, while this process does."""
     if device == "cpu" or (device == "auto" and not nvidia_driver.present()):
-        os.environ["TRITON_INTERPRET"] = "1"  # which the server inherits
-    context()
-    forkserver.ensure_running()
-    _ours.add(pid())
+        os.environ["TRITON_INTERPRET"] = "1"  # which the root inherits
+    with _lock:
+        _root()

@@ -1,22 +1,17 @@
-"""Imports that every worker needs, made once by the server from which workers are forked."""
+"""Imports that every worker needs, made once by the root, the process that servers are forked from."""
 
 from __future__ import annotations
 
-import atexit
 import gc
-import os
 from contextlib import suppress
 from importlib import import_module
 
 from normcheck.errors import NormcheckError
 from normcheck.impls.kernels import interpreter
 from normcheck.isolation import worker
-from normcheck.isolation.sandbox import adopt_orphans
 
 __all__ = ["worker"]
 
-adopt_orphans()
-atexit.register(os._exit, 0)  # the server ends when its last client has: without half a second of taking torch apart
 if interpreter.enabled():
     with suppress(NormcheckError):  # the worker that needs it says so
         interpreter.enable()

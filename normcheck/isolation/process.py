@@ -21,8 +21,8 @@ from normcheck.isolation.shared_memory import HostMemory
 _ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
 _TAIL_BYTES = 4000  # of a dead worker's output are reported
 _OWN_LINE = re.compile(
-    r"^Extension modules: |/multiprocessing/"
-    r"|/normcheck/(?:isolation/worker|runner/call|runner/run|runner/arena|cases/guard_bands)\.py\""
+    r"^Extension modules: "
+    r"|/normcheck/(?:isolation/(?:server|worker)|runner/call|runner/run|runner/arena|cases/guard_bands)\.py\""
 )
 """Lines of a crash's traceback about normcheck's call of the kernel, which a report leaves out."""
 
@@ -36,12 +36,10 @@ class Worker:
     """One worker process, for requests by ``ask``. It is not started again after it has died."""
 
     def __init__(self) -> None:
-        from normcheck.isolation.worker import serve
-
         self.memory = HostMemory()
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
-        self._process = forkserver.started(serve, theirs)
+        self._process = forkserver.started(theirs)
         self._server = forkserver.pid()
         socket.send_fds(self._socket, [b"x"], [self.memory.fd, written])
         theirs.close()
@@ -55,7 +53,7 @@ class Worker:
         _alive.add(self)
 
     @property
-    def pid(self) -> int | None:
+    def pid(self) -> int:
         """Process id of the parent of the process that runs the code under test; it ends as its child does."""
         return self._process.pid
 
@@ -114,9 +112,8 @@ class Worker:
 
     def _died(self, what: str) -> Broken:
         """Kill the process if it lives. Return, as Broken, how it ended and what it printed last."""
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGCONT)  # this parent ends as the process did, but may have been stopped
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)  # this parent ends as the process did, but may have been stopped
         self._process.join(_ENDING_SECONDS)
         code = self._process.exitcode
         self._drain()
@@ -144,19 +141,18 @@ class Worker:
         if not self.alive:
             return
         self.alive = False
-        pid = self._process.pid
-        if pid is not None:
-            try:
-                kill_descendants(pid)
-            finally:  # Ctrl-C in there must not leave it stopped
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        try:
+            kill_descendants(self.pid)
+        finally:  # Ctrl-C in there must not leave it stopped
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         forkserver.wake()
         self._process.join(5)
         _alive.discard(self)
         _kill_orphans()
+        self._process.close()
         self._socket.close()
         os.close(self._output)
         os.close(self.memory.fd)
@@ -179,7 +175,7 @@ def _kill_orphans() -> None:
 
 @atexit.register
 def _kill_all() -> None:
-    """Kill all workers, before multiprocessing waits for its children: some may never end. Then their server."""
+    """Kill all workers, then what they come from."""
     forkserver.wake()
     for worker in list(_alive):
         worker.kill()

@@ -8,10 +8,7 @@ import os
 import resource
 import signal
 import sys
-import warnings
 from contextlib import suppress
-
-from normcheck.isolation import forkserver
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -25,7 +22,6 @@ def close_all_but(kept: int) -> None:
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2 and number not in (kept, nothing):
             os.dup2(nothing, number)
-    forkserver.forget()
 
 
 def settle(output: int) -> None:
@@ -84,12 +80,10 @@ def _end_as(status: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Let this process, the server, adopt what its workers leave behind, so that it can be found and killed."""
+    """Let this process, the root or a server, adopt what workers leave behind, so that it can be found and killed."""
     if sys.platform == "linux":
         os.setsid()  # a signal to its group reaches nobody else
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # The server warns of the end of a process that it has not started.
-        warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 
 def _end_with_parent() -> None:

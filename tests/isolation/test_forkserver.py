@@ -1,57 +1,159 @@
-"""What is private to multiprocessing and used all the same: it does what it should, and one file uses it."""
+"""Root and servers: they survive what may happen to them, and a new one comes from the root for the cost of a fork."""
 
 from __future__ import annotations
 
-import re
+import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import normcheck
+import psutil
+import pytest
 
-TRIED = ("3.11", "3.12")
-"""The versions of Python in which multiprocessing has it so."""
-
-SERVER = """
-import multiprocessing, os, tempfile
-from contextlib import suppress
-from multiprocessing import forkserver as theirs, resource_tracker, util
 from normcheck.isolation import forkserver
+from normcheck.isolation.process import Worker
 
-tempfile.tempdir = long = os.path.join(tempfile.mkdtemp(), "x" * 90)
-os.mkdir(long)
-forkserver.context().set_forkserver_preload([])
-assert forkserver.pid() is None
-theirs.ensure_running()
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+
+UNKNOWN = {"do": "nothing that a worker knows"}
+
+
+@pytest.fixture(autouse=True)
+def new_servers() -> Iterator[None]:
+    """Each test begins with a root and a server that nothing has happened to, and leaves none that it harmed."""
+    forkserver.replace()
+    assert answers()
+    yield
+    forkserver.replace(root=not forkserver.sound())
+
+
+def answers() -> bool:
+    """Whether a new worker answers a request."""
+    worker = Worker()
+    try:
+        return "broken" in worker.ask(UNKNOWN, 60.0, "a request")
+    finally:
+        worker.kill()
+
+
+def server() -> psutil.Process:
+    number = forkserver.pid()
+    assert number is not None
+    return psutil.Process(number)
+
+
+def root() -> psutil.Process:
+    parent = server().parent()
+    assert parent is not None
+    return parent
+
+
+def is_gone(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_the_root_is_a_child_and_runs_nothing_but_servers() -> None:
+    assert root().ppid() == os.getpid()
+    assert root().children() == [server()]
+
+
+def test_a_new_server_comes_from_the_same_root() -> None:
+    former, same = server(), root()
+    forkserver.replace()
+    assert forkserver.pid() is None
+    assert answers()
+    assert root() == same
+    assert server() != former
+    assert is_gone(former.pid)
+
+
+@pytest.mark.parametrize("whose", [server, root], ids=["server", "root"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_whoever_was_killed_or_stopped_is_replaced_or_woken(whose: object, how: signal.Signals) -> None:
+    assert callable(whose)
+    whose().send_signal(how)
+    assert answers()
+    assert forkserver.sound()
+
+
+@pytest.mark.parametrize("whose", [server, root], ids=["server", "root"])
+def test_whoever_was_slowed_is_replaced(whose: object) -> None:
+    assert callable(whose)
+    slowed = whose()
+    os.setpriority(os.PRIO_PROCESS, slowed.pid, 19)
+    assert not forkserver.sound()
+    assert answers()
+    assert whose() != slowed
+    assert forkserver.sound()
+
+
+def test_an_interrupted_request_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between request and answer: the answer comes late, and belongs to nobody."""
+
+    def interrupted(self: object) -> int:
+        raise KeyboardInterrupt
+
+    former = server()
+    with monkeypatch.context() as patched:
+        patched.setattr("normcheck.isolation.forkserver._Forker._answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Worker()
+    assert answers()
+    assert server() != former
+
+
+def test_what_the_end_of_a_process_was() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = forkserver.started(theirs)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(60.0)
+        assert child.exitcode == -signal.SIGKILL
+        child.close()
+
+
+FORKS = """
+import os, sys
+from normcheck.isolation import forkserver
+from normcheck.isolation.process import Worker
+
+def answers():
+    worker = Worker()
+    answer = worker.ask({"do": "?"}, 60.0, "a request")
+    worker.kill()
+    return "broken" in answer
+
+assert answers()
 first = forkserver.pid()
-os.kill(first, 0)
-assert not util.get_temp_dir().startswith(long), "its socket is elsewhere"
-forkserver.replace()
-assert forkserver.pid() is None
-with suppress(ProcessLookupError):
-    os.kill(first, 0)
-    raise SystemExit("the server is there still")
-forkserver.context().set_forkserver_preload([])
-theirs.ensure_running()
-assert forkserver.pid() not in (None, first)
-resource_tracker.ensure_running()
-before = set(vars(theirs._forkserver)), set(vars(resource_tracker._resource_tracker))
-assert type(resource_tracker.getfd()) is type(theirs._forkserver._forkserver_alive_fd) is int
-forkserver.forget()
-assert before == (set(vars(theirs._forkserver)), set(vars(resource_tracker._resource_tracker))), "nothing new is set"
+child = os.fork()
+assert answers()
+if child == 0:
+    assert forkserver.pid() != first
+    forkserver.replace(root=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert forkserver.pid() == first and answers()
+print(first)
 """
 
 
-def test_what_is_private_to_multiprocessing_is_as_it_was() -> None:
-    """A server is known, is replaced, has its socket in a folder with a short name, and is left."""
-    version = "{}.{}".format(*sys.version_info)
-    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), f"Python {version}; it was so in {', '.join(TRIED)}"
-    assert version in TRIED, f"it is so in Python {version} as well: add that to TRIED"
-
-
-def test_one_file_knows_it() -> None:
-    private = re.compile(r"\b_forkserver\b|\b_resource_tracker\b|\._(config|identity)\b")
-    root = Path(normcheck.__file__).parent
-    users = {str(p.relative_to(root)) for p in root.rglob("*.py") if private.search(p.read_text(encoding="utf-8"))}
-    assert users == {"isolation/forkserver.py"}
+def test_a_process_that_was_forked_has_a_root_of_its_own_and_none_outlives_its_process(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 90) / "tmp"  # too long for the name of a socket, of which there is none
+    folder.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    number = int(done.stdout)
+    assert is_gone(number)
