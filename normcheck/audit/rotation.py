@@ -23,6 +23,11 @@ class Pair:
     op: str
     dtype: str
 
+    @property
+    def id(self) -> str:
+        """The id of the mutant under the regime."""
+        return f"{self.mutant.id}@{self.regime.id}"
+
 
 def by_turns(mutant: Mutant, dtypes: Container[str]) -> tuple[tuple[str, str], ...]:
     """Each op of a mutant in one of its dtypes, of those in ``dtypes``.
@@ -58,11 +63,18 @@ def pairs(
     return tuple(chosen)
 
 
+LIVES = {"mB02@one_n:3": "bits of the stored y differ where z rounds onto a limit, in few of 100,000 elements"}
+"""Pairs that are known to survive quick, and why: a sample that had them would fail whatever has changed."""
+
+
 def sample(every: Sequence[Pair]) -> tuple[Pair, ...]:
-    """``SAMPLED`` pairs of each regime, chosen by a hash of their ids from the pairs that make sense."""
+    """``SAMPLED`` pairs of each regime, chosen by a hash of their ids from the pairs that make sense.
+
+    Pairs that are known to survive are left out; an audit of their regime has them.
+    """
     chosen: list[Pair] = []
     for regime in {pair.regime.id: pair.regime for pair in every}.values():
-        own = [pair for pair in every if pair.regime is regime and cells(regime, pair.mutant)]
+        own = [pair for pair in every if pair.regime is regime and cells(regime, pair.mutant) and pair.id not in LIVES]
         chosen += sorted(own, key=lambda pair: _rank(regime, pair.mutant))[:SAMPLED]
     return tuple(chosen)
 
