@@ -104,7 +104,7 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
         if not (options.recipe and _is_slow(mutant, "cpu"))
         for number, (op, dtype) in enumerate(_cells(mutant, ops, dtypes, every=options.cells == EVERY))
     ]
-    faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id) for p in sampled]
+    faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id, shrink=False) for p in sampled]
     controls = [  # each has a seed of its own, which is another core: other sizes, kinds and data
         trial(name=control.name, op=control.op, dtype=dtype, control=True, seed=options.seed + number)
         for number, control in enumerate(() if options.mutant else catalogue.controls())
