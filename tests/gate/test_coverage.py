@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +16,7 @@ from torch import Tensor
 from normcheck import UnsupportedCase
 from normcheck.cases import core as design
 from normcheck.cases.axes import MODEL_SIZES
+from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
@@ -30,6 +29,7 @@ from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.tolerances import Model
 from normcheck.result import Coverage, Verdict
+from tests.command_line import Cli
 
 QUICK = replace(PROFILES["quick"], seconds=0.01)
 """The core and nothing after it."""
@@ -78,33 +78,53 @@ def test_a_pass_has_run_the_whole_core() -> None:
     assert {n for _, n, *_ in calls} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "refused"),
     [
-        (lambda x, w, b: b is not None, 0.0),
-        (lambda x, w, b: w.dtype != x.dtype, 0.0),
-        (lambda x, w, b: x.dim() == 3, None),
-        (lambda x, w, b: x.dim() == 2 and x.stride(0) != x.shape[1], None),
-        (lambda x, w, b: x.shape[-1] > 4096, None),
-        (lambda x, w, b: x.shape[-1] % 2 == 1, None),
-        (lambda x, w, b: x.numel() // x.shape[-1] > 64, None),
-        (lambda x, w, b: x.numel() == 0, 0.0),
-        (lambda x, w, b: x.dim() == 3 and x.shape[-1] > 1024, None),
+        (lambda case: case.bias, 0.0),
+        (lambda case: case.weight_dtype == "fp32", 0.0),
+        (lambda case: case.rank == 3, None),
+        (lambda case: case.layout in ("x_strided", "strided"), None),
+        (lambda case: case.N > 4096, None),
+        (lambda case: case.N % 2 == 1, None),
+        (lambda case: case.M > 64, None),
+        (lambda case: case.M == 0, 0.0),
+        (lambda case: case.rank == 3 and case.N > 1024, None),
     ],
     ids=["bias", "fp32 weights", "rank 3", "strided", "wide", "odd", "tall", "no rows", "wide and rank 3"],
 )
-def test_what_is_refused_costs_little_and_the_rest_is_run(what: Callable[..., bool], refused: float | None) -> None:
-    verdict, _ = verdict_of(refusing(what))
-    assert verdict.status == "pass", verdict.detail
-    core = verdict.core
-    assert core is not None
-    assert core.missed == ()
-    assert sum(verdict.skipped.values()) <= 40
-    assert verdict.cases >= 75
-    assert core.refused < 1 / 3 or what(torch.empty(100, 3), torch.empty(1), None)
+def test_what_is_refused_costs_little_and_the_rest_is_asked(
+    what: Callable[[Case], bool], refused: float | None
+) -> None:
+    """Which cases a core asks for: it sees only that one is refused, or how long it took, so that nobody computes."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm, ranks=(2, 3))
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
+    core, refusals = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0
+    while (step := core.next()) is not None:
+        case = step.planned.case
+        refusals += what(case)
+        reason = "not this" if what(case) else ""
+        core.saw(step, Result(case, Model(), refused=reason), 0.001 * RUNS[step.planned.probe])
+    coverage = core.coverage()
+    assert (coverage.missed, coverage.planned) == ((), coverage.run)
+    assert refusals <= 40
+    assert coverage.run >= 75
+    assert coverage.refused < 1 / 3 or what(Case(op="rmsnorm", dtype="fp16", M=100, N=3, bias=False))
     if refused is not None:
-        assert core.refused == refused
+        assert coverage.refused == refused
+
+
+@pytest.mark.slow
+def test_what_a_kernel_refuses_by_an_exception_costs_little_and_the_rest_is_run() -> None:
+    """The hardest of the refusals above: no value alone is refused."""
+    verdict, calls = verdict_of(refusing(lambda x, w, b: x.dim() == 3 and x.shape[-1] > 1024))
+    assert verdict.status == "pass", verdict.detail
+    assert verdict.core is not None
+    assert verdict.core.missed == ()
+    assert 0 < sum(verdict.skipped.values()) <= 40
+    assert verdict.cases >= 75
+    assert verdict.core.refused < 1 / 3
+    assert {n for _, n, *_ in calls} >= {1025, 4097, 8200}
 
 
 @pytest.mark.slow
@@ -273,16 +293,13 @@ def test_the_gate_and_thin_cells() -> None:
     ("name", "dtype", "output"),
     [("rows64", "fp16", "y"), ("half", "bf16", "y"), ("dw32", "fp32", "dw"), ("good", "bf16", "")],
 )
-def test_faults_of_tall_and_of_round_shapes_are_found_by_default(
-    name: str, dtype: str, output: str, tmp_path: Path
-) -> None:
+def test_faults_of_tall_and_of_round_shapes_are_found_by_default(name: str, dtype: str, output: str, cli: Cli) -> None:
     """Each passed the default profile with some twenty small cases, in every dtype."""
-    report, spec = tmp_path / "run.json", f"{Path(__file__).parents[1] / 'quality' / 'row_kernels.py'}:{name}"
-    command = [sys.executable, "-m", "normcheck", "verify", "--impl", spec, "--op", "layernorm", "--dtype", dtype]
-    command += ["--time-budget", "0.1", "--report", f"json:{report}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == (1 if output else 0), done.stdout + done.stderr
-    (verdict,) = json.loads(report.read_text())["verdicts"]
+    spec = f"{Path(__file__).parents[1] / 'quality' / 'row_kernels.py'}:{name}"
+    command = ("verify", "--impl", spec, "--op", "layernorm", "--dtype", dtype)
+    done = cli(*command, "--time-budget", "0.1", "--report", "json:run.json")
+    assert done.code == (1 if output else 0), done.out + done.err
+    (verdict,) = json.loads(Path("run.json").read_text(encoding="utf-8"))["verdicts"]
     assert verdict["status"] == ("fail" if output else "pass"), verdict["detail"]
     if output:
         assert verdict["failure"]["output"] == output
