@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +23,7 @@ from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.adapt import adapt
 from normcheck.runner.call import poisoned_memory
+from tests.command_line import Cli, KernelFile
 
 CASE = Case(op="layernorm", dtype="fp16", M=6, N=24, seed=2)
 STRIDED = replace(CASE, layout="strided", gap=3)
@@ -286,18 +284,11 @@ IMPLEMENTATIONS = (Kernel({what}=recalled).implementation("mine", "layernorm"),)
 @pytest.mark.parametrize(
     ("what", "key"), [("gamma", "0"), ("gamma", "c.w_io.data_ptr()"), ("rstd", "0"), ("rstd", "c.x_io.data_ptr()")]
 )
-def test_what_a_process_remembers_is_found(what: str, key: str, tmp_path: Path) -> None:
+def test_what_a_process_remembers_is_found(what: str, key: str, cli: Cli, kernel_file: KernelFile) -> None:
     """There the tensors of each call lie at the same addresses, and some are remembered whatever the address."""
-    file = tmp_path / "mine.py"
-    file.write_text(REMEMBERING.format(what=what, key=key))
-    done = subprocess.run(
-        [sys.executable, "-m", "normcheck", "repro", str(file), str(CASE)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1
-    assert "it depends on earlier calls" in " ".join(done.stdout.split())
+    done = cli("repro", str(kernel_file(REMEMBERING.format(what=what, key=key))), str(CASE), "--isolation")
+    assert done.code == 1
+    assert "it depends on earlier calls" in " ".join(done.out.split())
 
 
 BY_BATCH = Kernel(rstd=lambda c: CLEAN.rstd(c) * (1 + 2.0**-23 * (c.M > 1)))

@@ -107,21 +107,34 @@ EDITS = {
 """What somebody may have made of the installed package: each lets a wrong kernel through."""
 
 
+TWICE = """
+import sys
+from normcheck.cli.app import main
+
+if __name__ == "__main__":
+    for isolation in ("--isolation", "--no-isolation"):
+        sys.argv[-1] = isolation
+        try:
+            main()
+        except SystemExit as ended:
+            print("exit code", ended.code, flush=True)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("isolation", ["--isolation", "--no-isolation"])
-def test_an_edited_package_does_not_pass(tmp_path: Path, edit: str, isolation: str) -> None:
+def test_an_edited_package_does_not_pass(tmp_path: Path, edit: str) -> None:
+    """With a process for the kernel and without one, both times from one Python."""
     (tmp_path / "wrong.py").write_text(
         "def wrong(x, weight, bias, eps):\n    return x * weight * float('nan') + (0 if bias is None else bias)\n"
     )
-    start = "import sys\nfrom normcheck.cli.app import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
-    code = f"{EDITS[edit]}\n{start}"
-    (tmp_path / "edited.py").write_text(code)
-    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", isolation)
+    (tmp_path / "edited.py").write_text(f"{EDITS[edit]}\n{TWICE}")
+    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", "--isolation")
     command = (sys.executable, "edited.py", "verify", "--impl", "wrong.py:wrong", "--op", "rmsnorm", *few)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 3, said
-    for word in ("pass", "thin"):
-        assert word.upper() not in done.stdout and f"\n{word}" not in f"\n{done.stdout}", said
-    assert "status=thin makes no sense" in " ".join(said.split()), said  # 3 cases are no core
+    one, other, rest = done.stdout.split("exit code 3\n")
+    for said in (one, other):
+        for word in ("pass", "thin"):
+            assert word.upper() not in said and f"\n{word}" not in f"\n{said}", said
+        assert "status=thin makes no sense" in " ".join(said.split()), said  # 3 cases are no core
+    assert (rest, done.stderr) == ("", "")
