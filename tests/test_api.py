@@ -48,8 +48,10 @@ def test_what_is_right_passes_in_every_form() -> None:
     for fn in forms:
         (verdict,) = normcheck.verify(fn, op="rmsnorm", dtypes="fp16", **FEW)
         assert (verdict.status, verdict.cases, verdict.op, verdict.dtype) == ("thin", 12, "rmsnorm", "fp16")
-        normcheck.assert_conforms(fn, op="rmsnorm", dtypes="bf16", **CORE)
-    declared = Implementation(name="mine", op="rmsnorm", forward=rms, dtypes=("fp16",))
+        normcheck.assert_conforms(fn, op="rmsnorm", dtypes="bf16", allow_thin=True, **FEW)
+    normcheck.assert_conforms(rms, op="rmsnorm", dtypes="bf16", **CORE)
+    shapes = ((5, 7), (20, 24), (3, 129))
+    declared = Implementation(name="mine", op="rmsnorm", forward=rms, dtypes=("fp16",), shapes=shapes)
     verdicts = normcheck.verify(declared, **CORE)
     assert [(v.implementation, v.dtype, v.status) for v in verdicts] == [
         ("mine", "fp16", "pass"),

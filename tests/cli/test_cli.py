@@ -52,9 +52,9 @@ def report(cli: Cli, *argv: str, few: tuple[str, ...] = FEW) -> tuple[Done, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", ["layernorm_relu_bitmask", "rmsnorm", "rmsnorm_llama"])  # tests/impls has all
-def test_torch_passes(cli: Cli, op: str) -> None:
-    done = cli("verify", "--impl", "torch", "--op", op, *CORE)
+def test_torch_passes(cli: Cli) -> None:
+    """The op with the most outputs; tests/impls has all."""
+    done = cli("verify", "--impl", "torch", "--op", "layernorm_relu_bitmask", *CORE)
     assert (done.code, done.err) == (0, "")
     assert done.out.rstrip().splitlines()[-1].startswith("PASS")
 
@@ -77,7 +77,7 @@ def test_few_cases_are_thin(cli: Cli) -> None:
     ],
 )
 def test_a_file_with_a_right_kernel_passes(cli: Cli, written: Callable[..., str], declared: str) -> None:
-    path = written(RIGHT, declared)
+    path = written(RIGHT, declared.replace("op=", "shapes=((5, 7), (20, 24), (3, 129)), op="))  # a core of few cases
     done, document = report(cli, "--impl", path, "--require", "mine", few=CORE)
     assert (done.code, document["status"]) == (0, "pass")
     assert document["verdicts"][0]["not_returned"] == ["rstd"]
