@@ -52,11 +52,20 @@ def report(cli: Cli, *argv: str, few: tuple[str, ...] = FEW) -> tuple[Done, Any]
 
 
 @pytest.mark.slow
-def test_torch_passes(cli: Cli) -> None:
-    """The op with the most outputs; tests/impls has all."""
-    done = cli("verify", "--impl", "torch", "--op", "layernorm_relu_bitmask", *CORE)
+@pytest.mark.parametrize(
+    ("op", "asked", "said"),
+    [
+        ("layernorm_relu_bitmask", CORE, "PASS"),
+        ("rmsnorm", (*ASKED, "--max-examples", "60"), "THIN  1 of 1 cell thin"),
+        ("rmsnorm_llama", (*ASKED, "--max-examples", "60"), "THIN  1 of 1 cell thin"),
+    ],
+    ids=["layernorm_relu_bitmask", "rmsnorm", "rmsnorm_llama"],
+)
+def test_torch_passes(cli: Cli, op: str, asked: tuple[str, ...], said: str) -> None:
+    """The whole core of the op with the most outputs, and the beginning of two others' cores."""
+    done = cli("verify", "--impl", "torch", "--op", op, *asked)
     assert (done.code, done.err) == (0, "")
-    assert done.out.rstrip().splitlines()[-1].startswith("PASS")
+    assert done.out.rstrip().splitlines()[-1].startswith(said)
 
 
 def test_few_cases_are_thin(cli: Cli) -> None:
