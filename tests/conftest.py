@@ -20,6 +20,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first: at the end there are short ones, for whichever process is ready."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/isolation/"))
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: no test's garbage collection walks through torch."""
     gc.freeze()
