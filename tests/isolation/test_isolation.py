@@ -438,7 +438,7 @@ def test_the_order_changes_nothing() -> None:
 @contextmanager
 def hanging(killer: str) -> Iterator[Started]:
     """A run that has a verdict and is now in a case that does not end."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would the run
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, as would the run
     with started(["innocent", killer, "innocent_too"], "--timeout", "600") as run:
         assert within(60.0, lambda: run.text("out.txt").startswith(CLEAN))
         time.sleep(1.0)  # until the next one hangs
