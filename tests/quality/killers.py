@@ -325,8 +325,12 @@ def kills_its_cousins() -> None:
 
 
 def leaves_a_killer() -> None:
-    """A daemon that ends its cousins for as long as it lives, and its parent so that nobody knows whose it is."""
-    if os.fork() == 0:
+    """A daemon that ends its cousins for as long as it lives, and its parent so that nobody knows whose it is.
+
+    One for each process is enough: sixty of them do nothing else to a run but to slow it down.
+    """
+    calls["left behind"] += 1
+    if calls["left behind"] == 1 and os.fork() == 0:
         with contextlib.suppress(BaseException):
             os.setsid()
             while True:
