@@ -52,7 +52,7 @@ class AuditOptions:
     dtype: Dtypes = ()
     cells: Annotated[
         str,
-        Option(help="every or turns: each op in every dtype of a fault, or in one dtype by turns.", names=_cells),
+        Option(help="every or turns: each op of a kernel in every dtype, or in one dtype by turns.", names=_cells),
     ] = EVERY
     profile: Annotated[Profile, Option(help="quick, ci or deep: what is put to the test.")] = "quick"
     mutant: Annotated[

@@ -90,6 +90,7 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
     regimes = _regimes(options)
     device, ops, dtypes = _scope(options)
     trial = partial(Trial, profile=options.profile, seed=options.seed, device=device, recipe=options.recipe)
+    whole = options.cells == EVERY
     chosen = [mutant for mutant in known.values() if not options.mutant or mutant.id in options.mutant]
     runnable = [mutant for mutant in chosen if not why_not(mutant, device)]
     if regimes:
@@ -99,16 +100,16 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
     every = () if narrowed else pairs(tuple(REGIMES.values()), runnable, ops, dtypes)
     sampled = sample([p for p in every if _is_promised(p, options.profile) and not _is_slow(p.mutant, device)])
     mutants = [
-        trial(name=mutant.id, op=op, dtype=dtype, shrink=not number)  # the report shows one case of each
+        trial(name=mutant.id, op=op, dtype=dtype, shrink=whole and not number)  # the report shows one case of each
         for mutant in chosen
         if not (options.recipe and _is_slow(mutant, "cpu"))
-        for number, (op, dtype) in enumerate(_cells(mutant, ops, dtypes, every=options.cells == EVERY))
+        for number, (op, dtype) in enumerate(_cells(mutant, ops, dtypes, every=whole))
     ]
     faults = [trial(name=p.mutant.id, op=p.op, dtype=p.dtype, regime=p.regime.id, shrink=False) for p in sampled]
     controls = [  # each has a seed of its own, which is another core: other sizes, kinds and data
         trial(name=control.name, op=control.op, dtype=dtype, control=True, seed=options.seed + number)
         for number, control in enumerate(() if options.mutant else catalogue.controls())
-        for dtype in control.dtypes
+        for dtype in (control.dtypes if whole else [control.dtypes[number % len(control.dtypes)]])
         if control.op in ops and dtype in dtypes
     ]
     return (*mutants, *faults, *controls)

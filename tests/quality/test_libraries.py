@@ -23,10 +23,10 @@ BY_NAME = {control.name: control for control in CONTROLS}
 
 
 def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict:
-    """The verdict of the first hundred cases of a core, a third of it: all sizes that find most, and every layout."""
-    profile = replace(PROFILES["quick"], seconds=0.0, max_examples=100)
+    """The verdict of a core."""
+    profile = replace(PROFILES["quick"], seconds=0.0)
     cell = Cell(OPS[implementation.op], implementation, dtype, "tests")
-    return run_cell(cell, Plan((cell,), profile, seed, "cpu", 120.0), lambda cases, worst: None, with_coverage=False)
+    return run_cell(cell, Plan((cell,), profile, seed, "cpu", 120.0), lambda cases, worst: None)
 
 
 def test_an_audit_has_them() -> None:
@@ -46,7 +46,7 @@ def test_a_recipe_asks_them_only_what_they_support() -> None:
 def test_nobody_accuses_them(name: str, dtype: str) -> None:
     verdict = verdict_of(BY_NAME[name], dtype, seed=sum(map(ord, name + dtype)))
     assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)
-    assert (verdict.status, verdict.cases) == ("pass", 100)
+    assert verdict.status == "pass"
 
 
 @pytest.mark.parametrize("name", ["timm_rms_norm", "torch_nn_layer_norm", "transformers_t5"])
