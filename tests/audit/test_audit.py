@@ -201,6 +201,7 @@ def test_what_lives_under_a_regime_fails_the_audit(
     assert done.last.startswith("FAIL  0 of 1 killed under regimes (0 of 1 cell), 1 survived: twice@one_n:768; ")
 
 
+@pytest.mark.slow
 def test_every_cell_of_a_mutant_under_a_regime(run: Cli, plant: Callable[..., None]) -> None:
     plant("twice")
     argv = ("--op", "rmsnorm", "--device", "cpu", "--workers", "1", "--regime", "strided", "--regime-cells")
@@ -218,6 +219,7 @@ def test_what_the_profile_does_not_promise_may_survive(run: Cli, plant: Callable
     )
 
 
+@pytest.mark.slow
 def test_a_false_alarm_fails_the_audit(run: Cli, plant: Callable[..., None]) -> None:
     plant("twice", controls=(CLEAN.implementation("right", "rmsnorm"), TWICE.implementation("wrong", "rmsnorm")))
     done = run(*TINY, "--report", "json:out.json")

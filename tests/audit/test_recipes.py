@@ -60,6 +60,7 @@ def faulty(op: str, **steps: Any) -> Implementation:
 # Correct kernels.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("r", "op", "dtype"), CELLS, ids=ids)
 def test_the_clean_kernel_passes(r: Recipe, op: str, dtype: str) -> None:
     assert judge_kernel(r, CLEAN_OF[op], dtype) == Judgement(MISSED)

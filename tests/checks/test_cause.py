@@ -71,6 +71,7 @@ UPCASTS = [("rmsnorm", rmsnorm_twice, "twice"), ("layernorm", layernorm_twice, "
            ("layernorm", layernorm_three_times, "3 times")]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("op", "function", "times"), UPCASTS, ids=lambda v: getattr(v, "__name__", v))
 def test_every_double_upcast_has_its_cause(op: str, function: Callable[..., Any], times: str, dtype: str) -> None:

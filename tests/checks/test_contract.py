@@ -195,6 +195,7 @@ def test_a_promoted_y_can_be_recorded() -> None:
     assert len(geometries(OPS["rmsnorm"], replace(LLAMA, op="rmsnorm"))["y"]) == 1
 
 
+@pytest.mark.slow
 def test_a_norm_of_one_dtype_refuses_and_is_not_accused() -> None:
     implementation = Implementation(name="one", op="layernorm", forward=one_dtype)
     found = verdicts(implementation)

@@ -237,6 +237,7 @@ def t5_layer_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     return weight * x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm"])
 def test_what_remembers_nothing_is_not_told_to_depend_on_earlier_calls(op: str, dtype: str) -> None:

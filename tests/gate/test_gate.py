@@ -308,6 +308,7 @@ def test_the_last_failure_is_replayed_first(project: Project) -> None:
     assert any("not replayed" in note for note in fixed["notes"])
 
 
+@pytest.mark.slow
 def test_a_part_of_the_gate_needs_what_is_required_of_it(project: Project) -> None:
     project.configure('require = ["good", "cudnn"]\n')
     project.kernel(FIXED)

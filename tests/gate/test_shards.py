@@ -46,6 +46,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int]) -> list[tuple
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [2, 3, 8, 50])
 def test_no_overlap_and_no_gap(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
     whole = drawn(monkeypatch, (1, 1))

@@ -88,6 +88,7 @@ def checks(result: Result) -> set[tuple[str, str]]:
 # what holds
 
 
+@pytest.mark.slow
 def test_every_entry_of_a_correct_kernel_holds(record: Record) -> None:
     assert len(record.entries) == 2 * 3 * (3 * 9 + 7)
     for entry in record.entries:

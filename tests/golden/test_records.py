@@ -29,6 +29,7 @@ def test_they_are_there_and_small() -> None:
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 5_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", RECORDS, ids=NAMES)
 def test_it_holds(folder: Path) -> None:
     start = time.perf_counter()

@@ -221,6 +221,7 @@ def test_rows_of_many_blocks_are_rows_of_one(op: str) -> None:
         assert_close(name, many[name], one[name].double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
 def test_programs_that_loop_over_rows_and_read_again_give_the_same(op: str, bias: bool) -> None:

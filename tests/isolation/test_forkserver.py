@@ -16,7 +16,10 @@ import pytest
 from normcheck.isolation import forkserver
 from normcheck.isolation.process import Worker
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
+]
 
 UNKNOWN = {"do": "nothing that a worker knows"}
 
