@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
