@@ -80,13 +80,13 @@ class _Forker:
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid, self._control = pid, control
-        self._usable, self._first = True, None if sys.platform != "linux" else _state(pid)
-        self._asked = False
+        self._usable = True
+        self._first: _State | None = None
 
     @property
     def sound(self) -> bool:
-        """Whether it can be asked, and has the state with which it began."""
-        return self._usable and (not self._asked or _state(self.pid) == self._first)
+        """Whether it can be asked, and has the state that it had after its first fork, if there was one."""
+        return self._usable and (self._first is None or _state(self.pid) == self._first)
 
     def fork(self) -> tuple[Child, socket.socket]:
         """A new process from it, and our side of its socket. Raises OSError."""
@@ -113,8 +113,8 @@ class _Forker:
             raise
         finally:
             os.close(status)
-        if not self._asked:
-            self._asked, self._first = True, _state(self.pid)
+        if self._first is None:
+            self._first = _state(self.pid)
         return Child(pid, sentinel)
 
     def _answer(self) -> int:
