@@ -58,6 +58,7 @@ class Judge:
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
+    ``fused``: whether the fused judge may judge the case, see ``judging``.
     """
 
     case: Case
@@ -74,6 +75,7 @@ class Judge:
     zeros: bool
     truth: Callable[[slice], Truth]
     watch: Callable[[Expectation], None] | None = None
+    fused: bool = False
 
     @property
     def finite(self) -> bool:
@@ -115,6 +117,7 @@ class Reference:
 
     ``ties``, bool (M, N): elements of z equal to a limit, where autograd's clamp and a strict bit differ. ``doubt``,
     bool (M, N): those, and the bits that a correct kernel may set or not. A field that the op lacks is None.
+    ``rows``: mean, rstd and the bounds ``al`` and ``d`` of each row, (4, M) in fp64; None from the plain judge.
     """
 
     mean: Tensor | None
@@ -122,6 +125,7 @@ class Reference:
     bits: Tensor | None
     ties: Tensor | None
     doubt: Tensor | None
+    rows: Tensor | None = None
 
 
 def judge_of(
@@ -133,6 +137,7 @@ def judge_of(
     *,
     zeros: bool = False,
     watch: Callable[[Expectation], None] | None = None,
+    fused: bool = False,
 ) -> Judge:
     """The judge of ``case`` for a kernel of this ``model``; see ``Judge`` for the rest."""
     shape = (case.M, case.N)
@@ -153,7 +158,7 @@ def judge_of(
 
     weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block, watch)
+    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block, watch, fused)
     return judge
 
 

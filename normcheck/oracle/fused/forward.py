@@ -1,0 +1,380 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""The forward's kernel: statistics of each row, and the checks of mean, rstd, y and the bitmask.
+
+One program takes R whole rows at a time, in tiles of B columns, which it reads again for each pass over a row if they
+do not fit one tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normcheck.oracle.fused.formulas import (
+    AL_SAVED,
+    BAND_HALF,
+    BAND_LEAST,
+    C_VAR,
+    EPS,
+    ETA,
+    GAM_MEAN,
+    GAM_VAR,
+    IO_HALF,
+    IO_LEAST,
+    K_Y,
+    LEAST_32,
+    LIMIT,
+    LOWER_CLIP,
+    MEAN_ETA,
+    RS,
+    UPPER_CLIP,
+    Y_HALF,
+    Y_LEAST,
+    ZEROS,
+    U,
+    above,
+    any_of,
+    best_of,
+    cast_xhat,
+    count,
+    larger,
+    note,
+    note_details,
+    number,
+    off_before_cast,
+    one_over,
+    power,
+    so_far,
+    store,
+    to_io,
+    wide,
+)
+
+MEAN_CHECK = tl.constexpr(0)
+RSTD_CHECK = tl.constexpr(1)
+OWN_CHECK = tl.constexpr(2)
+Y_CHECK = tl.constexpr(3)
+WRONG_BITS = tl.constexpr(16)
+DOUBTFUL_BITS = tl.constexpr(17)
+ZERO_BITS = tl.constexpr(18)
+UNCHECKABLE_ROWS = tl.constexpr(19)
+FOUND = 20
+"""Integers that the kernel fills: four checks of four fields, the counts of bits, and the rows without bounds."""
+
+
+@triton.jit
+def value_of(
+    xh, g, bias, lower_clip, upper_clip, io_least, io_half,
+    BIAS: tl.constexpr, CAST: tl.constexpr, CLAMPED: tl.constexpr,
+):  # fmt: skip
+    """p, z and y (R, B) of a tile, see ``reference.forward``."""
+    if CAST:
+        xh = to_io(xh, io_least, io_half)
+    p = xh * g
+    z = p
+    if BIAS:
+        z = p + bias
+    y = z
+    if CLAMPED:
+        y = tl.where(z < lower_clip, lower_clip, tl.where(z > upper_clip, upper_clip, z))
+    return p, z, y
+
+
+@triton.jit
+def bounds_of(
+    x_abs, xh, p, z, y, g, bias, mean_abs, r, al, per_xh, per_row, numbers_ptr,
+    BIAS: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr, STORED: tl.constexpr, FLUSH: tl.constexpr,
+    SOME_ZERO: tl.constexpr,
+):  # fmt: skip
+    """The error of z before its store, and the bounds of that of y above and below, (R, B); see ``output_y`` of
+    ``forward_bounds`` and of ``casting``.
+    """
+    u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
+    g_abs = tl.abs(g)
+    if CAST:
+        io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
+        _, low, high = cast_xhat(xh, per_xh, per_row, io_least, io_half)
+        one, other = low * g, high * g
+        upper = larger(one, other) - y
+        lower = y + larger(-one, -other)
+        ops = (larger(-low, high) * g_abs) * u + eta * (1 + g_abs)
+        if SOME_ZERO:
+            ops = tl.where(g != 0, ops, 0.0)
+        before = larger(upper, lower) + ops
+        upper += ops
+        lower += ops
+    else:
+        before = (tl.abs(xh) * per_xh + per_row) * g_abs + eta
+        if FOLDED:
+            wider = 5 * u * (1 + al)
+            before += (x_abs + mean_abs) * r * g_abs * wider
+        if BIAS:
+            b_abs = tl.abs(bias)
+            if FOLDED:
+                before += b_abs * wider
+            by_add = tl.abs(z) * u + before * (1 + u)
+            by_size = 2 * before + tl.abs(p)
+            before = tl.where(by_add < by_size, by_add, by_size) + b_abs * (2.0**-51)
+        if SOME_ZERO:
+            before = tl.where(g != 0, before, 0.0)
+        upper = before
+        lower = before
+    if STORED:
+        stored = store(tl.abs(y) + before, number(numbers_ptr, Y_LEAST), number(numbers_ptr, Y_HALF), FLUSH)
+        return before, upper + stored, lower + stored
+    return before, larger(upper, 1e-300), larger(lower, 1e-300)
+
+
+@triton.jit
+def off_by_ops(al, d, r, k_y, CAST: tl.constexpr, numbers_ptr):
+    """How far xhat is off by its operations and its statistics, by |xhat| and beside it, for each row."""
+    if CAST:
+        return off_before_cast(al, r, numbers_ptr)
+    u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
+    per_row = eta * (1 + r * (1 + al)) + (1 + al) * (1 + (k_y + 1) * u) * d
+    return (1 + al) * (1 + k_y * u) - 1 + 2.0**-51, per_row  # the last is the reference's own rounding
+
+
+@triton.jit
+def forward_kernel(
+    found_ptr, x_ptr, y_ptr, g_ptr, bias_ptr, own_mean_ptr, own_rstd_ptr, own_bits_ptr, numbers_ptr,
+    rows_ptr, mean_ptr, rstd_ptr, bits_ptr, ties_ptr, doubt_ptr,
+    M, N, x_stride, y_stride, bits_stride,
+    CENTERED: tl.constexpr, ANY_VARIANCE: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr,
+    CLAMPED: tl.constexpr, OWN: tl.constexpr, PACKED: tl.constexpr, ROUNDED: tl.constexpr, STORED: tl.constexpr,
+    FLUSH: tl.constexpr, SOME_ZERO: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, R: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
+    """Judge y, and those of the statistics and the bitmask whose pointers are not None.
+
+    Fills ``rows`` (8, M): mean, rstd, al and d of each row in fp64, then those of a kernel that is given the statistics
+    as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits, ties and doubt (M, N).
+    OWN: y is judged given the own statistics as well. PACKED: the own bits are packed. ROUNDED: a bit may be of the
+    rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. SOME_ZERO: some factor of xhat may be 0.
+    DETAILS: the largest errors are found, and the elements that a 0 would pass are counted. WHOLE: a tile holds whole
+    rows.
+    """
+    u, eta, eps = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, EPS)
+    n = tl.full((R,), N, tl.float64)
+    m = tl.full((), M, tl.int64)
+    k_y = number(numbers_ptr, K_Y)
+    lower_clip, upper_clip = number(numbers_ptr, LOWER_CLIP), number(numbers_ptr, UPPER_CLIP)
+    y_least = number(numbers_ptr, Y_LEAST)
+    io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
+    band_least, band_half = number(numbers_ptr, BAND_LEAST), number(numbers_ptr, BAND_HALF)
+    best, best_own = so_far(found_ptr, Y_CHECK), so_far(found_ptr, OWN_CHECK)
+    best_mean, best_rstd = so_far(found_ptr, MEAN_CHECK), so_far(found_ptr, RSTD_CHECK)
+    size_mean = tl.zeros((R,), tl.float64)
+    size_rstd = tl.zeros((R,), tl.float64)
+    powers_mean = tl.zeros((R,), tl.float64)
+    powers_rstd = tl.zeros((R,), tl.float64)
+    size_y = tl.zeros((R, B), tl.float64)
+    powers_y = tl.zeros((R, B), tl.float64)
+    size_own = tl.zeros((R, B), tl.float64)
+    powers_own = tl.zeros((R, B), tl.float64)
+    zeros_mean = tl.zeros((R,), tl.int32)
+    zeros_rstd = tl.zeros((R,), tl.int32)
+    unbounded = tl.zeros((R,), tl.int32)
+    zeros_y = tl.zeros((R, B), tl.int32)
+    zeros_own = tl.zeros((R, B), tl.int32)
+    wrong_bits = tl.zeros((R, B), tl.int32)
+    doubtful_bits = tl.zeros((R, B), tl.int32)
+    zero_bits = tl.zeros((R, B), tl.int32)
+    for tile in range(tl.program_id(0), tl.cdiv(M, R), tl.num_programs(0)):
+        rows = tl.full((), tile, tl.int64) * R + tl.arange(0, R)
+        inside = rows < M
+        at = x_ptr + rows[:, None] * x_stride
+        sums = tl.zeros((R, B), tl.float64)
+        sizes = tl.zeros((R, B), tl.float64)
+        if WHOLE:
+            cols = tl.arange(0, B)
+            mask = inside[:, None] & (cols < N)[None, :]
+            x_whole = wide(at + cols[None, :], mask)
+            if CENTERED:
+                sums, sizes = x_whole, tl.abs(x_whole)
+            else:
+                sums = x_whole * x_whole
+        else:
+            for start in range(0, N, B):
+                cols = start + tl.arange(0, B)
+                x = wide(at + cols[None, :], inside[:, None] & (cols < N)[None, :])
+                if CENTERED:
+                    sums += x
+                    sizes += tl.abs(x)
+                else:
+                    sums += x * x
+        if CENTERED:
+            mean = tl.sum(sums, axis=1) / n
+            size = tl.sum(sizes, axis=1) / n
+            sums = tl.zeros((R, B), tl.float64)
+            sizes = tl.zeros((R, B), tl.float64)
+            if WHOLE:
+                xc = tl.where(mask, x_whole - mean[:, None], 0.0)
+                sums, sizes = xc, xc * xc
+            else:
+                for start in range(0, N, B):
+                    cols = start + tl.arange(0, B)
+                    mask = inside[:, None] & (cols < N)[None, :]
+                    xc = tl.where(mask, wide(at + cols[None, :], mask) - mean[:, None], 0.0)
+                    sums += xc
+                    sizes += xc * xc
+            shift = tl.sum(sums, axis=1) / n
+            mean += shift
+            var = tl.maximum(tl.sum(sizes, axis=1) / n - shift * shift, 0.0)
+            dm = size * number(numbers_ptr, GAM_MEAN) + number(numbers_ptr, MEAN_ETA)
+            dv = (var + dm * dm) * number(numbers_ptr, GAM_VAR) + dm * dm + 3 * eta
+            if ANY_VARIANCE:
+                dv += tl.sqrt(var) * tl.sqrt(mean * mean + var) * number(numbers_ptr, C_VAR)
+            size = tl.maximum(size, var)
+        else:
+            mean = tl.zeros((R,), tl.float64)
+            dm = tl.zeros((R,), tl.float64)
+            var = tl.sum(sums, axis=1) / n
+            dv = var * number(numbers_ptr, GAM_VAR) + 3 * eta
+            size = var
+        unbounded += (inside & ~(size <= number(numbers_ptr, LIMIT))).to(tl.int32)
+        q = var + eps
+        r = 1 / tl.sqrt(q)
+        dq = (q + dv) * u + dv + u * eps
+        rs = number(numbers_ptr, RS)
+        upper = tl.sqrt(q / tl.maximum(q - dq, eps * (1 - 2 * u))) * (1 + rs) - 1
+        lower = 1 - tl.sqrt(q / (q + dq)) * (1 - rs)
+        al = tl.maximum(upper, lower)
+        d = r * dm
+        saved_mean, saved_rstd = mean.to(tl.float32), r.to(tl.float32)
+        to = rows_ptr + rows
+        tl.store(to, mean, mask=inside)
+        tl.store(to + m, r, mask=inside)
+        tl.store(to + 2 * m, al, mask=inside)
+        tl.store(to + 3 * m, d, mask=inside)
+        tl.store(to + 4 * m, saved_mean.to(tl.float64), mask=inside)
+        tl.store(to + 5 * m, saved_rstd.to(tl.float64), mask=inside)
+        tl.store(to + 6 * m, tl.zeros((R,), tl.float64), mask=inside)
+        tl.store(to + 7 * m, tl.zeros((R,), tl.float64), mask=inside)
+        tl.store(rstd_ptr + rows, saved_rstd, mask=inside)
+        if CENTERED:
+            tl.store(mean_ptr + rows, saved_mean, mask=inside)
+            if own_mean_ptr is not None:
+                off = tl.where(inside, tl.abs(wide(own_mean_ptr + rows, inside) - mean), 0.0)
+                best_mean = best_of(best_mean, off[:, None], dm[:, None], inside[:, None])
+                size_mean = larger(size_mean, off)
+                powers_mean = larger(powers_mean, off * one_over(power(tl.abs(mean), number(numbers_ptr, LEAST_32))))
+                zeros_mean += (inside & (tl.abs(mean) <= dm)).to(tl.int32)
+        if own_rstd_ptr is not None:
+            off = wide(own_rstd_ptr + rows, inside) - r
+            side = tl.where(off > 0, r * upper, r * lower) + eta
+            off = tl.where(inside, tl.abs(off), 0.0)
+            best_rstd = best_of(best_rstd, off[:, None], side[:, None], inside[:, None])
+            size_rstd = larger(size_rstd, off)
+            powers_rstd = larger(powers_rstd, off * one_over(power(r, number(numbers_ptr, LEAST_32))))
+            zeros_rstd += (inside & (r <= r * lower + eta)).to(tl.int32)
+        per_xh, per_row = off_by_ops(al, d, r, k_y, CAST, numbers_ptr)
+        own_r = r
+        own_mean = mean
+        own_al = al
+        own_per_xh = per_xh
+        own_per_row = per_row
+        if OWN:
+            own_r = wide(own_rstd_ptr + rows, inside)
+            if CENTERED:
+                own_mean = wide(own_mean_ptr + rows, inside)
+            own_al = tl.zeros((R,), tl.float64) + number(numbers_ptr, AL_SAVED)
+            own_d = tl.abs(own_mean) * own_r * own_al
+            own_per_xh, own_per_row = off_by_ops(own_al, own_d, own_r, k_y, CAST, numbers_ptr)
+        for start in range(0, N, B):
+            cols = start + tl.arange(0, B)
+            mask = inside[:, None] & (cols < N)[None, :]
+            x = x_whole if WHOLE else wide(at + cols[None, :], mask)
+            g = tl.load(g_ptr + cols, mask=cols < N, other=0.0)[None, :]
+            bias = g
+            if bias_ptr is not None:
+                bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)[None, :]
+            got = wide(y_ptr + rows[:, None] * y_stride + cols[None, :], mask)
+            xh = (x - mean[:, None]) * r[:, None]
+            p, z, y = value_of(
+                xh, g, bias, lower_clip, upper_clip, io_least, io_half, bias_ptr is not None, CAST, CLAMPED
+            )  # fmt: skip
+            before, upper_y, lower_y = bounds_of(
+                tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
+                per_row[:, None], numbers_ptr, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH, SOME_ZERO,
+            )  # fmt: skip
+            error = got - y
+            bound = tl.where(error > 0, upper_y, lower_y)
+            error = tl.abs(error)
+            record = above(best, error, bound, mask)
+            if DETAILS:
+                size_y = larger(size_y, tl.where(mask, error, 0.0))
+                powers_y = larger(powers_y, tl.where(mask, error * one_over(power(tl.abs(y), y_least)), 0.0))
+                zeros_y += (mask & (tl.abs(y) <= tl.where(y > 0, lower_y, upper_y))).to(tl.int32)
+            own_error = error
+            own_bound = bound
+            if OWN:
+                own_xh = (x - own_mean[:, None]) * own_r[:, None]
+                own_p, own_z, own_y = value_of(
+                    own_xh, g, bias, lower_clip, upper_clip, io_least, io_half, bias_ptr is not None, CAST, CLAMPED
+                )  # fmt: skip
+                _, upper_y, lower_y = bounds_of(
+                    tl.abs(x), own_xh, own_p, own_z, own_y, g, bias, tl.abs(own_mean)[:, None], own_r[:, None],
+                    own_al[:, None], own_per_xh[:, None], own_per_row[:, None], numbers_ptr, bias_ptr is not None,
+                    FOLDED, CAST, STORED, FLUSH, SOME_ZERO,
+                )  # fmt: skip
+                own_error = got - own_y
+                own_bound = tl.where(own_error > 0, upper_y, lower_y)
+                own_error = tl.abs(own_error)
+                record |= above(best_own, own_error, own_bound, mask)
+                if DETAILS:
+                    size_own = larger(size_own, tl.where(mask, own_error, 0.0))
+                    in_powers = own_error * one_over(power(tl.abs(own_y), y_least))
+                    powers_own = larger(powers_own, tl.where(mask, in_powers, 0.0))
+                    zeros_own += (mask & (tl.abs(own_y) <= tl.where(own_y > 0, lower_y, upper_y))).to(tl.int32)
+            if any_of(record):
+                best = best_of(best, error, bound, mask)
+                if OWN:
+                    best_own = best_of(best_own, own_error, own_bound, mask)
+            if CLAMPED:
+                bits = (z > lower_clip) & (z < upper_clip)
+                reach = before
+                if ROUNDED:
+                    reach += power(tl.abs(z) + before, band_least) * band_half
+                to_lower, to_upper = tl.abs(z - lower_clip), tl.abs(z - upper_clip)
+                ties = (to_lower == 0) | (to_upper == 0)
+                doubt = ~((to_lower > reach) & (to_upper > reach)) & (reach != 0)
+                if any_of(mask & doubt & (before == 0)):  # a tie without any error is a tie in every correct kernel
+                    doubt = ~(to_lower > reach) & ~((before == 0) & (to_lower == 0))
+                    doubt |= ~(to_upper > reach) & ~((before == 0) & (to_upper == 0))
+                    doubt &= reach != 0
+                place = rows[:, None] * N + cols[None, :]
+                tl.store(bits_ptr + place, bits.to(tl.uint8), mask=mask)
+                tl.store(ties_ptr + place, ties.to(tl.uint8), mask=mask)
+                tl.store(doubt_ptr + place, (doubt | ties).to(tl.uint8), mask=mask)
+                if own_bits_ptr is not None:
+                    if PACKED:
+                        byte = tl.load(own_bits_ptr + rows[:, None] * bits_stride + (cols // 8)[None, :], mask=mask)
+                        own_bit = ((byte.to(tl.int32) >> (cols % 8)[None, :]) & 1) != 0
+                    else:
+                        own_bit = tl.load(own_bits_ptr + rows[:, None] * bits_stride + cols[None, :], mask=mask) != 0
+                    wrong_bits += (mask & ~doubt & (own_bit != bits)).to(tl.int32)
+                    doubtful_bits += (mask & doubt).to(tl.int32)
+                    zero_bits += (mask & ~doubt & ~bits).to(tl.int32)
+    note(found_ptr, Y_CHECK, 0, best)
+    count(found_ptr, UNCHECKABLE_ROWS, unbounded[:, None])
+    if DETAILS:
+        note_details(found_ptr, Y_CHECK, size_y, powers_y)
+        count(found_ptr, Y_CHECK * 4 + ZEROS, zeros_y)
+    if OWN:
+        note(found_ptr, OWN_CHECK, 0, best_own)
+        if DETAILS:
+            note_details(found_ptr, OWN_CHECK, size_own, powers_own)
+            count(found_ptr, OWN_CHECK * 4 + ZEROS, zeros_own)
+    if own_mean_ptr is not None:
+        note(found_ptr, MEAN_CHECK, 0, best_mean)
+        note_details(found_ptr, MEAN_CHECK, size_mean[:, None], powers_mean[:, None])
+        count(found_ptr, MEAN_CHECK * 4 + ZEROS, zeros_mean[:, None])
+    if own_rstd_ptr is not None:
+        note(found_ptr, RSTD_CHECK, 0, best_rstd)
+        note_details(found_ptr, RSTD_CHECK, size_rstd[:, None], powers_rstd[:, None])
+        count(found_ptr, RSTD_CHECK * 4 + ZEROS, zeros_rstd[:, None])
+    if CLAMPED:
+        count(found_ptr, WRONG_BITS, wrong_bits)
+        count(found_ptr, DOUBTFUL_BITS, doubtful_bits)
+        count(found_ptr, ZERO_BITS, zero_bits)

@@ -1,0 +1,372 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""The gradients' kernels: dx row by row, the sums behind dw and db in groups of rows, and their checks.
+
+dx needs two sums over its row, then a pass over the row for the check, which reads it again if it does not fit one
+tile. dw and db are summed in a fixed order, so every run finds the same.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from normcheck.oracle.fused.formulas import (
+    DB_HALF,
+    DW_HALF,
+    DW_IO_HALF,
+    DX_HALF,
+    ETA,
+    GAM_C1,
+    GAM_C2,
+    GAM_DB,
+    GAM_DW,
+    GAM_RAW,
+    GROW,
+    IO_HALF,
+    IO_LEAST,
+    K_DX,
+    MEAN_XH,
+    ROWS_ETA,
+    W_LEAST,
+    ZEROS,
+    U,
+    above,
+    any_of,
+    best_of,
+    cast_xhat,
+    count,
+    larger,
+    largest,
+    note,
+    note_details,
+    number,
+    off_before_cast,
+    one_over,
+    power,
+    so_far,
+    store,
+    wide,
+)
+
+DX_CHECK = tl.constexpr(0)
+DW_CHECK = tl.constexpr(1)
+DB_CHECK = tl.constexpr(2)
+FOUND = 12
+"""Integers that the kernels fill: three checks of four fields."""
+
+SUMS = 7
+"""Sums over rows for each column: dw, db, their condition sums, the shift of dw, and the doubt of dw and of db."""
+
+
+@triton.jit
+def load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column):
+    """dy as the backward takes it, 0 if its bit is, and its size where the bit is in doubt; (R, B) in fp64."""
+    dy = wide(dy_ptr + rows[:, None] * dy_stride + (cols * dy_column)[None, :], mask)
+    doubt = dy
+    place = rows[:, None] * N + cols[None, :]
+    if doubt_ptr is not None:
+        doubt = tl.where(tl.load(doubt_ptr + place, mask=mask, other=0) != 0, tl.abs(dy), 0.0)
+    if bits_ptr is not None:
+        dy = tl.where(tl.load(bits_ptr + place, mask=mask, other=0) != 0, dy, 0.0)
+    return dy, doubt
+
+
+@triton.jit
+def load_row(rows_ptr, rows, inside, M, GIVEN: tl.constexpr):
+    """mean, rstd, al and d (R,) of the statistics that a kernel computes with; al and d are 0 if they are GIVEN."""
+    m = tl.full((), M, tl.int64)
+    mean = tl.load(rows_ptr + rows, mask=inside, other=0.0)
+    r = tl.load(rows_ptr + m + rows, mask=inside, other=0.0)
+    if GIVEN:
+        return mean, r, tl.zeros_like(mean), tl.zeros_like(mean)
+    al = tl.load(rows_ptr + 2 * m + rows, mask=inside, other=0.0)
+    return mean, r, al, tl.load(rows_ptr + 3 * m + rows, mask=inside, other=0.0)
+
+
+@triton.jit
+def moved(wd, doubt, g, u, eta, grow, least, half, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr):
+    """How far each dy * g may be moved by a bit in doubt, or by a rounding to the io dtype; (R, B)."""
+    if IO_ROUNDED:
+        return store(tl.abs(wd) * (1 + u) + eta, least, half, FLUSH) * grow
+    return doubt * grow * tl.abs(g)
+
+
+@triton.jit
+def xhat_at_most(xh, al, d, GIVEN: tl.constexpr):
+    """The bound of a kernel's own |xhat|, (R, B)."""
+    if GIVEN:
+        return tl.abs(xh)
+    return tl.abs(xh) * (1 + al)[:, None] + (d * (1 + al))[:, None]
+
+
+@triton.jit
+def row_tile(
+    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, start, inside, N, x_stride, dy_stride,
+    u, eta, grow, least, half, dy_column, GIVEN: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    FLUSH: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """x, xhat, the bound of |xhat|, dy * g and how far that may be moved; (R, B), dy * g and the last 0 if masked."""
+    cols = start + tl.arange(0, B)
+    mask = inside[:, None] & (cols < N)[None, :]
+    x = wide(x_ptr + rows[:, None] * x_stride + cols[None, :], mask)
+    g = tl.load(g_ptr + cols, mask=cols < N, other=0.0)[None, :]
+    dy, doubt = load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column)
+    xh = (x - mean[:, None]) * r[:, None]
+    xa = xhat_at_most(xh, al, d, GIVEN)
+    wd = dy * g
+    off = wd
+    if IO_ROUNDED or doubt_ptr is not None:
+        off = tl.where(mask, moved(wd, doubt, g, u, eta, grow, least, half, IO_ROUNDED, FLUSH), 0.0)
+    return x, xh, xa, wd, off
+
+
+@triton.jit
+def dx_kernel(
+    found_ptr, x_ptr, dy_ptr, dx_ptr, g_ptr, bits_ptr, doubt_ptr, rows_ptr, numbers_ptr,
+    M, N, x_stride, dy_stride, dy_column, dx_stride,
+    GIVEN: tl.constexpr, CENTERED: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr,
+    R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Judge dx (M, N), GIVEN the reference's statistics or end to end.
+
+    ``rows``: (4, M) in fp64, see ``forward_kernel``. RAW: the backward may compute from raw moments. IO_ROUNDED: an op
+    that rounds xhat, whose products may be rounded as well. STORED, FLUSH: dx is rounded, and may be flushed, at its
+    store. DETAILS: the largest errors are found, and the elements that a 0 would pass are counted. WHOLE: a tile holds
+    whole rows.
+    """
+    u, eta, grow = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, GROW)
+    least, half, k_dx = number(numbers_ptr, IO_LEAST), number(numbers_ptr, DX_HALF), number(numbers_ptr, K_DX)
+    n = tl.full((R,), N, tl.float64)
+    best = so_far(found_ptr, DX_CHECK)
+    size = tl.zeros((R, B), tl.float64)
+    in_powers = tl.zeros((R, B), tl.float64)
+    zeros = tl.zeros((R, B), tl.int32)
+    DOUBT: tl.constexpr = IO_ROUNDED or doubt_ptr is not None
+    for tile in range(tl.program_id(0), tl.cdiv(M, R), tl.num_programs(0)):
+        rows = tl.full((), tile, tl.int64) * R + tl.arange(0, R)
+        inside = rows < M
+        mean, r, al, d = load_row(rows_ptr, rows, inside, M, GIVEN)
+        c1 = tl.zeros((R, B), tl.float64)
+        c2 = tl.zeros((R, B), tl.float64)
+        c1_size = tl.zeros((R, B), tl.float64)
+        wd_size = tl.zeros((R, B), tl.float64)
+        raw_size = tl.zeros((R, B), tl.float64)
+        c1_moved = tl.zeros((R, B), tl.float64)
+        c2_moved = tl.zeros((R, B), tl.float64)
+        if WHOLE:
+            whole_x, whole_xh, whole_xa, whole_wd, whole_off = row_tile(
+                x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, 0, inside, N, x_stride, dy_stride,
+                u, eta, grow, least, half, dy_column, GIVEN, IO_ROUNDED, FLUSH, B,
+            )  # fmt: skip
+            c1, c2 = whole_xh * whole_wd, whole_wd
+            c1_size, wd_size = whole_xa * tl.abs(whole_wd), tl.abs(whole_wd)
+            if RAW:
+                raw_size = tl.abs(whole_wd) * tl.abs(whole_x)
+            if DOUBT:
+                c1_moved, c2_moved = whole_xa * whole_off, whole_off
+        else:
+            for start in range(0, N, B):
+                x, xh, xa, wd, off = row_tile(
+                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, start, inside, N, x_stride,
+                    dy_stride, u, eta, grow, least, half, dy_column, GIVEN, IO_ROUNDED, FLUSH, B,
+                )  # fmt: skip
+                c1 += xh * wd
+                if CENTERED:
+                    c2 += wd
+                c1_size += xa * tl.abs(wd)
+                wd_size += tl.abs(wd)
+                if RAW:
+                    raw_size += tl.abs(wd) * tl.abs(x)
+                if DOUBT:
+                    c1_moved += xa * off
+                    c2_moved += off
+        c1_mean = tl.sum(c1, axis=1) / n
+        c2_mean = tl.sum(c2, axis=1) / n
+        if not CENTERED:
+            c2_mean = tl.zeros_like(r)
+        wd_mean = tl.sum(wd_size, axis=1) / n
+        k2 = (1 + al) * (1 + al)
+        ra = (1 + al) * r
+        flushed = eta * (1 + ra)
+        c1_abs, c2_abs = tl.abs(c1_mean), tl.abs(c2_mean)
+        dc1 = tl.sum(c1_size, axis=1) / n * number(numbers_ptr, GAM_C1) + wd_mean * flushed
+        dc1 += ((1 + al) * (number(numbers_ptr, MEAN_XH) + d)) * eta + 3 * eta
+        c1_most = c1_abs * k2 + k2 * d * c2_abs
+        per_row = k_dx * c2_abs + c1_most * flushed + 5 * eta
+        if CENTERED:
+            per_row += (wd_mean * number(numbers_ptr, GAM_C2) + 3 * eta) * (1 + 8 * u)
+        per_xa = dc1 * (1 + 8 * u) + k_dx * c1_most
+        per_xh = ra * ((k2 - 1) * c1_abs + k2 * d * c2_abs)
+        per_xa = per_xa * ra
+        per_wd = k_dx * ra
+        per_row = per_row * ra + eta + ra * k2 * d * (c1_abs + d * c2_abs)
+        lost = tl.zeros_like(r)
+        per_offset = tl.zeros_like(r)
+        if RAW:
+            s = tl.sum(raw_size, axis=1) / n + tl.abs(mean) * wd_mean
+            lost = ra * ra * s * number(numbers_ptr, GAM_RAW)
+            per_offset = lost * ra * (8 * u) + ra * ra * c1_most * (4 * u)
+            lost = lost * (ra / r)
+        c1_moved_mean = tl.sum(c1_moved, axis=1) / n
+        c2_moved_mean = tl.sum(c2_moved, axis=1) / n
+        if not CENTERED:
+            c2_moved_mean = tl.zeros_like(r)
+        for start in range(0, N, B):
+            cols = start + tl.arange(0, B)
+            mask = inside[:, None] & (cols < N)[None, :]
+            if WHOLE:
+                x, xh, xa, wd, off = whole_x, whole_xh, whole_xa, whole_wd, whole_off
+            else:
+                x, xh, xa, wd, off = row_tile(
+                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, start, inside, N, x_stride,
+                    dy_stride, u, eta, grow, least, half, dy_column, GIVEN, IO_ROUNDED, FLUSH, B,
+                )  # fmt: skip
+            got = wide(dx_ptr + rows[:, None] * dx_stride + cols[None, :], mask)
+            dx = (wd - (xh * c1_mean[:, None] + c2_mean[:, None])) * r[:, None]
+            dx_abs = tl.abs(dx)
+            error = tl.abs(got - dx)
+            bound = xa * per_xa[:, None] + tl.abs(wd) * per_wd[:, None] + per_row[:, None]
+            if not GIVEN:
+                bound += dx_abs * al[:, None] + tl.abs(xh) * per_xh[:, None]
+            if RAW:
+                bound += tl.abs(xh) * lost[:, None] + (tl.abs(x) + tl.abs(mean)[:, None]) * per_offset[:, None]
+            if DOUBT:
+                bound += (off + xa * c1_moved_mean[:, None] + c2_moved_mean[:, None]) * ra[:, None]
+            if STORED:
+                bound += store(dx_abs + bound, least, half, FLUSH)
+            if any_of(above(best, error, bound, mask)):
+                best = best_of(best, error, bound, mask)
+            if DETAILS:
+                size = larger(size, tl.where(mask, error, 0.0))
+                in_powers = larger(in_powers, tl.where(mask, error * one_over(power(dx_abs, least)), 0.0))
+                zeros += (mask & (dx_abs <= bound)).to(tl.int32)
+    note(found_ptr, DX_CHECK, 0, best)
+    if DETAILS:
+        note_details(found_ptr, DX_CHECK, size, in_powers)
+        count(found_ptr, DX_CHECK * 4 + ZEROS, zeros)
+
+
+@triton.jit
+def sums_kernel(
+    x_ptr, dy_ptr, bits_ptr, doubt_ptr, rows_ptr, numbers_ptr, sums_ptr,
+    M, N, group_rows, x_stride, dy_stride, dy_column,
+    GIVEN: tl.constexpr, CENTERED: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    FLUSH: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The sums over a group of rows behind dw and db, into ``sums`` (groups, SUMS, N) fp64. One program: B columns."""
+    u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
+    grow = number(numbers_ptr, GROW)
+    io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
+    dw_io_half = number(numbers_ptr, DW_IO_HALF)
+    group = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * B + tl.arange(0, B)
+    dw = tl.zeros((R, B), tl.float64)
+    db = tl.zeros((R, B), tl.float64)
+    dy_xhat = tl.zeros((R, B), tl.float64)
+    dy_shift = tl.zeros((R, B), tl.float64)
+    dy_size = tl.zeros((R, B), tl.float64)
+    dw_doubt = tl.zeros((R, B), tl.float64)
+    db_doubt = tl.zeros((R, B), tl.float64)
+    first = group * group_rows
+    last = tl.minimum(first + group_rows, M)
+    for start in range(first, last, R):
+        rows = start + tl.arange(0, R)
+        inside = rows < last
+        mask = inside[:, None] & (cols < N)[None, :]
+        mean, r, al, d = load_row(rows_ptr, rows, inside, M, GIVEN)
+        x = wide(x_ptr + rows[:, None] * x_stride + cols[None, :], mask)
+        dy, doubt = load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column)
+        xh = (x - mean[:, None]) * r[:, None]
+        xa = xhat_at_most(xh, al, d, GIVEN)
+        dy_abs = tl.abs(dy)
+        flushed = eta * (1 + (1 + al) * r)
+        if GIVEN:
+            shift = tl.zeros_like(xh) + flushed[:, None]
+        else:
+            shift = tl.abs(xh) * al[:, None] + ((1 + al) * d + flushed)[:, None]
+        if RAW:
+            shift += (tl.abs(x) + tl.abs(mean)[:, None]) * ((1 + al) * r * (4 * u))[:, None]
+        db += dy
+        dy_xhat += dy_abs * xa
+        dy_shift += dy_abs * shift
+        dy_size += dy_abs
+        if IO_ROUNDED:
+            per_xh, per_row = off_before_cast(al, r, numbers_ptr)
+            value, low, high = cast_xhat(xh, per_xh[:, None], per_row[:, None], io_least, io_half)
+            off = store(dy_abs * larger(-low, high) + eta, io_least, dw_io_half, FLUSH)
+            off += dy_abs * larger(high - value, value - low)
+            off = off * grow + dy_abs * tl.abs(value - xh) * (grow - 1)
+            dw_doubt += tl.where(mask, off, 0.0)
+            dw += dy * value
+        else:
+            dw += dy * xh
+            if doubt_ptr is not None:
+                dw_doubt += doubt * grow * xa
+                db_doubt += doubt * grow
+    n = tl.full((), N, tl.int64)
+    to = sums_ptr + group * 7 * n + cols
+    keep = cols < N
+    tl.store(to, tl.sum(dw, axis=0), mask=keep)
+    tl.store(to + n, tl.sum(db, axis=0), mask=keep)
+    tl.store(to + 2 * n, tl.sum(dy_xhat, axis=0), mask=keep)
+    tl.store(to + 3 * n, tl.sum(dy_size, axis=0), mask=keep)
+    tl.store(to + 4 * n, tl.sum(dy_shift, axis=0), mask=keep)
+    tl.store(to + 5 * n, tl.sum(dw_doubt, axis=0), mask=keep)
+    tl.store(to + 6 * n, tl.sum(db_doubt, axis=0), mask=keep)
+
+
+@triton.jit
+def sum_of(sums_ptr, which: tl.constexpr, cols, groups, n, keep, G: tl.constexpr, B: tl.constexpr):
+    """One of the sums (1, B), over all groups, G at a time."""
+    total = tl.zeros((G, B), tl.float64)
+    for start in range(0, groups, G):
+        group = (start + tl.arange(0, G))[:, None]
+        at = sums_ptr + (group * 7 + which) * n + cols
+        total += tl.load(at, mask=keep & (group < groups), other=0.0)
+    return tl.sum(total, axis=0)[None, :]
+
+
+@triton.jit
+def judge_sum(
+    actual_ptr, value, error_bound, cols, keep, half, numbers_ptr, found_ptr, CHECK: tl.constexpr,
+    STORED: tl.constexpr, FLUSH: tl.constexpr,
+):  # fmt: skip
+    """Judge dw or db at the columns ``cols`` (1, B), given the bound of the error before the store."""
+    least = number(numbers_ptr, W_LEAST)
+    bound = error_bound
+    if STORED:
+        bound += store(tl.abs(value) + error_bound, least, half, FLUSH)
+    bound = tl.maximum(bound, 1e-300)
+    error = tl.where(keep, tl.abs(wide(actual_ptr + cols, keep) - value), 0.0)
+    note(found_ptr, CHECK, 0, largest(error / bound))
+    note_details(found_ptr, CHECK, error, error * one_over(power(tl.abs(value), least)))
+    count(found_ptr, CHECK * 4 + ZEROS, (keep & (tl.abs(value) <= bound)).to(tl.int32))
+
+
+@triton.jit
+def dw_db_kernel(
+    found_ptr, dw_ptr, db_ptr, sums_ptr, numbers_ptr, groups, N,
+    STORED: tl.constexpr, FLUSH: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Judge dw and db (N,), those that are not None, from ``sums`` (groups, SUMS, N)."""
+    cols = tl.program_id(0) * B + tl.arange(0, B)[None, :]
+    keep = cols < N
+    n = tl.full((), N, tl.int64)
+    dw = sum_of(sums_ptr, 0, cols, groups, n, keep, G, B)
+    db = sum_of(sums_ptr, 1, cols, groups, n, keep, G, B)
+    dy_xhat = sum_of(sums_ptr, 2, cols, groups, n, keep, G, B)
+    dy_size = sum_of(sums_ptr, 3, cols, groups, n, keep, G, B)
+    dy_shift = sum_of(sums_ptr, 4, cols, groups, n, keep, G, B)
+    dw_doubt = sum_of(sums_ptr, 5, cols, groups, n, keep, G, B)
+    db_doubt = sum_of(sums_ptr, 6, cols, groups, n, keep, G, B)
+    if dw_ptr is not None:
+        off = dy_xhat * number(numbers_ptr, GAM_DW) + dy_shift + number(numbers_ptr, ROWS_ETA) + dw_doubt
+        judge_sum(
+            dw_ptr, dw, off, cols, keep, number(numbers_ptr, DW_HALF), numbers_ptr, found_ptr, DW_CHECK, STORED, FLUSH
+        )
+    if db_ptr is not None:
+        off = dy_size * number(numbers_ptr, GAM_DB) + number(numbers_ptr, ROWS_ETA) + db_doubt
+        judge_sum(
+            db_ptr, db, off, cols, keep, number(numbers_ptr, DB_HALF), numbers_ptr, found_ptr, DB_CHECK, STORED, FLUSH
+        )

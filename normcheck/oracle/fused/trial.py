@@ -1,0 +1,144 @@
+"""The trial of the fused judge: one right and one wrong case in each process, judged beside the plain judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs, make, torch_dtype
+from normcheck.cases.ops import Op
+from normcheck.errors import NormcheckError
+from normcheck.oracle import bitmask, reference
+from normcheck.oracle.compare import Comparison
+from normcheck.oracle.fused import judge as fused
+from normcheck.oracle.judge import Judge, judge_forward, judge_of
+from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.tolerances import Model
+
+SLIVER = 2.0**-16
+"""What a ratio of the fused judge may differ from that of the plain one, relative to it."""
+
+_NOISE = 2.0**-20  # of a bound: what an error that is far below it may differ, being a difference of large numbers
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel returns for a case: its outputs, and gradients as autograd would return them."""
+
+    outputs: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+
+
+def trust(judge: Judge) -> None:
+    """Hold the fused judge against the plain one, once for each op, dtypes and model of this process.
+
+    Raises NormcheckError if it passes a wrong case, or finds another ratio in a right one.
+    """
+    case = judge.case
+    _hold(
+        judge.op, judge.rules.model, case.dtype, case.weight_dtype, case.option_values == {}, case.bias, judge.x.device
+    )
+
+
+@cache
+def _hold(
+    op: Op, model: Model, dtype: str, weight_dtype: str, unclipped: bool, bias: bool, device: torch.device
+) -> None:
+    clips = () if unclipped else op.clips((-0.5, 2.0))
+    case = Case(
+        op=op.name, dtype=dtype, M=7, N=600, rows="shifted", dy="shifted", seed=3, weights="probe",
+        weight_dtype=weight_dtype, bias=bias, options=clips,
+    )  # fmt: skip
+    inputs = make(case, op, device.type)
+    judge = judge_of(op, case, inputs, model, {}, zeros=True)
+    right = right_kernel(op, case, inputs)
+    different = disagreement(judge, right)
+    if not different:
+        wrong = [name for name, kernel in wrong_kernels(right) if _passes(judge, kernel, name)]
+        different = f"passes a wrong {', '.join(wrong)}" if wrong else ""
+    if different:
+        raise NormcheckError(f"judge=fused {different}, in the trial case {case}: use --judge plain, and report this")
+
+
+def disagreement(judge: Judge, kernel: Kernel, *, own_bits: bool = False) -> str:
+    """In what the two judges differ about a right kernel, in words; "" if they agree."""
+    checked, saved = judge_forward(judge, kernel.outputs)
+    finish, own_saved = fused.forward(judge, kernel.outputs)
+    pairs = [(checked, finish())]
+    for given in (True, False):
+        theirs = judge_gradients(judge, kernel.gradients, saved, given=given, own_bits=own_bits)
+        finish = fused.gradients(judge, kernel.gradients, own_saved, given=given, own_bits=own_bits)
+        pairs.append((theirs, finish()))
+    for theirs, ours in pairs:
+        failed = [c.output for c in theirs if not c.comparison.ratio <= 1]
+        if ours is None:
+            return "" if failed else "does not pass a right case"
+        if failed:
+            return f"passes a wrong {failed[0]}"
+        if [(c.output, c.check) for c in theirs] != [(c.output, c.check) for c in ours]:
+            return f"makes other checks: {[(c.output, c.check) for c in ours]}"
+        for one, other in zip(theirs, ours, strict=True):
+            if not alike(one.comparison, other.comparison):
+                return f"differs in {one.output}, {one.check}: {other.comparison} in place of {one.comparison}"
+    for name in ("bits", "ties", "doubt"):
+        mask, own_mask = getattr(saved, name), getattr(own_saved, name)
+        if mask is not None and not torch.equal(mask, own_mask):
+            return f"differs in {int((mask != own_mask).sum())} of the {name}"
+    return ""
+
+
+def alike(plain: Comparison, ours: Comparison) -> bool:
+    """Whether two comparisons agree, up to ``SLIVER``."""
+    return (
+        abs(plain.ratio - ours.ratio) <= SLIVER * plain.ratio + _NOISE
+        and abs(plain.max_abs - ours.max_abs) <= SLIVER * plain.max_abs + _NOISE
+        and (plain.numel, plain.uncheckable, plain.zeros) == (ours.numel, ours.uncheckable, ours.zeros)
+    )
+
+
+def _passes(judge: Judge, kernel: Kernel, name: str) -> bool:
+    finish, saved = fused.forward(judge, kernel.outputs)
+    if name in kernel.outputs:
+        return finish() is not None
+    return all(fused.gradients(judge, kernel.gradients, saved, given=given)() is not None for given in (True, False))
+
+
+def right_kernel(op: Op, case: Case, inputs: Inputs) -> Kernel:
+    """The outputs of a kernel that computes in fp64 and rounds once, with the statistics that it saves."""
+    x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
+    io, g = torch_dtype(case.dtype), reference.scale(op, inputs.weight).g
+    bias = None if inputs.bias is None else inputs.bias.double()
+    exact = reference.normalise(op, x, case.eps)
+    mean, rstd = None if exact.mean is None else exact.mean.float(), exact.rstd.float()
+    rows = reference.normalise_with(exact, None if mean is None else mean.double(), rstd.double())
+    forward = reference.forward(op, rows, g, bias, case.option_values)
+    xhat, y = rows.xh, forward.y
+    if op.rounds_xhat and case.dtype != "fp32":
+        xhat = rows.xh.to(io).double()
+        y = xhat * g
+    outputs = {"y": y.to(io), "rstd": rstd} | ({} if mean is None else {"mean": mean})
+    if op.clamped:
+        bits = reference.bits(forward.z, case.option_values)
+        outputs["bitmask"] = bitmask.pack(bits)
+        dy = dy * bits
+    gradients = reference.backward(op, rows, g, dy)
+    weight = inputs.weight.dtype
+    returned = {"dx": gradients.dx.to(io), "dw": (dy * xhat).sum(0).to(weight)}
+    return Kernel(outputs, returned if bias is None else {**returned, "db": gradients.db.to(weight)})
+
+
+def wrong_kernels(right: Kernel) -> list[tuple[str, Kernel]]:
+    """(output, a kernel that is wrong in one element of it), for every output: in the last one, a multiple of it."""
+    wrong = []
+    for group in ("outputs", "gradients"):
+        for name, tensor in getattr(right, group).items():
+            changed = tensor.clone()
+            last = changed.flatten()[-1:]
+            last.copy_(255 - last if changed.dtype == torch.uint8 else last * 1.5 + 0.5)
+            wrong.append((name, replace(right, **{group: {**getattr(right, group), name: changed}})))
+    return wrong

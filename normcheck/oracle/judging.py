@@ -1,0 +1,93 @@
+"""Judging by the faster of two judges: the fused one passes a case, the plain one says everything else about it.
+
+The fused judge (``fused/judge.py``) works on a GPU, on cases whose bounds are all finite. What it does not pass, the
+plain judge judges: so no kernel is accused, and no finding is described, by anything but the plain formulas. Each
+process that uses it first has it judge one right and one wrong case, with the flags of the case at hand, beside the
+plain judge (``fused/trial.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from normcheck.oracle import judge as plain
+from normcheck.oracle.judge import Checked, Judge, Reference
+from normcheck.oracle.judge_backward import judge_gradients as plain_gradients
+
+PLAIN, FUSED = "plain", "fused"
+JUDGES = (FUSED, PLAIN)
+"""The judges that a user may choose, the default first."""
+
+Begun = Callable[[], tuple[Checked, ...]]
+"""Waits for a judgement that was begun, and returns its checks; every call returns the same."""
+
+
+def begin_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Begun, Reference]:
+    """Begin to judge ``outputs``, see ``judge_forward``. The reference can be used before the judgement is waited for.
+
+    On a GPU it goes on beside what the caller does next. So ``outputs`` must stay as they are until then.
+    """
+    if not can_be_fused(judge):
+        checked, saved = plain.judge_forward(judge, outputs)
+        return lambda: checked, saved
+    from normcheck.oracle.fused import judge as fused
+
+    finish, saved = fused.forward(judge, outputs)
+    return _once(lambda: finish() or plain.judge_forward(judge, outputs)[0]), saved
+
+
+def begin_gradients(
+    judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
+) -> Begun:
+    """Begin to judge ``gradients``, see ``judge_gradients``."""
+    if saved.rows is None or not gradients:
+        checked = plain_gradients(judge, gradients, saved, given=given, own_bits=own_bits)
+        return lambda: checked
+    from normcheck.oracle.fused import judge as fused
+
+    finish = fused.gradients(judge, gradients, saved, given=given, own_bits=own_bits)
+    return _once(lambda: finish() or plain_gradients(judge, gradients, saved, given=given, own_bits=own_bits))
+
+
+def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
+    """See ``judge.judge_forward``."""
+    begun, saved = begin_forward(judge, outputs)
+    return begun(), saved
+
+
+def judge_gradients(
+    judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
+) -> tuple[Checked, ...]:
+    """See ``judge_backward.judge_gradients``."""
+    return begin_gradients(judge, gradients, saved, given=given, own_bits=own_bits)()
+
+
+def can_be_fused(judge: Judge) -> bool:
+    """Whether the fused judge judges this case. Raises NormcheckError if it fails the trial of its process."""
+    if not (judge.fused and judge.x.is_cuda and triton_works()):
+        return False
+    from normcheck.oracle.fused import judge as fused
+    from normcheck.oracle.fused.trial import trust
+
+    if not fused.suits(judge):
+        return False
+    trust(judge)
+    return True
+
+
+@cache
+def triton_works() -> bool:
+    """Whether Triton is there, and compiles for a GPU of a kind that it supports."""
+    from os import environ
+
+    interpreted = environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return not interpreted and find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _once(call: Callable[[], tuple[Checked, ...]]) -> Begun:
+    return cache(call)
