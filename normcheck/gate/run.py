@@ -21,8 +21,7 @@ import torch
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.errors import ExitCode, UsageError, itself_failed
-from normcheck.gate.decision import Terms, concluded, terms_of
-from normcheck.gate.known_failures import marked
+from normcheck.gate.decision import Terms, concluded, marked, terms_of
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
 from normcheck.gate.prepare import prepared
@@ -117,7 +116,7 @@ def _sweep(plan: Plan, stream: TextIO, options: VerifyOptions, terms: Terms) -> 
                 trouble = keep(options.database, verdict) if options.database else ""
                 if trouble:
                     print(f"normcheck: {trouble}", file=sys.stderr)
-                live.verdict(marked(verdict, terms.known))  # ``concluded`` marks what is kept
+                live.verdict(marked(verdict, terms))  # ``concluded`` marks what is kept
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True
