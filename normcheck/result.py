@@ -263,11 +263,10 @@ class Verdict:
     fail, skip (always with a ``detail``) or error (normcheck could not judge). ``core``: how much of the core was run,
     None if a single case was run. ``shapes``: how many different (M, N) the judged ``cases`` had; of joined shards there
     are at least so many, the number of the shard that has most; None in a report of a version that did not count them.
-    ``skipped``: reason -> number of cases that the implementation or its library refused. ``backward_refused``: reason
-    -> number of cases that were checked except for their gradients. ``model``: what the implementation declares.
-    ``notes``: what a reader of a pass must know. ``known``: why a failed cell was expected to fail, or "".
-    ``failed_at``: the number of the first case that failed, from 0 in the order of the sweep; -1 for a case of the
-    database.
+    ``skipped``: reason -> how many cases the implementation or its library refused. ``backward_refused``: reason -> how
+    many cases were checked except for their gradients. ``model``: what the implementation declares. ``notes``: what a
+    reader of a pass must know. ``known``: why a failed cell was expected to fail, or "". ``failed_at``: the number of
+    the first case that failed, from 0 in the order of the sweep; -1 for a case of the database.
 
     By output: ``vacuity``: how much of it could be zeros; ``repeats``: whether another run of a case gave the same
     bits; ``invariance``: whether a row had the same bits among other rows; ``undeclared``: if the declaration widens a

@@ -32,7 +32,7 @@ def kind(verdict: Verdict) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Why a cell did not pass, in one line: the headline of its finding, or its detail; of a thin one how thin it is."""
+    """Why a cell did not pass, in one line: the headline of its finding, or its detail, and how thin it is."""
     if verdict.failure is not None:
         return headline(verdict.failure)
     if verdict.status == "thin":
