@@ -261,8 +261,8 @@ class Verdict:
 
     ``status``: pass, thin (nothing is wrong, but a part of what a pass requires was not checked; ``detail`` names it),
     fail, skip (always with a ``detail``) or error (normcheck could not judge). ``core``: how much of the core was run,
-    None if a single case was run. ``shapes``: how many different (M, N) the judged ``cases`` had; of joined shards there
-    are at least so many, the number of the shard that has most; None in a report of a version that did not count them.
+    None if a single case was run. ``shapes``: how many different (M, N) the judged ``cases`` had; of joined shards the
+    number of the one that has most, so there are at least so many; None in a report that did not count them.
     ``skipped``: reason -> how many cases the implementation or its library refused. ``backward_refused``: reason -> how
     many cases were checked except for their gradients. ``model``: what the implementation declares. ``notes``: what a
     reader of a pass must know. ``known``: why a failed cell was expected to fail, or "". ``failed_at``: the number of

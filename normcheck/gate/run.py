@@ -6,12 +6,10 @@ import gc
 import multiprocessing
 import os
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TextIO
@@ -36,6 +34,7 @@ from normcheck.reports.targets import Target, screen, targets, written
 from normcheck.result import SweepResult, Verdict
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
+from normcheck.runner.interruption import interruptible
 from normcheck.runner.session import session_of
 
 MOST_EXAMPLES = 10**15
@@ -106,7 +105,7 @@ def _sweep(plan: Plan, stream: TextIO, options: VerifyOptions, terms: Terms) -> 
     try:
         console = terminal.console_for(stream)
         shown = terminal.live(console, len(plan.cells), cells=keys, verbosity=options.verbosity)
-        with _stoppable(), shown as live:
+        with interruptible(), shown as live:
 
             def progress(index: int, cases: int, worst: float) -> None:
                 live.update(index, keys[index], cases, worst)
@@ -182,23 +181,6 @@ def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
         raise
     except Exception as error:
         return uncounted(cell, plan.device, "error", detail=itself_failed(error))
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Within it, SIGTERM acts as Ctrl-C does: reports are written for the cells that are done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _written(result: SweepResult, target: Target) -> str:

@@ -1,4 +1,4 @@
-"""``--require NAME:CASES``: a cell that judged fewer is thin and fails the run, at the command line, in a file, merged."""
+"""``--require NAME:CASES``: a cell that judged fewer is thin and fails the run, and merged shards are held to it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^require=.{0,60}: expected ") as raised:
         built(VerifyOptions, {"require": text})
     assert len(str(raised.value)) < 200
-    with pytest.raises(UsageError, match="^require="):  # in a report that somebody wrote by hand, and that is merged
+    with pytest.raises(UsageError, match=r"^require="):  # in a report that somebody wrote by hand, and that is merged
         terms_of(VerifyOptions(), (text,))
 
 
