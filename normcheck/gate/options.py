@@ -232,7 +232,10 @@ class VerifyOptions:
     allow_thin: Annotated[bool, Option(help="A cell whose core was not finished does not fail the run.")] = False
     report: Reports = ()
     timeout: Timeout = 120.0
-    workers: Annotated[int, Option(help="Cells that are checked side by side.", check=within(1, 64))] = 1
+    workers: Annotated[
+        int | None,
+        Option(help="Cells that are checked side by side; by default 1, on a GPU what fits it.", check=within(1, 64)),
+    ] = None
     isolation: Annotated[
         bool,
         Option(
@@ -265,7 +268,7 @@ class VerifyOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
-        if self.workers > 1 and not self.isolation:
+        if self.workers is not None and self.workers > 1 and not self.isolation:
             raise UsageError(f"workers={self.workers}: expected 1 with --no-isolation, where all is one process")
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
