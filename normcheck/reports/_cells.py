@@ -28,7 +28,7 @@ from normcheck.reports._text import (
 )
 from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
 
-_STANDS_ON = len("200 cases, 100 shapes")
+_STANDS_ON = len(" 200 cases, 100 shapes")
 
 MARKS = {"pass": "pass", "thin": "thin", "fail": "FAIL", "skip": "skip", "error": "error"}
 INDENT = 6
@@ -43,7 +43,7 @@ class Columns:
     """Widths of the op, implementation and dtype columns."""
 
     op: int = 12
-    implementation: int = 12
+    implementation: int = 11
     dtype: int = 4
 
 

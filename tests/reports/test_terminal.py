@@ -189,7 +189,7 @@ def test_the_last_line_says_what_the_run_stands_on() -> None:
 
 def test_a_report_that_did_not_count_shapes_shows_none() -> None:
     text = written(run(verdict(shapes=None)))
-    assert "200 cases  2.1 s" in text
+    assert " 200 cases  2.1 s" in text
     assert "shape" not in text
 
 
@@ -327,7 +327,7 @@ def test_live_in_a_pipe_prints_the_cells_only() -> None:
     stream = io.StringIO()
     with terminal.live(_text.console_for(stream, width=80), 2) as screen:
         updated(screen)
-        assert stream.getvalue() == "pass  rmsnorm      triton       bf16  200 cases, 38 shapes  2.1 s  worst 0.999 y\n"
+        assert stream.getvalue() == "pass  rmsnorm      triton      bf16   200 cases, 38 shapes  2.1 s  worst 0.999 y\n"
 
 
 def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
@@ -337,7 +337,7 @@ def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
         drawn = r"[1/2] 0.00 s  0 findings, 2 cells left; rmsnorm [red]mine[/]\x1b.py fp16  17 cases, worst 0.5"
         assert drawn[:80] in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[2K")
-    assert "rmsnorm triton bf16  200 cases, 38 shapes" in stream.getvalue()
+    assert "rmsnorm triton bf16   200 cases, 38 shapes" in stream.getvalue()
 
 
 def test_progress_counts_findings_cases_and_cells_left(monkeypatch: pytest.MonkeyPatch) -> None:
