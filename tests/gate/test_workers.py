@@ -51,11 +51,10 @@ def plan(cells: int, device: str = "cuda") -> Plan:
 
 
 @pytest.fixture
-def an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (H200, H200 + GIB))
     monkeypatch.setattr(workers, "_cores", lambda: 16)
-    yield
 
 
 @pytest.mark.usefixtures("an_h200")
