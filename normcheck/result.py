@@ -261,11 +261,12 @@ class Verdict:
 
     ``status``: pass, thin (nothing is wrong, but a part of what a pass requires was not checked; ``detail`` names it),
     fail, skip (always with a ``detail``) or error (normcheck could not judge). ``core``: how much of the core was run,
-    None if a single case was run. ``skipped``: reason -> number of cases that the implementation or its library
-    refused. ``backward_refused``: reason -> number of cases that were checked except for their gradients. ``model``:
-    what the implementation declares. ``notes``: what a reader of a pass must know. ``known``: why a failed cell was
-    expected to fail, or "". ``failed_at``: the number of the first case that failed, from 0 in the order of the sweep;
-    -1 for a case of the database.
+    None if a single case was run. ``shapes``: how many different (M, N) the judged ``cases`` had; of joined shards the
+    number of the one that has most, so there are at least so many; None in a report that did not count them.
+    ``skipped``: reason -> how many cases the implementation or its library refused. ``backward_refused``: reason -> how
+    many cases were checked except for their gradients. ``model``: what the implementation declares. ``notes``: what a
+    reader of a pass must know. ``known``: why a failed cell was expected to fail, or "". ``failed_at``: the number of
+    the first case that failed, from 0 in the order of the sweep; -1 for a case of the database.
 
     By output: ``vacuity``: how much of it could be zeros; ``repeats``: whether another run of a case gave the same
     bits; ``invariance``: whether a row had the same bits among other rows; ``undeclared``: if the declaration widens a
@@ -300,6 +301,7 @@ class Verdict:
     backward_refused: Mapping[str, Count] = field(default_factory=dict)
     undeclared: Mapping[str, Worst] = field(default_factory=dict)
     core: Coverage | None = None
+    shapes: Count | None = None
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
@@ -312,6 +314,7 @@ class Verdict:
             status=status,
             detail=detail,
             seconds=seconds,
+            shapes=0,
         )
 
     @property
@@ -330,8 +333,8 @@ class SweepResult:
     """A whole run of ``verify``: the command, the machine and every verdict. ``seconds`` is wall time.
 
     ``budget``: what one cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` if the run is one of
-    N jobs that share the cases, else "". ``required``: implementations that had to run. ``part``: whether the run
-    leaves out cells of the project's gate.
+    N jobs that share the cases, else "". ``required``: implementations that had to run, or NAME:CASES with the cases
+    that each cell of it had to judge. ``part``: whether the run leaves out cells of the project's gate.
     """
 
     argv: tuple[str, ...]

@@ -28,7 +28,8 @@ def verdict(**changes: object) -> Verdict:
         seconds=2.06,
         worst={"y": worst(0.9994), "rstd": worst(0.31), "dx": worst(0.724)},
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    changed = replace(plain, **changes)  # type: ignore[arg-type]
+    return changed if "shapes" in changes else replace(changed, shapes=min(38, changed.cases))
 
 
 def where() -> Where:
@@ -90,13 +91,20 @@ def failed(failure: Finding, **changes: object) -> Verdict:
     plain = replace(plain, file="kernels/mine.py", line=12)
     if failure.ratio is not None and failure.output:
         plain = replace(plain, worst={**plain.worst, failure.output: worst(failure.ratio)})
-    return replace(plain, failure=failure, **changes)  # type: ignore[arg-type]
+    changed = replace(plain, failure=failure, **changes)  # type: ignore[arg-type]
+    return changed if "shapes" in changes else replace(changed, shapes=min(9, changed.cases))
 
 
 def skipped(**changes: object) -> Verdict:
     """A cell that could not run here."""
     plain = Verdict(
-        op="rmsnorm", implementation="cudnn", dtype="bf16", device="cpu", status="skip", detail="no CUDA device"
+        op="rmsnorm",
+        implementation="cudnn",
+        dtype="bf16",
+        device="cpu",
+        status="skip",
+        detail="no CUDA device",
+        shapes=0,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -118,7 +126,7 @@ def run(*verdicts: Verdict, **changes: object) -> SweepResult:
 def passing() -> SweepResult:
     """Three ops, one with everything a reader of a pass must know, and skips."""
     return run(
-        verdict(cases=1284),
+        verdict(cases=1284, shapes=212),
         verdict(
             op="layernorm_relu_bitmask",
             dtype="fp16",
@@ -158,6 +166,35 @@ def required() -> SweepResult:
     """A required implementation did not run; others did."""
     message = "required=cudnn did not run: no CUDA device"
     return run(verdict(), skipped(), status="nothing", exit_code=5, messages=(message,))
+
+
+THIN = (
+    "core not finished, 60 s are allowed, about 260 s for all: no M above 63, no N above 4096, "
+    "880 pairs of values that belong together"
+)
+
+
+def thin_cell(**changes: object) -> Verdict:
+    """A cell that did not get through its core."""
+    core = Coverage(planned=280, run=31, missed=("no M above 63",), building=41.5)
+    plain = verdict(status="thin", detail=THIN, cases=31, shapes=6, seconds=60.2, core=core)
+    return replace(plain, file="kernels/mine.py", line=30, **changes)  # type: ignore[arg-type]
+
+
+def thin() -> SweepResult:
+    """A thin cell, which does not fail this run."""
+    return run(verdict(dtype="fp16"), thin_cell(), verdict(dtype="fp32", cases=61, shapes=4))
+
+
+def too_few() -> SweepResult:
+    """A cell passed with fewer cases than are required of it, and another is thin."""
+    messages = (
+        "triton rmsnorm bf16 is thin: core not finished; more time or --allow-thin lets it pass",
+        "too few cases: triton rmsnorm fp32 judged 61 on 4 shapes, 100 are required; give it more time "
+        "(--time-budget), or choose a larger --profile",
+    )
+    few = verdict(dtype="fp32", cases=61, shapes=4, status="thin", detail="61 of 100 required cases were judged")
+    return run(*thin().verdicts[:2], few, status="nothing", exit_code=5, messages=messages, required=("triton:100",))
 
 
 def errors() -> SweepResult:
@@ -257,6 +294,8 @@ RUNS = {
     "fail": failing,
     "nothing": nothing,
     "required": required,
+    "thin": thin,
+    "too_few": too_few,
     "error": errors,
     "incomplete": incomplete,
     "incomplete_fail": incomplete_failing,

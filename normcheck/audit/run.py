@@ -29,6 +29,7 @@ from normcheck.isolation.pool import spread
 from normcheck.reports.targets import Target, screen, targets, written
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
+from normcheck.runner.interruption import interruptible
 
 MOST_WORKERS = 8
 
@@ -157,13 +158,13 @@ def _workers(options: AuditOptions, trials: int) -> int:
 
 
 def _run_all(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[list[TrialResult], bool]:
-    """Results in the order of the trials, and whether all were reached before an interrupt (Ctrl-C)."""
+    """Results in the order of the trials, and whether all were reached before an interrupt (Ctrl-C, SIGTERM)."""
     results: dict[int, TrialResult] = {}
     complete = True
     init = partial(start, trials[0].device if trials else "cpu")
     init()
     try:
-        with report.live(report.console_for(stream), len(trials)) as show:
+        with interruptible(), report.live(report.console_for(stream), len(trials)) as show:
             for index, result in spread(run_trial, trials, workers=workers, start=init, died=crashed, apart=runs_alone):
                 results[index] = result
                 show(result)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from normcheck.errors import ExitCode
+from normcheck.errors import ExitCode, UsageError
 from normcheck.gate import baseline, known_failures
 from normcheck.gate.baseline import Baseline, drifted, remarks
 from normcheck.gate.known_failures import Known
-from normcheck.gate.options import VerifyOptions
+from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.gate.tally import NO_BACKWARD, refusals
 from normcheck.result import MOST_REFUSED, SweepResult, Verdict
 
@@ -20,7 +21,8 @@ _STATUS = {ExitCode.FOUND: "fail", ExitCode.BROKEN: "error", ExitCode.NOTHING: "
 class Terms:
     """What a run is held against, beside the bounds.
 
-    ``required``: implementations that must have run. ``known``: cells that are known to fail. ``baseline``: the stored
+    ``required``: implementations that must have run. ``least``: name of an implementation, or EVERY_CELL -> the cases
+    that each cell of it must have judged if it ran. ``known``: cells that are known to fail. ``baseline``: the stored
     ratios from which none may have drifted. ``part``: the run has only some of the cells that these three are about.
     ``shard``: the run has only some of each cell's cases; what is stale or has drifted is for ``normcheck merge`` to
     find. ``dtypes``: those that were asked for by name; a required implementation must have run in each of them.
@@ -28,6 +30,7 @@ class Terms:
     """
 
     required: tuple[str, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
     known: tuple[Known, ...] = ()
     baseline: Baseline | None = None
     part: bool = False
@@ -39,14 +42,19 @@ class Terms:
 def terms_of(options: VerifyOptions, required: Sequence[str]) -> Terms:
     """The terms of a run with ``options``, read from the files that they name. Raises UsageError.
 
-    ``required``: see ``Terms``.
+    ``required``: NAME, NAME:CASES or EVERY_CELL:CASES, see ``requirement``.
     """
+    try:
+        wanted = [requirement(text) for text in required]
+    except ValueError as error:  # of a report to merge; options are checked already
+        raise UsageError(f"require={error}") from None
     entries = known_failures.read(options.known_failures) if options.known_failures else ()
     stored = None
     if options.baseline:
         stored = baseline.read(options.baseline, ratio=options.drift_ratio, ulp=options.drift_ulp)
     return Terms(
-        required=tuple(dict.fromkeys(required)),
+        required=tuple(dict.fromkeys(name for name, _ in wanted if name != EVERY_CELL)),
+        least={name: cases for name, cases in sorted(wanted) if cases},
         known=entries,
         baseline=stored,
         part=options.part,
@@ -75,13 +83,19 @@ def exit_code(*, found: bool, broken: bool, enough: bool, complete: bool = True)
 
 
 def decide(
-    verdicts: Sequence[Verdict], terms: Terms, *, complete: bool = True, profile: str = "quick"
+    verdicts: Sequence[Verdict],
+    terms: Terms,
+    *,
+    complete: bool = True,
+    profile: str = "quick",
+    most: float = math.inf,
 ) -> tuple[str, ExitCode, tuple[str, ...]]:
     """(status, exit code, messages) of a run.
 
     First come findings that are not known, known failures that pass by now, and drift; then faults of normcheck
-    itself. Then every required implementation must have run, for each op that was asked of it, and no cell that must
-    not be thin may be. A run that checked nothing never passes. ``complete``: False for an interrupted run.
+    itself. Then every required implementation must have run, for each op that was asked of it, no cell that must not be
+    thin may be, and none may have fewer cases than are required of it. A run that checked nothing never passes.
+    ``complete``: False for an interrupted run. ``most``: cases that a cell was allowed.
     """
     faults: tuple[str, ...] = ()
     if not terms.shard:
@@ -93,6 +107,7 @@ def decide(
         for op, detail in _absent(verdicts, name, terms)
     )
     absent += () if terms.allow_thin else _thin(verdicts, terms, profile)
+    absent += tuple(_too_few(v, wanted, most) for v in verdicts if (wanted := _lacking(v, terms)))
     code = exit_code(
         found=bool(faults) or any(v.status == "fail" and not v.known for v in verdicts),
         broken=any(v.status == "error" for v in verdicts),
@@ -102,16 +117,51 @@ def decide(
 
 
 def concluded(run: SweepResult, terms: Terms) -> SweepResult:
-    """``run`` with the status, exit code and messages that ``terms`` give it, and with its known failures marked."""
-    run = replace(run, verdicts=tuple(known_failures.marked(verdict, terms.known) for verdict in run.verdicts))
-    status, code, messages = decide(run.verdicts, terms, complete=run.complete, profile=run.profile)
+    """``run`` with the status, exit code and messages that ``terms`` give it, and with its verdicts ``marked``."""
+    status, code, messages = decide(
+        [known_failures.marked(v, terms.known) for v in run.verdicts],
+        terms,
+        complete=run.complete,
+        profile=run.profile,
+        most=run.budget.get("max_examples", math.inf),
+    )
+    run = replace(run, verdicts=tuple(marked(verdict, terms) for verdict in run.verdicts))
     if terms.baseline and not terms.shard:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
     if terms.shard and (terms.known or terms.baseline):
         messages += ("a shard: stale known failures and drift are found by normcheck merge",)
+    if terms.shard and terms.least:
+        messages += ("a shard: whether the required cases were judged is found by normcheck merge",)
     if status == "pass" and not any(v.status in ("pass", "thin") for v in run.verdicts):
         messages += ("nothing passed: each cell that ran is a known failure",)
     return replace(run, status=status, exit_code=code, messages=messages)
+
+
+def marked(verdict: Verdict, terms: Terms) -> Verdict:
+    """``verdict`` as reports show it: as known if that failure is, and as thin if it has fewer cases than required."""
+    verdict = known_failures.marked(verdict, terms.known)
+    wanted = _lacking(verdict, terms)
+    if not wanted:
+        return verdict
+    few = f"{verdict.cases:,} of {wanted:,} required cases were judged"
+    return replace(verdict, status="thin", detail="; ".join(filter(None, [verdict.detail, few])))
+
+
+def _lacking(v: Verdict, terms: Terms) -> int:
+    """The cases that are required of a cell that ran and has fewer, else 0. A shard has only some of its cases."""
+    if terms.shard or v.status not in ("pass", "thin"):
+        return 0
+    wanted = max(terms.least.get(name, 0) for name in (v.implementation, EVERY_CELL))
+    return wanted if v.cases < wanted else 0
+
+
+def _too_few(v: Verdict, wanted: int, most: float) -> str:
+    """The message on a cell with too few cases, and what gives it more; ``most`` were allowed."""
+    on = "" if v.shapes is None else f" on {v.shapes:,} {'shape' if v.shapes == 1 else 'shapes'}"
+    few = f"{v.implementation} {v.op} {v.dtype} judged {v.cases:,}{on}, {wanted:,} are required"
+    if wanted > most:
+        return f"too few cases: {few}; {most:,.0f} were allowed: raise --max-examples, or choose a larger --profile"
+    return f"too few cases: {few}; give it more time (--time-budget), or choose a larger --profile"
 
 
 def _thin(verdicts: Sequence[Verdict], terms: Terms, profile: str) -> tuple[str, ...]:

@@ -129,6 +129,32 @@ def _seconds(value: float) -> None:
         raise ValueError(f"{value:g}: expected seconds > 0, at most 1e6")
 
 
+EVERY_CELL = "*"
+"""The name in ``--require '*:CASES'``: each cell that ran."""
+
+MOST_REQUIRED = 10**9
+
+
+def requirement(text: str) -> tuple[str, int]:
+    """(NAME, 0) of ``--require NAME``, (NAME, CASES) of ``NAME:CASES``. Raises ValueError("VALUE: expected ...").
+
+    A name may have colons of its own, as in ``mine.py:rmsnorm``; only a number after the last one is a number of cases.
+    """
+    name, colon, digits = text.rpartition(":")
+    if not (colon and re.fullmatch("[0-9]+", digits)):
+        name, digits = text, ""
+    if not name or (name == EVERY_CELL and not digits):
+        raise ValueError(f"{one_line(text, 60)}: expected NAME, NAME:CASES or '{EVERY_CELL}:CASES'")
+    if digits and not (len(digits) <= 10 and 1 <= int(digits) <= MOST_REQUIRED):
+        raise ValueError(f"{one_line(text, 60)}: expected 1 to {MOST_REQUIRED} cases after the colon")
+    return name, int(digits or 0)
+
+
+def _requirements(texts: tuple[str, ...]) -> None:
+    for text in texts:
+        requirement(text)
+
+
 def several(value: object) -> tuple[str, ...]:
     """A string or several, as a tuple."""
     if isinstance(value, str):
@@ -195,17 +221,21 @@ class VerifyOptions:
     require: Annotated[
         tuple[str, ...],
         Option(
-            help="Implementation that must run here; may repeat.",
+            help="Implementation that must run here, or NAME:100: with as many cases in each cell; may repeat.",
             names=_implementations,
             open=True,
             files=True,
+            check=_requirements,
             read=several,
         ),
     ] = ()
     allow_thin: Annotated[bool, Option(help="A cell whose core was not finished does not fail the run.")] = False
     report: Reports = ()
     timeout: Timeout = 120.0
-    workers: Annotated[int, Option(help="Cells that are checked side by side.", check=within(1, 64))] = 1
+    workers: Annotated[
+        int | None,
+        Option(help="Cells that are checked side by side; by default 1, on a GPU what fits it.", check=within(1, 64)),
+    ] = None
     isolation: Annotated[
         bool,
         Option(
@@ -238,7 +268,7 @@ class VerifyOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
-        if self.workers > 1 and not self.isolation:
+        if self.workers is not None and self.workers > 1 and not self.isolation:
             raise UsageError(f"workers={self.workers}: expected 1 with --no-isolation, where all is one process")
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")

@@ -12,7 +12,7 @@ from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line, one_of, shown
-from normcheck.gate.options import VerifyOptions
+from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls.implementation import Implementation
 from normcheck.result import CellKey
 
@@ -67,7 +67,7 @@ class Plan:
     """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
 
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
-    before all others. ``required``: implementations that must run.
+    before all others. ``required``: what ``--require`` says.
     """
 
     cells: tuple[Cell, ...]
@@ -89,9 +89,9 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
     cells = _cells(chosen, options.dtype)
     required = _required(options, cells)
     names = sorted({cell.implementation.name for cell in cells})
-    for name in required:
-        if name not in names:
-            raise UsageError(f"require={name}: expected {one_of(names)}, which are what is checked")
+    for text in required:
+        if requirement(text)[0] not in (*names, EVERY_CELL):
+            raise UsageError(f"require={text}: expected {one_of(names)}, which are what is checked")
     shard = shard_of(options.shard, profile)
     return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required)
 
@@ -141,4 +141,4 @@ def _required(options: VerifyOptions, cells: Sequence[Cell]) -> tuple[str, ...]:
     if not chosen or "require" not in options.from_config:
         return options.require
     names = {cell.implementation.name for cell in cells}
-    return tuple(name for name in options.require if name in names)
+    return tuple(text for text in options.require if requirement(text)[0] in (*names, EVERY_CELL))

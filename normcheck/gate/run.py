@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
-import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TextIO
@@ -21,8 +16,7 @@ import torch
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.errors import ExitCode, UsageError, itself_failed
-from normcheck.gate.decision import Terms, concluded, terms_of
-from normcheck.gate.known_failures import marked
+from normcheck.gate.decision import Terms, concluded, marked, terms_of
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
 from normcheck.gate.prepare import prepared
@@ -30,13 +24,14 @@ from normcheck.gate.replay import keep
 from normcheck.gate.sanity import sensible
 from normcheck.gate.sweep import Progress, run_cell
 from normcheck.gate.tally import uncounted
+from normcheck.gate.workers import patience, start_judge, workers_of
 from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
 from normcheck.reports.report import formats
 from normcheck.reports.targets import Target, screen, targets, written
 from normcheck.result import SweepResult, Verdict
-from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
+from normcheck.runner.interruption import interruptible
 from normcheck.runner.session import session_of
 
 MOST_EXAMPLES = 10**15
@@ -107,17 +102,17 @@ def _sweep(plan: Plan, stream: TextIO, options: VerifyOptions, terms: Terms) -> 
     try:
         console = terminal.console_for(stream)
         shown = terminal.live(console, len(plan.cells), cells=keys, verbosity=options.verbosity)
-        with _stoppable(), shown as live:
+        with interruptible(), shown as live:
 
             def progress(index: int, cases: int, worst: float) -> None:
                 live.update(index, keys[index], cases, worst)
 
-            for index, verdict in _verdicts(plan, options.workers, progress):
+            for index, verdict in _verdicts(plan, workers_of(options, plan), progress):
                 verdicts[index] = verdict
                 trouble = keep(options.database, verdict) if options.database else ""
                 if trouble:
                     print(f"normcheck: {trouble}", file=sys.stderr)
-                live.verdict(marked(verdict, terms.known))  # ``concluded`` marks what is kept
+                live.verdict(marked(verdict, terms))  # ``concluded`` marks what is kept
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True
@@ -133,8 +128,9 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
                     _start_ahead(following, plan, started)
                 yield index, verdict_of(cell, plan, partial(progress, index))
         return
-    jobs = [(cell, replace(plan, cells=())) for cell in plan.cells]
-    start = partial(_start_judge, plan.device, workers)
+    alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers))
+    jobs = [(cell, alike) for cell in plan.cells]
+    start = partial(start_judge, plan.device, workers)
     yield from spread(_run_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
 
 
@@ -145,22 +141,6 @@ def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:
         started.push(session)
         with suppress(OSError):  # the cell meets the error again, and reports it
             session.start()
-
-
-_JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
-
-
-def _start_judge(device: str, workers: int) -> None:
-    """Prepare this new process for judging cells. It gets one GPU, and its share of that GPU's memory."""
-    gc.freeze()
-    torch.set_num_threads(1)
-    if device == "cuda":
-        number = int(re.split("[-:]", multiprocessing.current_process().name)[-1])  # SpawnProcess-2: the second one
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-        gpus = visible.split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
-        torch.cuda.set_per_process_memory_fraction(_JUDGES_SHARE / -(-workers // len(gpus)))
-    device_for(device)
 
 
 def _run_job(job: tuple[Cell, Plan]) -> Verdict:
@@ -183,23 +163,6 @@ def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
         raise
     except Exception as error:
         return uncounted(cell, plan.device, "error", detail=itself_failed(error))
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Within it, SIGTERM acts as Ctrl-C does: reports are written for the cells that are done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _written(result: SweepResult, target: Target) -> str:

@@ -54,6 +54,8 @@ def _passed(v: Verdict) -> Iterator[str]:
         yield f"failure.kind={v.failure.kind}: expected no failure"
     if v.cases < 1:
         yield f"cases={v.cases}: expected one at least"
+    if v.shapes is not None and v.shapes < 1:
+        yield f"shapes={v.shapes}: expected one at least"
     if not v.worst:
         yield "worst has no output: expected that one was compared at least"
     for name, worst in v.worst.items():
@@ -61,6 +63,8 @@ def _passed(v: Verdict) -> Iterator[str]:
             yield f"worst.{name}.ratio={worst.ratio:g}: expected 0 to 1"
     if v.status == "pass" and v.core is not None and v.core.missed:
         yield f"core.missed={one_line(v.core.missed[0], 100)}: expected nothing, or thin"
+    if v.status == "thin" and not v.detail:
+        yield 'detail="": expected what was not checked'
     if v.known:
         yield "known: expected a failure, of which a reason is known"
 
@@ -104,6 +108,8 @@ def _counts(v: Verdict) -> Iterator[str]:
         for name, steadiness in each.items():
             parts.append((f"{what}.{name}.differ", steadiness.differ, steadiness.cases))
             parts.append((f"{what}.{name}.cases", steadiness.cases, v.cases))
+    if v.shapes is not None:
+        parts.append(("shapes", v.shapes, v.cases))
     parts.append(("backward_refused", sum(v.backward_refused.values()), v.cases))
     yield from (f"{name}={part}: expected 0 to {whole}" for name, part, whole in parts if not 0 <= part <= whole)
     refused = {**v.skipped, **v.backward_refused}

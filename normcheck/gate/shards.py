@@ -23,7 +23,8 @@ _SAME_VERSIONS = ("normcheck", "torch", "triton", "cudnn_frontend", "hypothesis"
 def merged(runs: Sequence[tuple[str, SweepResult]]) -> SweepResult:
     """One run of all shards, each given with its file's name; the gate has yet to decide its status.
 
-    Counts are summed; of each output the worst is kept, and of the findings the one whose case comes first in the
+    Counts are summed. Shapes are not: one may be in several shards, so the largest number of a shard is kept, and there
+    are at least so many. Of each output the worst is kept, and of the findings the one whose case comes first in the
     sweep. A verdict that contradicts itself, as after somebody edited a report, becomes an ``error``.
     Raises UsageError for reports of different sweeps, a shard that is missing or one that is there twice.
     """
@@ -146,6 +147,7 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         backward_refused=dict(refused),
         undeclared=_joined([v.undeclared for v in parts], _worse),
         core=_core([v.core for v in parts if v.core is not None]),
+        shapes=max((v.shapes for v in parts if v.shapes is not None), default=None),
     )
 
 

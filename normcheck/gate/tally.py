@@ -35,6 +35,7 @@ class Tally:
 
     base: Model
     cases: int = 0
+    shapes: set[tuple[int, int]] = field(default_factory=set)
     worst: dict[str, Worst] = field(default_factory=dict)
     uncheckable: dict[str, tuple[int, int]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
@@ -65,6 +66,7 @@ class Tally:
         if result.seen.refused:
             _count_reason(self.backward_refused, result.seen.refused)
         self.cases += 1
+        self.shapes.add((result.case.M, result.case.N))
         self.first = self.first or result
         self.missing.update(result.not_returned)
         self.notes.update(dict.fromkeys(result.notes[: max(0, _MOST - len(self.notes))]))
@@ -119,6 +121,7 @@ class Tally:
             failed_at=None if failure is None else self.failed_at,
             backward_refused=dict(self.backward_refused),
             undeclared=dict(self.undeclared),
+            shapes=len(self.shapes),
         )
 
     def skipped(self, bare: Verdict, otherwise: str) -> Verdict:

@@ -1,6 +1,7 @@
 """Job pool whose processes may die: each job that was running then runs again, alone, before it is blamed.
 
-Jobs and results are plain data. Processes are spawned, not forked, so that they inherit nothing from this one.
+Jobs and results are plain data. Processes are spawned, not forked, so that they inherit nothing from this one. They
+end with this one, however it ends.
 
 The package pebble could replace ``_until_a_death``: it says whose process died. Running a job again, running it apart
 and ending at Ctrl-C would stay here, so pebble is no dependency.
@@ -9,7 +10,9 @@ and ending at Ctrl-C would stay here, so pebble is no dependency.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -116,4 +119,13 @@ def _pool(workers: int, start: Start) -> Iterator[ProcessPoolExecutor]:
 
 def _started(start: Start) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the first one decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     start()
+
+
+def _end_with_parent() -> None:
+    """Wait until the first process ends, then end this one, which would wait for its next job for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -28,6 +28,8 @@ from normcheck.reports._text import (
 )
 from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
 
+_STANDS_ON = len(" 200 cases, 100 shapes")
+
 MARKS = {"pass": "pass", "thin": "thin", "fail": "FAIL", "skip": "skip", "error": "error"}
 INDENT = 6
 BUILDING_SECONDS = 1.0
@@ -41,7 +43,7 @@ class Columns:
     """Widths of the op, implementation and dtype columns."""
 
     op: int = 12
-    implementation: int = 12
+    implementation: int = 11
     dtype: int = 4
 
 
@@ -59,6 +61,12 @@ def columns_of(keys: Iterable[CellKey], room: int) -> Columns:
 def name_of(key: CellKey) -> str:
     """The name of a cell, each word of it cut if it is long."""
     return " ".join(map(short, key.words))
+
+
+def stands_on(verdict: Verdict) -> str:
+    """What a verdict stands on: ``214 cases, 38 shapes``; without shapes if its report did not count them."""
+    cases = counted(verdict.cases, "case")
+    return cases if verdict.shapes is None else f"{cases}, {counted(verdict.shapes, 'shape')}"
 
 
 def worst_of(worst: Iterable[tuple[str, Worst]]) -> tuple[str, Worst] | None:
@@ -79,7 +87,7 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: b
     if verdict.status in ("skip", "error"):
         outcome: list[Part] = [(short(verdict.detail, max(console.width - INDENT - len(name) - 2, 24)), "dim")]
     else:
-        parts.append(f" {counted(verdict.cases, 'case'):>10} {seconds(verdict.seconds):>6}")
+        parts.append(f" {stands_on(verdict):>{_STANDS_ON}} {seconds(verdict.seconds):>6}")
         outcome = _outcome(verdict)
     if text_of(console, *parts, "  ", *outcome).cell_len <= console.width:
         put(console, *parts, "  ", *outcome)
@@ -253,4 +261,4 @@ def live(console: Console, total: int, *, cells: Sequence[CellKey] = (), verbosi
 
 def name_room(console: Console) -> int:
     """Characters for op, implementation and dtype in a line that also has the usual numbers."""
-    return console.width - INDENT - len("  200 cases 12.3 s  worst 0.999 bitmask")
+    return console.width - INDENT - _STANDS_ON - len("  12.3 s  worst 0.999 bitmask")

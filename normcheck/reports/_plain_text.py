@@ -13,7 +13,7 @@ from typing import TextIO
 from rich.console import Console
 
 from normcheck.errors import cut, visible
-from normcheck.reports._cells import columns_of, name_of, name_room, put_cell
+from normcheck.reports._cells import columns_of, name_of, name_room, put_cell, stands_on
 from normcheck.reports._failure import headline, put_failure
 from normcheck.reports._summary import rest, word
 from normcheck.reports._text import lines_of, put, put_lines, short
@@ -32,9 +32,11 @@ def kind(verdict: Verdict) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Why a cell did not pass, in one line: the headline of its finding, or its detail."""
+    """Why a cell did not pass, in one line: the headline of its finding, or its detail, and how thin it is."""
     if verdict.failure is not None:
         return headline(verdict.failure)
+    if verdict.status == "thin":
+        return f"thin, {stands_on(verdict)}: {short(verdict.detail, 500)}"
     return short(verdict.detail, 500) or f"{short(verdict.status)} without a reason"
 
 
@@ -44,7 +46,8 @@ def block(verdict: Verdict, width: int = WIDTH) -> str:
     if verdict.failure is not None:
         put_failure(console, name_of(verdict.key), verdict.failure, known=verdict.known)
     else:
-        put(console, f"{visible(verdict.status[:20]).upper()} {name_of(verdict.key)}")
+        thin = f": {stands_on(verdict)}" if verdict.status == "thin" else ""
+        put(console, f"{visible(verdict.status[:20]).upper()} {name_of(verdict.key)}{thin}")
         put_lines(console, verdict.detail, indent=2)
     return _limited(stream.getvalue(), LONGEST_BLOCK)
 

@@ -73,15 +73,15 @@ def _limited(pieces: Iterator[str], room: int, noun: str) -> list[str]:
 def _table(run: SweepResult) -> Iterator[str]:
     if not run.verdicts:
         return
-    yield "| | op | implementation | dtype | cases | time | |\n|-|-|-|-|-:|-:|-|\n"
+    yield "| | op | implementation | dtype | cases | shapes | time | |\n|-|-|-|-|-:|-:|-:|-|\n"
     for verdict in run.verdicts:
         mark = MARKS.get(verdict.status, short(verdict.status, 20))
         mark = "**FAIL**" if verdict.status == "fail" else code(mark) if mark not in MARKS.values() else mark
         mark = "known" if is_known(verdict) else "**thin**" if verdict.status == "thin" else mark
         names = (code(short(name)) for name in (verdict.op, verdict.implementation, verdict.dtype))
-        counts = (
-            (f"{verdict.cases:,}", seconds(verdict.seconds)) if verdict.status in ("pass", "thin", "fail") else ("", "")
-        )
+        shapes = "" if verdict.shapes is None else f"{verdict.shapes:,}"
+        counts = (f"{verdict.cases:,}", shapes, seconds(verdict.seconds))
+        counts = counts if verdict.status in ("pass", "thin", "fail") else ("", "", "")
         yield f"| {' | '.join((mark, *names, *counts, _outcome(verdict)))} |\n"
 
 
@@ -91,7 +91,7 @@ def _outcome(verdict: Verdict) -> str:
         return code(short(reason(verdict), 200))
     worst = worst_of(verdict.worst.items())
     text = "nothing compared" if worst is None else f"worst {_text.ratio(worst[1].ratio)} {code(short(worst[0], 20))}"
-    return f"{text}; {code(short(reason(verdict), 300))}" if verdict.status == "thin" else text
+    return f"{text}; {code(short(verdict.detail, 300))}" if verdict.status == "thin" else text
 
 
 def _folded(verdict: Verdict, width: int) -> str:

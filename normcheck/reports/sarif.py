@@ -68,7 +68,7 @@ def _invocation(run: SweepResult) -> Json:
     """The run itself; cells that were skipped, thin or not judged are its notifications, and so are messages."""
     notes = [_notification("error", f"{name_of(v.key)}: {reason(v)}", v) for v in _of(run, "error")]
     notes += [_notification("note", f"not run: {name_of(v.key)}: {reason(v)}", v) for v in _of(run, "skip")]
-    notes += [_notification("warning", f"thin: {name_of(v.key)}: {reason(v)}", v) for v in _of(run, "thin")]
+    notes += [_notification("warning", f"{name_of(v.key)}: {reason(v)}", v) for v in _of(run, "thin")]
     level = "warning" if run.status == "pass" else "error"
     notes += [_notification(level, line, None) for line in messages(run)]
     return {

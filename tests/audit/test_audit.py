@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -259,19 +260,22 @@ def test_a_fault_of_normcheck_is_no_kill(run: Cli, plant: Callable[..., None], m
     assert done.last.startswith("ERROR  0 of 2 mutants killed (0 cells), 2 cells not judged; ")
 
 
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_audit_reports_what_was_done(
-    run: Cli, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run: Cli, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch, which: signal.Signals
 ) -> None:
     real = trial.run_cell
 
     def interrupted(cell: Any, *rest: Any, **options: Any) -> Any:
         if cell.implementation.name == "none":
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), which)
         return real(cell, *rest, **options)
 
     plant("twice", "none")
     monkeypatch.setattr(trial, "run_cell", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     done = run(*TINY, "--report", "json:out.json")
+    signal.signal(signal.SIGINT, before)
     assert done.code == 130
     assert done.last.startswith("INCOMPLETE  stopped before the end; so far 1 of 1 mutant killed (1 cell)")
     assert (document()["complete"], document()["exit_code"], len(document()["mutants"])) == (False, 130, 1)

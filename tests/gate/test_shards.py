@@ -110,6 +110,14 @@ def test_counts_are_summed_and_the_worst_is_kept() -> None:
     assert cell.notes == ("n1", "n2", *derived(cell.uncheckable, {}, {}, 7))
 
 
+def test_of_shapes_there_are_at_least_as_many_as_in_one_shard() -> None:
+    """Two shards may have judged the same shapes: their sum would be a lie."""
+    assert joined(verdict(cases=9, shapes=5), verdict(cases=7, shapes=6)).shapes == 6
+    assert joined(verdict(cases=9, shapes=5), verdict(shapes=None)).shapes == 5
+    assert joined(verdict(shapes=None), verdict(shapes=None)).shapes is None
+    assert joined(verdict(shapes=4), skipped(implementation="triton")).shapes == 4
+
+
 @pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 1.5])
 def test_a_ratio_that_is_no_pass_is_kept_as_the_worst_and_is_no_pass(ratio: float) -> None:
     odd, wrong = worst(ratio), failed(finding(), worst={"y": worst(ratio)})

@@ -34,7 +34,9 @@ def test_the_worst_case_of_each_output_is_kept() -> None:
     tally.add(other, 3.2)
     ratios = {name: [c.comparison.ratio for r in (one, other) for c in r.checked if c.output == name] for name in "y"}
     verdict = verdict_of(tally)
-    assert (verdict.status, verdict.cases) == ("pass", 2)
+    assert (verdict.status, verdict.cases, verdict.shapes) == ("pass", 2, 2)
+    tally.add(result_of(str(SMALL).replace("seed=2", "seed=3")), 0.1)
+    assert (verdict_of(tally).cases, verdict_of(tally).shapes) == (3, 2)  # other data is no other shape
     assert verdict.worst["y"].ratio == max(ratios["y"]) == tally.floors["y"]
     assert tally.per_row == 0.2  # of cases with eight rows or more
     assert tally.first is one
@@ -44,7 +46,7 @@ def test_a_refused_case_counts_as_its_reason_alone() -> None:
     tally = Tally(result_of().model)
     for number in range(30):
         tally.add(replace(result_of(), refused=f"reason {number}"), 0.1)
-    assert (tally.cases, tally.first) == (0, None)
+    assert (tally.cases, tally.shapes, tally.first) == (0, set(), None)
     assert len(tally.refused) == 21  # the last is for all others
     assert tally.refused["other reasons"] == 10
     skipped = tally.skipped(verdict_of(tally), "nobody asked")

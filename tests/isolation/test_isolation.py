@@ -436,10 +436,10 @@ def test_the_order_changes_nothing() -> None:
 
 
 @contextmanager
-def hanging(killer: str) -> Iterator[Started]:
+def hanging(killer: str, *more: str) -> Iterator[Started]:
     """A run that has a verdict and is now in a case that does not end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, as would the run
-    with started(["innocent", killer, "innocent_too"], "--timeout", "600") as run:
+    with started(["innocent", killer, "innocent_too"], "--timeout", "600", *more) as run:
         assert within(60.0, lambda: run.text("out.txt").startswith(CLEAN))
         time.sleep(1.0)  # until the next one hangs
         assert run.process.poll() is None
@@ -459,8 +459,10 @@ def test_interrupted(how: str, killer: str) -> None:
         assert "Traceback" not in done.out + done.err
 
 
-def test_the_parent_is_killed() -> None:
-    with hanging("loop_c") as run:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_parent_is_killed(workers: str) -> None:
+    """The processes that judge side by side end with it, and with them all that they have started."""
+    with hanging("loop_c", "--workers", workers) as run:
         assert len(run.left()) > 1
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+import pytest
 
 from normcheck.isolation.pool import spread
 
@@ -36,6 +44,49 @@ def test_a_death_is_blamed_on_the_job_that_did_it() -> None:
     for index in (0, 2, 3):
         assert found[index].startswith(f"{jobs[index]} in ")
     assert len({found[0], found[3].replace("alone", "waits")}) == 2  # a process of its own
+
+
+RUN = """
+import gc, time
+from normcheck.isolation.pool import spread
+list(spread(time.sleep, {}, workers=2, start=gc.collect, died=None, apart=lambda job: False))
+"""
+
+
+@contextmanager
+def first(jobs: str) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Process]]]:
+    """A process that has spread ``jobs`` over two others, and those, whose end is waited for; else they are killed."""
+    with subprocess.Popen([sys.executable, "-c", RUN.format(jobs)], stderr=subprocess.DEVNULL) as process:
+        own = psutil.Process(process.pid)
+        assert within(20.0, lambda: sum("spawn_main" in " ".join(p.cmdline()) for p in own.children()) == 2)
+        time.sleep(0.5)  # until both are at work
+        children = own.children(recursive=True)
+        yield process, children
+    ended = within(10.0, lambda: not any(child.is_running() for child in children))
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    assert ended
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_first_one(which: signal.Signals) -> None:
+    with first("(600, 600)") as (process, _):
+        process.send_signal(which)
+        assert process.wait(10) == -which
+
+
+def test_one_that_waits_for_its_next_job_does_not_either() -> None:
+    with first("(0, 600)") as (process, children):
+        assert all(child.is_running() for child in children)
+        process.kill()
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
 
 
 def test_one_worker_is_this_process() -> None:

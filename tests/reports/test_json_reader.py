@@ -94,6 +94,8 @@ WRONG: list[tuple[Callable[[Any], None], str]] = [
     (put_cell("status", "nothing"), ": verdicts[0].status='nothing': expected one of pass, thin, fail, skip, error"),
     (put_cell("cases", -1), ": verdicts[0].cases=-1: expected an integer >= 0"),
     (put_cell("cases", 10**30), ": verdicts[0].cases=1000"),
+    (put_cell("shapes", 2.0), ": verdicts[0].shapes=2.0: expected an integer"),
+    (put_cell("shapes", -1), ": verdicts[0].shapes=-1: expected an integer >= 0"),
     (put_cell("worst", {"y": {"ratio": "big"}}), ": verdicts[0].worst.y.ratio='big': expected a number"),
     (put_cell("failure", {"kind": "boredom"}), ": verdicts[0].failure.kind='boredom': expected one of mismatch"),
     (put_cell("failure", 3), ": verdicts[0].failure=3: expected an object"),
@@ -106,6 +108,14 @@ def test_reports_that_are_wrong(tmp_path: Path, number: int) -> None:
     change, expected = WRONG[number]
     path = changed(change, tmp_path)
     refused(path, f"{path}{expected}")
+
+
+def test_an_older_report_does_not_say_its_shapes(tmp_path: Path) -> None:
+    """It is read, and what is made of it says none; nothing takes that for no shape at all."""
+    path = changed(lambda report: report["verdicts"][0].pop("shapes"), tmp_path)
+    assert json_reader.read(path).verdicts[0].shapes is None
+    again = Path(written(json_reader.read(path), tmp_path)).read_text(encoding="utf-8")
+    assert json.loads(again)["verdicts"][0]["shapes"] is None
 
 
 def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_harmful_text(text: str) -> None:
     assert len(written) < COMMENT
     page = seen(written)
     assert page.tags.count("tr") == 4
-    assert page.tags.count("td") == 3 * 7
+    assert page.tags.count("td") == 3 * 8
     assert page.tags.count("details") == 3
     outside = "".join(part for tag, parts in page.text.items() if tag != "code" for part in parts)
     assert all(c.isascii() for c in outside)

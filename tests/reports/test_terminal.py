@@ -14,7 +14,7 @@ from rich.console import Console
 
 from normcheck.reports import _picture, _text, terminal
 from normcheck.reports._cells import Screen
-from normcheck.result import KINDS, CellKey, Finding, Steadiness, SweepResult, Vacuity, Where
+from normcheck.result import KINDS, CellKey, Finding, Steadiness, SweepResult, Vacuity, Verdict, Where
 from tests.sample_runs import (
     CASE,
     HOSTILE,
@@ -161,11 +161,36 @@ def test_width(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_ordinary_cells_take_one_line(width: int) -> None:
-    ops = ("layernorm_zero_centered", "layernorm_relu_bitmask")
-    cells = [verdict(op=op, worst={"bitmask": RUNS["pass"]().verdicts[1].worst["bitmask"]}) for op in ops]
-    lines = written(run(*cells), width=width).split("\n")
-    assert lines[0].endswith("worst 0.999 bitmask")
-    assert lines[1].endswith("worst 0.999 bitmask")
+    """The two longest names of an op take a second one at 80, with the worst ratio in it."""
+    ops = ("layernorm", "rmsnorm_llama")
+    lines = written(run(*[verdict(op=op, shapes=112) for op in ops]), width=width).split("\n")
+    assert [line.endswith(" 200 cases, 112 shapes  2.1 s  worst 0.999 y") for line in lines[:2]] == [True, True]
+    long = ("layernorm_zero_centered", "layernorm_relu_bitmask")
+    lines = written(run(*[verdict(op=op) for op in long]), width=width).split("\n")
+    assert [line.strip().endswith("worst 0.999 y") for line in lines[:4]] == (
+        [False, True, False, True] if width == 80 else [True, True, False, False]
+    )
+
+
+def test_the_last_line_says_what_the_run_stands_on() -> None:
+    def last(*cells: Verdict, **changes: object) -> str:
+        return written(run(*cells, **changes)).rstrip("\n").split("\n")[-1]
+
+    few = verdict(cases=61, shapes=4, implementation="torch_compile")
+    least = "461 cases in 12.3 s; least 61 cases on 4 shapes (rmsnorm torch_compile bf16), median 200; worst ratio "
+    assert least in last(verdict(), few, verdict(dtype="fp16"), skipped())
+    assert "; least 61 cases on 4 shapes (" in last(verdict(), few, status="nothing", exit_code=5)
+    assert "least" not in last(verdict(), few, failed(finding()), status="fail", exit_code=1)
+    assert ", 61 cases on 4 shapes in 12.3 s; worst" in last(few, skipped())
+    assert ", 61 cases in 12.3 s; worst" in last(replace(few, shapes=None))
+    assert "; least 61 cases (rmsnorm torch" in last(verdict(), replace(few, shapes=None))
+    assert "; least 61 cases on 1 shape (" in last(verdict(cases=61), replace(few, shapes=1))
+
+
+def test_a_report_that_did_not_count_shapes_shows_none() -> None:
+    text = written(run(verdict(shapes=None)))
+    assert " 200 cases  2.1 s" in text
+    assert "shape" not in text
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
@@ -302,7 +327,7 @@ def test_live_in_a_pipe_prints_the_cells_only() -> None:
     stream = io.StringIO()
     with terminal.live(_text.console_for(stream, width=80), 2) as screen:
         updated(screen)
-        assert stream.getvalue() == "pass  rmsnorm      triton       bf16  200 cases  2.1 s  worst 0.999 y\n"
+        assert stream.getvalue() == "pass  rmsnorm      triton      bf16   200 cases, 38 shapes  2.1 s  worst 0.999 y\n"
 
 
 def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
@@ -312,7 +337,7 @@ def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
         drawn = r"[1/2] 0.00 s  0 findings, 2 cells left; rmsnorm [red]mine[/]\x1b.py fp16  17 cases, worst 0.5"
         assert drawn[:80] in stream.getvalue()
     assert stream.getvalue().endswith("\x1b[2K")
-    assert "rmsnorm triton bf16  200 cases" in stream.getvalue()
+    assert "rmsnorm triton bf16   200 cases, 38 shapes" in stream.getvalue()
 
 
 def test_progress_counts_findings_cases_and_cells_left(monkeypatch: pytest.MonkeyPatch) -> None:

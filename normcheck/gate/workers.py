@@ -1,0 +1,73 @@
+"""How many cells are judged side by side, and what of the machine each of their judges gets."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+from collections.abc import Sequence
+
+import torch
+
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.plan import Plan
+from normcheck.runner.device import device_for
+
+CORES_A_CELL = 2
+"""A cell keeps two processes at work: one judges while the other, the kernel's, computes what is judged next."""
+
+MOST_A_GPU = 12
+"""More processes than these and their kernels' only wait for each other: a GPU gives each its turn."""
+
+CELL_BYTES = {"quick": 10 << 30, "ci": 40 << 30, "deep": 40 << 30}
+"""Of a GPU's memory for a cell, by profile: two CUDA contexts, half a GiB each, the tensors that are shared, and what
+judges them. Quick hardly gets to the large cases; ci and deep must have room for all that one cell alone would run."""
+
+_JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
+
+
+def workers_of(options: VerifyOptions, plan: Plan) -> int:
+    """How many cells of ``plan`` to judge side by side: as ``--workers`` says, else as fit; never more than there are.
+
+    On a CPU one is what fits: a cell has its two cores, and what it reaches in its time does not hang on its
+    neighbours. A GPU waits for the processes that feed it, so there are as many as cores and memory allow.
+    """
+    cells = len(plan.cells)
+    if options.workers is not None:
+        return max(1, min(options.workers, cells))
+    if plan.device == "cpu" or not options.isolation or cells < 2:
+        return 1
+    free = [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
+    return fitting(cells, _cores(), free, plan.profile.name)
+
+
+def fitting(cells: int, cores: int, free: Sequence[int], profile: str) -> int:
+    """How many of ``cells`` fit ``cores`` and GPUs with ``free`` bytes each, at least 1."""
+    by_memory = sum(min(memory // CELL_BYTES[profile], MOST_A_GPU) for memory in free)
+    return max(1, min(cells, cores // CORES_A_CELL, by_memory))
+
+
+def patience(workers: int, cores: int | None = None) -> float:
+    """How many times longer than ``--timeout`` a case may take among so many, at least 1.
+
+    With more of them than the cores are for, each process waits for its turn: that is no fault of a kernel.
+    """
+    return max(1.0, CORES_A_CELL * workers / (cores or _cores()))
+
+
+def start_judge(device: str, workers: int) -> None:
+    """Prepare this new process for judging cells. It gets one GPU, and its share of that GPU's memory."""
+    gc.freeze()
+    torch.set_num_threads(1)
+    if device == "cuda":
+        number = int(re.split("[-:]", multiprocessing.current_process().name)[-1])  # SpawnProcess-2: the second one
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        gpus = visible.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
+        torch.cuda.set_per_process_memory_fraction(_JUDGES_SHARE / -(-workers // len(gpus)))
+    device_for(device)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,56 @@
+"""A thin cell is told from a pass in every format, with how few cases it stands on and what was not reached."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from normcheck.reports.report import formats
+from normcheck.result import SweepResult
+from tests.sample_runs import run, thin_cell
+
+WHY = "no M above 63"
+
+
+def text_of(name: str, a_run: SweepResult) -> str:
+    stream = io.StringIO()
+    formats()[name].write(a_run, stream)
+    return " ".join(stream.getvalue().replace("%0A", " ").split())
+
+
+def passed() -> SweepResult:
+    """The same cell as a pass, which has no detail."""
+    return run(replace(thin_cell(), status="pass", detail=""))
+
+
+@pytest.mark.parametrize("name", formats())
+def test_a_thin_cell_says_so_and_why(name: str) -> None:
+    told, other = (text_of(name, each) for each in (run(thin_cell()), passed()))
+    assert WHY in told
+    assert "thin" in told.lower()
+    if name == "json":
+        cell = json.loads(told)["verdicts"][0]
+        assert (cell["status"], cell["cases"], cell["shapes"]) == ("thin", 31, 6)
+        assert json.loads(other)["verdicts"][0]["status"] == "pass"
+        return
+    assert "31 cases" in told or "| 31 | 6 |" in told
+    assert "6 shapes" in told or "| 31 | 6 |" in told
+    assert "thin" not in other.lower()
+
+
+def test_where_a_reader_looks() -> None:
+    """A skipped test case, an annotation that warns, a notification that warns, a word in bold, colour aside."""
+    assert '<skipped message="thin, 31 cases, 6 shapes: core not finished' in text_of("junit", run(thin_cell()))
+    told = text_of("github", run(thin_cell()))
+    assert (
+        "::warning file=kernels/mine.py,line=30,title=rmsnorm triton bf16%3A thin%2C 31 cases%2C 6 shapes%3A " in told
+    )
+    (notes,) = (
+        each["toolExecutionNotifications"]
+        for each in json.loads(text_of("sarif", run(thin_cell())))["runs"][0]["invocations"]
+    )
+    assert [(note["level"], WHY in note["message"]["text"]) for note in notes] == [("warning", True)]
+    assert "| **thin** | `rmsnorm`" in text_of("markdown", run(thin_cell()))
