@@ -50,7 +50,7 @@ def run_case(
 ) -> Result:
     """Run one case under the plan's timeout, unless ``supports(case)`` refuses it.
 
-    ``depth``: how far it is probed, unless it is too large for that. ``floors``: output -> ratio below which details are
+    ``depth``: how far it is probed, unless it is too large. ``floors``: output -> ratio below which details are
     not needed; ``watch`` is called with all that is compared.
     """
     depth = min(depth, deepest(case))
