@@ -128,7 +128,7 @@ class Client:
 
     def hold(self, inputs: Inputs) -> Inputs:
         """Copies of ``inputs`` in shared memory, which calls use in place until the case is finished."""
-        space = Space(self._device_memory())
+        space = Space(self._memory())
         held = inputs.each(lambda tensor: tensor_at(space.memory, space.copy_in(tensor)[0]))
         self._held = space.next
         return held
@@ -141,9 +141,8 @@ class Client:
     def space(self, first: int) -> Space:
         """Shared memory from byte ``first`` on. No call uses it any more: an unanswered request is given up first."""
         self._give_up()
-        worker = self._running()
-        memory: Memory = self._device_memory() if self._device == "cuda" else worker.memory
-        return Space(memory, max(first, self._held))
+        self._running()
+        return Space(self._memory(), max(first, self._held))
 
     def post(self, message: Message) -> int:
         """Send a request and return its number."""
@@ -181,6 +180,9 @@ class Client:
         """Wait for the unanswered request, if any, and throw its answer away. The worker may end on it."""
         if self._unanswered and self.alive:
             self.collect()
+
+    def _memory(self) -> Memory:
+        return self._device_memory() if self._device == "cuda" else self._running().memory
 
     def _device_memory(self) -> DeviceMemory:
         if not self._own_bytes:
