@@ -87,7 +87,8 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
     except torch.OutOfMemoryError:
         gc.collect()
         torch.cuda.empty_cache()
-        return Result(case, table().model, refused=f"judging it {_in_words(case, plan.device)} of the GPU's memory")
+        words = _shortage(_needed(case, plan.device), memory_bytes(plan.device))
+        return Result(case, table().model, refused=f"judging it {words} of the GPU's memory")
     except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))
@@ -114,11 +115,12 @@ _MASK_BYTES = 5
 
 def too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit into memory, or an empty string; a case line may ask for any size."""
-    return _in_words(case, device) if _needed(case, device) > memory_bytes(device) else ""
+    needed, there = _needed(case, device), memory_bytes(device)
+    return _shortage(needed, there) if needed > there else ""
 
 
-def _in_words(case: Case, device: str) -> str:
-    return f"needs about {_needed(case, device) / 2**30:.1f} GiB of {memory_bytes(device) / 2**30:.1f} GiB"
+def _shortage(needed: int, there: int) -> str:
+    return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB"
 
 
 def _no_room(case: Case, device: str) -> str:
