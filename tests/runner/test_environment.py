@@ -23,7 +23,8 @@ def test_memory_that_this_process_can_still_use(
     monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, used: int, share: float, expected: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used * GIB)
+    stats = {"reserved_bytes": reserved * GIB, "allocated_bytes": used * GIB}
+    nested = {name: {"all": {"current": value}} for name, value in stats.items()}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: nested)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
     assert memory_bytes("cuda") == expected * GIB
