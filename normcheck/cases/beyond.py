@@ -1,12 +1,12 @@
 """Cases beside the core: large ones, rows far apart, the sizes of well-known models; and small ones that show a fault.
 
-A cell runs the first three after its core, while there is time.
+A cell runs all but the last after its core, while there is time.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -25,6 +25,14 @@ LARGE = {
     ),
 }  # fmt: skip
 """Shapes (M, N) that the sources name, and shapes with long sums, many rows or wide rows, by device."""
+
+EXTREME = (
+    (65535, 72), (65536, 72), (65537, 72), (2**20 + 1, 24), (5, 2**17 + 8), (3, 2**18 + 1), (2, 2**20),
+)  # fmt: skip
+"""Shapes for a GPU at the ends of what a grid, or a block of columns, can have; few N, each of which may compile."""
+
+HUGE_N = 4096
+"""N of huge cases: most kernels take it, and have compiled it by then."""
 
 _SMALL = Extent(rows=20, paired_rows=20, elements=3000, heights=2, widths=1, dear_rows=20)
 _TELLING_CASES = 24
@@ -62,6 +70,24 @@ def far_apart(claims: Claims) -> Iterator[Case]:
     if not claims.shapes and "x_strided" in claims.values("layout") and claims.dtype != "fp32":
         order = random.Random(0)
         yield _drawn(claims, order, 65537, 64, layout="x_strided", gap=32704, eps=1e-5, weight_dtype="same")
+
+
+def extreme(claims: Claims, seed: int) -> Iterator[Case]:
+    """Cases of the EXTREME shapes for a GPU; none if the implementation declares its shapes."""
+    order = random.Random(seed + 2)
+    for m, n in () if claims.shapes else EXTREME:
+        if claims.admits("M", m) and claims.admits("N", n):
+            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted", "tail")))
+
+
+def huge(claims: Claims, powers: Sequence[int]) -> Iterator[Case]:
+    """A contiguous case for a GPU whose last row begins at element 2^p, for each p of ``powers``; not in fp32.
+
+    A kernel that counts elements in 32 bits fails it, whatever strides it takes.
+    """
+    order = random.Random(1)
+    for power in () if claims.shapes or claims.dtype == "fp32" else powers:
+        yield _drawn(claims, order, 2**power // HUGE_N + 1, HUGE_N, eps=1e-5, weights="normal", weight_dtype="same")
 
 
 def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -> Case:

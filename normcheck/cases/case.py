@@ -22,6 +22,13 @@ row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``."""
 
+MOST_COLUMNS = 65536
+"""Longer rows are unusual: many a kernel holds a row in one block, and no block has so many elements."""
+
+HUGE_ELEMENTS = 2**28
+"""A case with more elements, gaps included, is probed no deeper than the reason of a failure needs. One with more
+elements of its own is run once, and what comes of it is judged, and that is all: memory does not allow more."""
+
 MAX_ELEMENTS = 2**34
 """The largest M * (N + gap) of a case line. It limits the memory that a hostile line can make this process allocate."""
 
@@ -57,6 +64,17 @@ class Case:
         return 3 if self.layout in ("rank3", "rank3_strided") else 2
 
     @property
+    def gaps(self) -> Mapping[str, int]:
+        """The elements behind each row of x and of dy."""
+        own = {"x": ("x_strided", "strided", "rank3_strided"), "dy": ("dy_strided", "strided", "rank3_strided")}
+        return MappingProxyType({name: self.gap * (self.layout in layouts) for name, layouts in own.items()})
+
+    @property
+    def huge(self) -> bool:
+        """Whether M * N is above HUGE_ELEMENTS."""
+        return self.M * self.N > HUGE_ELEMENTS
+
+    @property
     def weight_format(self) -> str:
         """The name of the dtype of weight and bias."""
         return self.dtype if self.weight_dtype == "same" else self.weight_dtype
@@ -66,6 +84,7 @@ class Case:
         """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
         refusable = {
             "M=0": self.M == 0,
+            f"N={self.N}": self.N > MOST_COLUMNS,
             f"layout={self.layout}": self.layout == "misaligned" or self.layout in EXPANDED,
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
         }

@@ -15,6 +15,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+BLOCK_ELEMENTS = 1 << 26
+"""Elements that are compared at once. A sum of bools takes eight bytes for each, and torch on a GPU does not index more
+than 2^31 elements in every operation."""
+
 _ALIGNED_BYTES = 512
 """Bytes, the alignment of torch's allocator on a GPU. A band keeps it, so that kernels take their usual paths."""
 
@@ -86,7 +90,21 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if torch.equal(_as_integers(a), _as_integers(b)):
         return True
-    return a.is_floating_point() and not bool(differing(a, b).any())
+    return a.is_floating_point() and how_many_differ(a, b) == 0
+
+
+def how_many_differ(a: Tensor, b: Tensor) -> int:
+    """The number of elements whose bits differ; all NaNs count as the same. Both have one shape and dtype.
+
+    Elements are compared in blocks: a temporary of many bytes for each would be larger than the tensors.
+    """
+    if a.numel() <= BLOCK_ELEMENTS:
+        return int(differing(a, b).sum())
+    if len(a) == 1:
+        return how_many_differ(a[0], b[0])
+    height = max(1, BLOCK_ELEMENTS * len(a) // a.numel())
+    blocks = (slice(first, first + height) for first in range(0, len(a), height))
+    return sum(how_many_differ(a[block], b[block]) for block in blocks)
 
 
 def differing(a: Tensor, b: Tensor) -> Tensor:
@@ -119,13 +137,20 @@ def elements(tensor: Tensor) -> Tensor:
 
 def trespass(before: Tensor, after: Tensor) -> tuple[int, str]:
     """How many elements outside the tensor differ in two buffers of one geometry; the place of the first, in words."""
-    wrong = _bits(before) != _bits(after)
-    inside = torch.zeros_like(wrong)
+    old, new = _bits(before), _bits(after)
+    inside = torch.zeros_like(old, dtype=torch.bool)
     elements(inside.as_strided(before.shape, before.stride(), before.storage_offset())).fill_(True)
-    places = (wrong & ~inside).nonzero().flatten()
-    if not len(places):
+    count, first = 0, 0
+    for start in range(0, len(old), BLOCK_ELEMENTS):
+        block = slice(start, start + BLOCK_ELEMENTS)
+        wrong = (old[block] != new[block]).logical_and_(~inside[block])
+        here = int(wrong.sum())
+        if here and not count:
+            first = start + int(wrong.int().argmax())
+        count += here
+    if not count:
         return 0, ""
-    return len(places), _in_words(int(places[0]) - int(before.storage_offset()), tuple(before.shape), before.stride())
+    return count, _in_words(first - int(before.storage_offset()), tuple(before.shape), before.stride())
 
 
 def _in_words(at: int, shape: tuple[int, ...], stride: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,11 @@ from typing import TypeVar
 
 import torch
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import HUGE_ELEMENTS, Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.data_kinds import ROWS
-from normcheck.cases.inputs import SLAB_ELEMENTS
+from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
@@ -46,10 +48,12 @@ def run_case(
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
 ) -> Result:
-    """Run one case under the plan's timeout, unless ``supports(case)`` refuses it. ``depth``: how far it is probed.
+    """Run one case under the plan's timeout, unless ``supports(case)`` refuses it.
 
-    ``floors``: output -> ratio below which details are not needed; ``watch`` is called with all that is compared.
+    ``depth``: how far it is probed, unless it is too large. ``floors``: output -> ratio below which details are
+    not needed; ``watch`` is called with all that is compared.
     """
+    depth = min(depth, deepest(case))
     work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth, watch=watch)
     result = attempted(cell, case, plan, work)
     return replace(result, after=session_of(cell.implementation).before) if result.failed else result
@@ -63,11 +67,16 @@ def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) 
 
 def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T | Result:
     """The value of ``work``, which calls the implementation; a Result with the reason if the case cannot run or end."""
-    refused = unclaimed(cell.op, cell.implementation, case) or too_large(case, plan.device)
+    refused = unclaimed(cell.op, cell.implementation, case)
+    if not (refused or case.huge):
+        refused = too_large(case, plan.device)
     if refused:
         return Result(case, table().model, refused=refused)
     try:
         with session_of(cell.implementation).case(case, plan.timeout):
+            refused = _no_room(case, plan.device) if case.huge else ""
+            if refused:
+                return Result(case, table().model, refused=refused)
             reason = call.supports(cell.implementation, case)
             if reason is not None:
                 return Result(case, table().model, refused=reason or "supports(case) gave no reason")
@@ -78,26 +87,71 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
     except torch.OutOfMemoryError:
         gc.collect()
         torch.cuda.empty_cache()
-        return Result(case, table().model, refused="judging it needs more of the GPU's memory than is free")
+        words = _shortage(_needed(case, plan.device), memory_bytes(plan.device))
+        return Result(case, table().model, refused=f"judging it {words} of the GPU's memory")
     except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))
 
 
+def deepest(case: Case) -> Depth:
+    """How far a case can be probed: further runs cost memory, and the time of as many cases."""
+    if case.huge:
+        return Depth.OFF
+    return Depth.REASON if case.M * (case.N + case.gap) > HUGE_ELEMENTS else Depth.ROWS
+
+
 _MAKING_BYTES, _JUDGING_BYTES = 64, 600
 """Bytes of fp64 temporaries for each element that is made, and for each that is judged: measured on one long row."""
+
+_INPUTS, _Y, _DX = 2, 3, 5
+"""Of a huge case on a GPU: copies of x and of dy, the original and the one that both processes use; of y, in the
+kernel's process, in shared memory and here; of dx, the same, and two of a backward's second call. Without a second run
+of the kernel this is all, beside what the kernel itself needs."""
+
+_MASK_BYTES = 5
+"""For each element of a clamped op: its bits, those in doubt and at a tie, and the mask on its way."""
 
 
 def too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit into memory, or an empty string; a case line may ask for any size."""
-    strided = {"strided": 2, "rank3_strided": 2, "x_strided": 1, "dy_strided": 1}.get(case.layout, 0)
+    needed, there = _needed(case, device), memory_bytes(device)
+    return _shortage(needed, there) if needed > there else ""
+
+
+def _shortage(needed: int, there: int) -> str:
+    return f"needs about {needed / 2**30:.1f} GiB of {there / 2**30:.1f} GiB"
+
+
+def _no_room(case: Case, device: str) -> str:
+    """``too_large``, once a process that has just ended has given back its memory on the GPU."""
+    end = time.monotonic() + (_ENDING_SECONDS if device == "cuda" else 0.0)
+    while (reason := too_large(case, device)) and time.monotonic() < end:
+        if _needed(case, device) > torch.cuda.mem_get_info()[1]:
+            break
+        gc.collect()
+        torch.cuda.empty_cache()
+        time.sleep(0.1)
+    return reason
+
+
+_ENDING_SECONDS = 5.0
+
+
+def _needed(case: Case, device: str) -> int:
+    """Bytes that a case takes, of the GPU's memory if it runs there."""
     rows = max(case.M, 1)  # a case without rows has weights, bands as long as a row, and a gap
-    elements = rows * (16 * case.N + 6 * strided * case.gap)  # inputs and copies, outputs, gradients, all of it twice
-    needed = elements * (4 if case.dtype == "fp32" else 2)
-    needed += _MAKING_BYTES * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
-    needed += _JUDGING_BYTES * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
-    available = memory_bytes(device)
-    return f"needs about {needed / 2**30:.1f} GiB of {available / 2**30:.1f} GiB" if needed > available else ""
+    item = torch_dtype(case.dtype).itemsize
+    if case.huge and device == "cuda":
+        op = OPS[case.op]
+        y = max(torch_dtype(name).itemsize for name in op.y_dtypes(case.dtype, case.weight_format))
+        inputs = sum(rows * (case.N + gap) * item for gap in case.gaps.values())
+        tensors = _INPUTS * inputs + rows * case.N * (_Y * y + _DX * item + _MASK_BYTES * op.clamped)
+    else:
+        gaps = sum(case.gaps.values())
+        tensors = rows * (16 * case.N + 6 * gaps) * item  # inputs and copies, outputs, gradients, all of it twice
+    making = _MAKING_BYTES * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
+    return tensors + making + _JUDGING_BYTES * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
 
 
 def died(result: Result) -> bool:

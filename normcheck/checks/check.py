@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import Op
@@ -90,8 +89,8 @@ def check(
     """
     pristine = make(case, op, device)
     base = model or undeclared_model(implementation, device)
-    given = pristine.each(lambda t: guard_bands.copy(t, guard_bands.NAN))
     session = session_of(implementation)
+    given = session.copies(pristine)
     run = session.run(Surroundings())
     try:
         model = model or model_of(implementation, case, device)
@@ -105,7 +104,7 @@ def check(
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
         if context_lost(first) and not session.isolated:  # no tensor on the GPU can be read
             return Result(case, model or table().model, problems=(first,))
-        refused = refusal(case, first) or _no_memory(broken, device)
+        refused = refusal(case, first) or _no_memory(broken, case, device)
         problems = written(implementation, pristine, given) + strays(run, {})
         if refused and not problems:
             return Result(case, model or table().model, refused=refused)
@@ -123,16 +122,17 @@ def context_lost(problem: Problem) -> bool:
     return problem.kind == "exception" and loses_context(problem.message)
 
 
-def _no_memory(broken: Broken, device: str) -> str:
+def _no_memory(broken: Broken, case: Case, device: str) -> str:
     """Why running out of GPU memory says nothing about the kernel (other programs use it), or "" if it does."""
     if device != "cuda" or "out of memory" not in broken.message:
         return ""
-    free, _ = torch.cuda.mem_get_info()
-    return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < _PLENTY_BYTES else ""
+    free, plenty = torch.cuda.mem_get_info()[0], max(_PLENTY_BYTES, _PLENTY_FOR_ELEMENT * case.M * case.N)
+    return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < plenty else ""
 
 
 NO_MEMORY = "the GPU's memory is in use"
-_PLENTY_BYTES = 8 << 30  # a kernel that needs more than so many free bytes needs too much
+_PLENTY_BYTES = 8 << 30  # a kernel that needs more than so many free bytes needs too much,
+_PLENTY_FOR_ELEMENT = 64  # and than so many for each element: 16 tensors in fp32
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:

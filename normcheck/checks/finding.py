@@ -14,7 +14,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
-from normcheck.checks.where import locate
+from normcheck.checks.where import how_many, locate
 from normcheck.impls import source_location
 from normcheck.impls.implementation import OVERWRITABLE
 from normcheck.oracle.compare import Comparison
@@ -82,6 +82,8 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
     found = _mismatch(first, line, reproduce)
+    if result.case.huge:  # more runs, or another reference, would need more memory than there is
+        return replace(found, also=tuple(name for name in also if name != first.output))
     why = cause(cell.op, result, device)
     advice = _advice(cell, result, device) if advise and not why else ""
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
@@ -115,7 +117,7 @@ def _place_of(fault: Problem | Checked) -> tuple[int, int]:
 def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
     c = first.comparison
     assert c.worst is not None and c.wrong is not None
-    worst, mismatched = c.worst, int(c.wrong.sum())
+    worst, mismatched = c.worst, how_many(c.wrong)
     grid = c.wrong if c.wrong.dim() == 2 and c.wrong.shape[1] > 1 else c.wrong.reshape(1, -1)
     if first.output in STATISTICS:
         grid = c.wrong.reshape(-1, 1)

@@ -80,8 +80,7 @@ def _count(one: Tensor, other: Tensor | None) -> str:
         return "it is missing"
     if other.shape != one.shape:
         return "another shape"
-    wrong = guard_bands.differing(one, other)
-    return f"{int(wrong.sum())} of {wrong.numel()} elements differ"
+    return f"{guard_bands.how_many_differ(one, other)} of {one.numel()} elements differ"
 
 
 def sharing_memory(first: Seen, second: Seen) -> str:

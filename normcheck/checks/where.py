@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from normcheck.cases.guard_bands import BLOCK_ELEMENTS
 from normcheck.result import Where
 
 GRID_ROWS, GRID_COLUMNS = 8, 48
@@ -25,6 +26,22 @@ def locate(wrong: Tensor) -> Where:
     return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong))
 
 
+def how_many(wrong: Tensor) -> int:
+    """How many elements of ``wrong``, bool with one element at least, are True."""
+    return sum(int(block.sum()) for block in _blocks(wrong))
+
+
+def _blocks(wrong: Tensor, first: int = 0, end: int | None = None) -> Iterator[Tensor]:
+    """Rows ``first`` to ``end`` of ``wrong`` in parts of at most BLOCK_ELEMENTS elements, or of one row.
+
+    A sum takes eight bytes for each element.
+    """
+    height = max(1, BLOCK_ELEMENTS * len(wrong) // wrong.numel())
+    end = len(wrong) if end is None else end
+    for start in range(first, end, height):
+        yield wrong[start : min(start + height, end)]
+
+
 def _grid(wrong: Tensor) -> tuple[tuple[float, ...], ...]:
     """Share of wrong elements in each cell of at most GRID_ROWS x GRID_COLUMNS cells."""
     rows, columns = wrong.shape
@@ -32,10 +49,14 @@ def _grid(wrong: Tensor) -> tuple[tuple[float, ...], ...]:
     row_cell = torch.arange(rows, device=wrong.device) * down // rows
     column_cell = torch.arange(columns, device=wrong.device) * across // columns
     shares = torch.zeros(down, columns, dtype=torch.float64, device=wrong.device)
-    shares.index_add_(0, row_cell, wrong.double())
+    heights = row_cell.bincount(minlength=down)
+    ends = heights.cumsum(0).tolist()
+    for share, first, end in zip(shares, [0, *ends], ends, strict=False):
+        for block in _blocks(wrong, first, end):
+            share += block.sum(0)
     cells = torch.zeros(down, across, dtype=torch.float64, device=wrong.device)
     cells.index_add_(1, column_cell, shares)
-    sizes = row_cell.bincount(minlength=down)[:, None] * column_cell.bincount(minlength=across)[None, :]
+    sizes = heights[:, None] * column_cell.bincount(minlength=across)[None, :]
     return tuple(tuple(row) for row in (cells / sizes).tolist())
 
 
@@ -46,7 +67,7 @@ def _summary(wrong: Tensor) -> str:
         return "the only element"
     down, across = (wrong.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
     by_row, by_column = _words_for(down, rows, "row"), _words_for(across, columns, "column")
-    common, count = len(down) * len(across), int(wrong.sum())
+    common, count = len(down) * len(across), how_many(wrong)
     if rows == 1 or columns == 1:
         return by_column if rows == 1 else by_row
     if count == common:

@@ -26,7 +26,8 @@ class Profile:
     the search for a more telling failing case, and of that for a simpler one; neither takes more than ``seconds``.
 
     ``large_share``: a large case is run only if it is expected to take at most this share of the seconds that are left.
-    On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``sanitizer``:
+    On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``powers``: on
+    a GPU, contiguous cases of more than 2^p elements for each p; () also leaves out ``beyond.EXTREME``. ``sanitizer``:
     whether a cell that passes on a GPU is also run under compute-sanitizer.
     """
 
@@ -37,6 +38,7 @@ class Profile:
     core_seconds: float
     large_share: float = 0.4
     large_times: int = 1
+    powers: tuple[int, ...] = ()
     sanitizer: bool = False
     shrink_seconds: float = 45.0
 
@@ -48,8 +50,8 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("quick", 400, 4.0, _QUICK, 60.0),
-        Profile("ci", 1500, 45.0, _CI, 300.0, large_times=4),
-        Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, sanitizer=True),
+        Profile("ci", 1500, 45.0, _CI, 300.0, large_times=4, powers=(31,)),
+        Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, powers=(31, 32), sanitizer=True),
     )
 }
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from hypothesis import Phase
 from hypothesis import strategies as st
 
-from normcheck.cases.beyond import far_apart, large, model_sizes, telling
-from normcheck.cases.case import Case
+from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, telling
+from normcheck.cases.case import MOST_COLUMNS, Case
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.strategies import cases, choices
 from normcheck.checks import sanitizer
@@ -36,7 +36,6 @@ _DRAW = (Phase.generate,)
 _BATCH = 4  # cases in one Hypothesis example: half of the cost of an example does not depend on its size
 _MEMORY_EVERY = 2  # every second case has the probes of memory
 _ROWS_EVERY = 8  # every eighth case has those of rows
-_HUGE_ELEMENTS = 1 << 28
 _TELLING_SECONDS = 10.0  # at most, for the search for the most telling case
 
 
@@ -139,7 +138,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         if number >= most or time.perf_counter() > end:
             raise Stop
         if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
-            run(case, _depth(number, case))
+            run(case, _depth(number))
         return False
 
     try:
@@ -151,6 +150,8 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
             result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
             core.saw(step, result, seconds)
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
+        for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
+            fails(case)  # each waits for its turn at the memory, which is not the cell's time
         end = time.perf_counter() + plan.profile.seconds
         for case, is_large in _explicit(cell, plan, core.claims):
             fails(case, is_large)
@@ -172,6 +173,9 @@ def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bo
             yield case, False
     for case in model_sizes(claims, seed_of(cell, plan.seed)):
         yield case, False
+    if plan.device == "cuda" and plan.profile.powers:
+        for case in extreme(claims, seed_of(cell, plan.seed)):
+            yield case, True
     times = plan.profile.large_times if plan.device == "cuda" else 1
     for case in large(claims, plan.device, times, seed_of(cell, plan.seed)):
         yield case, True
@@ -186,10 +190,8 @@ def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
     return replay.cases
 
 
-def _depth(number: int, case: Case) -> Depth:
-    """The depth of a case's probes. They cost runs and memory, so not every case has all, and a huge one has fewest."""
-    if case.M * (case.N + case.gap) > _HUGE_ELEMENTS:
-        return Depth.REASON
+def _depth(number: int) -> Depth:
+    """The depth of a case's probes. They cost runs, so not every case has all."""
     if number % _ROWS_EVERY == 0:
         return Depth.ROWS
     return Depth.REASON if number % _MEMORY_EVERY else Depth.MEMORY
@@ -242,6 +244,7 @@ def _too_slow(case: Case, plan: Plan, tally: Tally, end: float) -> bool:
     """Whether a large case is not expected to fit into the time that is left; if so, a note will name it."""
     unknown = plan.shard[1] > 1 and tally.per_row == float("inf")  # so few cases that none of them showed it
     expected = 0.0 if unknown else tally.per_row * case.M
+    expected += tally.per_column * case.N * (case.N > MOST_COLUMNS)
     expected += case.M * case.N * _JUDGING_SECONDS[plan.device]
     slow = expected > plan.profile.large_share * (end - time.perf_counter())
     if slow:

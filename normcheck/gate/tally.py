@@ -45,6 +45,7 @@ class Tally:
     notes: dict[str, None] = field(default_factory=dict)
     declared: dict[str, str] = field(default_factory=dict)
     per_row: float = float("inf")
+    per_column: float = 0.0
     vacuity: dict[str, Vacuity] = field(default_factory=dict)
     repeats: dict[str, Steadiness] = field(default_factory=dict)
     invariance: dict[str, Steadiness] = field(default_factory=dict)
@@ -72,6 +73,8 @@ class Tally:
         self.notes.update(dict.fromkeys(result.notes[: max(0, _MOST - len(self.notes))]))
         if result.case.M >= 8:
             self.per_row = min(self.per_row, seconds / result.case.M)
+        if result.case.M <= 64 and result.case.N >= 4096:  # with what it took to compile
+            self.per_column = max(self.per_column, seconds / result.case.N)
         for checked in result.checked:
             name, c = checked.output, checked.comparison
             self.returned.add(name)

@@ -13,12 +13,13 @@ from functools import cache
 import torch
 
 from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, loses_context
 from normcheck.isolation import forkserver
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of
-from normcheck.isolation.shared_memory import DeviceMemory, Space
+from normcheck.isolation.shared_memory import DeviceMemory, Memory, Space, shared_bytes, tensor_at
 from normcheck.runner.environment import memory_bytes
 
 START_SECONDS = 60.0
@@ -43,6 +44,10 @@ class Client:
         self._worker: Worker | None = None
         self._next: Worker | None = None  # started, and importing, but not in use yet
         self._used = 0  # bytes of shared memory, in the present case
+        self._own_bytes = 0  # of device memory for the present case alone, 0 if it needs none
+        self._own: DeviceMemory | None = None
+        self._held = 0  # shared memory below this byte holds the inputs of the present case
+        self._cached = False  # whether torch caches here what such a case has used
         self._number = 0  # of the latest request
         self._seconds = self._seconds_left = START_SECONDS
         self._called: set[str] = set()  # kinds of requests that the worker has had time to compile for
@@ -60,7 +65,7 @@ class Client:
         """Start the next worker, without waiting for it."""
         if self._next is None:
             self._next = Worker()
-            opened = _device_memory().handle if self._device == "cuda" else ""
+            opened = self._device_memory().handle if self._device == "cuda" else ""
             self._next.send(load_message(self._spec, (self._op,), self._device, opened))
 
     def wait(self) -> None:
@@ -82,15 +87,51 @@ class Client:
         self._next = None
 
     def begin(self, case: Case, seconds: float) -> None:
-        """Begin a case: its requests together may take ``seconds``; ``before`` becomes the worker's earlier cases."""
+        """Begin a case: its requests together may take ``seconds``; ``before`` becomes the worker's earlier cases.
+
+        A huge case that needs more device memory than is shared has memory and a worker of its own, until ``finish``.
+        """
         self._seconds = self._seconds_left = seconds
+        self._empty_cache()
+        needed = shared_bytes(case) if case.huge and self._device == "cuda" else 0
+        self._own_bytes = needed if needed and needed > _usual_bytes() else 0
+        if self.alone:
+            self.end()
         if not self.alive:
             self._cases = []
         self.before = tuple(self._cases)
         self._cases.append(case)
         if self.alive and self._worker is not None:
             self._worker.memory.give_back(self._used)
-        self._used = 0
+        self._used = self._held = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether the present case has memory and a worker of its own."""
+        return self._own_bytes > 0
+
+    def finish(self) -> None:
+        """End the case. If it was ``alone``, its memory goes back, and its worker ends, with what it has cached."""
+        if not self.alone:
+            return
+        self.end()
+        if self._own is not None:
+            self._own.release()
+        self._own, self._own_bytes, self._held = None, 0, 0
+        self._cached = True
+
+    def _empty_cache(self) -> None:
+        """Give back what torch still caches here of a case that was ``alone``. Its outputs were in use until now."""
+        if self._cached:
+            torch.cuda.empty_cache()
+        self._cached = False
+
+    def hold(self, inputs: Inputs) -> Inputs:
+        """Copies of ``inputs`` in shared memory, which calls use in place until the case is finished."""
+        space = Space(self._memory())
+        held = inputs.each(lambda tensor: tensor_at(space.memory, space.copy_in(tensor)[0]))
+        self._held = space.next
+        return held
 
     @property
     def awaited(self) -> int:
@@ -100,8 +141,8 @@ class Client:
     def space(self, first: int) -> Space:
         """Shared memory from byte ``first`` on. No call uses it any more: an unanswered request is given up first."""
         self._give_up()
-        worker = self._running()
-        return Space(_device_memory() if self._device == "cuda" else worker.memory, first)
+        self._running()
+        return Space(self._memory(), max(first, self._held))
 
     def post(self, message: Message) -> int:
         """Send a request and return its number."""
@@ -139,6 +180,16 @@ class Client:
         """Wait for the unanswered request, if any, and throw its answer away. The worker may end on it."""
         if self._unanswered and self.alive:
             self.collect()
+
+    def _memory(self) -> Memory:
+        return self._device_memory() if self._device == "cuda" else self._running().memory
+
+    def _device_memory(self) -> DeviceMemory:
+        if not self._own_bytes:
+            return _usual_memory()
+        if self._own is None:
+            self._own = DeviceMemory.allocated(self._own_bytes)
+        return self._own
 
     def _running(self) -> Worker:
         if self._worker is None or not self._worker.alive:
@@ -179,10 +230,15 @@ class Client:
 
 
 @cache
-def _device_memory() -> DeviceMemory:
-    """GPU memory that all workers share: enough for the largest case of a sweep, allocated once."""
-    size = min(memory_bytes("cuda") // 4, 8 << 30)
-    return DeviceMemory(torch.empty(size, dtype=torch.uint8, device="cuda"))
+def _usual_bytes() -> int:
+    """Bytes of the GPU memory that all cases share but the largest, which have memory of their own."""
+    return min(memory_bytes("cuda") // 4, 8 << 30)
+
+
+@cache
+def _usual_memory() -> DeviceMemory:
+    """GPU memory that all workers share, allocated once."""
+    return DeviceMemory.allocated(_usual_bytes())
 
 
 def _end_of(answer: Message) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs
 from normcheck.isolation import forkserver
 from normcheck.isolation.client import Client
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import nonsense, raise_failure
+from normcheck.isolation.turn import turn
 from normcheck.runner.arena import Surroundings
+from normcheck.runner.session import copied
 
 
 class ProcessSession:
@@ -58,9 +61,20 @@ class ProcessSession:
 
     @contextmanager
     def case(self, case: Case, seconds: float) -> Iterator[None]:
-        """See ``Session``; the process is killed if it takes longer."""
-        self._client.begin(case, seconds)
-        yield
+        """See ``Session``; the process is killed if it takes longer.
+
+        A case that needs much of a GPU's memory waits for its turn.
+        """
+        with ExitStack() as ended:
+            self._client.begin(case, seconds)
+            if self._client.alone:
+                ended.enter_context(turn())
+                ended.callback(self._client.finish)
+            yield
+
+    def copies(self, inputs: Inputs) -> Inputs:
+        """See ``Session``; those of a huge case lie in shared memory, so that there is one copy less."""
+        return self._client.hold(inputs) if self._client.alone else copied(inputs)
 
     def run(self, surroundings: Surroundings) -> RemoteRun:
         """See ``Session``."""

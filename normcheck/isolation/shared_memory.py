@@ -1,7 +1,7 @@
 """Memory that two processes share: one copies tensors into it, the other uses them in place.
 
 On a CPU it is a file without a name that both map, as large as the machine's memory; pages exist once they are
-touched. On a GPU it is one buffer of the parent, which a worker opens by CUDA's own handles.
+touched. On a GPU it is a buffer of the parent, which a worker opens by CUDA's own handles.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.ops import OPS
 from normcheck.errors import UnsupportedCase
 
 _ALIGNMENT = 512
+_OTHER_BYTES = 1 << 24  # for parameters, their gradients and what aligns them
 _KEPT_BYTES = 1 << 26  # stay in memory between cases; pages beyond go back to the system
 
 
@@ -32,6 +36,11 @@ class Memory(Protocol):
 
     size: int
     device: str
+
+    @property
+    def address(self) -> int:
+        """The address of the first byte, in this process."""
+        ...
 
     def part(self, at: int, count: int) -> Tensor:
         """``count`` bytes from ``at``: uint8, (count,), a storage of its own. Raises ValueError if some are outside."""
@@ -46,6 +55,11 @@ class HostMemory:
     def __init__(self, fd: int | None = None) -> None:
         self.fd, self._map = _new_file() if fd is None else (fd, mmap.mmap(fd, 0))
         self.size = len(self._map)
+
+    @cached_property
+    def address(self) -> int:
+        """See ``Memory``."""
+        return self.part(0, 1).data_ptr()
 
     def part(self, at: int, count: int) -> Tensor:
         """See ``Memory``."""
@@ -85,7 +99,21 @@ class DeviceMemory:
     device = "cuda"
 
     def __init__(self, buffer: Tensor) -> None:
-        self.buffer, self.size = buffer, buffer.numel()
+        self.buffer, self.size, self.address = buffer, buffer.numel(), buffer.data_ptr()
+        self._shared: Mapping[str, Any] = {}
+
+    @classmethod
+    def allocated(cls, size: int) -> DeviceMemory:
+        """``size`` bytes of this process. Raises torch.OutOfMemoryError.
+
+        Whoever opens a handle can write to the whole block that torch once got from the driver. So these bytes have a
+        block of their own: torch keeps what it has cached apart by stream, and this stream is used for nothing else.
+        """
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+            buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        return cls(buffer)
 
     @classmethod
     def opened(cls, handle: str) -> DeviceMemory:
@@ -99,16 +127,25 @@ class DeviceMemory:
         from torch.multiprocessing.reductions import reduce_tensor
 
         rebuild, arguments = shared = reduce_tensor(self.buffer)  # type: ignore[no-untyped-call]
-        atexit.register(self._release, inspect.signature(rebuild).bind(*arguments).arguments)
+        self._shared = inspect.signature(rebuild).bind(*arguments).arguments
+        atexit.register(self._free)
         return pickle.dumps(shared).hex()
 
-    def _release(self, shared: Mapping[str, Any]) -> None:
+    def release(self) -> None:
+        """Give the memory back to the driver. No other process may have it open any more."""
+        atexit.unregister(self._free)
+        self._free()
+        torch.cuda.empty_cache()
+
+    def _free(self) -> None:
         """Free the buffer, but first the one reference to it that torch counts for all its receivers.
 
         Workers are killed, and never release it; torch would complain on standard error.
         """
-        counter = shared["ref_counter_handle"], shared["ref_counter_offset"]
-        torch.UntypedStorage._release_ipc_counter(*counter, device="cuda")  # type: ignore[no-untyped-call]
+        if self._shared:
+            counter = self._shared["ref_counter_handle"], self._shared["ref_counter_offset"]
+            torch.UntypedStorage._release_ipc_counter(*counter, device="cuda")  # type: ignore[no-untyped-call]
+        self._shared, self.size = {}, 0
         self.buffer.untyped_storage().resize_(0)
 
     def part(self, at: int, count: int) -> Tensor:
@@ -151,12 +188,16 @@ class Space:
         self.memory, self.next = memory, first
 
     def copy_in(self, tensor: Tensor) -> tuple[dict[str, Any], SharedCopy]:
-        """Copy the whole storage of ``tensor``, with what lies around it -> its place as plain data, and the copy."""
+        """Copy the whole storage of ``tensor``, with what lies around it -> its place as plain data, and the copy.
+
+        A tensor that lies in this memory already is its own copy.
+        """
         whole = buffer_of(tensor)
         count = len(whole)
-        at = self._reserved(count)
-        part = self.memory.part(at, count)
-        part.copy_(whole)
+        at, part = whole.data_ptr() - self.memory.address, whole
+        if not 0 <= at < self.memory.size:
+            at = self._reserved(count)
+            part = self.memory.part(at, count).copy_(whole)
         place = {
             "at": at,
             "bytes": count,
@@ -179,8 +220,23 @@ class Space:
         at = math.ceil(self.next / _ALIGNMENT) * _ALIGNMENT
         self.next = at + count
         if self.next > self.memory.size:
-            raise UnsupportedCase(f"needs more than the {self.memory.size / 2**30:.1f} GiB of shared memory")
+            needed, there = self.next / 2**30, self.memory.size / 2**30
+            raise UnsupportedCase(f"needs {needed:.1f} GiB of shared memory, and there are {there:.1f} GiB")
         return at
+
+
+def shared_bytes(case: Case) -> int:
+    """Shared memory that any one call of ``case`` needs: x, dy, y, dx, what else forward saves, and what lies around.
+
+    A run in which forward is called for other inputs before backward needs twice as much.
+    """
+    op, item = OPS[case.op], torch_dtype(case.dtype).itemsize
+    y = max(torch_dtype(name).itemsize for name in op.y_dtypes(case.dtype, case.weight_format))
+    band = 2 * (case.N + 512)  # of a row and 256 elements, before a tensor and behind it
+    inputs = sum(((case.M + 1) * (case.N + gap) + band) * item for gap in case.gaps.values())
+    outputs = (case.M * case.N + band) * (y + item)
+    saved = case.M * case.N * op.clamped + 12 * case.M * len(op.statistics)  # a bitmask may be bool
+    return inputs + outputs + saved + 32 * case.N + _OTHER_BYTES
 
 
 def buffer_of(tensor: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ def memory_bytes(device: str) -> int:
     """Bytes of the machine's memory; for ``cuda``, the bytes of the GPU's memory that this process can still use."""
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        return int(min(free + torch.cuda.memory_reserved(), total * torch.cuda.get_per_process_memory_fraction()))
+        torchs = torch.cuda.memory_stats_as_nested_dict()  # memory_reserved() would flatten all of it, each time
+        reserved, used = (torchs[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
+        return int(min(free + reserved, total * torch.cuda.get_per_process_memory_fraction()) - used)
     return psutil.virtual_memory().total
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
+from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.run import LocalRun, Run
@@ -40,6 +43,10 @@ class Session(Protocol):
 
     def case(self, case: Case, seconds: float) -> AbstractContextManager[None]:
         """Run ``case`` inside the block, for at most ``seconds``. Raises TimeIsUp or Broken when they are over."""
+        ...
+
+    def copies(self, inputs: Inputs) -> Inputs:
+        """Copies of the inputs of the present case, with what lies around each, for calls to use until it ends."""
         ...
 
     def run(self, surroundings: Surroundings) -> Run:
@@ -72,6 +79,10 @@ class LocalSession:
         """See ``Session``. Code that does not return to Python is not interrupted."""
         return alarm(seconds)
 
+    def copies(self, inputs: Inputs) -> Inputs:
+        """See ``Session``."""
+        return copied(inputs)
+
     def run(self, surroundings: Surroundings) -> LocalRun:
         """See ``Session``."""
         return LocalRun(self._implementation, surroundings)
@@ -83,6 +94,11 @@ class LocalSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         pass
+
+
+def copied(inputs: Inputs) -> Inputs:
+    """Copies of ``inputs``, with what lies around each."""
+    return inputs.each(partial(guard_bands.copy, pattern=guard_bands.NAN))
 
 
 class Elsewhere(ABC):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from normcheck.checks import where
 from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate
 
 
@@ -59,3 +60,20 @@ def test_the_picture_has_the_share_of_each_cell() -> None:
     assert (len(where.grid), len(where.grid[0])) == (GRID_ROWS, GRID_COLUMNS)
     assert where.grid[0][:3] == (0.5, 0.25, 0.0)  # cells of 2 x 2
     assert sum(map(sum, where.grid)) == 0.75
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+@pytest.mark.parametrize("shape", [(1, 50), (7, 3), (8, 48), (100, 97)])
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, block: int, shape: tuple[int, int]) -> None:
+    mask = torch.arange(shape[0] * shape[1]).mul(7919).remainder(11).view(shape) < 4
+    expected = locate(mask)
+    monkeypatch.setattr(where, "BLOCK_ELEMENTS", block)
+    assert locate(mask) == expected
+    assert where.how_many(mask) == where.how_many(mask.flatten()) == int(mask.sum())
+    down, across = min(shape[0], GRID_ROWS), min(shape[1], GRID_COLUMNS)
+    assert (len(expected.grid), len(expected.grid[0])) == (down, across)
+    cells = [[[] for _ in range(across)] for _ in range(down)]
+    for row, values in enumerate(mask.tolist()):
+        for column, value in enumerate(values):
+            cells[row * down // shape[0]][column * across // shape[1]].append(value)
+    assert expected.grid == tuple(tuple(sum(cell) / len(cell) for cell in line) for line in cells)

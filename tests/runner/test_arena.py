@@ -100,6 +100,23 @@ def test_a_write_inside_is_no_trespass() -> None:
     assert int(guard_bands.differing(before, after).sum()) == 1
 
 
+@pytest.mark.parametrize("block", [1, 5, 64])
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(guard_bands, "BLOCK_ELEMENTS", block)
+    for at, words in WRITES:
+        test_a_write_outside_is_found_and_placed(at, words)
+    before = strided()
+    after = guard_bands.copy(before, NAN)
+    for at in (19, 22, -200):
+        after.as_strided((1,), (1,), after.storage_offset() + at).fill_(0)
+    assert guard_bands.trespass(before, after) == (3, "200 before its first element")
+    for shape in ((1, 40), (40,), (3, 5, 7), (9, 2), (0, 3), ()):
+        one = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        other = torch.where(torch.arange(one.numel()).view(shape) % 3 == 0, one + 1, one)
+        assert guard_bands.how_many_differ(one, other) == int((one != other).sum())
+        assert guard_bands.same_bits(one, one.clone()) and guard_bands.same_bits(one, other) == (not one.numel())
+
+
 @pytest.mark.parametrize("change", [lambda t: t.resize_(2, 2), lambda t: t.t_(), lambda t: t.set_(torch.ones(2))])
 def test_another_geometry_is_noticed(change: Callable[[Tensor], Tensor]) -> None:
     before = strided(torch.float32)

@@ -1,0 +1,53 @@
+"""Cases beside the core: which sizes a cell on a GPU is asked for, and by which profile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from normcheck.cases.beyond import EXTREME, extreme, huge
+from normcheck.cases.case import MAX_ELEMENTS, Case
+from normcheck.cases.case_line import parse
+from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.ops import OPS
+from normcheck.impls.implementation import Implementation
+
+
+def claims(op: str = "layernorm", dtype: str = "fp16", **fields: object) -> Claims:
+    implementation = Implementation(name="mine", op=op, forward=lambda *_, **__: torch.zeros(0), **fields)
+    return claims_of(OPS[op], implementation, dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_huge_case_is_contiguous_and_its_last_row_begins_at_the_power(op: str, dtype: str) -> None:
+    cases = tuple(huge(claims(op, dtype, strided=False), (31, 32)))
+    assert [(case.M - 1) * case.N for case in cases] == [2**31, 2**32]
+    for case in cases:
+        assert (case.layout, case.gap, case.huge) == ("contiguous", 0, True)
+        assert parse(str(case)) == case
+        assert case.M * case.N < MAX_ELEMENTS
+
+
+def test_no_huge_case() -> None:
+    assert not [*huge(claims(), ())]
+    assert not [*huge(claims(dtype="fp32"), (31,))]
+    assert not [*huge(claims(shapes=((3, 7),)), (31,))]
+
+
+def test_extreme_sizes_are_at_the_ends() -> None:
+    cases = tuple(extreme(claims(), 0))
+    assert [(case.M, case.N) for case in cases] == [*EXTREME]
+    assert {65535, 65536, 65537, 2**20 + 1} <= {case.M for case in cases}
+    assert max(case.N for case in cases) == 2**20
+    assert not any(case.huge for case in cases)
+    assert not [*extreme(claims(shapes=((3, 7),)), 0)]
+    assert all(case.N != 72 for case in extreme(claims().without("N", 72), 0))
+
+
+def test_a_row_of_more_columns_than_a_block_has_may_be_refused() -> None:
+    def of(columns: int) -> Case:
+        return Case(op="rmsnorm", dtype="fp16", M=2, N=columns)
+
+    assert of(65536).unusual == ()
+    assert of(65537).unusual == ("N=65537",)

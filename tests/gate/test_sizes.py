@@ -1,0 +1,140 @@
+"""Which profile asks for which sizes on a GPU; what needs more memory than there is, is refused in so many words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from normcheck.cases.beyond import EXTREME, LARGE
+from normcheck.cases.case import HUGE_ELEMENTS, Case
+from normcheck.cases.ops import OPS
+from normcheck.checks import attempt
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.checks.probes import Depth
+from normcheck.gate import sweep
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.tally import Tally
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.tolerances import table
+from tests.case_lines import case_of
+
+MINE = Implementation(name="mine", op="rmsnorm", forward=lambda *_, **__: torch.zeros(0), strided=False)
+HUGE = case_of(f"rmsnorm fp16 M={2**19 + 1} N=4096")
+
+
+def cell_of(dtype: str = "fp16") -> Cell:
+    return Cell(OPS["rmsnorm"], MINE, dtype, "mine.py")
+
+
+def asked(profile: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> list[Case]:
+    """The cases that a cell is asked for beside its core, if each takes no time."""
+    seen: list[Case] = []
+
+    def run(cell: Cell, case: Case, plan: Plan, *_: Any) -> Result:
+        seen.append(case)
+        return Result(case, table().model)
+
+    monkeypatch.setattr(sweep, "run_surely", run)
+    monkeypatch.setattr(sweep.CoreRun, "next", lambda self: None)
+    cell = cell_of(dtype)
+    plan = Plan((cell,), replace(PROFILES[profile], max_examples=80), 0, device, 1.0)
+    monkeypatch.setattr(sweep, "_JUDGING_SECONDS", {"cpu": 0.0, "cuda": 0.0})
+    tally = Tally(table().model)
+    tally.add(Result(case_of("rmsnorm fp16 M=300 N=16"), table().model), 0.0)
+    sweep._first_failing(cell, plan, tally, lambda *_: None, sweep.CoreRun(cell, plan))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("profile", "dtype", "device", "rows"),
+    [
+        ("quick", "fp16", "cuda", []),
+        ("ci", "fp16", "cuda", [2**19 + 1]),
+        ("ci", "bf16", "cuda", [2**19 + 1]),
+        ("ci", "fp32", "cuda", []),
+        ("ci", "fp16", "cpu", []),
+        ("deep", "fp16", "cuda", [2**19 + 1, 2**20 + 1]),
+    ],
+)
+def test_what_each_profile_asks_for(
+    profile: str, dtype: str, device: str, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = asked(profile, dtype, device, monkeypatch)
+    assert [case.M for case in cases if case.huge] == rows
+    assert [case.M for case in cases[: len(rows)]] == rows  # before the clock starts
+    sizes = {(case.M, case.N) for case in cases}
+    assert (set(EXTREME) <= sizes) == (profile != "quick" and device == "cuda")
+    assert not set(EXTREME) & sizes or profile != "quick"
+    assert set(LARGE[device]) <= sizes
+
+
+def test_long_rows_are_left_out_if_compiling_them_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    tally, plan = Tally(table().model), Plan((), PROFILES["ci"], 0, "cuda", 1.0)
+    case = case_of(f"rmsnorm fp16 M=2 N={2**20}")
+    monkeypatch.setattr(sweep.time, "perf_counter", lambda: 0.0)
+    tally.add(Result(case_of("rmsnorm fp16 M=300 N=16"), table().model), 0.01)
+    tally.add(Result(case_of("rmsnorm fp16 M=2 N=8200"), table().model), 0.05)
+    assert not sweep._too_slow(case, plan, tally, 45.0)
+    tally.add(Result(case_of("rmsnorm fp16 M=2 N=20000"), table().model), 3.0)
+    tally.add(Result(case_of("rmsnorm fp16 M=2 N=20000"), table().model), 0.01)
+    assert sweep._too_slow(case, plan, tally, 45.0)
+    assert not sweep._too_slow(case_of("rmsnorm fp16 M=2 N=65536"), plan, tally, 45.0)
+    assert [*tally.too_slow] == [f"2x{2**20}"]
+
+
+GIB = 1 << 30
+
+
+def test_more_than_2_to_the_31_elements_fit_into_80_gb() -> None:
+    """With 8 GiB for the memory that all cases share, and as much for contexts and the kernel itself."""
+    for op in ("rmsnorm", "layernorm", "rmsnorm_llama"):
+        case = replace(HUGE, op=op)
+        assert 12 * 4 * GIB < attempt._needed(case, "cuda") < (79 - 16) * GIB
+    clamped = replace(HUGE, op="layernorm_relu_bitmask", options=(("lower_clip", 0.0), ("upper_clip", 6.0)))
+    assert attempt._needed(clamped, "cuda") < (79 - 8) * GIB
+    assert attempt._needed(replace(HUGE, M=2**20 + 1), "cuda") < (139 - 16) * GIB
+
+
+def test_what_does_not_fit_is_refused_with_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "memory_bytes", lambda device: 40 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * GIB, 48 * GIB))  # it will never be free
+    cell = cell_of()
+    result = attempt.run_case(cell, HUGE, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0))
+    assert result.refused == "needs about 57.6 GiB of 40.0 GiB"
+
+
+def test_memory_that_comes_free_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter((10 * GIB, 10 * GIB, 70 * GIB))
+    monkeypatch.setattr(attempt, "memory_bytes", lambda device: next(free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert attempt._no_room(HUGE, "cuda") == ""
+
+
+def test_running_out_of_memory_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> Result:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(attempt, "memory_bytes", lambda device: 60 * GIB)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    cell = cell_of()
+    result = attempt.attempted(cell, HUGE, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0), work)
+    assert isinstance(result, Result)
+    assert result.refused == "judging it needs about 57.6 GiB of 60.0 GiB of the GPU's memory"
+
+
+@pytest.mark.parametrize(
+    ("fields", "depth"),
+    [
+        ({"M": 2**14, "N": 2**14}, Depth.ROWS),
+        ({"M": 2**14, "N": 2**13, "layout": "x_strided", "gap": 2**14}, Depth.REASON),
+        ({"M": 2**14 + 1, "N": 2**14}, Depth.OFF),
+    ],
+)
+def test_a_case_of_many_elements_is_probed_less(fields: dict[str, Any], depth: Depth) -> None:
+    assert HUGE_ELEMENTS == 2**28
+    assert attempt.deepest(replace(HUGE, **fields)) == depth
