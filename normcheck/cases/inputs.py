@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.guard_bands import placed
+from normcheck.cases.guard_bands import elements, placed
 from normcheck.cases.ops import Op
 from normcheck.cases.rng import hashed, normal, uniform
 
@@ -65,13 +65,26 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda").
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): on a GPU made by one kernel, where Triton works."""
+    io = torch_dtype(case.dtype)
+    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
+    weight, bias = _parameter(case, device), _parameter(case, device) if case.bias else None
+    if device == "cuda" and _fused_fits(case.dtype, case.weight_format):
+        fused_inputs.fill(case, op, x, dy, weight, bias, _slab_height(case), nan_bits(case))
+    else:
+        fill(case, op, x, dy, weight, bias)
+    if case.rank == 3:
+        shape = (case.batch, case.M // case.batch, case.N)
+        x, dy = x.view(shape), dy.view(shape)
+    return Inputs(x, weight, bias, dy)
+
+
+def fill(case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Write the numbers of ``case`` into its tensors: x, dy (M, N), weight, bias (N,). This defines them.
 
     Rows are made in slabs, so that temporary memory stays small.
     """
-    io = torch_dtype(case.dtype)
-    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    height = max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
+    device, height = x.device.type, _slab_height(case)
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)
@@ -85,16 +98,28 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         dy.zero_()
         dy[ONLY_ROW[case.dy]] = only
     if case.rows == "nan" or case.dy == "nan":  # devices convert a NaN to different bits
-        for t in (x, dy):
+        for t in map(elements, (x, dy)):
             integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
-            if case.layout not in EXPANDED or t is x:
-                integers.masked_fill_(torch.isnan(t), _NAN[io] - (case.seed % 2 << (8 * t.element_size() - 1)))
-    weight, bias = weights(case, op, parameters)
-    if case.rank == 3:
-        shape = (case.batch, case.M // case.batch, case.N)
-        x, dy = x.view(shape), dy.view(shape)
-    parameter = partial(_parameter, case, device)
-    return Inputs(x, parameter(weight), parameter(bias) if case.bias else None, dy)
+            integers.masked_fill_(torch.isnan(t), nan_bits(case))
+    for parameter, values in zip((weight, bias), weights(case, op, parameters), strict=True):
+        if parameter is not None:
+            parameter.copy_(values.float())  # rounded to fp32 first: every device does that alike
+
+
+def nan_bits(case: Case) -> int:
+    """The bits of a NaN in x and dy, as a signed integer of their size."""
+    io = torch_dtype(case.dtype)
+    return _NAN[io] - (case.seed % 2 << (8 * io.itemsize - 1))
+
+
+def _slab_height(case: Case) -> int:
+    """Rows of a slab: "blend" repeats after as many rows as there are kinds."""
+    return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
+
+
+@cache
+def _fused_fits(dtype: str, weight_format: str) -> bool:
+    """Whether the kernel for these dtypes compiles here, and makes a small case as the plain way does."""
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
@@ -110,9 +135,9 @@ def _shift(case: Case) -> int:
     return int(case.layout == "misaligned")
 
 
-def _parameter(case: Case, device: str, values: Tensor) -> Tensor:
-    """fp64 ``values`` (N,) in the weights' dtype, rounded to fp32 first: every device does that alike."""
-    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case)).copy_(values.float())
+def _parameter(case: Case, device: str) -> Tensor:
+    """An unfilled weight or bias (N,)."""
+    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case))
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

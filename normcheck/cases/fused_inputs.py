@@ -1,0 +1,69 @@
+"""Fill the tensors of a case by one launch of a Triton kernel: the bits of ``inputs.fill``, which is the definition.
+
+Triton is imported when it is first needed: where there is none, the plain way makes the tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.data_kinds import DY_KINDS, ONLY_ROW, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.ops import Op
+from normcheck.cases.rng import start
+
+BLOCK, WARPS = 512, 4
+"""Lanes of a program, one for each element of its tile, and its warps."""
+
+_known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
+"""Device, dtype of x, dtype of weight -> the compilation. Triton's own search for it takes longer than the launch."""
+
+
+def fill(
+    case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor | None, slab: int, nan_bits: int
+) -> None:
+    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU (or interpreted).
+
+    ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
+    Raises ImportError without Triton, and what its compiler raises.
+    """
+    from normcheck.cases import input_kernels
+
+    m, n = case.M, case.N
+    dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
+    if case.layout in EXPANDED:
+        dy_elements = min(n if case.layout == "dy_expanded" else 1, dy_elements)
+        dy_kind = dy_kind if case.layout == "dy_expanded" else DY_KINDS.index("ones")
+    elif case.dy in ONLY_ROW:
+        only_row = ONLY_ROW[case.dy] % max(m, 1)
+    lower, upper = (value for _, value in case.options) if op.clamped else (0.0, 0.0)
+    numbers = (
+        *(m, n, x.stride(0), dy.stride(0), dy_elements, slab, start(case.seed, 0)),
+        *(ROW_KINDS.index(case.rows), dy_kind, only_row, nan_bits),
+        *(WEIGHT_KINDS.index(case.weights), int(op.clamped), int(bias is not None)),
+        *map(_bits, (8.0 / n, op.weight_offset, lower, upper)),
+    )
+    columns = -(-n // BLOCK)
+    tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
+    grid = (columns + tiles, 1, 1)
+    tensors = (x, dy, weight, weight if bias is None else bias)
+    if not x.is_cuda:
+        input_kernels.make[grid](*tensors, *numbers, BLOCK=BLOCK)
+        return
+    call = (torch.cuda.current_device(), x.dtype, weight.dtype)
+    compiled = _known.get(call)
+    if compiled is None:
+        make = input_kernels.make[grid]
+        _known[call] = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
+    else:
+        compiled[grid](*tensors, *numbers, BLOCK)
+
+
+def _bits(value: float) -> int:
+    """The bits of an fp64, as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
