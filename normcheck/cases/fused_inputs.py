@@ -1,6 +1,6 @@
-"""Fill the tensors of a case by one launch of a Triton kernel: the bits of ``inputs.fill``, which is the definition.
+"""Fill the tensors of a case by one launch of a Triton kernel, with the bits of ``inputs.fill``, which defines them.
 
-Triton is imported when it is first needed: where there is none, the plain way makes the tensors.
+Triton is imported when it is first needed, for a machine may have none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from normcheck.cases.rng import start
 BLOCK, WARPS = 512, 4
 """Lanes of a program, one for each element of its tile, and its warps."""
 
+
+class Unavailable(Exception):
+    """Triton cannot compile the kernel here. The message is its reason."""
+
+
 _known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
 """Device, dtype of x, dtype of weight -> the compilation. Triton's own search for it takes longer than the launch."""
 
@@ -29,10 +34,8 @@ def fill(
     """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU (or interpreted).
 
     ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
-    Raises ImportError without Triton, and what its compiler raises.
+    Raises Unavailable, with nothing written, if Triton cannot compile the kernel here.
     """
-    from normcheck.cases import input_kernels
-
     m, n = case.M, case.N
     dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
     if case.layout in EXPANDED:
@@ -50,17 +53,29 @@ def fill(
     columns = -(-n // BLOCK)
     tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
     grid = (columns + tiles, 1, 1)
-    tensors = (x, dy, weight, weight if bias is None else bias)
-    if not x.is_cuda:
-        input_kernels.make[grid](*tensors, *numbers, BLOCK=BLOCK)
-        return
-    call = (torch.cuda.current_device(), x.dtype, weight.dtype)
+    _launch(grid, (x, dy, weight, weight if bias is None else bias), numbers)
+
+
+def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
+    on_gpu = tensors[0].is_cuda
+    call = (torch.cuda.current_device() if on_gpu else -1, tensors[0].dtype, tensors[2].dtype)
     compiled = _known.get(call)
-    if compiled is None:
-        make = input_kernels.make[grid]
-        _known[call] = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
-    else:
+    if compiled is not None:
         compiled[grid](*tensors, *numbers, BLOCK)
+        return
+    try:
+        from normcheck.cases import input_kernels
+
+        if on_gpu and input_kernels.INTERPRETED:
+            raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
+        make = input_kernels.make[grid]
+        compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
+    except (Unavailable, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # no Triton, no compiler, no folder to write to: whatever there may be
+        raise Unavailable(str(error)) from error
+    if on_gpu:
+        _known[call] = compiled
 
 
 def _bits(value: float) -> int:

@@ -47,6 +47,10 @@ _CONSTANT, _TINY_VARIANCE, _SMALL_OFFSET = map(_row, ("constant", "tiny_variance
 _MEAN100, _OFFSET, _MEAN10000, _MIXED = map(_row, ("mean100", "offset", "mean10000", "mixed"))
 _LARGE, _SUBNORMAL, _BLEND, _SIGNED_ZERO = map(_row, ("large", "subnormal", "blend", "signed_zero"))
 _LARGEST, _NAN_ROWS, _INF_ROWS = map(_row, ("largest", "nan", "inf"))
+_OF_NORMAL = _row("shifted", "small_offset", "mean100", "mean10000", "large", "subnormal")
+_OF_UNIFORM = _row("uniform", "integers", "mixed")
+_OF_COLUMN = _row("tail", "ramp", "outlier", "alternating", "offset")
+_OF_ROW = _row("scaled", "zero", "constant", "tiny_variance")
 _WITH_UR = _row("scaled", "outlier", "constant", "tiny_variance", "offset", "nan", "inf")
 _IN_ONE_ROW = _row("largest", "nan", "inf")
 
@@ -108,12 +112,6 @@ def _f64_of(bits):
 
 
 @triton.jit
-def _has(asked, KIND: tl.constexpr):
-    """Whether a mask of kinds has this one."""
-    return ((asked >> KIND) & 1) != 0
-
-
-@triton.jit
 def _level(ur):
     """The constant of a row of kind ``constant``."""
     i = (ur * 8.0).to(tl.int32)
@@ -127,63 +125,52 @@ def _level(ur):
 
 
 @triton.jit
-def _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, DTYPE: tl.constexpr):
-    """x (BLOCK,) in fp64 of the kinds in ``ROWS``; ``asked``: a mask of those that the tile has."""
+def _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, io: tl.constexpr):
+    """x (BLOCK,) in fp64 of the kinds in ``ROWS``; ``asked``: a mask of those that the tile has.
+
+    Four groups, because a branch around a single kind is so short that the compiler computes both sides of it.
+    """
     x = n
-    if _has(asked, _UNIFORM):
-        x = tl.where(kind == _UNIFORM, _uniform(bits), x)
-    if _has(asked, _SHIFTED):
+    if (asked & _OF_NORMAL) != 0:
         x = tl.where(kind == _SHIFTED, n + 8.0, x)
-    if _has(asked, _SCALED):
-        x = tl.where(kind == _SCALED, n * tl.where(ur < 0.5, 8.0, 0.125), x)
-    if _has(asked, _TAIL):
-        x = tl.where((kind == _TAIL) & (column == N - 1), 10.0 + n, x)
-    if _has(asked, _RAMP):
-        x = tl.where(kind == _RAMP, column.to(tl.float64) * step - 3.0, x)
-    if _has(asked, _OUTLIER):
-        x = tl.where((kind == _OUTLIER) & (column == random_column), 40.0 + n, x)
-    if _has(asked, _INTEGERS):
+        x = tl.where(kind == _SMALL_OFFSET, n * 0.0009765625 + 0.25, x)
+        x = tl.where(kind == _MEAN100, n + 100.0, x)
+        x = tl.where(kind == _MEAN10000, n + 10000.0, x)
+        x = tl.where(kind == _LARGE, n * (16000.0 if io == tl.float16 else _2_33), x)
+        x = tl.where(kind == _SUBNORMAL, n * (_2_18 if io == tl.float16 else _2_128), x)
+    if (asked & _OF_UNIFORM) != 0:
         u = _uniform(bits)
+        x = tl.where(kind == _UNIFORM, u, x)
         digits = (u * 5.0).to(tl.int32) - 2
         x = tl.where(kind == _INTEGERS, digits.to(tl.float64) * (u > 0.5).to(tl.float64), x)
-    if _has(asked, _ALTERNATING):
+        x = tl.where(kind == _MIXED, n * _power_of_two((u * 30.0).to(tl.int32) - 20), x)
+    if (asked & _OF_COLUMN) != 0:
+        x = tl.where((kind == _TAIL) & (column == N - 1), 10.0 + n, x)
+        x = tl.where(kind == _RAMP, column.to(tl.float64) * step - 3.0, x)
+        x = tl.where((kind == _OUTLIER) & (column == random_column), 40.0 + n, x)
         x = tl.where(kind == _ALTERNATING, tl.where((column & 1) == 0, 100.0, -100.0), x)
-    if _has(asked, _ZERO):
-        x = tl.where(kind == _ZERO, 0.0, x)
-    if _has(asked, _CONSTANT):
-        x = tl.where(kind == _CONSTANT, _level(ur), x)
-    if _has(asked, _TINY_VARIANCE):
-        x = tl.where(kind == _TINY_VARIANCE, n * _power_of_two((ur * 8.0).to(tl.int32) - 17), x)
-    if _has(asked, _SMALL_OFFSET):
-        x = tl.where(kind == _SMALL_OFFSET, n * 0.0009765625 + 0.25, x)
-    if _has(asked, _MEAN100):
-        x = tl.where(kind == _MEAN100, n + 100.0, x)
-    if _has(asked, _OFFSET):
-        if DTYPE == tl.float32:
+        if io == tl.float32:
             x = tl.where(kind == _OFFSET, n + 4096.0, x)
         else:
-            level = 2048.0 if DTYPE == tl.float16 else 256.0
+            level = 2048.0 if io == tl.float16 else 256.0
             near = tl.abs(column - random_column) < 2
             x = tl.where(kind == _OFFSET, tl.where(near, level + 2.0, level), x)
-    if _has(asked, _MEAN10000):
-        x = tl.where(kind == _MEAN10000, n + 10000.0, x)
-    if _has(asked, _MIXED):
-        x = tl.where(kind == _MIXED, n * _power_of_two((_uniform(bits) * 30.0).to(tl.int32) - 20), x)
-    if _has(asked, _LARGE):
-        x = tl.where(kind == _LARGE, n * (16000.0 if DTYPE == tl.float16 else _2_33), x)
-    if _has(asked, _SUBNORMAL):
-        x = tl.where(kind == _SUBNORMAL, n * (_2_18 if DTYPE == tl.float16 else _2_128), x)
+    if (asked & _OF_ROW) != 0:
+        x = tl.where(kind == _SCALED, n * tl.where(ur < 0.5, 8.0, 0.125), x)
+        x = tl.where(kind == _ZERO, 0.0, x)
+        x = tl.where(kind == _CONSTANT, _level(ur), x)
+        x = tl.where(kind == _TINY_VARIANCE, n * _power_of_two((ur * 8.0).to(tl.int32) - 17), x)
     return x
 
 
 @triton.jit
-def _special(n, bits, ur, kind, column, random_column, hit, DTYPE: tl.constexpr):
-    """x (BLOCK,) in fp64 of the kinds in ``SPECIAL_ROWS``, for lanes whose row is ``hit``: the one that is not normal."""
+def _special(n, bits, ur, kind, column, random_column, hit, io: tl.constexpr):
+    """x (BLOCK,) in fp64 of the kinds in ``SPECIAL_ROWS``, ``hit``: the lanes of the row that is not normal."""
     x = n
     if kind == _SIGNED_ZERO:
         x = _copysign(tl.zeros_like(n), n)
     if kind == _LARGEST:
-        most = _MAX_FP16 if DTYPE == tl.float16 else _MAX_BF16 if DTYPE == tl.bfloat16 else _MAX_FP32
+        most = _MAX_FP16 if io == tl.float16 else _MAX_BF16 if io == tl.bfloat16 else _MAX_FP32
         x = tl.where(hit, _copysign(tl.full(n.shape, most, tl.float64), n), n)
     if kind == _NAN_ROWS:
         nan = tl.full(n.shape, 0x7FF8000000000000, tl.int64).to(tl.float64, bitcast=True)
@@ -209,7 +196,7 @@ def _is_hit(row, M, slab, start):
 
 @triton.jit
 def _one_element(row, M, N, slab, start):
-    """The position of the element of dy that is not finite, in the slab of ``row``, and the number whose sign it has."""
+    """The position of the element of dy that is not finite in the slab of ``row``, and a number of its sign."""
     first = row // slab * slab
     height = tl.minimum(M - first, slab)
     n = _normal(_hash(first * N * _GOLDEN + _start(start, _DY)))
@@ -237,15 +224,24 @@ def _cotangent(n, nx, kind):
 
 
 @triton.jit
-def _rounded(value, nan_bits, has_nan, DTYPE: tl.constexpr):
-    """fp64 in ``DTYPE``, by way of fp32; a NaN, which devices convert to different bits, has ``nan_bits``."""
+def _rounded(value, nan_bits, has_nan, io: tl.constexpr):
+    """fp64 in dtype ``io``, by way of fp32; a NaN, which devices convert to different bits, has ``nan_bits``."""
     single = value.to(tl.float32)
-    out = single.to(DTYPE)
+    out = single.to(io)
     if has_nan:
-        INTEGER: tl.constexpr = tl.int32 if DTYPE == tl.float32 else tl.int16
-        nan = tl.full(value.shape, 0, INTEGER) + nan_bits.to(INTEGER)
-        out = tl.where(single != single, nan.to(DTYPE, bitcast=True), out)
+        integer: tl.constexpr = tl.int32 if io == tl.float32 else tl.int16
+        nan = tl.full(value.shape, 0, integer) + nan_bits.to(integer)
+        out = tl.where(single != single, nan.to(io, bitcast=True), out)
     return out
+
+
+@triton.jit
+def _store(ptr, values, lane, below, gap, lanes):
+    """Store the first ``lanes`` of a tile from ``ptr`` on; a gap follows each row."""
+    if gap == 0:
+        tl.store(ptr + lane, values, mask=lane < lanes)
+    else:
+        tl.store(ptr + lane + below * gap, values, mask=lane < lanes)
 
 
 @triton.jit
@@ -254,7 +250,7 @@ def _rows(
     start, row_kind, dy_kind, only_row, nan_bits, step, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """x and dy of one tile."""
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    io: tl.constexpr = x_ptr.dtype.element_ty
     lane = tl.arange(0, BLOCK)
     narrow = N <= BLOCK // 2
     if narrow:
@@ -297,7 +293,7 @@ def _rows(
                 ur += _random_of_row(row, start)
         random_column = (ur * N.to(tl.float64)).to(tl.int64)
         if row_kind <= _BLEND:
-            x = _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, DTYPE)
+            x = _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, io)
         else:
             hit = tl.zeros((BLOCK,), tl.int1)
             if (asked & _IN_ONE_ROW) != 0:
@@ -305,12 +301,9 @@ def _rows(
                     hit = _is_hit(row + below, M, slab, start)
                 else:
                     hit |= _is_hit(row, M, slab, start)
-            x = _special(n, bits, ur, row_kind, column, random_column, hit, DTYPE)
-    there = lane.to(tl.int64)
-    if x_stride != N:
-        there += below.to(tl.int64) * (x_stride - N)
-    out = _rounded(x, nan_bits, row_kind == _NAN_ROWS, DTYPE)
-    tl.store(x_ptr + (row * x_stride + at) + there, out, mask=lane < lanes)
+            x = _special(n, bits, ur, row_kind, column, random_column, hit, io)
+    out = _rounded(x, nan_bits, row_kind == _NAN_ROWS, io)
+    _store(x_ptr + (row * x_stride + at), out, lane, below, x_stride - N, lanes)
 
     if position < dy_elements:
         ndy = _normal(_hash(ramp + (position * _GOLDEN + _start(start, _DY))))
@@ -330,12 +323,9 @@ def _rows(
             dy = tl.where(place == position + lane, value, dy)
         if only_row >= 0:
             dy = tl.where(row + below == only_row, dy, 0.0)
-        there = lane.to(tl.int64)
-        if dy_stride != N:
-            there += below.to(tl.int64) * (dy_stride - N)
         lanes = tl.minimum(dy_elements - position, lanes).to(tl.int32)
-        out = _rounded(dy, nan_bits, dy_kind == _DY_NAN, DTYPE)
-        tl.store(dy_ptr + (row * dy_stride + at) + there, out, mask=lane < lanes)
+        out = _rounded(dy, nan_bits, dy_kind == _DY_NAN, io)
+        _store(dy_ptr + (row * dy_stride + at), out, lane, below, dy_stride - N, lanes)
 
 
 @triton.jit
@@ -343,7 +333,7 @@ def _parameters(
     tile, weight_ptr, bias_ptr, N, start, kind, clamped, offset, lower, upper, has_bias, BLOCK: tl.constexpr
 ):
     """weight and bias of one tile of columns."""
-    DTYPE: tl.constexpr = weight_ptr.dtype.element_ty
+    io: tl.constexpr = weight_ptr.dtype.element_ty
     column = tile * BLOCK + tl.arange(0, BLOCK)
     ramp = column * _GOLDEN
     n = _normal(_hash(ramp + _start(start, _WEIGHT)))
@@ -361,8 +351,8 @@ def _parameters(
         if clamped != 0:
             limit = tl.where((column // 9) % 2 == 0, lower, upper)
             bias = tl.where(weight + offset == 0.0, limit, bias)
-    tl.store(weight_ptr + column, weight.to(tl.float32).to(DTYPE), mask=column < N)
-    tl.store(bias_ptr + column, bias.to(tl.float32).to(DTYPE), mask=(column < N) & (has_bias != 0))
+    tl.store(weight_ptr + column, weight.to(tl.float32).to(io), mask=column < N)
+    tl.store(bias_ptr + column, bias.to(tl.float32).to(io), mask=(column < N) & (has_bias != 0))
 
 
 INTEGERS = (
@@ -372,9 +362,7 @@ INTEGERS = (
 """The numbers that the kernel is given, each as int64; the last four are the bits of an fp64."""
 
 
-@triton.jit(
-    do_not_specialize=INTEGERS, do_not_specialize_on_alignment=("x_ptr", "dy_ptr", "weight_ptr", "bias_ptr")
-)
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=("x_ptr", "dy_ptr", "weight_ptr", "bias_ptr"))
 def make(
     x_ptr, dy_ptr, weight_ptr, bias_ptr,
     M: tl.int64, N: tl.int64, x_stride: tl.int64, dy_stride: tl.int64, dy_elements: tl.int64, slab: tl.int64,
@@ -405,3 +393,7 @@ def make(
             program - before, x_ptr, dy_ptr, M, N, x_stride, dy_stride, dy_elements, slab,
             start, row_kind, dy_kind, only_row, nan_bits, _f64_of(step), BLOCK,
         )  # fmt: skip
+
+
+INTERPRETED = not isinstance(make, triton.JITFunction)
+"""Whether Triton's interpreter runs the kernel."""

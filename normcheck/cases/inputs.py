@@ -6,17 +6,18 @@ Every random number is a hash of its position; only exact or singly rounded fp64
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from normcheck.cases import fused_inputs
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.guard_bands import elements, placed
-from normcheck.cases.ops import Op
+from normcheck.cases.guard_bands import elements, placed, untouched
+from normcheck.cases.ops import OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
@@ -65,26 +66,25 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): on a GPU made by one kernel, where Triton works."""
-    io = torch_dtype(case.dtype)
-    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    weight, bias = _parameter(case, device), _parameter(case, device) if case.bias else None
-    if device == "cuda" and _fused_fits(case.dtype, case.weight_format):
-        fused_inputs.fill(case, op, x, dy, weight, bias, _slab_height(case), nan_bits(case))
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): on a GPU by one kernel, if Triton works there."""
+    made = _unfilled(case, device)
+    if device == "cuda" and _kernel_fits(case.dtype, case.weight_format, device):
+        fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
-        fill(case, op, x, dy, weight, bias)
+        fill(case, op, made)
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)
-        x, dy = x.view(shape), dy.view(shape)
-    return Inputs(x, weight, bias, dy)
+        made = replace(made, x=made.x.view(shape), dy=made.dy.view(shape))
+    return made
 
 
-def fill(case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Write the numbers of ``case`` into its tensors: x, dy (M, N), weight, bias (N,). This defines them.
+def fill(case: Case, op: Op, made: Inputs) -> None:
+    """Write the numbers of ``case`` into its tensors, of which x and dy are (M, N). This defines them.
 
     Rows are made in slabs, so that temporary memory stays small.
     """
-    device, height = x.device.type, _slab_height(case)
+    x, dy, height = made.x, made.dy, slab_height(case)
+    device = x.device.type
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)
@@ -101,9 +101,9 @@ def fill(case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor
         for t in map(elements, (x, dy)):
             integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
             integers.masked_fill_(torch.isnan(t), nan_bits(case))
-    for parameter, values in zip((weight, bias), weights(case, op, parameters), strict=True):
-        if parameter is not None:
-            parameter.copy_(values.float())  # rounded to fp32 first: every device does that alike
+    for tensor, values in zip((made.weight, made.bias), weights(case, op, parameters), strict=True):
+        if tensor is not None:
+            tensor.copy_(values.float())  # rounded to fp32 first: every device does that alike
 
 
 def nan_bits(case: Case) -> int:
@@ -112,14 +112,43 @@ def nan_bits(case: Case) -> int:
     return _NAN[io] - (case.seed % 2 << (8 * io.itemsize - 1))
 
 
-def _slab_height(case: Case) -> int:
-    """Rows of a slab: "blend" repeats after as many rows as there are kinds."""
+def slab_height(case: Case) -> int:
+    """How many rows ``fill`` makes at a time: "blend" repeats after as many rows as there are kinds."""
     return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
 
 
 @cache
-def _fused_fits(dtype: str, weight_format: str) -> bool:
-    """Whether the kernel for these dtypes compiles here, and makes a small case as the plain way does."""
+def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
+    """Whether the kernel for these dtypes works here, and makes two small cases as ``fill`` does, to the bit."""
+    op = OPS["layernorm_relu_bitmask"]
+    like = Case(
+        op=op.name,
+        dtype=dtype,
+        M=20,
+        N=37,
+        rows="blend",
+        dy="correlated",
+        weights="probe",
+        weight_dtype="same" if weight_format == dtype else weight_format,
+        options=op.clips(RELU6),
+    )
+    for case in (like, replace(like, N=1025)):  # several rows in a tile; a piece of one row
+        plain, fused = _unfilled(case, device), _unfilled(case, device)
+        fill(case, op, plain)
+        try:
+            fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))
+        except fused_inputs.Unavailable:
+            return False
+        if not all(untouched(a, b) for (_, a), (_, b) in zip(plain.named(), fused.named(), strict=True)):
+            return False
+    return True
+
+
+def _unfilled(case: Case, device: str) -> Inputs:
+    """The tensors of a case, unfilled, with x and dy (M, N)."""
+    io = torch_dtype(case.dtype)
+    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
+    return Inputs(x, _parameter(case, device), _parameter(case, device) if case.bias else None, dy)
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
