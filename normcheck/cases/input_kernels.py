@@ -112,6 +112,11 @@ def _f64_of(bits):
 
 
 @triton.jit
+def _random_column(ur, N):
+    return (ur * N.to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
 def _level(ur):
     """The constant of a row of kind ``constant``."""
     i = (ur * 8.0).to(tl.int32)
@@ -125,7 +130,7 @@ def _level(ur):
 
 
 @triton.jit
-def _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, io: tl.constexpr):
+def _ordinary(n, bits, ur, kind, asked, column, N, step, io: tl.constexpr):
     """x (BLOCK,) in fp64 of the kinds in ``ROWS``; ``asked``: a mask of those that the tile has.
 
     Four groups, because a branch around a single kind is so short that the compiler computes both sides of it.
@@ -145,6 +150,7 @@ def _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, io: tl.c
         x = tl.where(kind == _INTEGERS, digits.to(tl.float64) * (u > 0.5).to(tl.float64), x)
         x = tl.where(kind == _MIXED, n * _power_of_two((u * 30.0).to(tl.int32) - 20), x)
     if (asked & _OF_COLUMN) != 0:
+        random_column = _random_column(ur, N)
         x = tl.where((kind == _TAIL) & (column == N - 1), 10.0 + n, x)
         x = tl.where(kind == _RAMP, column.to(tl.float64) * step - 3.0, x)
         x = tl.where((kind == _OUTLIER) & (column == random_column), 40.0 + n, x)
@@ -164,7 +170,7 @@ def _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, io: tl.c
 
 
 @triton.jit
-def _special(n, bits, ur, kind, column, random_column, hit, io: tl.constexpr):
+def _special(n, ur, kind, column, hit, N, io: tl.constexpr):
     """x (BLOCK,) in fp64 of the kinds in ``SPECIAL_ROWS``, ``hit``: the lanes of the row that is not normal."""
     x = n
     if kind == _SIGNED_ZERO:
@@ -174,9 +180,9 @@ def _special(n, bits, ur, kind, column, random_column, hit, io: tl.constexpr):
         x = tl.where(hit, _copysign(tl.full(n.shape, most, tl.float64), n), n)
     if kind == _NAN_ROWS:
         nan = tl.full(n.shape, 0x7FF8000000000000, tl.int64).to(tl.float64, bitcast=True)
-        x = tl.where(hit & ((column == random_column) | (ur < 0.25)), nan, n)
+        x = tl.where(hit & ((column == _random_column(ur, N)) | (ur < 0.25)), nan, n)
     if kind == _INF_ROWS:
-        x = tl.where(hit & (column == random_column), _copysign(tl.full(n.shape, _INF, tl.float64), n), n)
+        x = tl.where(hit & (column == _random_column(ur, N)), _copysign(tl.full(n.shape, _INF, tl.float64), n), n)
     return x
 
 
@@ -291,9 +297,8 @@ def _rows(
                 ur = _random_of_row(row + below, start)
             else:
                 ur += _random_of_row(row, start)
-        random_column = (ur * N.to(tl.float64)).to(tl.int64)
         if row_kind <= _BLEND:
-            x = _ordinary(n, bits, ur, kind, asked, column, random_column, N, step, io)
+            x = _ordinary(n, bits, ur, kind, asked, column, N, step, io)
         else:
             hit = tl.zeros((BLOCK,), tl.int1)
             if (asked & _IN_ONE_ROW) != 0:
@@ -301,7 +306,7 @@ def _rows(
                     hit = _is_hit(row + below, M, slab, start)
                 else:
                     hit |= _is_hit(row, M, slab, start)
-            x = _special(n, bits, ur, row_kind, column, random_column, hit, io)
+            x = _special(n, ur, row_kind, column, hit, N, io)
     out = _rounded(x, nan_bits, row_kind == _NAN_ROWS, io)
     _store(x_ptr + (row * x_stride + at), out, lane, below, x_stride - N, lanes)
 
