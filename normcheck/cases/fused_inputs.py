@@ -34,7 +34,7 @@ def fill(
     """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU (or interpreted).
 
     ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
-    Raises Unavailable, with nothing written, if Triton cannot compile the kernel here.
+    Raises Unavailable if Triton cannot compile the kernel here.
     """
     m, n = case.M, case.N
     dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
@@ -43,7 +43,7 @@ def fill(
         dy_kind = dy_kind if case.layout == "dy_expanded" else DY_KINDS.index("ones")
     elif case.dy in ONLY_ROW:
         only_row = ONLY_ROW[case.dy] % max(m, 1)
-    lower, upper = (value for _, value in case.options) if op.clamped else (0.0, 0.0)
+    lower, upper = tuple(value for _, value in case.options) or (0.0, 0.0)
     numbers = (
         *(m, n, x.stride(0), dy.stride(0), dy_elements, slab, start(case.seed, 0)),
         *(ROW_KINDS.index(case.rows), dy_kind, only_row, nan_bits),
@@ -70,6 +70,8 @@ def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tu
             raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
         make = input_kernels.make[grid]
         compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
+        if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
+            raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")
     except (Unavailable, torch.OutOfMemoryError):
         raise
     except Exception as error:  # no Triton, no compiler, no folder to write to: whatever there may be
