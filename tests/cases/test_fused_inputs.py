@@ -188,7 +188,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
 
 
 def test_cases_of_cores() -> None:
-    for case in core_cases(60, elements=4000):
+    for case in core_cases(36, elements=4000):
         assert_same(case)
 
 
