@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WE
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
 from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
-from normcheck.cases.ops import OPS
+from normcheck.cases.ops import OPS, Op
 from normcheck.gate.plan import PROFILES
 
 requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRITON_INTERPRET not set")
@@ -51,15 +52,16 @@ def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: Any) -> Case:
     return Case(**{"op": op, "dtype": dtype, "M": 20, "N": 37, "seed": 7, **own, **fields})
 
 
-def fused(case: Case, device: str = DEVICE) -> Inputs:
-    made = _unfilled(case, device)
-    fused_inputs.fill(case, OPS[case.op], made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
+def fused(case: Case, op: Op | None = None) -> Inputs:
+    made = _unfilled(case, DEVICE)
+    op = op or OPS[case.op]
+    fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     return made
 
 
-def plain(case: Case, device: str = DEVICE) -> Inputs:
-    made = _unfilled(case, device)
-    fill(case, OPS[case.op], made)
+def plain(case: Case, op: Op | None = None) -> Inputs:
+    made = _unfilled(case, DEVICE)
+    fill(case, op or OPS[case.op], made)
     return made
 
 
@@ -117,6 +119,13 @@ def test_weights(op: str, weights: str) -> None:
         for bias in OPS[op].biases:
             assert_same(case_of(op, dtype, M=1, weights=weights, weight_dtype=weight_dtype, bias=bias))
     assert_same(case_of(op, M=1, N=1025, weights=weights, layout="misaligned"))
+
+
+def test_the_bias_of_a_clamped_op_with_an_offset() -> None:
+    """No op is both today; the bias is a limit if 1 + weight is 0."""
+    op = replace(OPS["layernorm_relu_bitmask"], zero_centered=True)
+    case = case_of(op.name, weights="probe")
+    assert differing(case, fused(case, op), plain(case, op)) == []
 
 
 @pytest.mark.parametrize("kind", [*NOT_FINITE, "largest"])
