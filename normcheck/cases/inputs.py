@@ -6,17 +6,18 @@ Every random number is a hash of its position; only exact or singly rounded fp64
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from normcheck.cases import fused_inputs
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.guard_bands import placed
-from normcheck.cases.ops import Op
+from normcheck.cases.guard_bands import elements, placed, untouched
+from normcheck.cases.ops import OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
@@ -65,13 +66,25 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda").
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): on a GPU by one kernel, if Triton works there."""
+    made = _unfilled(case, device)
+    if device == "cuda" and _kernel_fits(case.dtype, case.weight_format, device):
+        fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
+    else:
+        fill(case, op, made)
+    if case.rank == 3:
+        shape = (case.batch, case.M // case.batch, case.N)
+        made = replace(made, x=made.x.view(shape), dy=made.dy.view(shape))
+    return made
+
+
+def fill(case: Case, op: Op, made: Inputs) -> None:
+    """Write the numbers of ``case`` into its tensors, of which x and dy are (M, N). This defines them.
 
     Rows are made in slabs, so that temporary memory stays small.
     """
-    io = torch_dtype(case.dtype)
-    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    height = max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)  # "blend" repeats after that many rows
+    x, dy, height = made.x, made.dy, slab_height(case)
+    device = x.device.type
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)
@@ -85,16 +98,57 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         dy.zero_()
         dy[ONLY_ROW[case.dy]] = only
     if case.rows == "nan" or case.dy == "nan":  # devices convert a NaN to different bits
-        for t in (x, dy):
+        for t in map(elements, (x, dy)):
             integers = t.view(torch.int16 if t.element_size() == 2 else torch.int32)
-            if case.layout not in EXPANDED or t is x:
-                integers.masked_fill_(torch.isnan(t), _NAN[io] - (case.seed % 2 << (8 * t.element_size() - 1)))
-    weight, bias = weights(case, op, parameters)
-    if case.rank == 3:
-        shape = (case.batch, case.M // case.batch, case.N)
-        x, dy = x.view(shape), dy.view(shape)
-    parameter = partial(_parameter, case, device)
-    return Inputs(x, parameter(weight), parameter(bias) if case.bias else None, dy)
+            integers.masked_fill_(torch.isnan(t), nan_bits(case))
+    for tensor, values in zip((made.weight, made.bias), weights(case, op, parameters), strict=True):
+        if tensor is not None:
+            tensor.copy_(values.float())  # rounded to fp32 first: every device does that alike
+
+
+def nan_bits(case: Case) -> int:
+    """The bits of a NaN in x and dy, as a signed integer of their size."""
+    io = torch_dtype(case.dtype)
+    return _NAN[io] - (case.seed % 2 << (8 * io.itemsize - 1))
+
+
+def slab_height(case: Case) -> int:
+    """How many rows ``fill`` makes at a time: "blend" repeats after as many rows as there are kinds."""
+    return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
+
+
+@cache
+def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
+    """Whether the kernel for these dtypes works here, and makes two small cases as ``fill`` does, to the bit."""
+    op = OPS["layernorm_relu_bitmask"]
+    like = Case(
+        op=op.name,
+        dtype=dtype,
+        M=20,
+        N=37,
+        rows="blend",
+        dy="correlated",
+        weights="probe",
+        weight_dtype="same" if weight_format == dtype else weight_format,
+        options=op.clips(RELU6),
+    )
+    for case in (like, replace(like, N=1025)):  # several rows in a tile; a piece of one row
+        plain, fused = _unfilled(case, device), _unfilled(case, device)
+        fill(case, op, plain)
+        try:
+            fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))
+        except fused_inputs.Unavailable:
+            return False
+        if not all(untouched(a, b) for (_, a), (_, b) in zip(plain.named(), fused.named(), strict=True)):
+            return False
+    return True
+
+
+def _unfilled(case: Case, device: str) -> Inputs:
+    """The tensors of a case, unfilled, with x and dy (M, N)."""
+    io = torch_dtype(case.dtype)
+    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
+    return Inputs(x, _parameter(case, device), _parameter(case, device) if case.bias else None, dy)
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
@@ -110,9 +164,9 @@ def _shift(case: Case) -> int:
     return int(case.layout == "misaligned")
 
 
-def _parameter(case: Case, device: str, values: Tensor) -> Tensor:
-    """fp64 ``values`` (N,) in the weights' dtype, rounded to fp32 first: every device does that alike."""
-    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case)).copy_(values.float())
+def _parameter(case: Case, device: str) -> Tensor:
+    """An unfilled weight or bias (N,)."""
+    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case))
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,86 @@
+"""Fill the tensors of a case by one launch of a Triton kernel, with the bits of ``inputs.fill``, which defines them.
+
+Triton is imported when it is first needed, for a machine may have none.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.data_kinds import DY_KINDS, ONLY_ROW, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.ops import Op
+from normcheck.cases.rng import start
+
+BLOCK, WARPS = 512, 4
+"""Lanes of a program, one for each element of its tile, and its warps."""
+
+
+class Unavailable(Exception):
+    """Triton cannot compile the kernel here. The message is its reason."""
+
+
+_known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
+"""Device, dtype of x, dtype of weight -> the compilation. Triton's own search for it takes longer than the launch."""
+
+
+def fill(
+    case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor | None, slab: int, nan_bits: int
+) -> None:
+    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU (or interpreted).
+
+    ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
+    Raises Unavailable if Triton cannot compile the kernel here.
+    """
+    m, n = case.M, case.N
+    dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
+    if case.layout in EXPANDED:
+        dy_elements = min(n if case.layout == "dy_expanded" else 1, dy_elements)
+        dy_kind = dy_kind if case.layout == "dy_expanded" else DY_KINDS.index("ones")
+    elif case.dy in ONLY_ROW:
+        only_row = ONLY_ROW[case.dy] % max(m, 1)
+    lower, upper = tuple(value for _, value in case.options) or (0.0, 0.0)
+    numbers = (
+        *(m, n, x.stride(0), dy.stride(0), dy_elements, slab, start(case.seed, 0)),
+        *(ROW_KINDS.index(case.rows), dy_kind, only_row, nan_bits),
+        *(WEIGHT_KINDS.index(case.weights), int(op.clamped), int(bias is not None)),
+        *map(_bits, (8.0 / n, op.weight_offset, lower, upper)),
+    )
+    columns = -(-n // BLOCK)
+    tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
+    grid = (columns + tiles, 1, 1)
+    _launch(grid, (x, dy, weight, weight if bias is None else bias), numbers)
+
+
+def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
+    on_gpu = tensors[0].is_cuda
+    call = (torch.cuda.current_device() if on_gpu else -1, tensors[0].dtype, tensors[2].dtype)
+    compiled = _known.get(call)
+    if compiled is not None:
+        compiled[grid](*tensors, *numbers, BLOCK)
+        return
+    try:
+        from normcheck.cases import input_kernels
+
+        if on_gpu and input_kernels.INTERPRETED:
+            raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
+        make = input_kernels.make[grid]
+        compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
+        if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
+            raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")
+    except (Unavailable, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # no Triton, no compiler, no folder to write to: whatever there may be
+        raise Unavailable(str(error)) from error
+    if on_gpu:
+        _known[call] = compiled
+
+
+def _bits(value: float) -> int:
+    """The bits of an fp64, as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
