@@ -2,7 +2,8 @@
 
 Asynchronous copies are as late as they may be: a slot is NaN from the moment a copy into it begins until a
 ``wait_group`` says that it must be there. So a kernel that reads too early, or fills a slot that it has yet to read,
-gives NaN. What it does not show: races between the threads of a program, which Triton's barriers prevent.
+gives NaN; two copies at once into one slot are an AssertionError. What it does not show: races between the threads of a
+program, which Triton's barriers prevent.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Copies:
         self.groups: list[list[tuple[Tensor, Tensor]]] = []
 
     def async_copy_global_to_shared(self, to: Shared, pointer: Pointer, mask: Any) -> None:
+        under_way = {slot.data_ptr() for group in (*self.groups, self.open) for slot, _ in group}
+        assert to.data.data_ptr() not in under_way, "two copies are under way into one slot"
         self.open.append((to.data, load(pointer, mask=mask)))
         to.data.fill_(float("nan"))
 

@@ -194,7 +194,7 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 @cache
 def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool) -> Hold | None:
-    """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None if they are not."""
+    """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None: not at all."""
     how = HOLD if HOLD.columns(N, itemsize) <= COLUMNS else WIDE_HOLD
     if N < HELD_FROM or how.columns(N, itemsize) > COLUMNS:
         return None

@@ -1,4 +1,5 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: RUF005  (Triton joins tuples with a plus)
 """Kernels for wide rows, which are held in shared memory until they are done with. In Gluon: on a GPU only.
 
 The formulas are those of ``forward`` and ``backward``. A program takes the rows of one group, one after the other, in

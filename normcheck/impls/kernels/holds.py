@@ -64,7 +64,7 @@ class Hold:
 
 
 def fitting(how: Hold, N: int, itemsize: int, weight_itemsize: int, *, matrices: int, vectors: int) -> Hold | None:
-    """``how`` with no more stages than there is room for, and with what it shares as far as room is left; None: no room.
+    """``how`` with no more stages than there is room for, and as much of the vectors as fits beside; None: no room.
 
     A row of each of ``matrices`` (of ``itemsize`` bytes an element) and the shared pieces of ``vectors`` are held.
     """
@@ -79,9 +79,7 @@ def fitting(how: Hold, N: int, itemsize: int, weight_itemsize: int, *, matrices:
 
 def can_hold(N: int, *matrices: Tensor) -> bool:
     """Whether the rows of N columns of ``matrices``, on a GPU, are aligned as asynchronous copies need it."""
-    return N % ALIGNED == 0 and all(
-        m.data_ptr() % ALIGNED == 0 and m.stride(0) % ALIGNED == 0 for m in matrices
-    )
+    return N % ALIGNED == 0 and all(m.data_ptr() % ALIGNED == 0 and m.stride(0) % ALIGNED == 0 for m in matrices)
 
 
 @cache
