@@ -47,13 +47,14 @@ def suite_for(options: BenchOptions, device: str) -> Suite:
     return suite
 
 
-def cells_of(options: BenchOptions, suite: Suite) -> dict[tuple[str, str], list[Cell]]:
-    """(op, dtype) -> the cells that compute it. Raises UsageError if a named implementation has none of the ops."""
+def cells_of(options: BenchOptions, suite: Suite, device: str) -> dict[tuple[str, str], list[Cell]]:
+    """(op, dtype) -> the cells that compute it: without ``--impl`` those that are checked by default on ``device``.
+
+    Raises UsageError if a named implementation has none of the ops.
+    """
     ops = tuple(dict.fromkeys(point.op for point in suite.points))
-    if options.impl:
-        chosen = [(spec, i) for spec in dict.fromkeys(options.impl) for i in discovery.select(spec, ops)]
-    else:
-        chosen = [(name, i) for name, own in discovery.implementations().items() for i in own if i.op in ops]
+    asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
+    chosen = [(spec, i) for spec, own in asked.items() for i in discovery.select(spec, own)]
     return {
         (op, dtype): [Cell(OPS[op], i, dtype, spec) for spec, i in chosen if i.op == op]
         for op, dtype in dict.fromkeys((point.op, point.dtype) for point in suite.points)

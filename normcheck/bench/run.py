@@ -49,7 +49,7 @@ def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
         plot.check(target.path for target in report_targets if target.format == "png")
     device = device_for(options.device)
     suite = suite_for(options, device)
-    cells = cells_of(options, suite)
+    cells = cells_of(options, suite, device)
     until = begun + options.time_budget if options.time_budget else math.inf
     run = _State(Plan((), PROFILES["quick"], 0, device, options.timeout), suite, until)
     speeds, complete = _measured(run, cells, report.console_for(sys.stderr))

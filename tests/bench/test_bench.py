@@ -18,10 +18,11 @@ from normcheck.bench import calls, files, plot, verified
 from normcheck.bench import plan as bench_plan
 from normcheck.bench import report as bench_report
 from normcheck.bench import run as bench_module
+from normcheck.bench.options import BenchOptions
 from normcheck.bench.plan import sizes_of
 from normcheck.bench.run import exit_code
 from normcheck.bench.speed import BACKWARD, DIRECTIONS, FORWARD, Bench, Count, Point, Speed, Times
-from normcheck.bench.suites import OWN_COUNTS, SUITES
+from normcheck.bench.suites import OWN_COUNTS, SUITES, suite_of
 from normcheck.bench.timing import in_turn, sets_needed, timed
 from normcheck.bench.verified import VerifiedPoint, case_of, verify
 from normcheck.cases.ops import OPS
@@ -213,6 +214,21 @@ def test_unavailable_implementations_stay_columns(run: Cli, kernels: str) -> Non
     )
     assert code == 0 and "cuDNN needs an NVIDIA GPU" in out
     assert [s["status"] for s in speeds] == ["skip", "skip", "measured", "measured"]
+
+
+@pytest.mark.parametrize(
+    ("device", "op"), [("cuda", "layernorm"), ("cuda", "layernorm_relu_bitmask"), ("cpu", "layernorm")]
+)
+def test_what_has_a_known_fault_is_there_only_by_name(device: str, op: str) -> None:
+    suite = suite_of([OPS[op]], ("fp16",), ((4, 32),))
+    (chosen,) = bench_plan.cells_of(BenchOptions(), suite, device).values()
+    names = {cell.implementation.name for cell in chosen}
+    assert {"triton", "torch"} <= names and "triton_tutorial" not in names
+    assert ("cudnn" in names) == (op == "layernorm") and ("torch_compile" in names) == (device == "cuda")
+    asked = BenchOptions(impl=("triton_tutorial",))
+    if op == "layernorm":
+        (named,) = bench_plan.cells_of(asked, suite, device).values()
+        assert [cell.implementation.name for cell in named] == ["triton_tutorial"]
 
 
 def test_a_finding_beats_an_error_beats_nothing() -> None:

@@ -7,13 +7,14 @@
     dw   = sum over rows of dy * xhat,  db = sum over rows of dy
 
 Everything is fp32 until the store. dw and db are summed per group of rows into a (groups, N) buffer, then over the
-groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns, and on a GPU
-those of ``WHOLE_TILE``, are read once from memory; for other rows a first kernel computes c1 and c2.
+groups, each in a fixed order: no atomics, the same bits on every run. Rows of up to ``MAX_BLOCK`` columns are read once
+from memory, and on a GPU those that ``held`` has room for; for other rows a first kernel computes c1 and c2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from normcheck.impls.kernels.forward import load_scale, load_tile
+from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import Tile, ceil_div, group_rows, tile, tiles
 
@@ -44,10 +46,14 @@ WIDE = Tile(rows=2, block=1024, warps=4)
 """Chosen from some 50 each, for a small loss over the sizes of both suites of ``normcheck bench`` on an H200; those of
 512 and 1024 columns are among the best of the second suite alone."""
 
-WHOLE = 14336
-WHOLE_TILE = Tile(rows=1, block=16384, warps=16)
-"""Without a bias, rows of ``WHOLE`` to 16384 columns are faster in one program, though registers spill, than read twice
-from memory: 71 % of the copy's rate, while reading twice allows 60 %."""
+HELD_FROM = MAX_BLOCK + 1
+"""Columns of the narrowest rows that are held."""
+
+HOLD = Hold(warps=16, stages=2, groups=132, shared=8)
+"""How rows are held on a GPU, if they are aligned and the op has no bitmask: one program on a multiprocessor."""
+
+COLUMNS, COLUMNS_WITH_BIAS = 64, 32
+"""At most so many columns of held rows to a thread: their sums of dw, and of db, take a register each, of 128."""
 
 SUMS = Tile(rows=256, block=16, warps=8)
 """The tile of the sum over groups on a GPU: few columns, so that all of the GPU takes part, and few turns of the loop,
@@ -175,10 +181,26 @@ def sum_groups_kernel(
 
 
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, with_bias: bool) -> Tile:
-    if on_gpu and not with_bias and WHOLE <= N <= WHOLE_TILE.block and max_block == MAX_BLOCK:
-        return WHOLE_TILE
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
     return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+
+
+@cache
+def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool) -> Hold | None:
+    """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None if they are not.
+
+    The weight stays in registers if those suffice. Beside db it is read again for each row, and the rows of more
+    columns leave little but shared memory for it.
+    """
+    columns = HOLD.columns(N, itemsize)
+    if N < HELD_FROM or columns > (COLUMNS_WITH_BIAS if with_bias else COLUMNS):
+        return None
+    wanted = HOLD
+    if columns <= COLUMNS_WITH_BIAS:
+        wanted = replace(HOLD, shared=0, registers=0 if with_bias else HOLD.pieces(N, itemsize))
+    elif itemsize < 4:
+        wanted = replace(HOLD, registers=2)
+    return fitting(wanted, N, itemsize, weight_itemsize, matrices=2, vectors=1)
 
 
 def backward(
@@ -192,12 +214,12 @@ def backward(
     bitmask: Tensor | None = None,
     zero_centered: bool = False,
     max_block: int = MAX_BLOCK,
-    how: Tile | None = None,
+    how: Tile | Hold | None = None,
 ) -> dict[str, Tensor]:
     """Gradients from dy and x (M, N), last stride 1, with the saved mean (None: rmsnorm), rstd (M,) and bitmask.
 
     Returns dx (M, N) in x's dtype, dw (N,) in weight's and, with a bias, db (N,) in bias's. M == 0 gives dw = db = 0.
-    ``max_block``: a limit in place of MAX_BLOCK; ``how``: a tile in place of that of ``tile``.
+    ``max_block``: a limit in place of MAX_BLOCK; ``how``: in place of the tile, or the hold, that is chosen for N.
     """
     M, N = x.shape
     dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
@@ -207,26 +229,36 @@ def backward(
         sums["db"] = make(bias)
     if not M:
         return {"dx": dx, **sums}
-    t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_bias=bias is not None)
-    per_group = group_rows(M, t.rows, t.groups)
+    if how is None and bitmask is None and x.is_cuda and room_on(x.device) and can_hold(N, x, dy):
+        how = hold(N, x.element_size(), weight.element_size(), with_bias=bias is not None)
+    t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+    per_group = group_rows(M, 1 if isinstance(t, Hold) else t.rows, t.groups)
     groups = ceil_div(M, per_group)
     parts = sums
     if groups > 1:
         parts = {name: torch.empty((groups, N), dtype=torch.float32, device=x.device) for name in sums}
     saved = [None if s is None else s.contiguous() for s in (mean, rstd, bitmask)]
-    shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
-    c1 = c2 = None
-    if t.block < N:
-        c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
+    if isinstance(t, Hold):
+        from normcheck.impls.kernels.held import held_gradients_kernel
+
         launch(
-            row_sums_kernel, (ceil_div(M, t.rows),),
-            dy, x, weight, *saved, c1, c2, dy.stride(0), x.stride(0), M, N, **shared,
+            held_gradients_kernel, (groups,), dy, x, weight, *saved[:2], dx, parts["dw"], parts.get("db"),
+            dy.stride(0), x.stride(0), M, N, per_group, ZERO_CENTERED=zero_centered, **t.constants(N, x.element_size()),
         )  # fmt: skip
-    launch(
-        gradients_kernel, (groups, ceil_div(N, t.block)),
-        dy, x, weight, *saved, c1, c2, dx, parts["dw"], parts.get("db"),
-        dy.stride(0), x.stride(0), M, N, per_group, **shared, STAGES=t.stages, AGAIN=t.again and t.block >= N,
-    )  # fmt: skip
+    else:
+        shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
+        c1 = c2 = None
+        if t.block < N:
+            c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
+            launch(
+                row_sums_kernel, (ceil_div(M, t.rows),),
+                dy, x, weight, *saved, c1, c2, dy.stride(0), x.stride(0), M, N, **shared,
+            )  # fmt: skip
+        launch(
+            gradients_kernel, (groups, ceil_div(N, t.block)),
+            dy, x, weight, *saved, c1, c2, dx, parts["dw"], parts.get("db"),
+            dy.stride(0), x.stride(0), M, N, per_group, **shared, STAGES=t.stages, AGAIN=t.again and t.block >= N,
+        )  # fmt: skip
     if groups > 1:
         sum_groups(parts, sums)
     return {"dx": dx, **sums}

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import BYTE, Tile, ceil_div, group_rows, tile, tiles
 
@@ -39,6 +40,18 @@ TILES = tiles(
 WIDE = Tile(rows=1, block=8192, warps=32)
 """Chosen from some 40 each, for the least loss over the sizes of both suites of ``normcheck bench`` on an H200. Few
 programs fit on a multiprocessor, so each loads its next row early, to hide the time that this takes."""
+
+HELD_FROM = 8193
+"""Columns of the narrowest rows that are held."""
+
+HOLD = Hold(warps=8, stages=2, groups=264)
+"""How rows are held on a GPU, up to ``COLUMNS`` to a thread, if they are aligned and the op has no bitmask."""
+
+WIDE_HOLD = Hold(warps=16, stages=1, groups=132, shared=8)
+"""The same for rows that would have more columns to a thread."""
+
+COLUMNS = 64
+"""They are in a register each, of 128 if two programs are to fit on a multiprocessor."""
 
 
 @triton.jit
@@ -179,6 +192,15 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
     return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
 
 
+@cache
+def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool) -> Hold | None:
+    """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None: not at all."""
+    how = HOLD if HOLD.columns(N, itemsize) <= COLUMNS else WIDE_HOLD
+    if N < HELD_FROM or how.columns(N, itemsize) > COLUMNS:
+        return None
+    return fitting(how, N, itemsize, weight_itemsize, matrices=1, vectors=1 + with_bias)
+
+
 def forward(
     x: Tensor,
     weight: Tensor,
@@ -189,12 +211,12 @@ def forward(
     zero_centered: bool = False,
     clips: tuple[float, float] | None = None,
     max_block: int = MAX_BLOCK,
-    how: Tile | None = None,
+    how: Tile | Hold | None = None,
 ) -> dict[str, Tensor]:
     """Normalise the rows of x (M, N), last stride 1, by weight (N,) and bias (N,) or None.
 
     ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``clips``: (lower, upper) of a clamp.
-    ``how``: a tile in place of that of ``tile``; with more than one stage its programs loop over rows.
+    ``how``: in place of the tile, or the hold, that is chosen for N; programs of tiles with stages loop over rows.
     Returns y (M, N) in x's dtype, rstd and, if centered, mean (M,) fp32, and with clips bitmask (M, ceil(N / 8)) uint8.
     """
     M, N = x.shape
@@ -204,9 +226,20 @@ def forward(
     width = ceil_div(N, BYTE)
     bitmask = torch.empty((M, width), dtype=torch.uint8, device=x.device) if clips else None
     if M:
+        if how is None and not clips and x.is_cuda and room_on(x.device) and can_hold(N, x):
+            how = hold(N, x.element_size(), weight.element_size(), with_bias=bias is not None)
         t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         arguments = (x, weight, bias, y, mean, rstd, bitmask, x.stride(0), M, N, eps, *(clips or (0.0, 0.0)))
-        if t.stages > 1 and t.block >= N:
+        if isinstance(t, Hold):
+            from normcheck.impls.kernels.held import held_forward_kernel
+
+            per_group = group_rows(M, 1, t.groups)
+            launch(
+                held_forward_kernel, (ceil_div(M, per_group),),
+                x, weight, bias, y, mean, rstd, x.stride(0), M, N, eps, per_group,
+                ZERO_CENTERED=zero_centered, **t.constants(N, x.element_size()),
+            )  # fmt: skip
+        elif t.stages > 1 and t.block >= N:
             per_group = group_rows(M, t.rows, t.groups)
             launch(
                 looped_forward_kernel, (ceil_div(M, per_group),), *arguments, per_group,

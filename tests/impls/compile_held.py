@@ -1,0 +1,43 @@
+"""Compile the kernels that hold rows for Hopper, without a GPU: a line with kernel, N and bytes of shared memory each.
+
+What Gluon calls things differs between versions of Triton, and a kernel that asks for too much fails only here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from normcheck.impls.kernels import backward, forward, held
+
+OTHER_TYPES = {"weight_ptr": "*fp32", "mean_ptr": "*fp32", "rstd_ptr": "*fp32", "dw_ptr": "*fp32", "eps": "fp32"}
+KERNELS = ((held.held_forward_kernel, forward), (held.held_gradients_kernel, backward))
+
+
+def compiled(kernel: Any, module: Any, N: int) -> Any:
+    """``kernel`` as it is chosen for rows of N in bf16 with an fp32 weight and no bias."""
+    how = module.hold(N, 2, 4, with_bias=False)
+    assert how is not None
+    fixed: dict[str, Any] = {**how.constants(N, 2), "ZERO_CENTERED": False, "bias_ptr": None, "db_ptr": None}
+    options = {"num_warps": fixed.pop("num_warps")}
+    signature, constants, facts = {}, {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in fixed:
+            signature[name], constants[(i,)] = "constexpr", fixed[name]
+        else:
+            signature[name] = OTHER_TYPES.get(name, "*bf16" if name.endswith("_ptr") else "i32")
+            if name.endswith(("_ptr", "_stride")) or name == "N":
+                facts[(i,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(kernel, signature, constants, facts)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+if __name__ == "__main__":
+    for kernel, module in KERNELS:
+        for N in (8704, 16384, 32768):
+            made = compiled(kernel, module, N)
+            assert "cp.async.cg.shared.global" in made.asm["ptx"]
+            print(kernel.fn.__name__, N, made.metadata.shared)

@@ -1,0 +1,186 @@
+# ruff: noqa: E402  (the interpreter is enabled before triton is imported)
+"""The kernels that hold rows in shared memory: on the CPU with torch for Gluon, compiled for a GPU, or on one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.impls.kernels import interpreter
+
+ON_GPU = torch.cuda.is_available() and not interpreter.enabled()
+if not ON_GPU:
+    interpreter.enable()
+
+from normcheck.impls.kernels import backward, forward, held
+from normcheck.impls.kernels.holds import ROOM, Hold, can_hold, room_on
+from normcheck.impls.kernels.launch import launch
+from tests.impls import gluon_on_torch
+from tests.impls.test_kernels import EPS, assert_close
+
+SMALL = Hold(warps=1, stages=2, groups=3)
+"""Pieces of 256 columns of 16 bits, groups of eight rows or more."""
+
+HOLDS = {
+    "one_stage": replace(SMALL, stages=1),
+    "two_stages": SMALL,
+    "three_stages_all_shared": replace(SMALL, stages=3, shared=8),
+    "one_stage_mixed": replace(SMALL, stages=1, shared=1, registers=1),
+    "registers": replace(SMALL, registers=8),
+}
+SHAPES = [(1, 256), (3, 16), (7, 592), (20, 784), (30, 512)]
+KINDS: dict[str, dict[str, Any]] = {
+    "layernorm": {"bias": True, "centered": True, "zero_centered": False},
+    "rmsnorm": {"bias": False, "centered": False, "zero_centered": False},
+    "zero_centered": {"bias": False, "centered": True, "zero_centered": True},
+}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what is written in Gluon with torch, and the other kernels as ever."""
+    own = gluon_on_torch.launcher(held)
+
+    def either(kernel: Any, *arguments: Any, **constants: Any) -> None:
+        (own if kernel in (held.held_forward_kernel, held.held_gradients_kernel) else launch)(
+            kernel, *arguments, **constants
+        )
+
+    monkeypatch.setattr(forward, "launch", either)
+    monkeypatch.setattr(backward, "launch", either)
+
+
+def outputs(
+    M: int, N: int, how: Hold | None, kind: str, *, x_dtype: torch.dtype, weight_dtype: torch.dtype, device: str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the kernels give, and the same in fp64, with NaN in the gap behind each row of x and dy."""
+    facts = KINDS[kind]
+    generator = torch.Generator(device).manual_seed(M * 1009 + N)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    x, dy = torch.full((2, M, N + 32), float("nan"), dtype=x_dtype, device=device)[:, :, :N]
+    x.copy_(random(M, N) + 0.5)
+    dy.copy_(random(M, N))
+    weight = random(N).to(weight_dtype)
+    bias = random(N).to(weight_dtype) if facts["bias"] else None
+    shared = {"zero_centered": facts["zero_centered"]}
+    made = forward.forward(x, weight, bias, eps=EPS, centered=facts["centered"], how=how, **shared)
+    made |= backward.backward(dy, x, weight, bias, mean=made.get("mean"), rstd=made["rstd"], how=how, **shared)
+    x64, w64, dy64 = x.double(), weight.double() + facts["zero_centered"], dy.double()
+    mean = x64.mean(1, keepdim=True) if facts["centered"] else torch.zeros_like(x64[:, :1])
+    rstd = ((x64 - mean).square().mean(1, keepdim=True) + EPS).rsqrt()
+    xhat, wdy = (x64 - mean) * rstd, dy64 * w64
+    c2 = wdy.mean(1, keepdim=True) if facts["centered"] else 0.0
+    expected = {
+        "y": xhat * w64 + (0.0 if bias is None else bias.double()),
+        "mean": mean.flatten(),
+        "rstd": rstd.flatten(),
+        "dx": (wdy - xhat * (xhat * wdy).mean(1, keepdim=True) - c2) * rstd,
+        "dw": (dy64 * xhat).sum(0),
+        "db": dy64.sum(0),
+    }
+    return made, expected
+
+
+@pytest.mark.parametrize(("M", "N"), SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", HOLDS)
+@pytest.mark.usefixtures("on_cpu")
+def test_every_output_against_fp64(how: str, kind: str, M: int, N: int) -> None:
+    dtypes = (torch.bfloat16, torch.float32) if kind == "layernorm" else (torch.float16, torch.float16)
+    made, expected = outputs(M, N, HOLDS[how], kind, x_dtype=dtypes[0], weight_dtype=dtypes[1])
+    assert made.keys() == {"y", "rstd", "dx", "dw"} | ({"mean"} if KINDS[kind]["centered"] else set()) | (
+        {"db"} if KINDS[kind]["bias"] else set()
+    )
+    for name in made:
+        assert_close(name, made[name], expected[name])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_rows_of_fp32_have_half_as_many_columns_to_a_piece() -> None:
+    how = HOLDS["two_stages"]
+    assert how.constants(400, 4)["PIECES"] == 4 and how.constants(400, 2)["PIECES"] == 2
+    made, expected = outputs(12, 400, how, "layernorm", x_dtype=torch.float32, weight_dtype=torch.float32)
+    for name in made:
+        assert_close(name, made[name], expected[name])
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_faults_in_the_order_of_copies_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests above rely on. A kernel that waits for too little reads NaN, or fills a slot twice."""
+    facts: dict[str, Any] = {"x_dtype": torch.bfloat16, "weight_dtype": torch.float32}
+    copies = gluon_on_torch.Copies
+    real = copies.wait_group
+    with monkeypatch.context() as patch:
+        patch.setattr(copies, "wait_group", lambda self, left: real(self, left + 1))
+        with pytest.raises(AssertionError, match="two copies are under way into one slot"):
+            outputs(12, 592, SMALL, "layernorm", **facts)
+        patch.setattr(copies, "wait_group", lambda self, left: self.groups.clear())
+        made, _ = outputs(12, 592, SMALL, "layernorm", **facts)
+        assert all(made[name].isnan().any() for name in made)
+    monkeypatch.setattr(gluon_on_torch.Shared, "index", lambda self, at: gluon_on_torch.Shared(self.data[0]))
+    with pytest.raises(AssertionError, match="two copies are under way into one slot"):
+        outputs(12, 592, SMALL, "layernorm", **facts)
+
+
+@pytest.mark.parametrize("module", [forward, backward])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("weight_itemsize", [2, 4])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_what_is_chosen_has_room(module: Any, itemsize: int, weight_itemsize: int, with_bias: bool) -> None:
+    matrices, vectors = (1, 1 + with_bias) if module is forward else (2, 1)
+    for N in range(16, 140_000, 16):
+        how = module.hold(N, itemsize, weight_itemsize, with_bias=with_bias)
+        assert how is None or module.HELD_FROM <= N <= 32768
+        if how is not None:
+            constants = how.constants(N, itemsize)
+            columns = 32 * how.warps * constants["VECTOR"]
+            row = matrices * constants["PIECES"] * columns * itemsize
+            assert constants["PIECES"] * columns >= N and how.stages >= 1
+            assert how.stages * row + vectors * constants["SHARED"] * columns * weight_itemsize < ROOM
+    assert module.hold(16384, 2, weight_itemsize, with_bias=with_bias) is not None
+    assert with_bias or module.hold(32768, 2, weight_itemsize, with_bias=False) is not None
+
+
+def test_rows_must_be_aligned() -> None:
+    memory = torch.zeros(4 * 64 + 16, dtype=torch.bfloat16)
+    memory = memory[(-memory.data_ptr() // 2) % 8 :]
+    assert can_hold(48, memory[:256].view(4, 64)[:, :48])
+    assert not can_hold(40, memory[:256].view(4, 64)[:, :40])
+    assert not can_hold(48, memory[1:257].view(4, 64)[:, :48])
+    assert not can_hold(48, memory[:224].view(4, 56)[:, :48])
+
+
+@pytest.mark.slow
+def test_triton_compiles_them_for_hopper() -> None:
+    """In a process without the interpreter. It needs no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.impls.compile_held"], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    lines = [line.split() for line in ran.stdout.splitlines()]
+    assert len(lines) == 6 and all(0 < int(shared) <= ROOM for *_, shared in lines)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU, and TRITON_INTERPRET not set")
+@pytest.mark.parametrize(("M", "N"), [(1, 8208), (133, 12288), (1500, 16384), (700, 24016), (300, 32768)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_wide_rows_on_a_gpu(kind: str, M: int, N: int) -> None:
+    assert room_on(torch.device("cuda", 0)), "needs a GPU with 227 KB of shared memory for a program"
+    for x_dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
+        runs = [outputs(M, N, None, kind, x_dtype=x_dtype, weight_dtype=weight_dtype, device="cuda") for _ in range(2)]
+        (made, expected), (again, _) = runs
+        for name in made:
+            assert_close(name, made[name], expected[name])
+            assert torch.equal(made[name], again[name]), name
