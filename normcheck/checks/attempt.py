@@ -23,6 +23,7 @@ from normcheck.checks.probes import Depth
 from normcheck.errors import Broken
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import BLOCK_ELEMENTS
+from normcheck.oracle.judging import FUSED
 from normcheck.oracle.tolerances import table
 from normcheck.runner import call
 from normcheck.runner.environment import memory_bytes
@@ -54,7 +55,17 @@ def run_case(
     not needed; ``watch`` is called with all that is compared.
     """
     depth = min(depth, deepest(case))
-    work = partial(check, cell.implementation, cell.op, case, plan.device, floors=floors, depth=depth, watch=watch)
+    work = partial(
+        check,
+        cell.implementation,
+        cell.op,
+        case,
+        plan.device,
+        floors=floors,
+        depth=depth,
+        watch=watch,
+        fused=plan.judge == FUSED,
+    )
     result = attempted(cell, case, plan, work)
     return replace(result, after=session_of(cell.implementation).before) if result.failed else result
 

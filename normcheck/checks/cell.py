@@ -26,7 +26,7 @@ class Cell:
 
 
 class Setting(Protocol):
-    """The device and the time limit of a case; the plan of a run has both."""
+    """The device, the time limit and the judge of a case; the plan of a run has them."""
 
     @property
     def device(self) -> str:
@@ -35,3 +35,7 @@ class Setting(Protocol):
     @property
     def timeout(self) -> float:
         """Seconds after which a case is stopped."""
+
+    @property
+    def judge(self) -> str:
+        """One of ``oracle.judging.JUDGES``."""

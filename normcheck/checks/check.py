@@ -25,8 +25,8 @@ from normcheck.checks.undeclared import undeclared
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
-from normcheck.oracle.judge import Checked, Reference, judge_forward, judge_of
-from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge import Checked, Reference, judge_of
+from normcheck.oracle.judging import begin_forward, judge_forward, judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
 from normcheck.runner import call
@@ -80,12 +80,14 @@ def check(
     model: Model | None = None,
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
+    fused: bool = False,
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
     ``floors``: output -> ratio below which details are not needed; ``model`` replaces the one that the implementation
-    declares; ``depth``: how far the case is probed; ``watch`` is called with all that is compared. Faults of the
-    implementation are in the result; an exception is a fault of normcheck.
+    declares; ``depth``: how far the case is probed; ``watch`` is called with all that is compared; ``fused``: the fused
+    judge may judge it, see ``oracle.judging``. Faults of the implementation are in the result; an exception is a fault
+    of normcheck.
     """
     pristine = make(case, op, device)
     base = model or undeclared_model(implementation, device)
@@ -95,7 +97,8 @@ def check(
     try:
         model = model or model_of(implementation, case, device)
         forward = run.forward(case, given)
-        judge = judge_of(op, case, pristine, model, floors or {}, zeros=depth >= Depth.MEMORY, watch=watch)
+        zeros = depth >= Depth.MEMORY and (device == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
+        judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
         result, saved, second = _checked(running)
     except UnsupportedCase as unsupported:
@@ -115,6 +118,10 @@ def check(
         return result
     probed = _probed(running, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
     return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
+
+
+_WEIGHED_ELEMENTS = 1 << 20
+"""On a GPU, the elements of the largest case in which those that a 0 would pass are counted: it doubles the work."""
 
 
 def context_lost(problem: Problem) -> bool:
@@ -171,20 +178,21 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
     if implementation.backward is None:
         own_gradients, refused = by_autograd(case, forward, running.given.dy)
         second = running.second_if_probed()
-        checked, saved = judge_forward(running.judge, outputs)
+        begun, saved = begin_forward(running.judge, outputs)
         gradients = Gradients(not_returned=gradient_names(running.given), refused=refused)
         if not refused:
             gradients = autograd_checks(running.judge, running.pristine, outputs, own_gradients, saved)
     elif unusable:  # the gradients of a backward with wrong or missing inputs say nothing about it
-        checked, saved = judge_forward(running.judge, outputs)
+        begun, saved = begin_forward(running.judge, outputs)
         names = ", ".join(problem.output for problem in problems)
         gradients = Gradients(notes=(f"gradients not checked: {names} cannot be used as forward returned it",))
     else:
         pending = None if op.clamped else running.backward(outputs)  # a clamped op waits for the reference's bits
-        checked, saved = judge_forward(running.judge, outputs)
+        begun, saved = begin_forward(running.judge, outputs)
+        running.settled(begun)
         gradients = backward_checks(running, outputs, saved, pending)
         second = gradients.second
-    checked += gradients.checked
+    checked = begun() + gradients.checked
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     if is_special(case):
         checked += special + judge_special(op, case, running.pristine, gradients.end_to_end, running.model)
@@ -222,7 +230,7 @@ def _probed(running: InFlight, result: Result, saved: Reference, second: Started
 
 def _wrong_values(running: InFlight, inputs: Inputs, seen: Seen) -> list[str]:
     """Names of the outputs outside their bounds, in a run for other ``inputs`` of the same case."""
-    judge = judge_of(running.op, running.case, inputs, running.model, {})
+    judge = judge_of(running.op, running.case, inputs, running.model, {}, fused=running.judge.fused)
     checked, saved = judge_forward(judge, seen.outputs)
     own_bits = running.implementation.backward is None
     checked += judge_gradients(judge, seen.gradients, saved, given=False, own_bits=own_bits)

@@ -20,10 +20,11 @@ from normcheck.checks.repeatability import other_surroundings
 from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference, bits_of
-from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judging import Begun, begin_gradients, judge_gradients
 from normcheck.oracle.tolerances import Model
 from normcheck.runner.call import refusal
 from normcheck.runner.run import Forward, Pending, Run
+from normcheck.runner.session import session_of
 
 UNREAD = "backward does not read the bitmask"
 """The note on a backward that computes the bits itself."""
@@ -81,6 +82,12 @@ class InFlight:
         """Start the second run, in other surroundings."""
         return start(self.implementation, self.case, self.pristine, other_surroundings(self.case))
 
+    def settled(self, begun: Begun) -> Begun:
+        """``begun``, waited for if the kernel's later calls are in this process: they may write to what it returned."""
+        if not session_of(self.implementation).isolated:
+            begun()
+        return begun
+
     def second_if_probed(self) -> Started | None:
         """Start the second run, if the probes of a passing case need it."""
         return self.second() if self.depth >= Depth.MEMORY else None
@@ -129,11 +136,11 @@ def backward_checks(
     try:
         usable, problems = usable_gradients(given, (pending or running.backward(own)).result())
         fed = running.backward(with_statistics(own, saved)) if staged else None
-        checked = judge_gradients(judge, usable, saved, given=False, own_bits=own_bits)
+        whole = running.settled(begin_gradients(judge, usable, saved, given=False, own_bits=own_bits))
         stage = usable_gradients(given, fed.result())[0] if fed else {}
         second = running.second_if_probed()
-        if staged:
-            checked = judge_gradients(judge, stage, saved, given=True, own_bits=own_bits) + checked
+        alone = begin_gradients(judge, stage, saved, given=True, own_bits=own_bits) if staged else tuple
+        checked = alone() + whole()
     except UnsupportedCase as refused:
         return Gradients(not_returned=gradient_names(given), refused=refusal(refused))
     found = Gradients(checked, problems, end_to_end=usable, staged=stage, second=second)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from normcheck.checks.gradients import UNREAD, Gradients, InFlight, autograd_checks
-from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, judge_forward, judge_of
-from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, judge_of
+from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.tolerances import is_wider
 
 
@@ -19,7 +19,7 @@ def undeclared(running: InFlight, outputs: Mapping[str, Tensor], gradients: Grad
     """
     if not is_wider(running.model, running.base):
         return ()
-    judge = judge_of(running.op, running.case, running.pristine, running.base, {})
+    judge = judge_of(running.op, running.case, running.pristine, running.base, {}, fused=running.judge.fused)
     checked, saved = judge_forward(judge, outputs)
     if running.implementation.backward is None:
         own = gradients.end_to_end

@@ -84,6 +84,11 @@ def profiles() -> Iterable[str]:
     return "quick", "ci", "deep"
 
 
+def judges() -> Iterable[str]:
+    """Names of judges, those of ``oracle.judging.JUDGES``, which cannot be imported without torch."""
+    return "fused", "plain"
+
+
 def devices() -> Iterable[str]:
     """Names of devices."""
     return "auto", "cpu", "cuda"
@@ -243,6 +248,9 @@ class VerifyOptions:
             flags=("--isolation/--no-isolation",),
         ),
     ] = True
+    judge: Annotated[
+        str, Option(help="fused (default): on a GPU, what passes is judged by few kernels; plain.", names=judges)
+    ] = "fused"
     shard: Annotated[str, Option(help="K/N: of all cases those of job K of N; see normcheck merge.", stored=False)] = ""
     database: Annotated[str, Option(help="Folder of cases that failed: kept there, and run first next time.")] = ""
     known_failures: Annotated[str, Option(help="File of cells that are known to fail: OP IMPL DTYPE  # reason.")] = ""

@@ -14,6 +14,7 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls.implementation import Implementation
+from normcheck.oracle.judging import FUSED
 from normcheck.result import CellKey
 
 
@@ -69,7 +70,7 @@ class Plan:
     """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
 
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
-    before all others. ``required``: what ``--require`` says.
+    before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``.
     """
 
     cells: tuple[Cell, ...]
@@ -80,6 +81,7 @@ class Plan:
     shard: tuple[int, int] = (1, 1)
     replays: Mapping[CellKey, Replay] = field(default_factory=dict)
     required: tuple[str, ...] = ()
+    judge: str = FUSED
 
 
 def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:
@@ -95,7 +97,7 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
         if requirement(text)[0] not in (*names, EVERY_CELL):
             raise UsageError(f"require={text}: expected {one_of(names)}, which are what is checked")
     shard = shard_of(options.shard, profile)
-    return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required)
+    return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required, judge=options.judge)
 
 
 def profile_of(options: VerifyOptions) -> Profile:

@@ -24,8 +24,8 @@ from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
 from normcheck.oracle.tolerances import Model
 
-BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
-"""Elements in a block: an fp64 temporary has 256 KiB on a CPU, 128 MiB on a GPU."""
+BLOCK_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 22}
+"""Elements in a block: an fp64 temporary has 256 KiB on a CPU, 32 MiB on a GPU."""
 
 END_TO_END = "end to end"
 GIVEN_OWN = "given the kernel's own statistics"
