@@ -76,18 +76,17 @@ def compare(
     """
     if actual.numel() == 0:
         return Comparison(0.0, 0, 0, 0 if zeros else None)
-    error = actual - held.expected  # in fp64, to which torch promotes
     uncheckable = 0
-    if not finite:
+    if not (finite or _all_finite(held.bound)):
         held = replace(held, bound=_unbounded(held.bound))
         uncheckable = int(torch.isinf(held.bound.upper).sum())
-    zeros_passed = _zeros(held) if zeros else None
-    ratio = _ratio(error, held.bound)
-    largest = float(ratio.max())
-    brief = Comparison(largest, error.numel(), uncheckable, zeros_passed)
+    zeros_passed = _zeros(held, uncheckable) if zeros else None
+    ratio = _ratio(_error(actual, held), held.bound)
+    largest = float(ratio.amax())
+    brief = Comparison(largest, actual.numel(), uncheckable, zeros_passed)
     if largest <= 1 and largest <= floor:
         return brief
-    got = actual.double()
+    got, error = actual.double(), _error(actual, held)
     if not largest <= 1:
         ratio = _excuse(ratio, got, held)
         largest = float(ratio.max())
@@ -112,6 +111,16 @@ def _with_worst(brief: Comparison, ratio: Tensor, error: Tensor, got: Tensor, he
     )
 
 
+def _error(actual: Tensor, held: Expectation) -> Tensor:
+    """actual - expected in fp64, a new tensor. A tensor is widened first: mixed operands are slower."""
+    return actual.to(torch.float64, copy=True).sub_(held.expected)
+
+
+def _all_finite(bound: Bound) -> bool:
+    """Whether every bound is finite, by its sum: bounds are not negative, so none cancels another."""
+    return math.isfinite(float(bound.upper.sum())) and (bound.lower is None or math.isfinite(float(bound.lower.sum())))
+
+
 def _unbounded(bound: Bound) -> Bound:
     """The bound with inf for NaN, which 0 * inf gives if eps and a variance are 0."""
     upper = torch.where(torch.isnan(bound.upper), math.inf, bound.upper)
@@ -119,17 +128,21 @@ def _unbounded(bound: Bound) -> Bound:
     return Bound(upper, lower, bound.terms)
 
 
-def _zeros(held: Expectation) -> int:
+def _zeros(held: Expectation, uncheckable: int) -> int:
     """How many elements with a finite bound a 0 would pass."""
     bound, expected = held.bound, held.expected
     limit = bound.upper if bound.lower is None else torch.where(expected > 0, bound.lower, bound.upper)
-    return int(((expected.abs() <= limit) & (limit < math.inf)).sum())
+    passed = expected.abs() <= limit
+    if uncheckable or bound.lower is not None:
+        passed &= limit < math.inf
+    return int(torch.count_nonzero(passed))
 
 
 def _ratio(error: Tensor, bound: Bound) -> Tensor:
+    """|error| / its bound. ``error`` is overwritten."""
     if bound.lower is None:
-        return error.abs().div_(bound.upper)
-    return torch.where(error > 0, error / bound.upper, -error / bound.lower)
+        return error.abs_().div_(bound.upper)
+    return torch.maximum(error / bound.upper, error.div_(bound.lower).neg_())
 
 
 def _excuse(ratio: Tensor, got: Tensor, held: Expectation) -> Tensor:
