@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from functools import cache
 
 import psutil
 import torch
@@ -40,6 +41,11 @@ def memory_bytes(device: str) -> int:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(min(free + torch.cuda.memory_reserved(), total * torch.cuda.get_per_process_memory_fraction()))
+    return _machine_bytes()
+
+
+@cache
+def _machine_bytes() -> int:
     return psutil.virtual_memory().total
 
 
