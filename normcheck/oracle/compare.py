@@ -35,7 +35,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The worst element of a comparison, as plain numbers."""
+    """The worst element of a comparison, as plain numbers. ``terms``: the parts of its bound, if it is wrong."""
 
     index: tuple[int, ...]
     actual: float
@@ -96,19 +96,19 @@ def compare(
 
 def _with_worst(brief: Comparison, ratio: Tensor, error: Tensor, got: Tensor, held: Expectation) -> Comparison:
     """``brief`` with the largest errors, the wrong elements and the worst one."""
-    wrong = ~(ratio <= 1)
     failed = not brief.ratio <= 1
     at = int(ratio.argmax())
-    size = torch.where(torch.isfinite(error), error.abs(), torch.zeros_like(error))
-    ulp = size / (2 * half_ulp(held.expected.abs(), held.fmt))
-    return replace(
-        brief,
-        max_abs=float(size.max()),
-        max_ulp=float(ulp.max()),
-        non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),
-        wrong=wrong if failed else None,
-        worst=_element(at, got, error, held),
-    )
+    size = error.abs()
+    largest = float(size.amax())
+    if not math.isfinite(largest):
+        size = torch.where(torch.isfinite(error), size, 0.0)
+        largest = float(size.amax())
+    ulp = size.div_(half_ulp(held.expected.abs(), held.fmt).mul_(2))
+    found = replace(brief, max_abs=largest, max_ulp=float(ulp.amax()), worst=_element(at, got, error, held, failed))
+    if not failed:
+        return found
+    wrong = ~(ratio <= 1)
+    return replace(found, wrong=wrong, non_finite=bool((wrong & ~torch.isfinite(got)).any()))
 
 
 def _error(actual: Tensor, held: Expectation) -> Tensor:
@@ -165,7 +165,7 @@ def _excuse(ratio: Tensor, got: Tensor, held: Expectation) -> Tensor:
     return torch.where(excused, torch.zeros_like(ratio), ratio)
 
 
-def _element(at: int, got: Tensor, error: Tensor, held: Expectation) -> Element:
+def _element(at: int, got: Tensor, error: Tensor, held: Expectation, failed: bool) -> Element:
     bound = held.bound
     limit = bound.upper.flatten()[at]
     if bound.lower is not None and not float(error.flatten()[at]) > 0:
@@ -175,7 +175,7 @@ def _element(at: int, got: Tensor, error: Tensor, held: Expectation) -> Element:
     else:
         row, column = divmod(at, got.shape[1])
         index = (row + held.first, column)
-    parts: Mapping[str, Tensor] = bound.terms()
+    parts: Mapping[str, Tensor] = bound.terms() if failed else {}
     terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
     return Element(
         index=index,
