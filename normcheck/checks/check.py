@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import Op
+from normcheck.cases.ops import ROOT_FIRST, Op
 from normcheck.checks.contract import Problem, usable_outputs
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
 from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
@@ -40,9 +41,9 @@ class Result:
 
     ``model`` judged the case; ``notes`` are for the reader of a passing case; ``probed`` is what the probes measured,
     None if none ran; ``seen`` is what the first run returned; ``staged`` are the gradients of a backward fed with the
-    reference's statistics. ``joined``: how many gradients of x autograd added in half precision. ``undeclared``: the
-    checks as they are without the implementation's declarations, if these widen a bound. ``after``: the earlier cases
-    of the kernel's own process, if the case failed in one.
+    reference's statistics. ``joined``: if it failed, how many gradients of x autograd added in half precision.
+    ``undeclared``: the checks as they are without the implementation's declarations, if these widen a bound.
+    ``after``: the earlier cases of the kernel's own process, if the case failed in one.
     """
 
     case: Case
@@ -113,7 +114,8 @@ def check(
             return Result(case, model or table().model, refused=refused)
         return Result(case, model or table().model, problems=(*problems, first))
     done = written(implementation, pristine, given) + strays(run, result.seen.named)
-    result = replace(result, problems=(*result.problems, *done))
+    if done:
+        result = replace(result, problems=(*result.problems, *done))
     if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
         return result
     probed = _probed(running, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
@@ -144,9 +146,12 @@ _PLENTY_FOR_ELEMENT = 64  # and than so many for each element: 16 tensors in fp3
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:
     """The table's model; for gradients by torch autograd on a CPU, with what holds for those."""
-    if implementation.backward is None and device == "cpu":
-        return replace(table().model, **table().autograd_cpu)
-    return table().model
+    return _autograd_on_cpu() if implementation.backward is None and device == "cpu" else table().model
+
+
+@cache
+def _autograd_on_cpu() -> Model:
+    return replace(table().model, **table().autograd_cpu)
 
 
 def model_of(implementation: Implementation, case: Case, device: str) -> Model:
@@ -205,7 +210,7 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
         notes=notes + gradients.notes,
         seen=seen,
         staged=gradients.staged,
-        joined=forward.joined,
+        joined=forward.joined() if any(not c.comparison.ratio <= 1 for c in checked) else 0,
         undeclared=undeclared(running, outputs, gradients),
     )
     return result, None if unusable else saved, second
@@ -230,7 +235,8 @@ def _probed(running: InFlight, result: Result, saved: Reference, second: Started
 
 def _wrong_values(running: InFlight, inputs: Inputs, seen: Seen) -> list[str]:
     """Names of the outputs outside their bounds, in a run for other ``inputs`` of the same case."""
-    judge = judge_of(running.op, running.case, inputs, running.model, {}, fused=running.judge.fused)
+    floors = dict.fromkeys(ROOT_FIRST, 1.0)  # no details
+    judge = judge_of(running.op, running.case, inputs, running.model, floors, fused=running.judge.fused)
     checked, saved = judge_forward(judge, seen.outputs)
     own_bits = running.implementation.backward is None
     checked += judge_gradients(judge, seen.gradients, saved, given=False, own_bits=own_bits)

@@ -77,7 +77,7 @@ class RemoteRun:
                 raise early
             return early
 
-        return Forward(outputs, by_autograd, joined if isinstance(joined, int) else 0)
+        return Forward(outputs, by_autograd, lambda: joined if isinstance(joined, int) else 0)
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
         """See ``runner.run.Run``."""

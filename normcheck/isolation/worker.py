@@ -147,7 +147,7 @@ def _forward(state: _State, message: Message) -> Message:
     if not message["graph"]:
         return answer  # the strays come with the answer to backward
     if forward.outputs["y"].requires_grad:
-        answer["joined"] = forward.joined
+        answer["joined"] = forward.joined()
         state.calls += 1
         answer["graph"] = state.calls
         if "dy" in given:

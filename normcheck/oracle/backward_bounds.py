@@ -11,7 +11,7 @@ from torch import Tensor
 from normcheck.cases.dtypes import Format
 from normcheck.oracle.forward_bounds import EXACT, StatisticsBound
 from normcheck.oracle.reference import Backward, Rows, Scale
-from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, store
+from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +70,35 @@ def _xhat_at_most(rows: Rows, given: StatisticsBound) -> Tensor:
     """Bound of the kernel's own |xhat|, (m, N)."""
     if given is EXACT:
         return rows.xh_abs
-    return (rows.xh_abs if given.d is None else rows.xh_abs + given.d) * (1 + given.al)
+    if given.d is None:
+        return rows.xh_abs * (1 + given.al)
+    return (rows.xh_abs + given.d).mul_(1 + given.al)
 
 
 @dataclass(frozen=True, slots=True)
 class _Largest:
     """Bounds of the absolute values that the kernel computes dx from."""
 
-    xhat: Tensor  # (m, N)
+    grown: Tensor | float  # 1 + al, (m, 1): xhat is at most (|xhat| + d) times this
     rstd: Tensor  # (m, 1)
     wd: Tensor  # dy * g, (m, N)
     wd_mean: Tensor  # (m, 1)
     flushed: Tensor  # error of xhat by underflow, (m, 1)
-    xhat_squared: Tensor | float  # the factor by errors of rstd on terms with xhat in them twice
 
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """``c1`` = |mean(xhat dy g)| and ``c2`` = |mean(dy g)|, 0 if the op has none; ``dc1``, ``dc2``: their errors.
+    """The means of a row, all (m, 1): ``c1``, a bound of |mean(xhat dy g)|; ``c2`` = |mean(dy g)|, None if not centred.
 
-    ``largest_c1``: bound of ``c1`` with the errors of the statistics. All (m, 1).
+    ``more_c1``: the part of ``c1`` by the errors of the statistics, None if they are exact. ``dc1``, ``dc2``: errors of
+    the two means.
     """
 
     c1: Tensor
-    largest_c1: Tensor
+    more_c1: Tensor | None
     dc1: Tensor
-    c2: Tensor | float
-    dc2: Tensor | float
+    c2: Tensor | None
+    dc2: Tensor | None
 
 
 def output_dx(rules: Rules, block: Block, fmt: Format, doubt: Doubt | None = None) -> tuple[Bound, GradientSums]:
@@ -106,61 +108,86 @@ def output_dx(rules: Rules, block: Block, fmt: Format, doubt: Doubt | None = Non
     exactly; with given statistics, al = d = 0.
     """
     rows, bwd, given = block.rows, block.backward, block.given
-    u, eta, xa, ra, wd_abs = rules.u, rules.eta, _xhat_at_most(rows, given), (1 + given.al) * rows.rstd, bwd.wd.abs()
-    most = _Largest(xa, ra, wd_abs, wd_abs.mean(1, keepdim=True), eta * (1 + ra), (1 + given.al) ** 2)
-    means = _means(rules, block, most)
-    k_el = rules.count["dx_elementwise"] * u
-    per_row = means.dc2 * (1 + 8 * u) + k_el * means.c2 + means.largest_c1 * most.flushed + 5 * eta
-    edx = (xa * (means.dc1 * (1 + 8 * u) + k_el * means.largest_c1)).add_(wd_abs * k_el)
-    edx.add_(per_row).mul_(ra).add_(eta)
-    if given is not EXACT:
-        _add_statistics(edx, block, most, means)
-    if rules.model.bwd_form == "raw":
-        edx += _raw_dx(rules, rows, most, means)
+    wd_abs, grown = bwd.wd.abs(), 1 + given.al
+    rstd = rows.rstd if given is EXACT else grown * rows.rstd
+    flushed = (rstd * rules.eta).add_(rules.eta)
+    most = _Largest(grown, rstd, wd_abs, wd_abs.mean(1, keepdim=True), flushed)
+    means, dx_abs = _means(rules, block, most), bwd.dx.abs()
+    edx = _dx_before_store(rules, block, most, means, dx_abs)
     if doubt is not None:
         edx += doubt.dx
     sums = _gradient_sums(rules, block, most)
-    stored = store(rules, bwd.dx.abs() + edx, fmt, "dx")
-    upper = edx + stored if rules.safety == 1.0 else (edx + stored) * rules.safety
-    return Bound(upper, None, lambda: _dx_terms(rules, most, means, edx, stored, doubt)), sums
+    upper = plus_store(rules, edx, dx_abs, fmt, "dx")
+    if rules.safety != 1.0:
+        upper *= rules.safety
+    return Bound(upper, None, lambda: _dx_terms(rules, block, most, means, edx, fmt, doubt)), sums
 
 
 def _means(rules: Rules, block: Block, most: _Largest) -> _Means:
     """The two means over each row. Their errors go into every element of the row."""
-    eta, count, bwd, al, d = rules.eta, rules.count, block.backward, block.given.al, block.given.d
+    eta, count, bwd, d = rules.eta, rules.count, block.backward, block.given.d
     h = rules.chain(block.dy.shape[1])
-    dc1 = (most.xhat * most.wd).mean(1, keepdim=True).mul_(rules.gam(h + count["c1"]))
-    xa_mean = (1 + al) * (1.01 if d is None else 1.01 + d)  # mean |xhat| <= 1, the square being normalised
-    dc1.addcmul_(most.wd_mean, most.flushed).add_(xa_mean * eta + 3 * eta)
+    dc1 = (block.rows.xh_abs * most.wd).mean(1, keepdim=True)
+    if d is not None:
+        dc1.addcmul_(d, most.wd_mean)  # times ``grown``: the mean of |dy g| times the largest xhat
+    dc1.mul_(rules.gam(h + count["c1"]))
+    if d is not None:
+        dc1.add_(d, alpha=eta)
+    dc1.add_(1.01 * eta)  # mean |xhat| <= 1, the square being normalised
+    dc1.mul_(most.grown).addcmul_(most.wd_mean, most.flushed).add_(3 * eta)
     c1 = bwd.c1.abs()
-    largest_c1 = c1 * most.xhat_squared
-    if bwd.c2 is None:
-        return _Means(c1, largest_c1, dc1, 0.0, 0.0)
-    c2 = bwd.c2.abs()
-    if d is not None:
-        largest_c1 = largest_c1 + most.xhat_squared * d * c2
-    return _Means(c1, largest_c1, dc1, c2, most.wd_mean * rules.gam(h + count["c2"]) + 3 * eta)
+    c2, dc2 = None, None
+    if bwd.c2 is not None:
+        c2, dc2 = bwd.c2.abs(), (most.wd_mean * rules.gam(h + count["c2"])).add_(3 * eta)
+    if block.given is EXACT:
+        return _Means(c1, None, dc1, c2, dc2)
+    twice = most.grown * most.grown  # for xhat in it twice
+    more_c1 = (twice - 1) * c1
+    if d is not None and c2 is not None:
+        more_c1.addcmul_(twice * d, c2)
+    return _Means(c1 + more_c1, more_c1, dc1, c2, dc2)
 
 
-def _add_statistics(edx: Tensor, block: Block, most: _Largest, means: _Means) -> None:
-    """Add the error of dx by the errors of the kernel's own statistics to ``edx``."""
-    c1, c2, k2, d = means.c1, means.c2, most.xhat_squared, block.given.d
-    per_xh = (k2 - 1) * c1
-    edx += block.backward.dx.abs() * block.given.al
-    if d is not None:
-        per_xh = per_xh + k2 * d * c2
-        edx += most.rstd * k2 * d * (c1 + d * c2)
-    edx += block.rows.xh_abs * (most.rstd * per_xh)
+def _dx_before_store(rules: Rules, block: Block, most: _Largest, means: _Means, dx_abs: Tensor) -> Tensor:
+    """E of dx (m, N): |xhat|, |dy g| and 1, each times the sum of its factors in the errors of a row."""
+    rows, given, u, eta = block.rows, block.given, rules.u, rules.eta
+    d, k_el = given.d, rules.count["dx_elementwise"] * u
+    per_xh = (means.dc1 * (1 + 8 * u)).add_(means.c1, alpha=k_el)
+    per_row = means.c1 * most.flushed
+    if means.c2 is not None and means.dc2 is not None:
+        per_row.add_(means.dc2, alpha=1 + 8 * u).add_(means.c2, alpha=k_el)
+    per_row.add_(5 * eta)
+    if means.more_c1 is not None:
+        per_xh.mul_(most.grown)
+        if d is not None:
+            per_row.addcmul_(d, per_xh + means.c1)
+        per_xh.add_(means.more_c1)
+    per_xh.mul_(most.rstd)
+    per_row.mul_(most.rstd).add_(eta)
+    raw = _raw_dx(rules, rows, most, means) if rules.model.bwd_form == "raw" else None
+    if raw is not None:
+        per_xh.addcmul_(raw.lost, most.grown if isinstance(most.grown, Tensor) else torch.ones_like(raw.lost))
+        if rows.mean is not None:
+            per_row.addcmul_(raw.per_offset, rows.mean.abs())
+    edx = (rows.xh_abs * per_xh).addcmul_(most.wd, most.rstd * k_el).add_(per_row)
+    if raw is not None:
+        edx.addcmul_(rows.x_abs, raw.per_offset)
+    if isinstance(given.al, Tensor):
+        edx.addcmul_(dx_abs, given.al)
+    return edx
 
 
 def _dx_terms(
-    rules: Rules, most: _Largest, means: _Means, edx: Tensor, stored: Tensor | float, doubt: Doubt | None
+    rules: Rules, block: Block, most: _Largest, means: _Means, edx: Tensor, fmt: Format, doubt: Doubt | None
 ) -> Mapping[str, Tensor]:
     """The parts of the bound of dx, by name."""
     ones, eta, k_el = torch.ones_like(edx), rules.eta, rules.count["dx_elementwise"] * rules.u
-    c1_term, c2_term = most.rstd * means.dc1 * most.xhat, most.rstd * means.dc2 * ones
-    ops = (most.wd + most.xhat * means.largest_c1 + means.c2).mul_(k_el).mul_(most.rstd)
+    xhat = _xhat_at_most(block.rows, block.given)
+    c2, dc2 = (0.0 if t is None else t for t in (means.c2, means.dc2))
+    c1_term, c2_term = most.rstd * means.dc1 * xhat, most.rstd * dc2 * ones
+    ops = (most.wd + xhat * means.c1 + c2).mul_(k_el).mul_(most.rstd)
     rest = (edx - c1_term - c2_term - ops - eta).clamp_(min=0)
+    stored = store(rules, block.backward.dx.abs() + edx, fmt, "dx")
     named = {"store": stored * ones, "mean(xhat dy g)": c1_term, "mean(dy g)": c2_term, "ops": ops}
     if doubt is not None:
         named[rules.doubt] = doubt.dx
@@ -168,30 +195,38 @@ def _dx_terms(
     return {**named, "statistics": rest, "underflow": eta * ones}
 
 
-def _raw_dx(rules: Rules, rows: Rows, most: _Largest, means: _Means) -> Tensor:
-    """Error by cancellation of dx = rstd wd + b x + c, b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N, (m, N)."""
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """The error by cancellation of dx = rstd wd + b x + c, b = (mean sum(dy g) - sum(dy g x)) rstd^3 / N.
+
+    It is at most ``lost`` times |xhat| (1 + al) plus ``per_offset`` times |x| + |mean|; both (m, 1).
+    """
+
+    lost: Tensor
+    per_offset: Tensor
+
+
+def _raw_dx(rules: Rules, rows: Rows, most: _Largest, means: _Means) -> _Raw:
     ra = most.rstd
     h, ra2 = rules.chain(rows.x.shape[1]), ra * ra
     s = (most.wd * rows.x_abs).mean(1, keepdim=True)
-    offset = rows.x_abs
     if rows.mean is not None:
-        m = rows.mean.abs()
-        s.addcmul_(m, most.wd_mean)
-        offset = offset + m
-    lost = ra2.mul(s).mul_(rules.gam(h + 8))  # times |x - mean| ra = |xhat| (1 + al), and 8 u |mean| ra more
-    per_offset = lost * ra * (8 * rules.u) + ra2 * means.largest_c1 * (4 * rules.u)
-    return (rows.xh_abs * (lost * (ra / rows.rstd))).addcmul_(offset, per_offset)
+        s.addcmul_(rows.mean.abs(), most.wd_mean)
+    lost = s.mul_(ra2).mul_(rules.gam(h + 8))  # times |x - mean| ra = |xhat| (1 + al), and 8 u |mean| ra more
+    return _Raw(lost, (lost * ra).mul_(8 * rules.u).add_(ra2.mul_(means.c1), alpha=4 * rules.u))
 
 
 def _gradient_sums(rules: Rules, block: Block, most: _Largest) -> GradientSums:
     rows, given, dy_abs = block.rows, block.given, block.dy.abs()
-    shift = ux = most.flushed  # error of each xhat
+    shift = most.flushed  # error of each xhat
     if given is not EXACT:
-        shift = (rows.xh_abs * given.al).add_(ux if given.d is None else (1 + given.al) * given.d + ux)
+        shift = (rows.xh_abs * given.al).add_(shift if given.d is None else most.grown * given.d + shift)
     if rules.model.bwd_form == "raw":
+        per_offset = most.rstd * (4 * rules.u)
         offset = rows.x_abs if rows.mean is None else rows.x_abs + rows.mean.abs()
-        shift = shift + offset * ((1 + given.al) * rows.rstd * (4 * rules.u))
-    return GradientSums((dy_abs * most.xhat).sum(0), (dy_abs * shift).sum(0), dy_abs.sum(0))
+        shift = (offset * per_offset).add_(shift)
+    xhat = _xhat_at_most(rows, given)
+    return GradientSums((dy_abs * xhat).sum(0), (dy_abs * shift).sum(0), dy_abs.sum(0))
 
 
 def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:
@@ -217,17 +252,22 @@ def _summed(rules: Rules, m: int, output: str, value: Tensor, added: _Added, fmt
     """Bound of the sum over ``m`` rows that is ``value``."""
     shift, doubt = added.shift, added.doubt
     summation = added.size * rules.gam(rules.chain(m) + rules.count[output])
-    e = (summation if shift is None else summation + shift) + 2 * m * rules.eta
+    underflow = 2 * m * rules.eta
+    e = summation + underflow if shift is None else (summation + shift).add_(underflow)
     if doubt is not None:
         e += doubt
-    stored = store(rules, value.abs() + e, fmt, output)
+    upper = plus_store(rules, e, value.abs(), fmt, output)
+    if rules.safety != 1.0:
+        upper *= rules.safety
+    if not m:
+        upper.clamp_(min=NO_ROOM)
 
     def terms() -> Mapping[str, Tensor]:
-        ones = torch.ones_like(e)
+        ones, stored = torch.ones_like(e), store(rules, value.abs() + e, fmt, output)
         bits = ones * 0 if doubt is None else doubt
         named = {"store": stored * ones, "sum over M": summation, rules.doubt: bits}
         if shift is not None:
             named["statistics"] = shift
-        return {**named, "underflow": 2 * m * rules.eta * ones}
+        return {**named, "underflow": underflow * ones}
 
-    return Bound((e + stored).mul_(rules.safety).clamp_(min=NO_ROOM), None, terms)
+    return Bound(upper, None, terms)

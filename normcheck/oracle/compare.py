@@ -35,7 +35,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The worst element of a comparison, as plain numbers."""
+    """The worst element of a comparison, as plain numbers. ``terms``: the parts of its bound, if it is wrong."""
 
     index: tuple[int, ...]
     actual: float
@@ -76,18 +76,17 @@ def compare(
     """
     if actual.numel() == 0:
         return Comparison(0.0, 0, 0, 0 if zeros else None)
-    error = actual - held.expected  # in fp64, to which torch promotes
     uncheckable = 0
-    if not finite:
+    if not (finite or _all_finite(held.bound)):
         held = replace(held, bound=_unbounded(held.bound))
         uncheckable = int(torch.isinf(held.bound.upper).sum())
-    zeros_passed = _zeros(held) if zeros else None
-    ratio = _ratio(error, held.bound)
-    largest = float(ratio.max())
-    brief = Comparison(largest, error.numel(), uncheckable, zeros_passed)
+    zeros_passed = _zeros(held, uncheckable) if zeros else None
+    ratio = _ratio(_error(actual, held), held.bound)
+    largest = float(ratio.amax())
+    brief = Comparison(largest, actual.numel(), uncheckable, zeros_passed)
     if largest <= 1 and largest <= floor:
         return brief
-    got = actual.double()
+    got, error = actual.double(), _error(actual, held)
     if not largest <= 1:
         ratio = _excuse(ratio, got, held)
         largest = float(ratio.max())
@@ -97,19 +96,29 @@ def compare(
 
 def _with_worst(brief: Comparison, ratio: Tensor, error: Tensor, got: Tensor, held: Expectation) -> Comparison:
     """``brief`` with the largest errors, the wrong elements and the worst one."""
-    wrong = ~(ratio <= 1)
     failed = not brief.ratio <= 1
     at = int(ratio.argmax())
-    size = torch.where(torch.isfinite(error), error.abs(), torch.zeros_like(error))
-    ulp = size / (2 * half_ulp(held.expected.abs(), held.fmt))
-    return replace(
-        brief,
-        max_abs=float(size.max()),
-        max_ulp=float(ulp.max()),
-        non_finite=failed and bool((wrong & ~torch.isfinite(got)).any()),
-        wrong=wrong if failed else None,
-        worst=_element(at, got, error, held),
-    )
+    size = error.abs()
+    largest = float(size.amax())
+    if not math.isfinite(largest):
+        size = torch.where(torch.isfinite(error), size, 0.0)
+        largest = float(size.amax())
+    ulp = size.div_(half_ulp(held.expected.abs(), held.fmt).mul_(2))
+    found = replace(brief, max_abs=largest, max_ulp=float(ulp.amax()), worst=_element(at, got, error, held, failed))
+    if not failed:
+        return found
+    wrong = ~(ratio <= 1)
+    return replace(found, wrong=wrong, non_finite=bool((wrong & ~torch.isfinite(got)).any()))
+
+
+def _error(actual: Tensor, held: Expectation) -> Tensor:
+    """actual - expected in fp64, a new tensor. A tensor is widened first: mixed operands are slower."""
+    return actual.to(torch.float64, copy=True).sub_(held.expected)
+
+
+def _all_finite(bound: Bound) -> bool:
+    """Whether every bound is finite, by its sum: bounds are not negative, so none cancels another."""
+    return math.isfinite(float(bound.upper.sum())) and (bound.lower is None or math.isfinite(float(bound.lower.sum())))
 
 
 def _unbounded(bound: Bound) -> Bound:
@@ -119,17 +128,21 @@ def _unbounded(bound: Bound) -> Bound:
     return Bound(upper, lower, bound.terms)
 
 
-def _zeros(held: Expectation) -> int:
+def _zeros(held: Expectation, uncheckable: int) -> int:
     """How many elements with a finite bound a 0 would pass."""
     bound, expected = held.bound, held.expected
     limit = bound.upper if bound.lower is None else torch.where(expected > 0, bound.lower, bound.upper)
-    return int(((expected.abs() <= limit) & (limit < math.inf)).sum())
+    passed = expected.abs() <= limit
+    if uncheckable or bound.lower is not None:
+        passed &= limit < math.inf
+    return int(torch.count_nonzero(passed))
 
 
 def _ratio(error: Tensor, bound: Bound) -> Tensor:
+    """|error| / its bound. ``error`` is overwritten."""
     if bound.lower is None:
-        return error.abs().div_(bound.upper)
-    return torch.where(error > 0, error / bound.upper, -error / bound.lower)
+        return error.abs_().div_(bound.upper)
+    return torch.maximum(error / bound.upper, error.div_(bound.lower).neg_())
 
 
 def _excuse(ratio: Tensor, got: Tensor, held: Expectation) -> Tensor:
@@ -152,7 +165,7 @@ def _excuse(ratio: Tensor, got: Tensor, held: Expectation) -> Tensor:
     return torch.where(excused, torch.zeros_like(ratio), ratio)
 
 
-def _element(at: int, got: Tensor, error: Tensor, held: Expectation) -> Element:
+def _element(at: int, got: Tensor, error: Tensor, held: Expectation, failed: bool) -> Element:
     bound = held.bound
     limit = bound.upper.flatten()[at]
     if bound.lower is not None and not float(error.flatten()[at]) > 0:
@@ -162,7 +175,7 @@ def _element(at: int, got: Tensor, error: Tensor, held: Expectation) -> Element:
     else:
         row, column = divmod(at, got.shape[1])
         index = (row + held.first, column)
-    parts: Mapping[str, Tensor] = bound.terms()
+    parts: Mapping[str, Tensor] = bound.terms() if failed else {}
     terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
     return Element(
         index=index,

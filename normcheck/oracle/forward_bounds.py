@@ -6,28 +6,35 @@ large offsets. Symbols: ``al`` bounds the relative error of rstd, ``d`` the shif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.oracle.reference import Forward, Rows, Scale
-from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, store
+from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StatisticsBound:
     """``al``, ``d`` (m, 1): the errors of xhat by those of the statistics; the bounds of the saved mean and rstd.
 
     ``d`` and ``mean`` are None if the op has no mean; ``mean`` and ``rstd`` are None if the statistics were given.
+    ``of_rstd`` makes the bound of rstd: many kernels save none.
     """
 
     al: Tensor | float
     d: Tensor | None
     mean: Bound | None
-    rstd: Bound | None
+    of_rstd: Callable[[], Bound] | None
+
+    @cached_property
+    def rstd(self) -> Bound | None:
+        """The bound of the saved rstd."""
+        return None if self.of_rstd is None else self.of_rstd()
 
 
 EXACT = StatisticsBound(0.0, None, None, None)
@@ -53,25 +60,27 @@ def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
         dm2 = dm * dm
         dv = (v + dm2).mul_(rules.gam(h + count["var"])).add_(dm2).add_(3 * eta)
         if rules.c_var:
-            rms = (rows.mean * rows.mean + v).sqrt_()
+            rms = torch.addcmul(v, rows.mean, rows.mean).sqrt_()
             dv.addcmul_(v.sqrt(), rms, value=rules.c_var * rules.gam(h))
     else:
-        dv = v * rules.gam(h + count["rms"]) + 3 * eta
+        dv = (v * rules.gam(h + count["rms"])).add_(3 * eta)
     q = v + eps
     dq = (q + dv).mul_(u).add_(dv).add_(u * eps)
     rs = 2 * rules.model.rsqrt_ulp * u
     upper = (q / (q - dq).clamp_(min=eps * (1 - 2 * u))).sqrt_().mul_(1 + rs).sub_(1)
-    lower = 1 - (q / (q + dq)).sqrt_().mul_(1 - rs)
-    al = torch.maximum(upper, lower)
-    r = rows.rstd
-    rstd = Bound(  # saved in the accumulation format: the counts include the store
-        (r * upper).add_(eta),
-        (r * lower).add_(eta),
-        lambda: {"variance": r * (upper - rs), "rsqrt": r * rs, "underflow": torch.full_like(r, eta)},
-    )
+    lower = 1 - (q / dq.add_(q)).sqrt_().mul_(1 - rs)
+    al, r = torch.maximum(upper, lower), rows.rstd
+
+    def of_rstd() -> Bound:  # saved in the accumulation format: the counts include the store
+        return Bound(
+            (r * upper).add_(eta),
+            (r * lower).add_(eta),
+            lambda: {"variance": r * (upper - rs), "rsqrt": r * rs, "underflow": torch.full_like(r, eta)},
+        )
+
     if rows.mean is None or dm is None:
-        return StatisticsBound(al, None, None, rstd)
-    return StatisticsBound(al, r * dm, Bound(dm, None, lambda: {"sum": dm}), rstd)
+        return StatisticsBound(al, None, None, of_rstd)
+    return StatisticsBound(al, r * dm, Bound(dm, None, lambda: {"sum": dm}), of_rstd)
 
 
 def saved_statistics(rules: Rules, rows: Rows) -> StatisticsBound:
@@ -96,14 +105,17 @@ def output_y(
     ``bias_abs`` is |bias| (N,). The error of the final add is at most |p|: if g == 0, the add is exact, and so is the
     bit.
     """
-    before = _before_store(rules, rows, fwd, scale, bias_abs, given)
-    stored = store(rules, fwd.y.abs() + before, fmt, "y")
-    upper = (before + stored).clamp_(min=NO_ROOM) if isinstance(stored, float) else before + stored
+    z_abs = fwd.z.abs()
+    before = _before_store(rules, rows, fwd, z_abs, scale, bias_abs, given)
+    upper = plus_store(rules, before, z_abs if fwd.y is fwd.z else fwd.y.abs(), fmt, "y")
+    if fmt.name == rules.model.accumulate:
+        upper.clamp_(min=NO_ROOM)
     if rules.safety != 1.0:
         upper *= rules.safety
 
     def terms() -> Mapping[str, Tensor]:
         eta, g_abs, ones = rules.eta, scale.abs, torch.ones_like(before)
+        stored = store(rules, fwd.y.abs() + before, fmt, "y")
         mean = ones * 0 if given.d is None else g_abs * given.d * ones
         rstd = rows.xh_abs * g_abs * given.al
         return {
@@ -118,26 +130,32 @@ def output_y(
 
 
 def _before_store(
-    rules: Rules, rows: Rows, fwd: Forward, scale: Scale, bias_abs: Tensor | None, given: StatisticsBound
+    rules: Rules,
+    rows: Rows,
+    fwd: Forward,
+    z_abs: Tensor,
+    scale: Scale,
+    bias_abs: Tensor | None,
+    given: StatisticsBound,
 ) -> Tensor:
-    """E of z (m, N): the errors by scaling, by adding the bias and by the statistics."""
-    u, eta, k, al, d, r = rules.u, rules.eta, rules.k_y, given.al, given.d, rows.rstd
-    g_abs = scale.abs
-    per_xh = (1 + al) * (1 + k * u) - 1
-    per_row = eta * (1 + r * (1 + al))
+    """E of z (m, N): the errors by scaling, by adding the bias and by the statistics. ``z_abs``: |z|."""
+    u, eta, k, d, r = rules.u, rules.eta, rules.k_y, given.d, rows.rstd
+    g_abs, grown = scale.abs, 1 + given.al
+    per_row = r * eta
     if d is not None:
-        per_row = per_row + (1 + al) * (1 + (k + 1) * u) * d
-    before = (rows.xh_abs * per_xh).add_(per_row).mul_(g_abs).add_(eta)
+        per_row.add_(d, alpha=1 + (k + 1) * u)
+    per_row.mul_(grown).add_(eta)
+    before = (rows.xh_abs * (grown * (1 + k * u) - 1)).add_(per_row).mul_(g_abs).add_(eta)
     if rules.model.y_form == "folded":
         offset = rows.x_abs.clone() if rows.mean is None else rows.x_abs + rows.mean.abs()
-        before += offset.mul_(r).mul_(g_abs).mul_(5 * u * (1 + al))
-    p_abs = fwd.p.abs()
+        before += offset.mul_(r).mul_(g_abs).mul_(5 * u * grown)
+    p_abs = z_abs if fwd.p is fwd.z else fwd.p.abs()
     if bias_abs is not None:
         if rules.model.y_form == "folded":
-            before += bias_abs * (5 * u * (1 + al))
-        before += torch.minimum((fwd.z.abs() + before).mul_(u), p_abs + before)
-        p_abs += bias_abs
-    before += p_abs.mul_(2.0**-51)  # the reference's own rounding
+            before += bias_abs * (5 * u * grown)
+        before += torch.minimum((z_abs + before).mul_(u), p_abs + before)
+        before.add_(bias_abs, alpha=2.0**-51)
+    before.add_(p_abs, alpha=2.0**-51)  # the reference's own rounding
     if scale.where is not None:
         before *= scale.where
     return before

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,18 +42,34 @@ class Checked:
     comparison: Comparison
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Truth:
-    """The reference and its bounds for a block. ``checkable``: bool (m, 1), the rows that have bounds; None: all."""
+    """The reference and its bounds for a block. ``checkable``: bool (m, 1), the rows that have bounds; None: all.
+
+    ``of_y`` makes y and its bound, which gradients do not need.
+    """
 
     rows: reference.Rows
-    forward: reference.Forward
     statistics: StatisticsBound
-    y: forward_bounds.YBound
     checkable: Tensor | None
+    of_y: Callable[[], tuple[reference.Forward, forward_bounds.YBound]]
+
+    @cached_property
+    def _y(self) -> tuple[reference.Forward, forward_bounds.YBound]:
+        return self.of_y()
+
+    @property
+    def forward(self) -> reference.Forward:
+        """z and y."""
+        return self._y[0]
+
+    @property
+    def y(self) -> forward_bounds.YBound:
+        """The bound of y."""
+        return self._y[1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Judge:
     """The judge of one case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``bias`` (N,) in fp64, its rules and options.
 
@@ -77,7 +94,7 @@ class Judge:
     watch: Callable[[Expectation], None] | None = None
     fused: bool = False
 
-    @property
+    @cached_property
     def finite(self) -> bool:
         """Whether every bound is known to be finite, except in rows that are not checkable."""
         longest = self.rules.chain(max(self.case.M, self.case.N))
@@ -102,8 +119,7 @@ class Judge:
         t = self.truth(block)
         if fmt == self.io:
             return t
-        forward, y = self.forward(t.rows, t.statistics, fmt)
-        return replace(t, forward=forward, y=y)
+        return replace(t, of_y=lambda: self.forward(t.rows, t.statistics, fmt))
 
     def blocks(self) -> list[slice]:
         """Row ranges of at most BLOCK_ELEMENTS elements; one empty range if M is 0."""
@@ -153,8 +169,7 @@ def judge_of(
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, x[first:end].double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
-        forward, y = judge.forward(rows, statistics, io)
-        return Truth(rows, forward, statistics, y, checkable_rows(rows, case))
+        return Truth(rows, statistics, checkable_rows(rows, case), lambda: judge.forward(rows, statistics, io))
 
     weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
@@ -166,9 +181,14 @@ def checkable_rows(rows: reference.Rows, case: Case) -> Tensor | None:
     """Bool (m, 1): whether no sum may overflow in fp32 (above FLT_MAX / 4) and v + eps > 0; None: all rows."""
     assert rows.var is not None
     limit = rounding.FLT_MAX / 4 / case.N
-    small = case.dtype == "fp16" and case.rows not in NOT_FINITE
-    if rows.x.numel() == 0 or (case.eps > 0 and (small or float(rows.x_abs.max()) ** 2 <= limit)):
+    if rows.x.numel() == 0:
         return None
+    if case.eps > 0:
+        if case.dtype == "fp16" and case.rows not in NOT_FINITE:
+            return None
+        square = rows.var if rows.mean is None else torch.addcmul(rows.var, rows.mean, rows.mean)
+        if float(square.max()) <= limit:  # mean(x^2), the root of which is at least mean |x|
+            return None
     largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
     checkable = (largest <= limit) & (rows.var + case.eps > 0)
     return None if bool(checkable.all()) else checkable
@@ -249,9 +269,9 @@ def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor],
     rows = reference.normalise_with(t.rows, mean, own["rstd"][block].double())
     fmt = format_of(y.dtype)
     forward, bound = judge.forward(rows, forward_bounds.saved_statistics(judge.rules, rows), fmt)
-    ok = t.checkable
-    if not math.isfinite(float(rows.xh.sum())):  # their own check finds statistics that are not finite
-        finite = torch.isfinite(rows.xh).all(1, keepdim=True)
+    ok, own_sum = t.checkable, rows.rstd if mean is None else rows.rstd + mean
+    if not math.isfinite(float(own_sum.sum())):  # their own check finds statistics that are not finite
+        finite = torch.isfinite(own_sum)
         ok = finite if ok is None else finite & ok
     return compared(judge, y, Expectation("y", GIVEN_OWN, block.start, forward.y, bound.y, fmt), ok)
 

@@ -12,7 +12,7 @@ from normcheck.oracle import backward_bounds, casting, reference
 from normcheck.oracle.backward_bounds import Block, GradientSums
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT
-from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, Reference, Truth, compared
+from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, Reference, compared
 
 
 def judge_gradients(
@@ -28,7 +28,7 @@ def judge_gradients(
     dx = gradients["dx"].reshape(case.M, case.N) if "dx" in gradients else None
     dx_blocks: list[tuple[int, Comparison]] = []
     check = GIVEN_REFERENCE if given else END_TO_END
-    totals = _Totals.empty(judge)
+    totals: _Totals | None = None
     for block in judge.blocks():
         t = judge.truth(block)
         dy = judge.dy[block].double()
@@ -47,11 +47,14 @@ def judge_gradients(
             cast = casting.cast(judge.rules, rows, statistics, judge.io)
             part, doubt = casting.gradients(judge.rules, part, cast, judge.io, case.M)
         bound, sums = backward_bounds.output_dx(judge.rules, part, judge.io, doubt)
-        totals = totals.plus(part.backward, sums, doubt, t)
+        of_doubt = None if doubt is None else (doubt.dw, doubt.db)
+        here = _Totals(part.backward.dw, part.backward.db, sums, of_doubt, t.checkable is not None)
+        totals = here if totals is None else totals.plus(here)
         if dx is not None:
             held = Expectation("dx", check, block.start, part.backward.dx, bound, judge.io)
             dx_blocks.append((block.start, compared(judge, dx[block], held, t.checkable)))
     checked = [Checked("dx", check, merge(dx_blocks, case.M))] if dx is not None else []
+    assert totals is not None  # there is a block even without rows
     return (*checked, *totals.checks(judge, gradients, check))
 
 
@@ -65,27 +68,18 @@ class _Totals:
     doubted: tuple[Tensor, Tensor] | None
     unbounded: bool
 
-    @staticmethod
-    def empty(judge: Judge) -> _Totals:
-        zero = torch.zeros_like(judge.scale.g)
-        return _Totals(zero, zero, GradientSums(zero, zero, zero), None, False)
-
-    def plus(
-        self, backward: reference.Backward, sums: GradientSums, doubt: backward_bounds.Doubt | None, t: Truth
-    ) -> _Totals:
-        doubted = self.doubted
-        if doubt is not None:
-            doubted = (doubt.dw, doubt.db) if doubted is None else (doubted[0] + doubt.dw, doubted[1] + doubt.db)
+    def plus(self, other: _Totals) -> _Totals:
+        """These and those of the next block."""
+        one, two = self.sums, other.sums
+        doubted = self.doubted or other.doubted
+        if self.doubted is not None and other.doubted is not None:
+            doubted = (self.doubted[0] + other.doubted[0], self.doubted[1] + other.doubted[1])
         return _Totals(
-            self.dw + backward.dw,
-            self.db + backward.db,
-            GradientSums(
-                self.sums.dy_xhat + sums.dy_xhat,
-                self.sums.dy_shift + sums.dy_shift,
-                self.sums.dy_abs + sums.dy_abs,
-            ),
+            self.dw + other.dw,
+            self.db + other.db,
+            GradientSums(one.dy_xhat + two.dy_xhat, one.dy_shift + two.dy_shift, one.dy_abs + two.dy_abs),
             doubted,
-            self.unbounded or t.checkable is not None,
+            self.unbounded or other.unbounded,
         )
 
     def checks(self, judge: Judge, gradients: Mapping[str, Tensor], check: str) -> list[Checked]:

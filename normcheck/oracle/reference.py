@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,20 +17,28 @@ from torch import Tensor
 from normcheck.cases.ops import Op
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
-    """Normalised rows: ``x``, |x|, ``xh`` = (x - mean) * rstd, |xh| (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
+    """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
     ``mean`` is None if the op is not centred, ``var`` if the statistics were given.
     """
 
     x: Tensor
-    x_abs: Tensor
     mean: Tensor | None
     var: Tensor | None
     rstd: Tensor
     xh: Tensor
-    xh_abs: Tensor
+
+    @cached_property
+    def x_abs(self) -> Tensor:
+        """|x|, (m, N)."""
+        return self.x.abs()
+
+    @cached_property
+    def xh_abs(self) -> Tensor:
+        """|xh|, (m, N)."""
+        return self.xh.abs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +88,19 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
     if not op.centered:
         var = (x * x).mean(1, keepdim=True)
         rstd = (var + eps).rsqrt_()
-        xh = x * rstd
-        return Rows(x, x.abs(), None, var, rstd, xh, xh.abs())
+        return Rows(x, None, var, rstd, x * rstd)
     mean = x.mean(1, keepdim=True)
     mean = mean + (x - mean).mean(1, keepdim=True)
     xc = x - mean
     var = (xc * xc).mean(1, keepdim=True)
     rstd = (var + eps).rsqrt_()
-    xh = xc * rstd
-    return Rows(x, x.abs(), mean, var, rstd, xh, xh.abs())
+    return Rows(x, mean, var, rstd, xc * rstd)
 
 
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
     """``rows`` with xhat from given statistics (m, 1), which count as exact; ``mean``: None if not centred."""
-    xh = (rows.x if mean is None else rows.x - mean) * rstd
-    return Rows(rows.x, rows.x_abs, mean, None, rstd, xh, xh.abs())
+    xh = rows.x * rstd if mean is None else (rows.x - mean).mul_(rstd)
+    return Rows(rows.x, mean, None, rstd, xh)
 
 
 def forward(op: Op, rows: Rows, g: Tensor, bias: Tensor | None, options: Mapping[str, float]) -> Forward:

@@ -95,6 +95,25 @@ def store(rules: Rules, a: Tensor, fmt: Format, output: str) -> Tensor | float:
     return half
 
 
+def plus_store(rules: Rules, e: Tensor, size: Tensor, fmt: Format, output: str) -> Tensor:
+    """``e`` plus the error of one rounding to ``fmt`` at magnitude ``size`` + ``e`` (fp64), in fewer passes.
+
+    The result has the bits of ``e + store(rules, size + e, fmt, output)``: the rounding is a power of two.
+    """
+    if fmt.name == rules.model.accumulate:
+        return e.clone()
+    a = size + e
+    if rules.store[output] != 1.0:
+        return e + store(rules, a, fmt, output)
+    a.view(torch.int64).bitwise_and_(_EXPONENT)  # now a is a power of two
+    least = 2.0**fmt.emin
+    if rules.model.ftz and fmt.emin == FORMATS["fp32"].emin:  # below 2 least: the smallest spacing, and 2^-126 more
+        torch.threshold_(a, least, least + 2.0 ** (fmt.p - 126))
+    else:
+        a.clamp_(min=least)
+    return torch.add(e, a, alpha=2.0**-fmt.p)
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """``upper`` bounds actual - expected, ``lower`` (None: the same) expected - actual, both >= 0 in fp64.

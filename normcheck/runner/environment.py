@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from functools import cache
 
 import psutil
 import torch
@@ -42,6 +43,11 @@ def memory_bytes(device: str) -> int:
         torchs = torch.cuda.memory_stats_as_nested_dict()  # memory_reserved() would flatten all of it, each time
         reserved, used = (torchs[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
         return int(min(free + reserved, total * torch.cuda.get_per_process_memory_fraction()) - used)
+    return _machine_bytes()
+
+
+@cache
+def _machine_bytes() -> int:
     return psutil.virtual_memory().total
 
 

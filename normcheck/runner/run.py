@@ -37,13 +37,13 @@ class Pending(Generic[T]):
 class Forward:
     """The results of a forward: ``outputs``, tensors by name with ``y`` among them.
 
-    ``by_autograd``: dy -> the gradients by autograd through y, by name; empty if y has no graph. ``joined``: how many
-    gradients of x autograd adds up in half precision, see ``graph.joined``.
+    ``by_autograd``: dy -> the gradients by autograd through y, by name; empty if y has no graph. ``joined`` counts how
+    many gradients of x autograd adds up in half precision, see ``graph.joined``; it walks the graph when it is called.
     """
 
     outputs: Mapping[str, Tensor]
     by_autograd: Callable[[Tensor], dict[str, Tensor]]
-    joined: int = 0
+    joined: Callable[[], int] = lambda: 0
 
 
 class Run(Protocol):
@@ -78,7 +78,10 @@ class LocalRun:
             return Forward(call.forward(self._implementation, case, inputs, self._arena), lambda dy: {})
         leaves = call.differentiable(inputs)
         outputs = call.forward(self._implementation, case, leaves, self._arena)
-        joined = graph.joined(outputs["y"], leaves.x) if case.dtype != "fp32" else 0
+
+        def joined() -> int:
+            return graph.joined(outputs["y"], leaves.x) if case.dtype != "fp32" else 0
+
         return Forward(outputs, lambda dy: call.autograd(outputs["y"], leaves, dy, self._arena), joined)
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:

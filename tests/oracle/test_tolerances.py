@@ -25,7 +25,7 @@ from normcheck.errors import UsageError
 from normcheck.oracle import backward_bounds, forward_bounds, reference
 from normcheck.oracle.backward_bounds import Block
 from normcheck.oracle.forward_bounds import EXACT
-from normcheck.oracle.rounding import half_ulp, rules, store
+from normcheck.oracle.rounding import half_ulp, plus_store, rules, store
 from normcheck.oracle.tolerances import Model, declared_model, is_wider
 from normcheck.oracle.tolerances import table as read_table
 
@@ -71,6 +71,24 @@ def test_the_store_is_the_worst_rounding_there_is() -> None:
     tie = 1 + 2.0**-11
     error = abs(float(torch.tensor(tie, dtype=torch.float64).half()) - tie)
     assert error == float(half_ulp(t(tie), FP16))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("declared", [{}, {"ftz": False}])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_plus_store_adds_the_store_to_the_last_bit(fmt: str, declared: dict[str, Any], factor: float) -> None:
+    """Zero, subnormals of every format, powers of two and their neighbours, infinity and NaN."""
+    one = rules(LAYERNORM, Model(**declared))
+    one = replace(one, store={**one.store, "y": factor})
+    powers = 2.0 ** torch.arange(-180, 130, dtype=torch.float64)
+    sizes = torch.cat([powers, powers * 1.5, torch.nextafter(powers, powers * 0), torch.tensor([0.0, 3e38, torch.inf])])
+    size = torch.cat([sizes, torch.tensor([torch.nan], dtype=torch.float64)]).reshape(-1, 1)
+    for e in (0.0, 2.0**-133, 1e-6, 1.0):
+        error = torch.full_like(size, e)
+        added = plus_store(one, error, size, FORMATS[fmt], "y")
+        expected = error + store(one, size + error, FORMATS[fmt], "y")
+        assert torch.equal(added.view(torch.int64), expected.view(torch.int64))
+        assert bool((error == e).all())
 
 
 def test_store() -> None:

@@ -28,6 +28,7 @@ JUDGES = ("normcheck.oracle", "normcheck.checks.gradients", "normcheck.checks.ch
 
 FORBIDDEN = {
     "oracle/*.py": LIBRARIES,
+    "oracle/fused/*.py": tuple(set(LIBRARIES) - {"triton"}),
     "cases/*.py": LIBRARIES,
     "cases/input_kernels.py": tuple(set(LIBRARIES) - {"triton"}),
     "cases/rng.py": ("normcheck",),

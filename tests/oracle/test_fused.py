@@ -1,0 +1,287 @@
+# ruff: noqa: E402, E501  (the interpreter is enabled before triton is imported; a fault is one line)
+"""The fused judge against the plain one: on a GPU, or interpreted on a CPU; and faults planted in it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from normcheck.impls.kernels import interpreter
+
+DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else "cpu"
+if DEVICE == "cpu":
+    interpreter.enable()
+
+from normcheck.cases.case import LAYOUTS, Case
+from normcheck.cases.claims import claims_of
+from normcheck.cases.core import drawn
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.inputs import make
+from normcheck.cases.ops import OPS
+from normcheck.errors import NormcheckError
+from normcheck.gate.plan import PROFILES
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle import judging
+from normcheck.oracle.fused import judge as fused
+from normcheck.oracle.fused import trial
+from normcheck.oracle.judge import Judge, judge_of
+from normcheck.oracle.tolerances import Model, table
+
+CLIPS = (-0.5, 2.0)
+SMALL = [
+    {"M": 3, "N": 7},
+    {"M": 1, "N": 1},
+    {"M": 20, "N": 40, "rows": "blend", "dy": "correlated"},
+    {"M": 2, "N": 600, "rows": "offset", "eps": 1e-12},
+    {"M": 3, "N": 40, "rows": "constant", "weights": "probe"},
+    {"M": 2, "N": 530, "weight_dtype": "fp32", "dy": "small"},
+]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a tile of any size."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(fused, "SMALL", replace(fused.SMALL, rows=32, columns=256, sum_rows=32))
+
+
+def case_of(op: str, dtype: str, **fields: object) -> Case:
+    bias = OPS[op].biases[-1]
+    return Case(**{"op": op, "dtype": dtype, "options": OPS[op].clips(CLIPS), "bias": bias, "seed": 5} | fields)  # type: ignore[arg-type]
+
+
+def judge_for(case: Case, model: Model | None = None, **options: object) -> Judge:
+    op = OPS[case.op]
+    options = {"zeros": True} | options
+    return judge_of(op, case, make(case, op, DEVICE), model or table().model, {}, **options)  # type: ignore[arg-type]
+
+
+def difference(case: Case, model: Model | None = None, *, own_bits: bool = False) -> str:
+    op = OPS[case.op]
+    judge = judge_for(case, model)
+    assert fused.suits(judge)
+    return trial.disagreement(judge, trial.right_kernel(op, case, make(case, op, DEVICE)), own_bits=own_bits)
+
+
+@pytest.mark.parametrize("fields", SMALL, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_both_judges_find_the_same(op: str, fields: dict[str, object]) -> None:
+    for dtype in DTYPES if "rows" in fields else ("fp16",):
+        assert difference(case_of(op, dtype, **fields)) == ""
+
+
+def test_with_the_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert difference(case_of("layernorm", "bf16", M=6, N=530)) == ""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_every_layout(layout: str) -> None:
+    gap = 3 if "strided" in layout else 0
+    assert difference(case_of("layernorm", "bf16", M=4, N=24, layout=layout, gap=gap)) == ""
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"y_form": "folded"},
+        {"bwd_form": "raw"},
+        {"ftz": False, "chain": 8, "variance": "two_pass", "rsqrt_ulp": 1},
+        {"y_given_stats": False, "bitmask_compare": "fp32"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("op", ["layernorm", "layernorm_relu_bitmask", "rmsnorm"])
+def test_whatever_a_kernel_declares(op: str, facts: dict[str, object]) -> None:
+    model = replace(table().model, **facts)  # type: ignore[arg-type]
+    assert difference(case_of(op, "bf16", M=5, N=40, rows="shifted"), model) == ""
+    assert difference(case_of(op, "fp32", M=5, N=40, rows="shifted"), model) == ""
+
+
+def test_bits_in_doubt() -> None:
+    for dtype in DTYPES:
+        case = case_of("layernorm_relu_bitmask", dtype, M=20, N=40, rows="blend", weights="probe")
+        assert difference(case, own_bits=True) == ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_one_wrong_element_of_any_output_is_not_passed(op: str, dtype: str) -> None:
+    trial.trust(judge_for(case_of(op, dtype, M=2, N=8)))
+
+
+def test_what_it_does_not_suit() -> None:
+    case = case_of("layernorm", "fp16", M=3, N=8)
+    for fields in ({"rows": "nan"}, {"rows": "largest"}, {"dy": "inf"}, {"eps": 0.0}, {"M": 0}):
+        assert not fused.suits(judge_for(replace(case, **fields)))  # type: ignore[arg-type]
+    assert not fused.suits(judge_for(case, watch=lambda held: None))
+
+
+def test_an_overflow_of_sums_is_left_to_the_plain_judge() -> None:
+    case = case_of("rmsnorm", "fp32", M=2, N=8)
+    inputs = make(case, OPS["rmsnorm"], DEVICE)
+    inputs.x[1] = 3e38
+    judge = judge_of(OPS["rmsnorm"], case, inputs, table().model, {})
+    finish, _ = fused.forward(judge, trial.right_kernel(OPS["rmsnorm"], case, inputs).outputs)
+    assert finish() is None
+
+
+@pytest.fixture
+def fused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused judge judges on this device, whatever it is."""
+    monkeypatch.setattr(judging, "can_be_fused", lambda judge: judge.fused and fused.suits(judge))
+
+
+@pytest.mark.usefixtures("fused_here")
+def test_what_is_wrong_is_judged_by_the_plain_judge() -> None:
+    case = case_of("layernorm", "fp16", M=3, N=8)
+    op = OPS[case.op]
+    right = trial.right_kernel(op, case, make(case, op, DEVICE))
+    for name, kernel in trial.wrong_kernels(right):
+        for one in (judge_for(case, fused=True), judge_for(case)):
+            checked, saved = judging.judge_forward(one, kernel.outputs)
+            checked += judging.judge_gradients(one, kernel.gradients, saved, given=True)
+            failed = [c for c in checked if not c.comparison.ratio <= 1]
+            assert name in {c.output for c in failed}
+            assert all(c.comparison.worst is not None and c.comparison.wrong is not None for c in failed)
+
+
+@pytest.mark.usefixtures("fused_here")
+def test_what_passes_is_judged_by_the_fused_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("rmsnorm", "bf16", M=3, N=8)
+    op = OPS[case.op]
+    right = trial.right_kernel(op, case, make(case, op, DEVICE))
+    monkeypatch.setattr(judging.plain, "judge_forward", None)
+    monkeypatch.setattr(judging, "plain_gradients", None)
+    checked, saved = judging.judge_forward(judge_for(case, fused=True), right.outputs)
+    checked += judging.judge_gradients(judge_for(case, fused=True), right.gradients, saved, given=False)
+    assert [c.output for c in checked] == ["rstd", "y", "y", "dx", "dw", "db"]
+
+
+def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "alike", lambda plain, ours: False)
+    trial._hold.cache_clear()
+    with pytest.raises(NormcheckError, match="judge=fused differs in rstd"):
+        trial.trust(judge_for(case_of("rmsnorm", "fp16", M=3, N=8)))
+
+
+FAULTS = {
+    "a mask of columns that is one short": ("forward", "(cols < N)[None, :]\n            x = ", "(cols < N - 1)[None, :]\n            x = "),
+    "the last row is skipped": ("forward", "inside = rows < M\n", "inside = rows < M - (M > 1)\n"),
+    "fp32 for the mean": ("forward", "mean += shift\n", "mean = mean.to(tl.float32).to(tl.float64)\n"),
+    "fp32 for the variance": ("forward", "sizes += xc * xc", "sizes += (xc * xc).to(tl.float32).to(tl.float64)"),
+    "no error of the mean in y": ("forward", "+ (1 + al) * (1 + (k_y + 1) * u) * d", ""),
+    "no error of rstd in y": ("forward", "return (1 + al) * (1 + k_y * u) - 1 + 2.0**-51", "return k_y * u + 2.0**-51"),
+    "no room for the bias": ("forward", "before = tl.where(by_add < by_size, by_add, by_size)", "before = before"),
+    "a wide bound of y": ("forward", "upper + stored, lower + stored", "2 * (upper + stored), 2 * (lower + stored)"),
+    "a store of twice the size": ("formulas", "error = power(a, least) * half", "error = power(a, least) * half * 2"),
+    "no tie is certain": ("forward", "doubt & (before == 0)", "doubt & (before < 0)"),
+    "fp32 for a sum of dx": ("gradients", "c1_mean = tl.sum(c1, axis=1) / n", "c1_mean = tl.sum(c1.to(tl.float32), axis=1) / n"),
+    "no second mean in dx": ("gradients", "(xh * c1_mean[:, None] + c2_mean[:, None])", "(xh * c1_mean[:, None])"),
+    "no roundings of dx": ("gradients", "tl.abs(wd) * per_wd[:, None] + ", ""),
+    "dw without its first row": ("gradients", "first = group * group_rows\n", "first = group * group_rows + 1\n"),
+    "no sum over rows in the bound of dw": ("gradients", "dy_xhat * number(numbers_ptr, GAM_DW) + ", ""),
+    "half of the columns of db": ("gradients", "error = tl.where(keep,", "error = tl.where(keep & (cols % 2 == 0),"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def modules() -> Iterator[None]:
+    """The fused judge's modules are as before after the test."""
+    names = ("formulas", "forward", "gradients", "judge", "trial")
+    kept = {f"normcheck.oracle.fused.{name}": sys.modules.get(f"normcheck.oracle.fused.{name}") for name in names}
+    package = importlib.import_module("normcheck.oracle.fused")
+    yield
+    for name, module in kept.items():
+        if module is not None:
+            sys.modules[name] = module
+            setattr(package, name.rpartition(".")[2], module)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_it_is_found(fault: str, tmp_path: Path) -> None:
+    """By one of few cases, as the trial of a process and the tests above ask them."""
+    name, old, new = FAULTS[fault]
+    faulty = planted(name, old, new, tmp_path)
+    cases = [
+        case_of("layernorm", "fp16", M=5, N=40, rows="blend", weights="probe"),
+        case_of("layernorm", "fp32", M=5, N=40, rows="shifted", dy="shifted"),
+        case_of("layernorm_relu_bitmask", "fp32", M=9, N=40, weights="probe"),
+        case_of("rmsnorm", "bf16", M=33, N=24),
+    ]
+    found = []
+    for case in cases:
+        op = OPS[case.op]
+        kernel = trial.right_kernel(op, case, make(case, op, DEVICE))
+        found.append(faulty.disagreement(judge_for(case), kernel))
+        found += [name for name, wrong in trial.wrong_kernels(kernel) if faulty._passes(judge_for(case), wrong, name)]
+        if any(found):
+            return
+    pytest.fail(f"{fault}: not found")
+
+
+def planted(name: str, old: str, new: str, folder: Path) -> ModuleType:
+    """The trial of a fused judge with this fault in its source."""
+    package = importlib.import_module("normcheck.oracle.fused")
+    path = Path(str(package.__file__)).with_name(f"{name}.py")
+    text = path.read_text(encoding="utf-8")
+    assert old in text, f"{old!r} is not in {path.name}"
+    for module in ("formulas", "forward", "gradients", "judge", "trial"):
+        full = f"normcheck.oracle.fused.{module}"
+        copy = folder / f"{module}.py"
+        source = Path(str(package.__file__)).with_name(f"{module}.py").read_text(encoding="utf-8")
+        copy.write_text(source.replace(old, new, 1) if module == name else source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(full, copy)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[full] = loaded
+        setattr(package, module, loaded)
+        spec.loader.exec_module(loaded)
+    return sys.modules["normcheck.oracle.fused.trial"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_case_of_a_core(op: str, dtype: str) -> None:
+    """The cases of a quick sweep on a GPU, and large ones, which go another way."""
+    kernel = Implementation(name="right", op=op, forward=lambda x: x, ranks=(2, 3))
+    claims = claims_of(OPS[op], kernel, dtype)
+    judged = 0
+    for planned in islice(drawn(claims, PROFILES["quick"].extent.on("cuda"), 3), 0, None, 3):
+        if fused.suits(judge_for(planned.case)):
+            judged += 1
+            assert difference(planned.case) == "", str(planned.case)
+    assert judged > 40
+    for m, n in ((2048, 1024), (1024, 8192), (65537, 32), (4096, 300)):
+        for rows in ("normal", "blend"):
+            assert difference(case_of(op, dtype, M=m, N=n, rows=rows)) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_large_case_without_details() -> None:
+    """Ratios alone are found first, and details only of a record."""
+    case = case_of("layernorm", "bf16", M=2048, N=1024)
+    op = OPS[case.op]
+    kernel = trial.right_kernel(op, case, make(case, op, DEVICE))
+    for floor, detailed in ((0.0, True), (1.0, False)):
+        floors = dict.fromkeys(("y", "mean", "rstd", "dx", "dw", "db"), floor)
+        judge = judge_of(op, case, make(case, op, DEVICE), table().model, floors)
+        finish, _ = fused.forward(judge, kernel.outputs)
+        checked = finish()
+        assert checked is not None
+        largest = {c.output: c.comparison.max_abs > 0 for c in checked}
+        assert largest["y"] == detailed
