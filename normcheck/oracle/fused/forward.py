@@ -82,17 +82,15 @@ def value_of(
 
 @triton.jit
 def bounds_of(
-    x_abs, xh, p, z, y, g, bias, mean_abs, r, al, per_xh, per_row, numbers_ptr,
+    x_abs, xh, p, z, y, g, bias, mean_abs, r, al, per_xh, per_row, u, eta, y_least, y_half, io_least, io_half,
     BIAS: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr, STORED: tl.constexpr, FLUSH: tl.constexpr,
     SOME_ZERO: tl.constexpr,
 ):  # fmt: skip
     """The error of z before its store, and the bounds of that of y above and below, (R, B); see ``output_y`` of
     ``forward_bounds`` and of ``casting``.
     """
-    u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
     g_abs = tl.abs(g)
     if CAST:
-        io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
         _, low, high = cast_xhat(xh, per_xh, per_row, io_least, io_half)
         one, other = low * g, high * g
         upper = larger(one, other) - y
@@ -120,7 +118,7 @@ def bounds_of(
         upper = before
         lower = before
     if STORED:
-        stored = store(tl.abs(y) + before, number(numbers_ptr, Y_LEAST), number(numbers_ptr, Y_HALF), FLUSH)
+        stored = store(tl.abs(y) + before, y_least, y_half, FLUSH)
         return before, upper + stored, lower + stored
     return before, larger(upper, 1e-300), larger(lower, 1e-300)
 
@@ -159,7 +157,7 @@ def forward_kernel(
     m = tl.full((), M, tl.int64)
     k_y = number(numbers_ptr, K_Y)
     lower_clip, upper_clip = number(numbers_ptr, LOWER_CLIP), number(numbers_ptr, UPPER_CLIP)
-    y_least = number(numbers_ptr, Y_LEAST)
+    y_least, y_half = number(numbers_ptr, Y_LEAST), number(numbers_ptr, Y_HALF)
     io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
     band_least, band_half = number(numbers_ptr, BAND_LEAST), number(numbers_ptr, BAND_HALF)
     best, best_own = so_far(found_ptr, Y_CHECK), so_far(found_ptr, OWN_CHECK)
@@ -296,7 +294,8 @@ def forward_kernel(
             )  # fmt: skip
             before, upper_y, lower_y = bounds_of(
                 tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
-                per_row[:, None], numbers_ptr, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH, SOME_ZERO,
+                per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
+                STORED, FLUSH, SOME_ZERO,
             )  # fmt: skip
             error = got - y
             bound = tl.where(error > 0, upper_y, lower_y)
@@ -315,8 +314,8 @@ def forward_kernel(
                 )  # fmt: skip
                 _, upper_y, lower_y = bounds_of(
                     tl.abs(x), own_xh, own_p, own_z, own_y, g, bias, tl.abs(own_mean)[:, None], own_r[:, None],
-                    own_al[:, None], own_per_xh[:, None], own_per_row[:, None], numbers_ptr, bias_ptr is not None,
-                    FOLDED, CAST, STORED, FLUSH, SOME_ZERO,
+                    own_al[:, None], own_per_xh[:, None], own_per_row[:, None], u, eta, y_least, y_half,
+                    io_least, io_half, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH, SOME_ZERO,
                 )  # fmt: skip
                 own_error = got - own_y
                 own_bound = tl.where(own_error > 0, upper_y, lower_y)

@@ -61,6 +61,7 @@ LARGE_GRADIENTS = Way(1, 256, 1, 32, 4, 128, 16, specialised=True)
 _LARGE_ELEMENTS = 1 << 20
 _ALIGNED = 16
 _GROUPS_AT_ONCE, _VECTOR_COLUMNS, _SUM_WARPS = 16, 32, 4
+_MOST_GROUPS = 64
 _GROUP_ROWS = 32
 """At least so many rows share their sums, which are then a small part of the data."""
 
@@ -191,7 +192,8 @@ def gradients(
         if vectors:
             across = -(-N // way.sum_columns)
             most = max(1, _multiprocessors(device) * way.sums_each // across)
-            group_rows = -(-max(-(-M // most), _GROUP_ROWS) // way.sum_rows) * way.sum_rows
+            group_rows = max(-(-M // min(most, _MOST_GROUPS)), _GROUP_ROWS)
+            group_rows = -(-group_rows // way.sum_rows) * way.sum_rows
             groups = -(-M // group_rows)
             sums = torch.empty((groups, kernel.SUMS, N), dtype=torch.float64, device=device)
             _launch(
