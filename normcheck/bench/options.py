@@ -19,7 +19,7 @@ def _formats() -> Iterable[str]:
 def _suites() -> Iterable[str]:
     from normcheck.bench.suites import SUITES
 
-    return SUITES
+    return (*SUITES, "judge")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,10 @@ class BenchOptions:
     dtype: Annotated[Dtypes, Option(help="fp16, bf16 or fp32; may repeat. Default: bf16.")] = ()
     suite: Annotated[
         str | None,
-        Option(help="triton-tutorial or pytorch-layernorm-backward: their shapes and bytes.", names=_suites),
+        Option(
+            help="triton-tutorial or pytorch-layernorm-backward: their shapes and bytes; judge: what judging costs.",
+            names=_suites,
+        ),
     ] = None
     sizes: Annotated[tuple[str, ...], Option(help="M,N such as 4096,1024; may repeat.", read=several)] = ()
     device: Device = "auto"

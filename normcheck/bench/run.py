@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from rich.console import Console
 
-from normcheck.bench import files, plot
+from normcheck.bench import files, judge, plot
 from normcheck.bench import report as report
 from normcheck.bench.calls import copy_times, reusable_graphs, times_of
 from normcheck.bench.options import FORMATS, BenchOptions
@@ -43,6 +43,8 @@ def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
 
     Raises UsageError, before anything runs, for options that do not fit together.
     """
+    if options.suite == judge.SUITE:
+        return judge.bench(options, argv)
     begun = time.perf_counter()
     report_targets = targets(options.report, FORMATS)
     if any(target.format == "png" for target in report_targets):

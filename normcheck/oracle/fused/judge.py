@@ -32,7 +32,7 @@ class Way:
     """How the kernels are launched: tiles of ``rows`` x ``columns`` by so many ``warps``, on ``each`` multiprocessor.
 
     ``sum_rows``, ``sum_columns``, ``sums_each``: the same for the sums over rows. ``specialised``: compiled for sizes,
-    strides and addresses that are multiples of 16.
+    strides and addresses that are multiples of 16. ``registers``: at most so many a thread.
     """
 
     rows: int
@@ -43,11 +43,12 @@ class Way:
     sum_columns: int
     sums_each: int
     specialised: bool
+    registers: int | None = None
 
-    def tile(self, N: int) -> dict[str, int | bool]:
+    def tile(self, N: int) -> dict[str, int | bool | None]:
         """The tile of rows of N elements, as constants of a kernel."""
-        constants: dict[str, int | bool] = {"WHOLE": self.specialised and self.columns >= N}
-        return constants | {"R": self.rows, "B": self.columns, "num_warps": self.warps}
+        constants: dict[str, int | bool | None] = {"WHOLE": self.specialised and self.columns >= N}
+        return constants | {"R": self.rows, "B": self.columns, "num_warps": self.warps, "maxnreg": self.registers}
 
 
 SMALL = Way(1, 512, 4, 8, 4, 128, 8, specialised=False)
