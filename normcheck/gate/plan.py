@@ -18,6 +18,26 @@ from normcheck.result import CellKey
 
 
 @dataclass(frozen=True)
+class ShortLimits:
+    """The limits of a core if first calls are dear, because they compile or build a plan.
+
+    On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included;
+    ``most_gpu_seconds`` if three shapes alone take longer. On a CPU it has three times the ``core_seconds``. To pass it
+    must have judged so many ``cases`` on so many ``shapes``; or ``few`` (cases, shapes) if a shape takes DEAR_SECONDS.
+    """
+
+    gpu_seconds: float
+    most_gpu_seconds: float
+    cases: int
+    shapes: int
+    few: tuple[int, int]
+
+
+DEAR_SECONDS = 2.0
+"""A first call at a new shape that takes longer leaves time for few shapes."""
+
+
+@dataclass(frozen=True)
 class Profile:
     """How much a cell may cost, and what it must have run.
 
@@ -28,6 +48,8 @@ class Profile:
     ``large_share``: a large case is run only if it is expected to take at most this share of the seconds that are left.
     On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``sanitizer``:
     whether a cell that passes on a GPU is also run under compute-sanitizer.
+
+    ``short``: the limits of a short core, which a cell has in which first calls are dear.
     """
 
     name: str
@@ -35,6 +57,7 @@ class Profile:
     seconds: float
     extent: Extent
     core_seconds: float
+    short: ShortLimits
     large_share: float = 0.4
     large_times: int = 1
     sanitizer: bool = False
@@ -44,12 +67,14 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
+_DEEP = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
+
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 400, 4.0, _QUICK, 60.0),
-        Profile("ci", 1500, 45.0, _CI, 300.0, large_times=4),
-        Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, sanitizer=True),
+        Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(15.0, 40.0, 100, 6, (60, 3))),
+        Profile("ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (600, 10)), large_times=4),
+        Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP, large_times=25, sanitizer=True),
     )
 }
 

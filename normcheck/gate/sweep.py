@@ -79,7 +79,7 @@ def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
         return replace(verdict, core=core.so_far())
-    coverage = core.coverage()
+    coverage = core.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
     gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
