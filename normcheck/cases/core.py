@@ -170,6 +170,11 @@ class Design:
         self.left -= goals_of(planned)
         return planned
 
+    def lacks(self, size: Size, special: str) -> bool:
+        """Whether a case of this size with this special value covers a goal that is left."""
+        pairs = ((number, size.axes[axis], special) for axis, number in _WITH_SPECIAL)
+        return ("special", special) in self.left or any(pair in self.left for pair in pairs)
+
     def _next(self) -> Planned | None:
         """The next case, None if no case covers a goal that is left."""
         self.number += 1
@@ -331,6 +336,7 @@ _AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for 
 
 _LATER_SIZE_COST = 1.5
 """The cost of a size that is not the first of its class, as a factor: pairs are covered at the first sizes."""
+_WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
 _M_WITH_N, _M_WITH_PROBE = PAIRS.index(("m", "n")), PAIRS.index(("m", "probe"))
 _CASE_COST_ROWS = 12
 """The fixed cost of a case, in rows of an interpreted kernel."""

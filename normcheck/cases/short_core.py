@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol
 
-from normcheck.cases.axes import PAIRS, Pair, Value
+from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value
 from normcheck.cases.case import Place, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import Design, Planned, Size, goals_of
@@ -29,8 +29,14 @@ _SIZES = ("M", "N", "m", "n", "width", "fit", "shape")
 _DEAR = frozenset((*_SIZES, "layout", "bias", "weight_dtype", "empty"))
 """The axes on which a compilation or a plan may depend."""
 
-_WORTH = 8  # pairs that one value is worth
+_WORTH = dict.fromkeys(("N", "n", "m", "width", "fit"), 100)
+_OTHER_WORTH = 8
+"""How many pairs a value of an axis is worth: a class of sizes tells more than one more combination of data."""
+_LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
+_KIND = ("bias", "weight_dtype", "layout")
+_BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
+_CASES_OF_A_SHAPE = 12  # that are asked for at least, once it was paid for
 _RECENT = 2  # sizes of which other layouts, parameters and rows are considered
 
 
@@ -41,11 +47,15 @@ class Prices(Protocol):
     def places(self) -> dict[Place, None]:
         """The places where cases have run, in their order."""
 
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether the first call of a new N, with nothing else new, was measured."""
+
     def expected(self, planned: Planned) -> float:
         """What a case takes without its first calls."""
 
-    def first_calls(self, planned: Planned) -> float:
-        """What its first calls take; 0 if there are none, or not known."""
+    def first_calls(self, planned: Planned) -> tuple[float, float]:
+        """What its first calls are likely to take, and at most; 0 if there are none, or not known."""
 
 
 def required(goals: Goals, done: Set[Value | Pair]) -> set[Value | Pair]:
@@ -91,79 +101,132 @@ class ShortCore:
         self._heights: dict[int, int] = {}  # class of M -> the M of it that is run beside others
         for size in self._sizes.values():
             self._heights.setdefault(size.axes["m"], size.M)
-        self._finished: set[Place] = set()
+        self._most: dict[Place, float] = {}  # what a case at a place is worth at most
+        self._hopeless: set[Value | Pair] = set()  # owed pairs that no case covered
+        self._asked = math.inf  # what the latest case at a new place was worth
 
     def _ordered(self) -> Iterator[Size]:
         if not self._claims.shapes:
             allowed = {(size.M, size.N) for size in self._design.candidates}
             first = filter(None, (self._design.like(m, n) for m, n in ORDER))
             yield from (size for size in first if (size.M, size.N) in allowed)
-        yield from self._design.candidates
+        yield from sorted(self._design.candidates, key=lambda size: size.M == 1)  # which may be a path of its own
 
-    def next(self, seconds: float, reserved: float) -> Planned | None:
+    def next(self, seconds: float, shapes: float, cases: float) -> Planned | None:
         """The next case; None if nothing is left that covers a goal within ``seconds``.
 
-        ``reserved``: how many of them are for shapes that have to come yet.
+        ``shapes``, ``cases``: how many of them the shapes and the cases take that have to come yet.
         """
         self._design.number += 1
-        planned = self._free() or self._paid(seconds, reserved)
-        return planned and self._design.recorded(planned)
+        offer = self._free(self._asked)
+        if offer is None:
+            paid = self._paid(seconds - cases, shapes)
+            self._asked = paid.worth if paid is not None else 0.0
+            offer = self._free(self._asked) or paid
+        return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
 
-    def count(self, left: Set[Value | Pair]) -> int:
-        """How many cases cover the goals that are ``left``, at least, however long they take. The core is over."""
-        number = 0
-        while left and (planned := self.next(math.inf, 0.0)) is not None:
-            number += 1
-            left = left - goals_of(planned)
-        return number
+    def last(self, seconds: float, owed: Set[Value | Pair]) -> Planned | None:
+        """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""
+        self._design.number += 1
+        beside: list[_Offer] | None = None
+        for goal in sorted(owed - self._hopeless, key=repr):
+            if len(goal) == 2 and goal[0] in ("layout", "bias", "weight_dtype", "m"):
+                if beside is None:
+                    beside = self._offers(planned for size in self._known() for planned in self._beside(size))
+                offers = [offer for offer in beside if goal in offer.new]
+            else:
+                offers = [offer for offer in self._offers(self._covering(goal)) if goal in offer.new]
+            best = max((o for o in offers if o.price <= seconds), key=lambda offer: offer.worth, default=None)
+            if best is not None:
+                return self._design.recorded(best.planned)
+            if len(goal) == 3:
+                self._hopeless.add(goal)
+        return None
 
-    def _free(self) -> Planned | None:
-        """A case at a place where a case has run, the latest place first."""
+    def _covering(self, goal: Value | Pair) -> Iterator[Planned]:
+        """Cases at known places that may cover a goal of their kinds of data."""
+        wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
         for place in reversed(self._prices.places):
             m, n, *kind = place
-            if not m or place in self._finished or (m, n) not in self._sizes:
+            if not m or (m, n) not in self._sizes:
                 continue
-            for planned in self._at(self._sizes[m, n], kind):
-                if goals_of(planned) & self._design.left and self._claims.takes(planned.case):
-                    return planned
-            self._finished.add(place)
+            size, fixed = self._sizes[m, n], dict(zip(_KIND, kind, strict=True))
+            special = wanted.get("special")
+            values = _special(special) if special else {}
+            if all({**size.axes, **fixed}.get(axis, value) == value for axis, value in wanted.items()):
+                chosen = {axis: value for axis, value in wanted.items() if axis not in (*size.axes, "special")}
+                yield self._cheaply(self._design.filled(size, {**fixed, **chosen, **values}))
+
+    def count(self, owed: Set[Value | Pair]) -> int:
+        """How many more cases cover what is ``owed``, however long they take. The core is over."""
+        number = 0
+        while owed and (planned := self.last(math.inf, owed)) is not None:
+            number += 1
+            owed = owed - goals_of(planned)
+        return number
+
+    def _free(self, least: float) -> _Offer | None:
+        """A case at a place where a case has run, the latest place first, that is worth at least so much."""
+        for place in reversed(self._prices.places):
+            m, n, *kind = place
+            if not m or (m, n) not in self._sizes or self._most.get(place, math.inf) < max(least, _LEAST_WORTH):
+                continue
+            best = max(self._offers(self._at(self._sizes[m, n], kind)), key=lambda o: o.worth, default=None)
+            self._most[place] = best.worth if best is not None else 0.0
+            if best is not None and best.worth >= least:
+                return best
         return None
 
     def _at(self, size: Size, kind: Sequence[Any]) -> Iterator[Planned]:
         """Cases of this size and kind: one of ordinary values, then one for each special value that is left."""
-        fixed = dict(zip(("bias", "weight_dtype", "layout"), kind, strict=True))
+        fixed = dict(zip(_KIND, kind, strict=True))
         yield self._cheaply(self._design.filled(size, fixed))
         for special in self._design.axes["special"]:
-            of_dy = special.startswith("dy ")
-            values = {"dy": special[3:], "rows": "shifted"} if of_dy else {"rows": special, "dy": "normal"}
-            yield replace(self._design.filled(size, {**fixed, **values}), probe="memory")
+            if not self._design.lacks(size, special):
+                continue
+            yield replace(self._design.filled(size, {**fixed, **_special(special)}), probe="memory")
 
     def _cheaply(self, planned: Planned) -> Planned:
-        """The case without a probe that calls the kernel with one row, if that is a dear first call."""
+        """The case without a probe that calls the kernel with one row, if that may be a dear first call."""
         if planned.probe != "rows" or ("probe", "rows") in self._design.left:
             return planned
-        dear = self._prices.first_calls(planned) > self._prices.expected(planned)
+        dear = self._prices.first_calls(planned)[1] > self._prices.expected(planned)
         return replace(planned, probe="memory") if dear else planned
 
-    def _paid(self, seconds: float, reserved: float) -> Planned | None:
+    def _paid(self, seconds: float, missing: float) -> _Offer | None:
         """The case at a new place that covers most for its price: a new shape, or beside the latest ones, else any."""
-        shapes = list(dict.fromkeys((m, n) for m, n, *_ in reversed(self._prices.places) if m))
-        known = [shape for shape in shapes if shape in self._sizes]
+        known = self._known()
+        shapes = {(size.M, size.N) for size in known}
         following = next((size for shape, size in self._sizes.items() if size.M and shape not in shapes), None)
-        opening = [] if following is None else self._offers([self._at_new(following, {})])
+        opening = [] if following is None else self._offers(self._opening(following))
         for near in (known[:_RECENT], known[_RECENT:]):
-            beside = self._offers(planned for shape in near for planned in self._beside(self._sizes[shape], shapes))
-            owed = self._owed(beside)
+            beside = self._offers(planned for size in near for planned in self._beside(size))
             best, most = None, 0.0
             for offer in (*opening, *beside):
                 case = offer.planned.case
                 opens = case.M > 0 and (case.M, case.N) not in shapes
-                limit = seconds - (0.0 if opens and reserved else owed if opens else reserved)
-                if offer.price <= limit and offer.worth > most:
-                    best, most = offer.planned, offer.worth
+                kept = missing if not opens else 0.0 if missing else self._owed(beside, offer)
+                kept += _CASES_OF_A_SHAPE * self._prices.expected(offer.planned) * opens
+                if offer.price + kept <= seconds and offer.worth > most:
+                    best, most = offer, offer.worth
             if best is not None:
                 return best
         return None
+
+    def _known(self) -> list[Size]:
+        """The sizes of the cases that have run, the latest ones first."""
+        shapes = dict.fromkeys((m, n) for m, n, *_ in reversed(self._prices.places) if m)
+        return [self._sizes[shape] for shape in shapes if shape in self._sizes]
+
+    def _opening(self, size: Size) -> Iterator[Planned]:
+        """Cases of a new size: with the parameters of the latest case, and with whatever parameters cover most.
+
+        The latter only if it is known what a new size costs by itself.
+        """
+        if self._prices.knows_sizes:
+            yield self._at_new(size, {})
+        *_, bias, weight_dtype, _ = next(reversed(self._prices.places))
+        yield self._at_new(size, {"bias": bias, "weight_dtype": weight_dtype})
 
     def _offers(self, cases: Iterable[Planned]) -> list[_Offer]:
         """The cases that cover a goal and were not refused, with what they cover and their prices."""
@@ -171,23 +234,27 @@ class ShortCore:
         for planned in cases:
             new = goals_of(planned) & self._design.left
             if new and place_of(planned.case) not in self._barred and self._claims.takes(planned.case):
-                price = self._prices.first_calls(planned) + self._prices.expected(planned)
-                worth = sum(_WORTH if len(goal) == 2 else 1 for goal in new) / max(price, _LEAST_SECONDS)
-                offers.append(_Offer(planned, price, worth, new))
+                likely, most = self._prices.first_calls(planned)
+                expected = self._prices.expected(planned)
+                worth = sum(1 if len(goal) == 3 else _WORTH.get(goal[0], _OTHER_WORTH) for goal in new)
+                offers.append(_Offer(planned, most + expected, worth / max(likely + expected, _LEAST_SECONDS), new))
         return offers
 
-    def _owed(self, offers: Sequence[_Offer]) -> float:
-        """Seconds for the layouts, biases and dtypes of the weights that are left."""
-        kinds = [goal for goal in self._design.left if len(goal) == 2 and goal[0] in ("layout", "bias", "weight_dtype")]
+    def _owed(self, offers: Sequence[_Offer], chosen: _Offer) -> float:
+        """Seconds for the layouts, biases and dtypes of the weights that are left after ``chosen``."""
+        left = self._design.left - chosen.new
+        kinds = [goal for goal in left if len(goal) == 2 and goal[0] in ("layout", "bias", "weight_dtype")]
         return sum(min((o.price for o in offers if kind in o.new), default=0.0) for kind in kinds)
 
-    def _beside(self, size: Size, shapes: Sequence[tuple[int, int]]) -> Iterator[Planned]:
+    def _beside(self, size: Size) -> Iterator[Planned]:
         """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows."""
+        shapes = {(m, n) for m, n, *_ in self._prices.places}
         own = [kind for m, n, *kind in self._prices.places if (m, n) == (size.M, size.N)]
         parameters = list(dict.fromkeys((bias, weight_dtype) for bias, weight_dtype, _ in own))
         bias, weight_dtype = parameters[0]
         fixed = {"bias": bias, "weight_dtype": weight_dtype}
-        for layout in self._claims.values("layout"):
+        broad = max((m for m, *_ in self._prices.places if m <= _BROAD), default=0)
+        for layout in self._claims.values("layout") if broad <= size.M else ():
             if [bias, weight_dtype, layout] not in own:
                 yield self._cheaply(self._design.filled(size, {**fixed, "layout": layout}))
         for pair in product(self._claims.values("bias"), self._claims.values("weight_dtype")):
@@ -200,16 +267,22 @@ class ShortCore:
             yield self._design.filled(self._sizes[0, size.N], {})
 
     def _at_new(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
-        """A case of this size, packed: so a first call tells what a new size or new parameters cost."""
-        layout = self._claims.values("layout")[0]
-        return self._cheaply(self._design.filled(size, {**fixed, "layout": layout}))
+        """A case of this size, packed, and no row alone: so its time tells what a new size or new parameters cost."""
+        return self._design.filled(size, {**fixed, "layout": self._claims.values("layout")[0], "probe": "memory"})
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """A case at a new place, its price in seconds, and what it is worth a second; ``new``: the goals that it covers."""
+    """A case, its price in seconds at most, and what it is worth a second; ``new``: the goals that it covers."""
 
     planned: Planned
     price: float
     worth: float
     new: Set[Value | Pair]
+
+
+def _special(value: str) -> dict[str, str]:
+    """The kinds of rows and dy of a case with this value of the axis "special"."""
+    if value.startswith("dy "):
+        return {"dy": value.removeprefix("dy "), "rows": "shifted"}
+    return {"rows": value, "dy": "normal"}

@@ -18,9 +18,12 @@ from normcheck.cases.core import Planned
 RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 """Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
 
-NEWS = ("N", "parameters", "rows", "layout", "empty")
-"""What may be new in a case, of which the first counts: its N; its bias or dtype of the weights at this N; its M with
-those; its layout with all of these; a case without rows."""
+NEWS = ("parameters", "N", "both", "rows", "layout", "empty")
+"""What may be new in a case, of which the first counts: its bias and dtype of the weights, its N, the two together, its
+M with both, its layout with all of these; a case without rows."""
+
+_ALIKE = ("parameters", "N", "both")
+"""Of these each costs what another does, until it is measured."""
 
 _JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
 _SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
@@ -45,8 +48,9 @@ class Costs:
         self._seen: set[Hashable] = set()
         self._first: dict[str, deque[tuple[Planned, float]]] = {news: deque(maxlen=_LATEST) for news in NEWS}
         self._number = dict.fromkeys(NEWS, 0)
-        self._coldest = ""  # what was new in the very first call
+        self._cold: tuple[Planned, float] | None = None  # the very first call, which also imports and starts much
         self.repeated = False  # whether a case ran that had nothing new
+        self._row_again = math.inf  # the least of a row in such cases: no first call looks like the cost of rows
         self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
 
     @property
@@ -54,23 +58,56 @@ class Costs:
         """The (M, N) of cases with rows that have run."""
         return {(m, n) for m, n, *_ in self.places if m}
 
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether a first call with a new N was measured, beside the very first call."""
+        return bool(self._first["N"])
+
     def expected(self, planned: Planned) -> float:
         """Seconds that a case is expected to take, without building anything."""
         runs, case = RUNS[planned.probe], planned.case
-        call, row, column = (cost if cost < math.inf else 0.0 for cost in (self.call, self.row, self.column))
+        costs = (self.call, self._row_again, math.inf) if self.repeated else (self.call, self.row, self.column)
+        call, row, column = (cost if cost < math.inf else 0.0 for cost in costs)
         return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
 
     def first_call(self, news: str) -> float:
-        """Seconds that a first call with this of ``NEWS`` takes beyond a repeated one; 0 if not known."""
-        samples = self._first.get(news)
-        return fmean(self._beyond(*sample) for sample in samples) if samples else 0.0
+        """Seconds that a first call with this of ``NEWS`` takes beyond a repeated one; 0 if nothing is known.
 
-    def first_calls(self, planned: Planned) -> float:
-        """Seconds that the first calls of a case are expected to take."""
-        case, expected = planned.case, self.first_call(self.news(planned.case))
-        if planned.probe == "rows" and _keys(_alone(case))["rows"] not in self._seen:
-            expected += self.first_call("rows")
-        return expected
+        Until more is known it is the very first call of the cell that tells.
+        """
+        if self._cold is not None and news in _ALIKE and not any(self._first[other] for other in _ALIKE):
+            return self._beyond(*self._cold)
+        return self._price(news)[0]
+
+    @property
+    def dearest(self) -> float:
+        """Seconds of the dearest first call: with a new N, or with new parameters, which cost as the very first one."""
+        cold = self._beyond(*self._cold) if self._cold is not None and not self._first["parameters"] else 0.0
+        return max(cold, self.first_call("N"), self.first_call("parameters"))
+
+    def first_calls(self, planned: Planned) -> tuple[float, float]:
+        """Seconds that the first calls of a case are likely to take, and at most."""
+        likely, most = self._price(self.news(planned.case))
+        alone = self._price("rows" if self._has_new_row(planned) else "")
+        return likely + alone[0], most + alone[1]
+
+    def _has_new_row(self, planned: Planned) -> bool:
+        """Whether the probe of rows runs a row alone, which is a first call."""
+        return planned.probe == "rows" and _keys(_alone(planned.case))["rows"] not in self._seen
+
+    def _price(self, news: str) -> tuple[float, float]:
+        """What a first call with this of ``NEWS`` likely takes, and at most.
+
+        What is not known is likely cheap, so that it is tried; but it may be as dear as anything.
+        """
+        if not news:
+            return 0.0, 0.0
+        known = {news: [self._beyond(*sample) for sample in samples] for news, samples in self._first.items()}
+        if known[news]:
+            return fmean(known[news]), max(known[news])
+        alike = [seconds for other in _ALIKE for seconds in known[other]] if news in _ALIKE else []
+        most = max((max(samples) for samples in known.values() if samples), default=0.0)
+        return (fmean(alike), max(alike)) if alike else (0.0, most)
 
     def news(self, case: Case) -> str:
         """The first of ``NEWS`` that no case before had; "" if there is none."""
@@ -85,7 +122,8 @@ class Costs:
 
         Any case may build something: a kernel may be compiled for each N, M, divisibility by 16 or layout.
         """
-        case, runs, news = planned.case, RUNS[planned.probe], self.news(planned.case)
+        case, runs = planned.case, RUNS[planned.probe]
+        news = self.news(case) or "rows" * self._has_new_row(planned)
         expected = _SLACK * self.expected(planned) if self.call < math.inf else 0.0
         beyond = max(0.0, seconds - expected)
         self.building += beyond
@@ -100,6 +138,8 @@ class Costs:
             self._note(news, planned, seconds)
         else:
             self.repeated = True
+            if case.M >= _ROWS_TELL:
+                self._row_again = min(self._row_again, seconds / runs / case.M)
             self._look_back()
         self._latest = planned, seconds, beyond
         for one in (case, _alone(case)) if planned.probe == "rows" else (case,):
@@ -107,12 +147,11 @@ class Costs:
         self.places[place_of(case)] = None
 
     def _note(self, news: str, planned: Planned, seconds: float) -> None:
-        """Keep a first call. The very first call of a cell also imports and starts much: another one replaces it."""
-        if self._number[news] == 1 and news == self._coldest:
-            self._first[news].clear()
-        self._coldest = self._coldest or news
-        self._first[news].append((planned, seconds))
         self._number[news] += 1
+        if self._cold is None:
+            self._cold = planned, seconds
+        else:
+            self._first[news].append((planned, seconds))
 
     def _look_back(self) -> None:
         """A repeated case tells what a call costs, so that more of the case before it may have been building."""
@@ -134,8 +173,9 @@ def _keys(case: Case) -> dict[str, Hashable]:
     if not case.M:
         return {"empty": ("empty", case.N, parameters, case.layout)}
     return {
+        "parameters": parameters,
         "N": case.N,
-        "parameters": (case.N, parameters),
+        "both": (case.N, parameters),
         "rows": (case.N, parameters, case.M),
         "layout": (case.N, parameters, case.M, case.layout),
     }

@@ -18,7 +18,7 @@ from normcheck.cases.short_core import ShortCore, required
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.costs import Costs
-from normcheck.gate.plan import DEAR_SECONDS, Plan
+from normcheck.gate.plan import DEAR_SECONDS, ENOUGH_SHARE, Plan
 from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
 
@@ -32,7 +32,15 @@ COSTLY_COLUMN_SECONDS = 1e-5
 
 _MOST_BUILDING = 2.0  # compiling and the like may take so many times the seconds of the core, beside them
 _USUAL_CASES = 250  # of a core that is not short
-_FIRST_CALLS = {"parameters": 14, "rows": 70, "layout": 90, "empty": 9}  # of such a core, beside one for each N
+_FIRST_CALLS = {
+    "parameters": 3,
+    "both": 14,
+    "rows": 70,
+    "layout": 90,
+    "empty": 9,
+}  # of such a core, beside one for each N
+_CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
+_RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
 
@@ -96,6 +104,7 @@ class CoreRun:
         self.costs = Costs(plan.device)
         self._short: ShortCore | None = None
         self._again: Planned | None = None  # a case at the place of the one before, to tell what a first call costs
+        self._before_again = 0.0  # seconds of the case before that one
         self._barred: set[Place] = set()
         self._declared = self._claims = claims_of(cell.op, cell.implementation, cell.dtype)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
@@ -161,7 +170,7 @@ class CoreRun:
             if question is not None or again is None:
                 self._refused(planned, question)
             return
-        suspicious = question is None and self._is_suspicious(planned, seconds)
+        first = not self.costs.places
         self.costs.count(planned, seconds)
         self._run += 1
         self._done |= goals_of(planned)
@@ -170,18 +179,16 @@ class CoreRun:
             self._base = planned.case
         if question is not None:
             self._end_questions()
-        if suspicious:
-            self._again = replace(planned, case=replace(planned.case, seed=planned.case.seed + 1), probe="memory")
-        else:
-            self._choose_core()
+        if question is None and self._shard[1] == 1:
+            self._choose_core(planned, seconds, first=first, again=again is not None)
 
     def coverage(self, cases: int) -> Coverage:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
-        wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         if self._short is not None:
-            owed = required(wanted, self._done) - self._done - self._given_up
+            owed = self._owed()
             missed = (*in_words(owed), *self._too_few(cases))
             return replace(self.so_far(), planned=self._run + self._short.count(owed), missed=missed)
+        wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         left = wanted - self._done - self._elsewhere - self._given_up
         planned = self._run + len(self._skipped) + self._queue.count()
         return replace(self.so_far(), planned=planned, missed=in_words(left))
@@ -301,41 +308,52 @@ class CoreRun:
     @property
     def least(self) -> tuple[int, int]:
         """The cases, and the shapes among them, that a cell with a short core must have judged."""
-        limits = self._limits
-        few = self.costs.first_call("N") >= DEAR_SECONDS
-        cases, shapes = limits.few if few else (limits.cases, limits.shapes)
+        limits, seconds = self._limits, self.costs.dearest
+        cases, shapes = limits.few if seconds >= DEAR_SECONDS else (limits.cases, limits.shapes)
+        if 3 * seconds > limits.gpu_seconds:
+            shapes = min(shapes, 3)
         return cases, min(shapes, len(self._claims.shapes) or shapes)
+
+    @property
+    def _usual_wall(self) -> float:
+        """Seconds that a short core may take, with compiling and the like, if three shapes do not take longer."""
+        return (1 + _MOST_BUILDING) * self._limit if self._device == "cpu" else self._limits.gpu_seconds
 
     @property
     def _wall(self) -> float:
         """Seconds that a short core may take, with compiling and the like."""
-        if self._device == "cpu":
-            return (1 + _MOST_BUILDING) * self._limit
-        three = 3 * self.costs.first_call("N")
-        return self._limits.most_gpu_seconds if three > self._limits.gpu_seconds else self._limits.gpu_seconds
+        is_longer = self._device != "cpu" and 3 * self.costs.dearest > self._usual_wall
+        return self._limits.most_gpu_seconds if is_longer else self._usual_wall
 
     def _seconds_left(self) -> float:
         return self._wall - self._before - self.costs.spent - self.costs.building
 
-    def _is_suspicious(self, planned: Planned, seconds: float) -> bool:
-        """Whether a case took so long that only a repetition can tell whether its first call did."""
-        if self._shard[1] > 1 or self._short is not None or self.costs.repeated or not planned.case.M:
-            return False
-        usual = self._seconds_left() / _USUAL_CASES
-        return seconds > (usual if self.costs.places else self._seconds_left() / self._limits.shapes)
+    def _choose_core(self, planned: Planned, seconds: float, *, first: bool, again: bool) -> None:
+        """Go over to a short core if the first calls that are left take too long, and back if they do not any more.
 
-    def _choose_core(self) -> None:
-        """Go over to a short core if the first calls that are left take too long, or back if they do not any more."""
-        if self._shard[1] > 1:
+        A case that takes long is repeated at once: only that tells its first call from slow rows or a slow machine.
+        ``first``: it was the first of the cell; ``again``: it was such a repetition.
+        """
+        left = self._seconds_left()
+        if self._short is not None:
+            if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left:
+                self._short = None
+                self._queue = self._planned()
             return
+        dear = self._ahead() > max(left, self._wall / 2)
+        if again:
+            if dear and seconds < self._before_again / 2:
+                self._short, self._opened = self._new_short(), True
+            return
+        long = seconds > (self._wall / 3 if first else max(left, 0.0) / _USUAL_CASES)
+        if planned.case.M and (long if first or not self.costs.repeated else dear and long):
+            self._before_again = seconds
+            self._again = replace(planned, case=replace(planned.case, seed=planned.case.seed + 1), probe="memory")
+
+    def _ahead(self) -> float:
+        """Seconds of the first calls that are left of a core that is not short."""
         sizes = sizes_of(self._claims, self._extent, self._seed, self._model_size)
-        widths = sum(map(len, sizes.widths.values()))
-        ahead, left = self.costs.ahead({"N": widths, **_FIRST_CALLS}), self._seconds_left()
-        if self._short is None and ahead > max(left, self._wall / 2):
-            self._short, self._opened = self._new_short(), True
-        elif self._short is not None and ahead < _CHEAP_SHARE * left and self.costs.first_call("N"):
-            self._short = None
-            self._queue = self._planned()
+        return self.costs.ahead({"N": sum(map(len, sizes.widths.values())), **_FIRST_CALLS})
 
     def _new_short(self) -> ShortCore:
         self._planned_for = self._claims, self._combinations
@@ -353,12 +371,25 @@ class CoreRun:
     def _next_of_short(self, short: ShortCore) -> Step | None:
         if self._planned_for != (self._claims, self._combinations):
             self._short = short = self._new_short()
-        missing = max(0, self.least[1] - len(self.costs.shapes))
-        planned = short.next(self._seconds_left(), missing * self.costs.first_call("N"))
+        seconds, (cases, shapes) = self._seconds_left(), self.least
+        missing, owed = max(0, shapes - len(self.costs.shapes)), self._owed()
+        data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
+        enough = not missing and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
+        planned = None if enough else short.next(seconds, missing * self.costs.first_call("N"), data)
+        planned = planned or short.last(seconds, owed)
+        if planned is None and not enough:
+            planned = short.next(seconds, 0.0, 0.0)
         if planned is None:
             return None
         self._number += 1
         return Step(planned, self._number, own=True)
+
+    def _owed(self) -> set[Value | Pair]:
+        """What a short core must cover yet."""
+        wanted = goals(self._claims, self._extent, self._seed, self._model_size)
+        rows = self.costs.first_call("rows") <= _CHEAP_CALLS * self.costs.call
+        owed = required(wanted, self._done) | {goal for goal in wanted if rows and goal[0] == "m"}
+        return owed - self._done - self._given_up
 
     def _too_few(self, cases: int) -> Iterator[str]:
         least, shapes = self.least

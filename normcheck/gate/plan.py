@@ -22,8 +22,9 @@ class ShortLimits:
     """The limits of a core if first calls are dear, because they compile or build a plan.
 
     On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included;
-    ``most_gpu_seconds`` if three shapes alone take longer. On a CPU it has three times the ``core_seconds``. To pass it
-    must have judged so many ``cases`` on so many ``shapes``; or ``few`` (cases, shapes) if a shape takes DEAR_SECONDS.
+    ``most_gpu_seconds`` if three shapes alone take longer. On a CPU it has three times the ``core_seconds``. After
+    ENOUGH_SHARE of that it ends as soon as it has what a pass takes: so many ``cases`` on so many ``shapes``, or
+    ``few`` of both if a shape takes DEAR_SECONDS; and on three shapes if three take longer than ``gpu_seconds``.
     """
 
     gpu_seconds: float
@@ -35,6 +36,9 @@ class ShortLimits:
 
 DEAR_SECONDS = 2.0
 """A first call at a new shape that takes longer leaves time for few shapes."""
+
+ENOUGH_SHARE = 0.6
+"""The share of its time after which a short core asks for no more than a pass takes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ _DEEP = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(15.0, 40.0, 100, 6, (60, 3))),
+        Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
         Profile("ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (600, 10)), large_times=4),
         Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP, large_times=25, sanitizer=True),
     )
