@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any, Protocol
 
 from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value
@@ -37,6 +37,7 @@ _LEAST_SECONDS = 1e-3
 _KIND = ("bias", "weight_dtype", "layout")
 _BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
 _CASES_OF_A_SHAPE = 12  # that are asked for at least, once it was paid for
+_TRIED = 3  # sizes of a class
 _RECENT = 2  # sizes of which other layouts, parameters and rows are considered
 
 
@@ -58,18 +59,18 @@ class Prices(Protocol):
         """What its first calls are likely to take, and at most; 0 if there are none, or not known."""
 
 
-def required(goals: Goals, done: Set[Value | Pair]) -> set[Value | Pair]:
+def required(goals: Goals, done: Set[Value | Pair], cheap: Set[str] = frozenset()) -> set[Value | Pair]:
     """The ``goals`` that a short core must cover.
 
-    Every value of every axis but sizes; and each pair with at most one axis on which a compilation depends, if the core
-    came to its size.
+    Every value of every axis but sizes, and of the ``cheap`` axes; and each pair with at most one axis on which a
+    compilation depends, if the core came to its size.
     """
-    return {goal for goal in goals if _is_required(goal, done)}
+    return {goal for goal in goals if _is_required(goal, done, cheap)}
 
 
-def _is_required(goal: Value | Pair, done: Set[Value | Pair]) -> bool:
+def _is_required(goal: Value | Pair, done: Set[Value | Pair], cheap: Set[str]) -> bool:
     if len(goal) == 2:
-        return goal == ("m", 0) or goal[0] not in (*_SIZES, "empty")
+        return goal == ("m", 0) or goal[0] in cheap or goal[0] not in (*_SIZES, "empty")
     number, *values = goal
     axes = PAIRS[number]
     if _DEAR.issuperset(axes) or "probe" in axes:
@@ -130,12 +131,14 @@ class ShortCore:
         self._design.number += 1
         beside: list[_Offer] | None = None
         for goal in sorted(owed - self._hopeless, key=repr):
-            if len(goal) == 2 and goal[0] in ("layout", "bias", "weight_dtype", "m"):
+            if len(goal) == 3 or goal[0] not in _DEAR:
+                offers = self._offers(self._covering(goal))
+            else:
                 if beside is None:
                     beside = self._offers(planned for size in self._known() for planned in self._beside(size))
-                offers = [offer for offer in beside if goal in offer.new]
-            else:
-                offers = [offer for offer in self._offers(self._covering(goal)) if goal in offer.new]
+                sizes = islice((s for s in self._sizes.values() if s.axes.get(goal[0]) == goal[1]), _TRIED)
+                offers = beside + self._offers(planned for size in sizes for planned in self._opening(size))
+            offers = [offer for offer in offers if goal in offer.new]
             best = max((o for o in offers if o.price <= seconds), key=lambda offer: offer.worth, default=None)
             if best is not None:
                 return self._design.recorded(best.planned)

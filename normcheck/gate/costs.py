@@ -50,7 +50,7 @@ class Costs:
         self._number = dict.fromkeys(NEWS, 0)
         self._cold: tuple[Planned, float] | None = None  # the very first call, which also imports and starts much
         self.repeated = False  # whether a case ran that had nothing new
-        self._row_again = math.inf  # the least of a row in such cases: no first call looks like the cost of rows
+        self._tall_again = self._wide_again = False  # whether such a case had many rows, or long ones
         self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
 
     @property
@@ -66,7 +66,10 @@ class Costs:
     def expected(self, planned: Planned) -> float:
         """Seconds that a case is expected to take, without building anything."""
         runs, case = RUNS[planned.probe], planned.case
-        costs = (self.call, self._row_again, math.inf) if self.repeated else (self.call, self.row, self.column)
+        costs = self.call, self.row, self.column
+        if self.repeated:  # a first call may look like dear rows or columns: a repetition does not
+            row = self.row if self._tall_again else 0.0
+            costs = self.call, row, self.column if self._wide_again else 0.0
         call, row, column = (cost if cost < math.inf else 0.0 for cost in costs)
         return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
 
@@ -138,8 +141,8 @@ class Costs:
             self._note(news, planned, seconds)
         else:
             self.repeated = True
-            if case.M >= _ROWS_TELL:
-                self._row_again = min(self._row_again, seconds / runs / case.M)
+            self._tall_again |= case.M >= _ROWS_TELL
+            self._wide_again |= case.N >= _COLUMNS_TELL and case.M > 0
             self._look_back()
         self._latest = planned, seconds, beyond
         for one in (case, _alone(case)) if planned.probe == "rows" else (case,):

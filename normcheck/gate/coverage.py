@@ -15,6 +15,7 @@ from normcheck.cases.core import ALL_OPENED, GAPS, Planned, drawn, goals_of
 from normcheck.cases.goals import Extent, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
 from normcheck.cases.short_core import ShortCore, required
+from normcheck.cases.strategies import ELEMENTS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.costs import Costs
@@ -41,6 +42,7 @@ _FIRST_CALLS = {
 }  # of such a core, beside one for each N
 _CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
 _RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
+_PAY_EVERY = 16
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
 
@@ -106,6 +108,7 @@ class CoreRun:
         self._again: Planned | None = None  # a case at the place of the one before, to tell what a first call costs
         self._before_again = 0.0  # seconds of the case before that one
         self._barred: set[Place] = set()
+        self._required: tuple[Any, set[Value | Pair]] = (None, set())
         self._declared = self._claims = claims_of(cell.op, cell.implementation, cell.dtype)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
         self._model_size = model_size_of(cell, plan.seed)
@@ -181,6 +184,38 @@ class CoreRun:
             self._end_questions()
         if question is None and self._shard[1] == 1:
             self._choose_core(planned, seconds, first=first, again=again is not None)
+
+    def saw_another(self, case: Case, probe: str, result: Result, seconds: float) -> None:
+        """Count the cost of a case after the core, if first calls are dear."""
+        if self._short is not None and not result.refused:
+            self.costs.count(Planned(case, probe), seconds)
+
+    def is_worth(self, case: Case, seconds: float) -> bool:
+        """Whether a case at a shape of its own is worth its first call, for which there are so many ``seconds``."""
+        return self._short is None or self.costs.first_calls(Planned(case, "memory"))[1] <= seconds
+
+    @property
+    def claims_to_draw(self) -> Claims:
+        """The claims to draw cases from after the core: only of shapes that were paid for, if first calls are dear."""
+        shapes = tuple(sorted(shape for shape in self.costs.shapes if math.prod(shape) <= max(ELEMENTS)))
+        return self._claims if self._short is None or not shapes else replace(self._claims, shapes=shapes)
+
+    def where_paid(self, case: Case) -> Case:
+        """This case with bias, dtype of the weights and layout that ran at its shape, if first calls are dear.
+
+        Every _PAY_EVERY-th case stays as it is.
+        """
+        if self._short is None or case.seed % _PAY_EVERY == 0 or not self.costs.news(case):
+            return case
+        places = [place for place in self.costs.places if place[:2] == (case.M, case.N)]
+        if not places:
+            return case
+        _, _, bias, weight_dtype, layout = places[case.seed % len(places)]
+        return replace(_with(case, "layout", layout), bias=bias, weight_dtype=weight_dtype)
+
+    def needs_more(self, cases: int) -> bool:
+        """Whether a cell with a short core has judged too few cases, and has time for more."""
+        return self._short is not None and cases < self.least[0] and self._seconds_left() > 0
 
     def coverage(self, cases: int) -> Coverage:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
@@ -385,11 +420,16 @@ class CoreRun:
         return Step(planned, self._number, own=True)
 
     def _owed(self) -> set[Value | Pair]:
-        """What a short core must cover yet."""
-        wanted = goals(self._claims, self._extent, self._seed, self._model_size)
-        rows = self.costs.first_call("rows") <= _CHEAP_CALLS * self.costs.call
-        owed = required(wanted, self._done) | {goal for goal in wanted if rows and goal[0] == "m"}
-        return owed - self._done - self._given_up
+        """What a short core must cover yet. Sizes as well, if they cost little more than a repeated call."""
+        cheap = {axis for axis, news in (("m", "rows"), ("n", "N")) if self._is_cheap(news)}
+        key = len(self.costs.shapes), *sorted(cheap), self._planned_for
+        if self._required[0] != key:
+            wanted = goals(self._claims, self._extent, self._seed, self._model_size)
+            self._required = key, required(wanted, self._done, cheap)
+        return self._required[1] - self._done - self._given_up
+
+    def _is_cheap(self, news: str) -> bool:
+        return self.costs.first_call(news) <= _CHEAP_CALLS * self.costs.call
 
     def _too_few(self, cases: int) -> Iterator[str]:
         least, shapes = self.least

@@ -37,7 +37,7 @@ class ShortLimits:
 DEAR_SECONDS = 2.0
 """A first call at a new shape that takes longer leaves time for few shapes."""
 
-ENOUGH_SHARE = 0.6
+ENOUGH_SHARE = 0.7
 """The share of its time after which a short core asks for no more than a pass takes."""
 
 

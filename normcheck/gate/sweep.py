@@ -50,13 +50,14 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool 
     reason = why_not(cell, plan.device)
     if reason:
         return uncounted(cell, plan.device, "skip", detail=reason)
-    with session_of(cell.implementation):
-        return _run(cell, plan, progress, with_coverage)
-
-
-def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool) -> Verdict:
     start = time.perf_counter()
-    tally, core = Tally(undeclared_model(cell.implementation, plan.device)), CoreRun(cell, plan)
+    with session_of(cell.implementation):
+        return _run(cell, plan, progress, with_coverage, start)
+
+
+def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start: float) -> Verdict:
+    tally = Tally(undeclared_model(cell.implementation, plan.device))
+    core = CoreRun(cell, plan, time.perf_counter() - start)
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, core)
         final = failed is not None and _context_lost(cell, failed)
@@ -136,11 +137,16 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     def fails(case: Case, is_large: bool = False) -> bool:
         nonlocal number
         number += 1
-        if number >= most or time.perf_counter() > end:
+        if number >= most or (time.perf_counter() > end and not core.needs_more(tally.cases)):
             raise Stop
         if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
-            run(case, _depth(number, case))
+            depth = _depth(number, case)
+            result, seconds = run(case, depth)
+            core.saw_another(case, depth.name.lower(), result, seconds)
         return False
+
+    def fails_as_well(case: Case) -> bool:
+        return fails(core.where_paid(case))
 
     try:
         for case in _replayed(cell, plan, tally):
@@ -153,9 +159,11 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
         end = time.perf_counter() + plan.profile.seconds
         for case, is_large in _explicit(cell, plan, core.claims):
-            fails(case, is_large)
-        batches = st.tuples(*[cases(choices(core.claims))] * _BATCH)
-        search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan.seed), tries=most, phases=_DRAW)
+            if core.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
+                fails(case, is_large)
+        batches = st.tuples(*[cases(choices(core.claims_to_draw))] * _BATCH)
+        seed = seed_of(cell, plan.seed)
+        search(batches, lambda batch: any(map(fails_as_well, batch)), seed=seed, tries=most, phases=_DRAW)
     except Stop:
         pass
     tally.failed_at = number
