@@ -36,7 +36,7 @@ _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
 _KIND = ("bias", "weight_dtype", "layout")
 _BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
-_CASES_OF_A_SHAPE = 12  # that are asked for at least, once it was paid for
+_CASES_OF_A_SHAPE = 20  # at a place before the next one, as long as shapes have to come yet
 _TRIED = 3  # sizes of a class
 _RECENT = 2  # sizes of which other layouts, parameters and rows are considered
 
@@ -104,6 +104,7 @@ class ShortCore:
             self._heights.setdefault(size.axes["m"], size.M)
         self._most: dict[Place, float] = {}  # what a case at a place is worth at most
         self._hopeless: set[Value | Pair] = set()  # owed pairs that no case covered
+        self._since_paid = 0  # cases since the latest one at a new place
         self._asked = math.inf  # what the latest case at a new place was worth
 
     def _ordered(self) -> Iterator[Size]:
@@ -119,11 +120,14 @@ class ShortCore:
         ``shapes``, ``cases``: how many of them the shapes and the cases take that have to come yet.
         """
         self._design.number += 1
-        offer = self._free(self._asked)
+        self._since_paid += 1
+        few = not shapes or self._since_paid <= _CASES_OF_A_SHAPE
+        offer = self._free(self._asked) if few else None
         if offer is None:
             paid = self._paid(seconds - cases, shapes)
             self._asked = paid.worth if paid is not None else 0.0
-            offer = self._free(self._asked) or paid
+            offer = (self._free(self._asked) if few or paid is None else None) or paid
+            self._since_paid *= offer is not paid
         return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
 
     def last(self, seconds: float, owed: Set[Value | Pair]) -> Planned | None:

@@ -49,6 +49,7 @@ class Costs:
         self._first: dict[str, deque[tuple[Planned, float]]] = {news: deque(maxlen=_LATEST) for news in NEWS}
         self._number = dict.fromkeys(NEWS, 0)
         self._cold: tuple[Planned, float] | None = None  # the very first call, which also imports and starts much
+        self.dear = False  # whether first calls are dear, so that they may look like the cost of rows or columns
         self.repeated = False  # whether a case ran that had nothing new
         self._tall_again = self._wide_again = False  # whether such a case had many rows, or long ones
         self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
@@ -65,12 +66,14 @@ class Costs:
 
     def expected(self, planned: Planned) -> float:
         """Seconds that a case is expected to take, without building anything."""
+        return self._expected(planned, self.dear)
+
+    def _expected(self, planned: Planned, again: bool) -> float:
+        """As ``expected``. ``again``: a row or a column costs what repeated cases show, nothing if none does."""
         runs, case = RUNS[planned.probe], planned.case
-        costs = self.call, self.row, self.column
-        if self.repeated:  # a first call may look like dear rows or columns: a repetition does not
-            row = self.row if self._tall_again else 0.0
-            costs = self.call, row, self.column if self._wide_again else 0.0
-        call, row, column = (cost if cost < math.inf else 0.0 for cost in costs)
+        row = 0.0 if again and not self._tall_again else self.row
+        column = 0.0 if again and not self._wide_again else self.column
+        call, row, column = (cost if cost < math.inf else 0.0 for cost in (self.call, row, column))
         return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
 
     def first_call(self, news: str) -> float:
@@ -167,7 +170,7 @@ class Costs:
             self.spent -= more
 
     def _beyond(self, planned: Planned, seconds: float) -> float:
-        return max(0.0, seconds - _SLACK * self.expected(planned))
+        return max(0.0, seconds - _SLACK * self._expected(planned, again=True))
 
 
 def _keys(case: Case) -> dict[str, Hashable]:

@@ -372,13 +372,14 @@ class CoreRun:
         left = self._seconds_left()
         if self._short is not None:
             if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left:
-                self._short = None
+                self._short, self.costs.dear = None, False
                 self._queue = self._planned()
             return
         dear = self._ahead() > max(left, self._wall / 2)
         if again:
             if dear and seconds < self._before_again / 2:
-                self._short, self._opened = self._new_short(), True
+                self.costs.dear = self._opened = True
+                self._short = self._new_short()
             return
         long = seconds > (self._wall / 3 if first else max(left, 0.0) / _USUAL_CASES)
         if planned.case.M and (long if first or not self.costs.repeated else dear and long):
@@ -409,6 +410,7 @@ class CoreRun:
         seconds, (cases, shapes) = self._seconds_left(), self.least
         missing, owed = max(0, shapes - len(self.costs.shapes)), self._owed()
         data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
+        data = min(data, seconds / 3) if missing else data
         enough = not missing and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
         planned = None if enough else short.next(seconds, missing * self.costs.first_call("N"), data)
         planned = planned or short.last(seconds, owed)
