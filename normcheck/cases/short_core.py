@@ -19,7 +19,7 @@ from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.cases.goals import Extent, Goals
 
 ORDER = (
-    (65, 129), (3, 1025), (300, 64), (1, 8200), (20, 1), (5, 24), (65537, 3), (33, 1024), (2, 4097), (300, 16),
+    (65, 1025), (20, 1), (300, 64), (1, 8200), (65, 129), (5, 24), (65537, 3), (33, 1024), (2, 4097), (300, 16),
     (2, 768), (3, 8192), (5, 1536),
 )  # fmt: skip
 """M and N of the shapes that tell most, which come first: ragged and round, one row, one column, past a block, and past
@@ -47,10 +47,6 @@ class Prices(Protocol):
     @property
     def places(self) -> dict[Place, None]:
         """The places where cases have run, in their order."""
-
-    @property
-    def knows_sizes(self) -> bool:
-        """Whether the first call of a new N, with nothing else new, was measured."""
 
     def expected(self, planned: Planned) -> float:
         """What a case takes without its first calls."""
@@ -109,9 +105,12 @@ class ShortCore:
 
     def _ordered(self) -> Iterator[Size]:
         if not self._claims.shapes:
-            allowed = {(size.M, size.N) for size in self._design.candidates}
-            first = filter(None, (self._design.like(m, n) for m, n in ORDER))
-            yield from (size for size in first if (size.M, size.N) in allowed)
+            allowed = {(size.M, size.N): size for size in self._design.candidates}
+            for m, n in ORDER:
+                size = self._design.like(m, n)
+                if size is not None:  # of a class of N that is too long for its M, one with fewer rows
+                    alike = (s for s in allowed.values() if s.axes["n"] == size.axes["n"] and s.M > 1)
+                    yield from [size] if (size.M, size.N) in allowed else islice(alike, 1)
         yield from sorted(self._design.candidates, key=lambda size: size.M == 1)  # which may be a path of its own
 
     def next(self, seconds: float, shapes: float, cases: float) -> Planned | None:
@@ -226,12 +225,8 @@ class ShortCore:
         return [self._sizes[shape] for shape in shapes if shape in self._sizes]
 
     def _opening(self, size: Size) -> Iterator[Planned]:
-        """Cases of a new size: with the parameters of the latest case, and with whatever parameters cover most.
-
-        The latter only if it is known what a new size costs by itself.
-        """
-        if self._prices.knows_sizes:
-            yield self._at_new(size, {})
+        """Cases of a new size: with whatever parameters cover most, and with those of the latest case."""
+        yield self._at_new(size, {})
         *_, bias, weight_dtype, _ = next(reversed(self._prices.places))
         yield self._at_new(size, {"bias": bias, "weight_dtype": weight_dtype})
 

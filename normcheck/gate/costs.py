@@ -22,8 +22,8 @@ NEWS = ("parameters", "N", "both", "rows", "layout", "empty")
 """What may be new in a case, of which the first counts: its bias and dtype of the weights, its N, the two together, its
 M with both, its layout with all of these; a case without rows."""
 
-_ALIKE = ("parameters", "N", "both")
-"""Of these each costs what another does, until it is measured."""
+_KINDS = (("parameters", "N", "both"), ("rows", "layout", "empty"))
+_DOUBT = 0.5
 
 _JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
 _SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
@@ -81,7 +81,7 @@ class Costs:
 
         Until more is known it is the very first call of the cell that tells.
         """
-        if self._cold is not None and news in _ALIKE and not any(self._first[other] for other in _ALIKE):
+        if self._cold is not None and news in _KINDS[0] and not any(self._first[other] for other in _KINDS[0]):
             return self._beyond(*self._cold)
         return self._price(news)[0]
 
@@ -104,16 +104,17 @@ class Costs:
     def _price(self, news: str) -> tuple[float, float]:
         """What a first call with this of ``NEWS`` likely takes, and at most.
 
-        What is not known is likely cheap, so that it is tried; but it may be as dear as anything.
+        What is not known costs what another of its kind does. If none is known it is likely cheap, so that it is tried
+        soon; but it may take _DOUBT of the dearest.
         """
         if not news:
             return 0.0, 0.0
         known = {news: [self._beyond(*sample) for sample in samples] for news, samples in self._first.items()}
-        if known[news]:
-            return fmean(known[news]), max(known[news])
-        alike = [seconds for other in _ALIKE for seconds in known[other]] if news in _ALIKE else []
-        most = max((max(samples) for samples in known.values() if samples), default=0.0)
-        return (fmean(alike), max(alike)) if alike else (0.0, most)
+        kind = next(kind for kind in _KINDS if news in kind)
+        own = known[news] or [seconds for other in kind for seconds in known[other]]
+        if own:
+            return fmean(own), max(own)
+        return 0.0, _DOUBT * max((max(samples) for samples in known.values() if samples), default=0.0)
 
     def news(self, case: Case) -> str:
         """The first of ``NEWS`` that no case before had; "" if there is none."""

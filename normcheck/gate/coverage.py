@@ -42,7 +42,9 @@ _FIRST_CALLS = {
 }  # of such a core, beside one for each N
 _CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
 _RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
-_PAY_EVERY = 16
+_COLD_DIVISOR = 6  # the very first case is repeated if six like it would take all the time
+_PAY_EVERY = 16  # of the cases after a short core
+_SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
 
@@ -240,7 +242,7 @@ class CoreRun:
 
     def why_thin(self) -> str:
         """Why the core is not finished: its time limit, with the time for all of it, or the number of cases."""
-        if self._short is not None and self._seconds_left() < self._wall / 10:
+        if self._short is not None and self._seconds_left() < max(self.costs.dearest, self._wall / 10):
             return f"{self._wall:g} s are allowed with compiling and the like, which took {self.costs.building:.1f} s"
         if self.costs.building > _MOST_BUILDING * self._limit:
             return f"compiling and the like took {self.costs.building:.0f} s"
@@ -378,10 +380,9 @@ class CoreRun:
         dear = self._ahead() > max(left, self._wall / 2)
         if again:
             if dear and seconds < self._before_again / 2:
-                self.costs.dear = self._opened = True
-                self._short = self._new_short()
+                self._short, self.costs.dear = self._new_short(), True
             return
-        long = seconds > (self._wall / 3 if first else max(left, 0.0) / _USUAL_CASES)
+        long = seconds > (self._wall / _COLD_DIVISOR if first else max(left, 0.0) / _USUAL_CASES)
         if planned.case.M and (long if first or not self.costs.repeated else dear and long):
             self._before_again = seconds
             self._again = replace(planned, case=replace(planned.case, seed=planned.case.seed + 1), probe="memory")
@@ -411,7 +412,8 @@ class CoreRun:
         missing, owed = max(0, shapes - len(self.costs.shapes)), self._owed()
         data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
         data = min(data, seconds / 3) if missing else data
-        enough = not missing and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
+        several = len({n for _, n in self.costs.shapes}) >= _SEVERAL_WIDTHS
+        enough = not missing and several and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
         planned = None if enough else short.next(seconds, missing * self.costs.first_call("N"), data)
         planned = planned or short.last(seconds, owed)
         if planned is None and not enough:
