@@ -86,6 +86,11 @@ class Costs:
         return self._price(news)[0]
 
     @property
+    def mostly_first_calls(self) -> bool:
+        """Whether more time went into first calls than into all else, without the very first one."""
+        return self._cold is not None and self.building - self._beyond(*self._cold) > self.spent
+
+    @property
     def dearest(self) -> float:
         """Seconds of the dearest first call: with a new N, or with new parameters, which cost as the very first one."""
         cold = self._beyond(*self._cold) if self._cold is not None and not self._first["parameters"] else 0.0

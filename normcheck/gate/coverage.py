@@ -188,26 +188,31 @@ class CoreRun:
             self._choose_core(planned, seconds, first=first, again=again is not None)
 
     def saw_another(self, case: Case, probe: str, result: Result, seconds: float) -> None:
-        """Count the cost of a case after the core, if first calls are dear."""
-        if self._short is not None and not result.refused:
+        """Count the cost of a case after the core."""
+        if not result.refused:
             self.costs.count(Planned(case, probe), seconds)
 
     def is_worth(self, case: Case, seconds: float) -> bool:
         """Whether a case at a shape of its own is worth its first call, for which there are so many ``seconds``."""
-        return self._short is None or self.costs.first_calls(Planned(case, "memory"))[1] <= seconds
+        return not self._draws_where_paid or self.costs.first_calls(Planned(case, "memory"))[1] <= seconds
+
+    @property
+    def _draws_where_paid(self) -> bool:
+        """Whether first calls took most of the time, so that cases are drawn where these were paid for."""
+        return self._short is not None or self.costs.mostly_first_calls
 
     @property
     def claims_to_draw(self) -> Claims:
         """The claims to draw cases from after the core: only of shapes that were paid for, if first calls are dear."""
         shapes = tuple(sorted(shape for shape in self.costs.shapes if math.prod(shape) <= max(ELEMENTS)))
-        return self._claims if self._short is None or not shapes else replace(self._claims, shapes=shapes)
+        return replace(self._claims, shapes=shapes) if self._draws_where_paid and shapes else self._claims
 
     def where_paid(self, case: Case) -> Case:
         """This case with bias, dtype of the weights and layout that ran at its shape, if first calls are dear.
 
         Every _PAY_EVERY-th case stays as it is.
         """
-        if self._short is None or case.seed % _PAY_EVERY == 0 or not self.costs.news(case):
+        if not self._draws_where_paid or case.seed % _PAY_EVERY == 0 or not self.costs.news(case):
             return case
         places = [place for place in self.costs.places if place[:2] == (case.M, case.N)]
         if not places:
