@@ -198,8 +198,11 @@ class CoreRun:
 
     @property
     def _draws_where_paid(self) -> bool:
-        """Whether first calls took most of the time, so that cases are drawn where these were paid for."""
-        return self._short is not None or self.costs.mostly_first_calls
+        """Whether first calls took most of the time, so that cases are drawn where these were paid for.
+
+        Shards draw from one sequence, which what one of them measures must not change.
+        """
+        return self._shard[1] == 1 and (self._short is not None or self.costs.mostly_first_calls)
 
     @property
     def claims_to_draw(self) -> Claims:
