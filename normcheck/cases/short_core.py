@@ -99,6 +99,8 @@ class ShortCore:
         for size in self._sizes.values():
             self._heights.setdefault(size.axes["m"], size.M)
         self._most: dict[Place, float] = {}  # what a case at a place is worth at most
+        self._taken: dict[tuple[int, int], Planned] = {}  # shapes that another process compiles
+        self._compiled: dict[tuple[int, int], Planned] = {}  # and those that it has compiled
         self._hopeless: set[Value | Pair] = set()  # owed pairs that no case covered
         self._since_paid = 0  # cases since the latest one at a new place
         self._asked = math.inf  # what the latest case at a new place was worth
@@ -163,6 +165,27 @@ class ShortCore:
                 chosen = {axis: value for axis, value in wanted.items() if axis not in (*size.axes, "special")}
                 yield self._cheaply(self._design.filled(size, {**fixed, **chosen, **values}))
 
+    def ahead(self) -> Planned | None:
+        """The case at a new shape for another process to run first; this core puts it off until it is ``compiled``."""
+        known = {(size.M, size.N) for size in self._known()} | self._taken.keys() | self._compiled.keys()
+        size = next((size for shape, size in self._sizes.items() if size.M and shape not in known), None)
+        if size is None:
+            return None
+        planned = self._at_new(size, {})
+        self._taken[size.M, size.N] = planned
+        return planned
+
+    def compiled(self, planned: Planned, *, well: bool) -> None:
+        """Another process has run this case; ``well``: without an error."""
+        shape = planned.case.M, planned.case.N
+        if self._taken.pop(shape, None) is not None and well:
+            self._compiled[shape] = planned
+
+    def alone(self) -> None:
+        """No other process runs cases first any more."""
+        self._taken.clear()
+        self._compiled.clear()
+
     def count(self, owed: Set[Value | Pair]) -> int:
         """How many more cases cover what is ``owed``, however long they take. The core is over."""
         number = 0
@@ -203,8 +226,10 @@ class ShortCore:
         """The case at a new place that covers most for its price: a new shape, or beside the latest ones, else any."""
         known = self._known()
         shapes = {(size.M, size.N) for size in known}
-        following = next((size for shape, size in self._sizes.items() if size.M and shape not in shapes), None)
-        opening = [] if following is None else self._offers(self._opening(following))
+        new = [size for shape, size in self._sizes.items() if size.M and shape not in shapes]
+        free = [size for size in new if (size.M, size.N) not in self._taken] or new
+        opening = self._offers(planned for size in free[:1] for planned in self._opening(size))
+        opening += self._offers(self._as_compiled(size) for size in new if (size.M, size.N) in self._compiled)
         for near in (known[:_RECENT], known[_RECENT:]):
             beside = self._offers(planned for size in near for planned in self._beside(size))
             best, most = None, 0.0
@@ -267,6 +292,11 @@ class ShortCore:
                 yield self._at_new(other, fixed)
         if (0, size.N) in self._sizes:
             yield self._design.filled(self._sizes[0, size.N], {})
+
+    def _as_compiled(self, size: Size) -> Planned:
+        """A case of this size with the parameters of the one that another process has run."""
+        case = self._compiled[size.M, size.N].case
+        return self._at_new(size, {"bias": case.bias, "weight_dtype": case.weight_dtype})
 
     def _at_new(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size, packed, and no row alone: so its time tells what a new size or new parameters cost."""

@@ -22,7 +22,14 @@ NEWS = ("parameters", "N", "both", "rows", "layout", "empty")
 """What may be new in a case, of which the first counts: its bias and dtype of the weights, its N, the two together, its
 M with both, its layout with all of these; a case without rows."""
 
-_KINDS = (("parameters", "N", "both"), ("rows", "layout", "empty"))
+WARMED = "warmed"
+"""In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
+
+_KINDS = (("parameters", "N", "both"), ("rows", "layout", "empty"), (WARMED,))
+_FEW_WARMED, _WARMED_SHARE = (
+    3,
+    0.6,
+)  # if so many cost more than this share of others, the compiler keeps nothing on disk
 _DOUBT = 0.5
 
 _JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
@@ -46,8 +53,9 @@ class Costs:
         self.spent = self.building = 0.0
         self.places: dict[Place, None] = {}
         self._seen: set[Hashable] = set()
-        self._first: dict[str, deque[tuple[Planned, float]]] = {news: deque(maxlen=_LATEST) for news in NEWS}
-        self._number = dict.fromkeys(NEWS, 0)
+        self._first: dict[str, deque[tuple[Planned, float]]] = {news: deque(maxlen=_LATEST) for news in (*NEWS, WARMED)}
+        self._number = dict.fromkeys((*NEWS, WARMED), 0)
+        self._warmed: set[Hashable] = set()
         self._cold: tuple[Planned, float] | None = None  # the very first call, which also imports and starts much
         self.dear = False  # whether first calls are dear, so that they may look like the cost of rows or columns
         self.repeated = False  # whether a case ran that had nothing new
@@ -98,7 +106,7 @@ class Costs:
 
     def first_calls(self, planned: Planned) -> tuple[float, float]:
         """Seconds that the first calls of a case are likely to take, and at most."""
-        likely, most = self._price(self.news(planned.case))
+        likely, most = self._price(self._label(planned.case))
         alone = self._price("rows" if self._has_new_row(planned) else "")
         return likely + alone[0], most + alone[1]
 
@@ -125,6 +133,29 @@ class Costs:
         """The first of ``NEWS`` that no case before had; "" if there is none."""
         return next((news for news, key in _keys(case).items() if key not in self._seen), "")
 
+    def warm(self, case: Case) -> None:
+        """Note that another process has run this case."""
+        self._warmed.update(_keys(case).values())
+
+    def forget_warmed(self) -> None:
+        """Take what another process has run for new again."""
+        self._warmed.clear()
+
+    @property
+    def warming_is_idle(self) -> bool:
+        """Whether first calls cost about as much after another process has made them: it leaves nothing on disk."""
+        samples = self._first[WARMED]
+        others = max((self._price(news)[0] for news in _KINDS[0] if self._first[news]), default=0.0)
+        return len(samples) >= _FEW_WARMED and self._price(WARMED)[0] > _WARMED_SHARE * others
+
+    def number(self, news: str) -> int:
+        """How many first calls had this of NEWS, or were ``WARMED``."""
+        return self._number[news]
+
+    def _label(self, case: Case) -> str:
+        news = self.news(case)
+        return WARMED if news and _keys(case)[news] in self._warmed else news
+
     def ahead(self, totals: Mapping[str, int]) -> float:
         """Seconds of the first calls that are left, if there are ``totals`` of them in all; by ``NEWS``."""
         return sum(self.first_call(news) * max(0, total - self._number[news]) for news, total in totals.items())
@@ -135,7 +166,7 @@ class Costs:
         Any case may build something: a kernel may be compiled for each N, M, divisibility by 16 or layout.
         """
         case, runs = planned.case, RUNS[planned.probe]
-        news = self.news(case) or "rows" * self._has_new_row(planned)
+        news = self._label(case) or "rows" * self._has_new_row(planned)
         expected = _SLACK * self.expected(planned) if self.call < math.inf else 0.0
         beyond = max(0.0, seconds - expected)
         self.building += beyond

@@ -187,6 +187,23 @@ class CoreRun:
         if question is None and self._shard[1] == 1:
             self._choose_core(planned, seconds, first=first, again=again is not None)
 
+    def ahead(self) -> Planned | None:
+        """The case at a new shape for another process to run first, None if there is none."""
+        return None if self._short is None else self._short.ahead()
+
+    def compiled(self, planned: Planned, *, well: bool) -> None:
+        """Another process has run this case; ``well``: without an error."""
+        if self._short is not None:
+            self._short.compiled(planned, well=well)
+            if well:
+                self.costs.warm(planned.case)
+
+    def alone(self) -> None:
+        """No other process runs cases first any more."""
+        self.costs.forget_warmed()
+        if self._short is not None:
+            self._short.alone()
+
     def saw_another(self, case: Case, probe: str, result: Result, seconds: float) -> None:
         """Count the cost of a case after the core."""
         if not result.refused:

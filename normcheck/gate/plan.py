@@ -96,7 +96,7 @@ class Plan:
     """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
 
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
-    before all others. ``required``: implementations that must run.
+    before all others. ``required``: implementations that must run. ``workers``: cells that run side by side.
     """
 
     cells: tuple[Cell, ...]
@@ -107,6 +107,7 @@ class Plan:
     shard: tuple[int, int] = (1, 1)
     replays: Mapping[CellKey, Replay] = field(default_factory=dict)
     required: tuple[str, ...] = ()
+    workers: int = 1
 
 
 def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:
@@ -122,7 +123,9 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
         if name not in names:
             raise UsageError(f"require={name}: expected {one_of(names)}, which are what is checked")
     shard = shard_of(options.shard, profile)
-    return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required)
+    return Plan(
+        cells, profile, options.seed, device, options.timeout, shard, required=required, workers=options.workers
+    )
 
 
 def profile_of(options: VerifyOptions) -> Profile:

@@ -20,6 +20,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
+from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, run_surely, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
@@ -152,10 +153,12 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
         replayed = tally.cases  # they have no number in the sequence
-        while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
-            number = step.number
-            result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
-            core.saw(step, result, seconds)
+        with Ahead(cell, plan, core) as ahead:
+            while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
+                number = step.number
+                result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
+                core.saw(step, result, seconds)
+                ahead.look()
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
         end = time.perf_counter() + plan.profile.seconds
         for case, is_large in _explicit(cell, plan, core.claims):
