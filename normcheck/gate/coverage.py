@@ -171,7 +171,8 @@ class CoreRun:
         question = self._questions.popleft() if self._questions else None
         again, self._again = self._again, None if question is None else self._again
         if result.refused:
-            self._barred.add(place_of(planned.case))
+            if place_of(planned.case) not in self.costs.places:
+                self._barred.add(place_of(planned.case))
             if question is not None or again is None:
                 self._refused(planned, question)
             return

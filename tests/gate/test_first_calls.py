@@ -70,13 +70,22 @@ class Simulated:
     core: CoreRun
     seconds: float = STARTING_SECONDS
     cases: list[Case] = field(default_factory=list)
+    refused: int = 0
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
         return {(case.M, case.N) for case in self.cases if case.M}
 
 
-def simulated(builds: Builds, *, device: str = "cuda", op: str = "rmsnorm", seed: int = 0, **fields: Any) -> Simulated:
+def simulated(
+    builds: Builds,
+    *,
+    device: str = "cuda",
+    op: str = "rmsnorm",
+    seed: int = 0,
+    refuses: Callable[[Case], bool] = lambda case: False,
+    **fields: Any,
+) -> Simulated:
     """The core of profile quick, in the order and to the end that these costs give it."""
     implementation = Implementation(name="mine", op=op, forward=lambda *tensors, **numbers: None, **fields)
     cell = Cell(OPS[op], implementation, "bf16", "tests")
@@ -84,6 +93,10 @@ def simulated(builds: Builds, *, device: str = "cuda", op: str = "rmsnorm", seed
     built: set[Hashable] = set()
     while (step := run.core.next()) is not None:
         case, runs = step.planned.case, RUNS[step.planned.probe]
+        if refuses(case):
+            run.refused += 1
+            run.core.saw(step, Result(case, Model(), refused="not this"), 0.001)
+            continue
         seconds = CALL_SECONDS * runs + 2.0 * (not run.cases)
         asked = (case, replace(case, M=1, layout="contiguous", gap=0)) if step.planned.probe == "rows" else (case,)
         for one in asked:
@@ -129,6 +142,29 @@ def test_what_is_too_dear_even_for_a_short_core_is_thin_and_ends_in_time() -> No
 def test_too_few_cases_or_shapes_are_said() -> None:
     run = simulated(plans, strided=False)
     assert run.core.coverage(50).missed == ("50 of 100 cases at least",)
+
+
+REFUSED: dict[str, Callable[[Case], bool]] = {
+    "bias": lambda case: case.bias,
+    "fp32 weights": lambda case: case.weight_dtype == "fp32",
+    "strided": lambda case: case.gap > 0,
+    "wide": lambda case: case.N > 4096,
+    "odd": lambda case: case.N % 2 == 1,
+    "tall": lambda case: case.M > 64,
+    "no rows": lambda case: case.M == 0,
+    "wide and rank 3": lambda case: case.rank == 3 and case.N > 1024,
+    "an eps": lambda case: case.eps == 1e-3,
+    "special values": lambda case: case.rows in ("nan", "inf"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
+    run = simulated(blocks, ranks=(2, 3), refuses=REFUSED[what])
+    assert run.core.is_short
+    assert run.refused <= 50
+    assert len(run.cases) >= 75
+    assert run.core.coverage(100).missed == ()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
