@@ -113,3 +113,12 @@ class Case:
             words.append("bias=none")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
+
+
+Place = tuple[int, int, bool, str, str]
+"""M, N, bias, dtype of the weights and layout of a case: what a compilation or a plan may depend on."""
+
+
+def place_of(case: Case) -> Place:
+    """The place of a case."""
+    return case.M, case.N, case.bias, case.weight_dtype, case.layout

@@ -64,7 +64,7 @@ def drawn(
 
 @lru_cache(maxsize=64)
 def _drawn(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> Iterable[Planned]:
-    return _Cached(_Design(claims, extent, seed, model_size, done, used).cases())
+    return _Cached(Design(claims, extent, seed, model_size, done, used).cases())
 
 
 class _Cached:
@@ -131,7 +131,7 @@ def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Size:
+class Size:
     """A size that a core may have. ``axes``: axis -> the value that this size has of it. ``cost``: in rows."""
 
     M: int
@@ -140,43 +140,49 @@ class _Size:
     cost: float
 
 
-class _Design:
+class Design:
     """Makes one core, greedily: the size that covers most for its cost, then the values that cover most."""
 
     def __init__(self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> None:
         self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
         self._sizes_of = sizes_of(claims, extent, seed, model_size)
-        self._axes = axes_of(claims, self._sizes_of)
-        self._left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
-        self._candidates = self._every_size()
-        self._number = min(used, sum(1 for _ in _opening(claims)))  # of the present case, from 1
-        self._number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
+        self.axes = axes_of(claims, self._sizes_of)
+        self.left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
+        self.candidates = self._every_size()
+        self.number = min(used, sum(1 for _ in _opening(claims)))  # of the present case, from 1
+        self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
 
     def cases(self) -> Iterator[Planned]:
         """The cases, until no goal is left that a case can cover."""
         for m, n, rows, fixed in list(_opening(self._claims))[self._used :]:
-            size = self._like(m, n)
-            self._number += 1
+            size = self.like(m, n)
+            self.number += 1
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
-                yield replace(self._recorded(self._filled(size, {**fixed, "rows": rows})), opens=self._number)
+                yield replace(self.recorded(self.filled(size, {**fixed, "rows": rows})), opens=self.number)
         while (planned := self._next()) is not None:
-            yield self._recorded(planned)
+            yield self.recorded(planned)
 
     def _admits(self, axis: str, value: Any) -> bool:
         return axis not in ("bias", "weight_dtype", "layout") or self._claims.admits(axis, value)
 
-    def _recorded(self, planned: Planned) -> Planned:
-        self._left -= goals_of(planned)
+    def recorded(self, planned: Planned) -> Planned:
+        """This case, whose goals are left no more."""
+        self.left -= goals_of(planned)
         return planned
+
+    def lacks(self, size: Size, special: str) -> bool:
+        """Whether a case of this size with this special value covers a goal that is left."""
+        pairs = ((number, size.axes[axis], special) for axis, number in _WITH_SPECIAL)
+        return ("special", special) in self.left or any(pair in self.left for pair in pairs)
 
     def _next(self) -> Planned | None:
         """The next case, None if no case covers a goal that is left."""
-        self._number += 1
-        if not any(map(_needs_own_case, self._left)) or len(self._left) > 2 * len(ORDINARY):
-            planned = self._filled(self._best_size(), {})
-            if goals_of(planned) & self._left:
+        self.number += 1
+        if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
+            planned = self.filled(self._best_size(), {})
+            if goals_of(planned) & self.left:
                 return planned
-        return next(filter(None, map(self._covering, sorted(self._left, key=repr))), None)
+        return next(filter(None, map(self._covering, sorted(self.left, key=repr))), None)
 
     def _covering(self, goal: Any) -> Planned | None:
         """The cheapest case that covers this goal, None if there is none."""
@@ -187,40 +193,40 @@ class _Design:
         if "special" in wanted:
             of_dy, kind = wanted["special"].startswith("dy "), wanted["special"].removeprefix("dy ")
             fixed |= {"dy": kind, "rows": "shifted"} if of_dy else {"rows": kind, "dy": "normal"}
-        sizes = [s for s in self._candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
+        sizes = [s for s in self.candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
         for size in sorted(sizes, key=lambda size: size.cost if size.M > 1 else size.cost + 50):
-            planned = self._filled(size, fixed)
+            planned = self.filled(size, fixed)
             if goal in goals_of(planned):
                 return planned
         return None
 
-    def _every_size(self) -> list[_Size]:
+    def _every_size(self) -> list[Size]:
         pairs = [(m, n) for m, n in self._sizes_of.every() if self._claims.shapes or m * n <= self._extent.elements]
         if self._seed:
             random.Random(f"{self._seed} sizes").shuffle(pairs)
         return [self._size(m, n) for m, n in pairs]
 
-    def _size(self, m: int, n: int) -> _Size:
+    def _size(self, m: int, n: int) -> Size:
         low, fit = key_of(n)
         axes = {"M": m, "N": n, "m": low_of(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
         cost = _CASE_COST_ROWS + (m + m * (n == 1)) + m * n / 4000  # one column shows few faults, so it counts twice
         rows, columns = self._sizes_of.heights[low_of(m)], self._sizes_of.widths[low, fit]
-        return _Size(M=m, N=n, axes=axes, cost=cost * _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0])))
+        return Size(M=m, N=n, axes=axes, cost=cost * _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0])))
 
-    def _like(self, m: int, n: int) -> _Size | None:
+    def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
         if self._claims.shapes:
-            return self._candidates[self._number % len(self._candidates)] if m and self._candidates else None
+            return self.candidates[self.number % len(self.candidates)] if m and self.candidates else None
         rows, columns = self._sizes_of.heights.get(low_of(m), ()), self._sizes_of.widths.get(key_of(n), ())
         if not rows or not columns:
             return None
         height = rows[min(row_class(m).sizes.index(m), len(rows) - 1)]
         return self._size(height, columns[min(column_class(n).sizes.index(n), len(columns) - 1)])
 
-    def _best_size(self) -> _Size:
+    def _best_size(self) -> Size:
         """The size at which a case covers most for its cost, estimated before its other values are chosen."""
         undone, kinds = Counter[Any](), Counter[Any]()
-        for goal in self._left:
+        for goal in self.left:
             if len(goal) == 2:
                 undone[goal] += 8
                 continue
@@ -233,24 +239,24 @@ class _Design:
             best[axis] = max(best[axis], number)
         others = [axis for axis in best if axis not in ("N", "rows")]
 
-        def undone_at(size: _Size, axes: Sequence[str]) -> int:
+        def undone_at(size: Size, axes: Sequence[str]) -> int:
             return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
 
         rows, columns = dict[int, int](), dict[int, int]()  # the worth of each M and of each N alone
 
-        def worth(size: _Size) -> float:
+        def worth(size: Size) -> float:
             if size.M not in rows:
                 rows[size.M] = undone_at(size, _OF_ROWS) + sum(min(size.M, best[axis]) for axis in others)
             if size.N not in columns:
                 columns[size.N] = undone_at(size, _OF_COLUMNS)
             gain = rows[size.M] + columns[size.N] + min(size.M, kinds["N", size.N])
-            gain += 8 * ((_M_WITH_N, size.axes["m"], size.axes["n"]) in self._left)
-            gain += 12 * (("shape", size.axes["shape"]) in self._left)
+            gain += 8 * ((_M_WITH_N, size.axes["m"], size.axes["n"]) in self.left)
+            gain += 12 * (("shape", size.axes["shape"]) in self.left)
             return gain / size.cost
 
-        return max((size for size in self._candidates if size.M), key=worth, default=self._candidates[0])
+        return max((size for size in self.candidates if size.M), key=worth, default=self.candidates[0])
 
-    def _filled(self, size: _Size, fixed: Mapping[str, Any]) -> Planned:
+    def filled(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size whose other values cover as many goals that are left as they can."""
         values = dict(fixed)
         chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
@@ -265,17 +271,17 @@ class _Design:
             return Planned(case, values["probe"])
         return Planned(case, self._probe(size, case))
 
-    def _choice(self, axis: str, size: _Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
-        options: Sequence[Any] = self._axes[axis]
+    def _choice(self, axis: str, size: Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
+        options: Sequence[Any] = self.axes[axis]
         if not size.M:
-            return next((o for o in options if ("empty", (axis, o)) in self._left), options[0])
+            return next((o for o in options if ("empty", (axis, o)) in self.left), options[0])
         if axis == "rows":
             options = ("blend", *ORDINARY)
         elif axis == "layout" and "dy" in values:  # an expanded dy has no kind
             options = tuple(layout for layout in options if layout not in EXPANDED)
         if self._seed:
-            options = random.Random(f"{self._seed} {axis} {self._number}").sample(list(options), len(options))
-        turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self._number % len(options)  # a blend goes first
+            options = random.Random(f"{self._seed} {axis} {self.number}").sample(list(options), len(options))
+        turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self.number % len(options)  # a blend goes first
         options = (*options[turn:], *options[:turn])
         return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), chosen))
 
@@ -283,14 +289,14 @@ class _Design:
         """How many of the goals that are left these values of an axis cover, with the values chosen before."""
         gain = 0.0
         for value in values:
-            gain += 4.0 * ((axis, value) in self._left)
+            gain += 4.0 * ((axis, value) in self.left)
             for number, other in _AS_FIRST[axis]:
-                gain += sum((number, value, b) in self._left for b in chosen.get(other, ()))
+                gain += sum((number, value, b) in self.left for b in chosen.get(other, ()))
             for number, one in _AS_SECOND[axis]:
-                gain += sum((number, a, value) in self._left for a in chosen.get(one, ()))
+                gain += sum((number, a, value) in self.left for a in chosen.get(one, ()))
         return gain
 
-    def _case(self, size: _Size, values: Mapping[str, Any]) -> Case:
+    def _case(self, size: Size, values: Mapping[str, Any]) -> Case:
         layout = values["layout"]
         return Case(
             op=self._claims.op.name,
@@ -301,22 +307,22 @@ class _Design:
             rows=values["rows"],
             dy="normal" if layout in EXPANDED else values["dy"],
             layout=layout,
-            seed=random.Random(f"{self._seed} {self._number}").randrange(1, 10**6) if self._seed else self._number,
+            seed=random.Random(f"{self._seed} {self.number}").randrange(1, 10**6) if self._seed else self.number,
             weights=values["weights"],
             weight_dtype=values["weight_dtype"],
             bias=values["bias"],
-            gap=GAPS[self._number % len(GAPS)] if "strided" in layout else 0,
+            gap=GAPS[self.number % len(GAPS)] if "strided" in layout else 0,
             options=self._claims.op.clips(values.get("clips", ())),
         )
 
-    def _probe(self, size: _Size, case: Case) -> str:
+    def _probe(self, size: Size, case: Case) -> str:
         """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""
         if not size.M:
             return "memory"
         for probe in ("rows", "memory"):
             if probe == "rows" and size.M < 2:
                 continue
-            new = goals_of(Planned(case, probe)) & self._left
+            new = goals_of(Planned(case, probe)) & self.left
             if probe == "rows" and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
                 new &= {(_M_WITH_PROBE, low_of(size.M), "rows")}
             if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
@@ -330,6 +336,7 @@ _AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for 
 
 _LATER_SIZE_COST = 1.5
 """The cost of a size that is not the first of its class, as a factor: pairs are covered at the first sizes."""
+_WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
 _M_WITH_N, _M_WITH_PROBE = PAIRS.index(("m", "n")), PAIRS.index(("m", "probe"))
 _CASE_COST_ROWS = 12
 """The fixed cost of a case, in rows of an interpreted kernel."""

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of
-from normcheck.cases.case import EXPANDED, STRIDED, Case
+from normcheck.cases.case import EXPANDED, STRIDED, Case, Place, place_of
 from normcheck.cases.claims import REFUSABLE, Claims, claims_of
 from normcheck.cases.core import ALL_OPENED, GAPS, Planned, drawn, goals_of
 from normcheck.cases.goals import Extent, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
+from normcheck.cases.short_core import ShortCore, required
+from normcheck.cases.strategies import ELEMENTS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.gate.plan import Plan
+from normcheck.gate.costs import Costs
+from normcheck.gate.plan import DEAR_SECONDS, ENOUGH_SHARE, Plan
 from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
-
-RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
-"""Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
 
 COSTLY_ROW_SECONDS, DEAR_ROW_SECONDS = 1e-4, 6e-4
 """A row that takes longer is costly, or dear. Torch takes some 2e-6, our tiled kernels under the interpreter 2e-4, a
@@ -32,7 +32,20 @@ COSTLY_COLUMN_SECONDS = 1e-5
 1e-4, one with a whole row in a block less than 2e-6."""
 
 _MOST_BUILDING = 2.0  # compiling and the like may take so many times the seconds of the core, beside them
-_JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
+_USUAL_CASES = 250  # of a core that is not short
+_FIRST_CALLS = {
+    "parameters": 3,
+    "both": 14,
+    "rows": 70,
+    "layout": 90,
+    "empty": 9,
+}  # of such a core, beside one for each N
+_CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
+_RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
+_COLD_DIVISOR = 6  # the very first case is repeated if six like it would take all the time
+_PAY_EVERY = 16  # of the cases after a short core
+_SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
+_CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
 
 def model_size_of(cell: Cell, seed: int) -> int:
@@ -84,10 +97,20 @@ class CoreRun:
     A refusal costs few cases: the refused value is found by asking for it alone, and the rest of the core is drawn
     again without it. Shards share one sequence: all of them run its opening, which shows what is refused, and then each
     runs its own part of the rest, which is not drawn again.
+
+    If first calls are dear, so that the core would not end in time, the rest of it is a short core. Shards have none:
+    what each measured would give each another sequence. ``used``: seconds of the cell before its core.
     """
 
-    def __init__(self, cell: Cell, plan: Plan) -> None:
+    def __init__(self, cell: Cell, plan: Plan, used: float = 0.0) -> None:
         self._device, self._limit, self._shard = plan.device, plan.profile.core_seconds, plan.shard
+        self._limits, self._before = plan.profile.short, used
+        self.costs = Costs(plan.device)
+        self._short: ShortCore | None = None
+        self._again: Planned | None = None  # a case at the place of the one before, to tell what a first call costs
+        self._before_again = 0.0  # seconds of the case before that one
+        self._barred: set[Place] = set()
+        self._required: tuple[Any, set[Value | Pair]] = (None, set())
         self._declared = self._claims = claims_of(cell.op, cell.implementation, cell.dtype)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
         self._model_size = model_size_of(cell, plan.seed)
@@ -99,8 +122,6 @@ class CoreRun:
         self._base: Case | None = None
         self._questions: deque[_Question] = deque()
         self._suspect: Planned | None = None
-        self._spent = self._building = 0.0
-        self._row = self._call = self._column = math.inf
         self._opened, self._used = False, 0
         self._usual = self._extent
         self._queue = self._planned()
@@ -120,6 +141,10 @@ class CoreRun:
         """The next case; None if the core is finished, or the rest of it would take too long."""
         if self._questions:
             return Step(Planned(self._questions[0].case, "memory"), self._number, self._opened or self._shard[0] == 1)
+        if self._again is not None:
+            return Step(self._again, self._number, own=True)
+        if self._short is not None:
+            return self._next_of_short(self._short)
         if not self._opened and not (self._queue.head and self._queue.head.opens):
             self._end_opening()
         if self._opened and self._extent != self._affordable_extent():  # a call was dear, not rows
@@ -144,10 +169,15 @@ class CoreRun:
         """Count the ``result`` of a case that took so many ``seconds``."""
         planned = step.planned
         question = self._questions.popleft() if self._questions else None
+        again, self._again = self._again, None if question is None else self._again
         if result.refused:
-            self._refused(planned, question)
+            if place_of(planned.case) not in self.costs.places:
+                self._barred.add(place_of(planned.case))
+            if question is not None or again is None:
+                self._refused(planned, question)
             return
-        self._count(planned, seconds)
+        first = not self.costs.places
+        self.costs.count(planned, seconds)
         self._run += 1
         self._done |= goals_of(planned)
         self._admitted |= set(_refusable(planned.case).items())
@@ -155,9 +185,72 @@ class CoreRun:
             self._base = planned.case
         if question is not None:
             self._end_questions()
+        if question is None and self._shard[1] == 1:
+            self._choose_core(planned, seconds, first=first, again=again is not None)
 
-    def coverage(self) -> Coverage:
-        """What was run of the core, and what was missed. Empties the queue: the core is over."""
+    def ahead(self) -> Planned | None:
+        """The case at a new shape for another process to run first, None if there is none."""
+        return None if self._short is None else self._short.ahead()
+
+    def compiled(self, planned: Planned, *, well: bool) -> None:
+        """Another process has run this case; ``well``: without an error."""
+        if self._short is not None:
+            self._short.compiled(planned, well=well)
+            if well:
+                self.costs.warm(planned.case)
+
+    def alone(self) -> None:
+        """No other process runs cases first any more."""
+        self.costs.forget_warmed()
+        if self._short is not None:
+            self._short.alone()
+
+    def saw_another(self, case: Case, probe: str, result: Result, seconds: float) -> None:
+        """Count the cost of a case after the core."""
+        if not result.refused:
+            self.costs.count(Planned(case, probe), seconds)
+
+    def is_worth(self, case: Case, seconds: float) -> bool:
+        """Whether a case at a shape of its own is worth its first call, for which there are so many ``seconds``."""
+        return not self._draws_where_paid or self.costs.first_calls(Planned(case, "memory"))[1] <= seconds
+
+    @property
+    def _draws_where_paid(self) -> bool:
+        """Whether first calls took most of the time, so that cases are drawn where these were paid for.
+
+        Shards draw from one sequence, which what one of them measures must not change.
+        """
+        return self._shard[1] == 1 and (self._short is not None or self.costs.mostly_first_calls)
+
+    @property
+    def claims_to_draw(self) -> Claims:
+        """The claims to draw cases from after the core: only of shapes that were paid for, if first calls are dear."""
+        shapes = tuple(sorted(shape for shape in self.costs.shapes if math.prod(shape) <= max(ELEMENTS)))
+        return replace(self._claims, shapes=shapes) if self._draws_where_paid and shapes else self._claims
+
+    def where_paid(self, case: Case) -> Case:
+        """This case with bias, dtype of the weights and layout that ran at its shape, if first calls are dear.
+
+        Every _PAY_EVERY-th case stays as it is.
+        """
+        if not self._draws_where_paid or case.seed % _PAY_EVERY == 0 or not self.costs.news(case):
+            return case
+        places = [place for place in self.costs.places if place[:2] == (case.M, case.N)]
+        if not places:
+            return case
+        _, _, bias, weight_dtype, layout = places[case.seed % len(places)]
+        return replace(_with(case, "layout", layout), bias=bias, weight_dtype=weight_dtype)
+
+    def needs_more(self, cases: int) -> bool:
+        """Whether a cell with a short core has judged too few cases, and has time for more."""
+        return self._short is not None and cases < self.least[0] and self._seconds_left() > 0
+
+    def coverage(self, cases: int) -> Coverage:
+        """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
+        if self._short is not None:
+            owed = self._owed()
+            missed = (*in_words(owed), *self._too_few(cases))
+            return replace(self.so_far(), planned=self._run + self._short.count(owed), missed=missed)
         wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         left = wanted - self._done - self._elsewhere - self._given_up
         planned = self._run + len(self._skipped) + self._queue.count()
@@ -170,16 +263,18 @@ class CoreRun:
             run=self._run,
             left_out=self._left_out(),
             refused=self._refused_share(),
-            building=self._building,
+            building=self.costs.building,
         )
 
     def why_thin(self) -> str:
         """Why the core is not finished: its time limit, with the time for all of it, or the number of cases."""
-        if self._building > _MOST_BUILDING * self._limit:
-            return f"compiling and the like took {self._building:.0f} s"
+        if self._short is not None and self._seconds_left() < max(self.costs.dearest, self._wall / 10):
+            return f"{self._wall:g} s are allowed with compiling and the like, which took {self.costs.building:.1f} s"
+        if self.costs.building > _MOST_BUILDING * self._limit:
+            return f"compiling and the like took {self.costs.building:.0f} s"
         if not self._skipped:
             return f"{self._run:,} cases are allowed"
-        needed = self._spent + sum(map(self._expected, self._skipped))
+        needed = self.costs.spent + sum(map(self.costs.expected, self._skipped))
         about = f", about {needed:.0f} s for all" if needed > self._limit else ""
         return f"{self._limit:g} s are allowed{about}"
 
@@ -208,11 +303,11 @@ class CoreRun:
         if self._device != "cpu" or self._shard[1] > 1 or self._claims.shapes:
             return self._usual
         extent = self._usual
-        if DEAR_ROW_SECONDS < self._row < math.inf:
+        if DEAR_ROW_SECONDS < self.costs.row < math.inf:
             extent = extent.with_dear_rows
-        elif COSTLY_ROW_SECONDS < self._row < math.inf:
+        elif COSTLY_ROW_SECONDS < self.costs.row < math.inf:
             extent = extent.with_costly_rows
-        return replace(extent, fine=False) if COSTLY_COLUMN_SECONDS < self._column < math.inf else extent
+        return replace(extent, fine=False) if COSTLY_COLUMN_SECONDS < self.costs.column < math.inf else extent
 
     def _refused(self, planned: Planned, question: _Question | None) -> None:
         """Look for the value that is refused, by asking for one at a time."""
@@ -264,37 +359,122 @@ class CoreRun:
         self._given_up |= together
 
     def _affordable(self, planned: Planned) -> bool:
-        if self._building > _MOST_BUILDING * self._limit:
+        if self.costs.building > _MOST_BUILDING * self._limit:
             return False
-        return self._spent + self._expected(planned) <= self._limit
+        return self.costs.spent + self.costs.expected(planned) <= self._limit
 
-    def _expected(self, planned: Planned) -> float:
-        """Seconds that a case is expected to take, without building anything."""
-        runs, case = RUNS[planned.probe], planned.case
-        call, row, column = (cost if cost < math.inf else 0.0 for cost in (self._call, self._row, self._column))
-        return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
+    @property
+    def is_short(self) -> bool:
+        """Whether the core is a short one, because first calls are dear."""
+        return self._short is not None
 
-    def _count(self, planned: Planned, seconds: float) -> None:
-        """Split the seconds of a case into its own and those far beyond, such as for compiling or on a busy machine.
+    @property
+    def least(self) -> tuple[int, int]:
+        """The cases, and the shapes among them, that a cell with a short core must have judged."""
+        limits, seconds = self._limits, self.costs.dearest
+        cases, shapes = limits.few if seconds >= DEAR_SECONDS else (limits.cases, limits.shapes)
+        if 3 * seconds > limits.gpu_seconds:
+            shapes = min(shapes, 3)
+        return cases, min(shapes, len(self._claims.shapes) or shapes)
 
-        Any case may compile: a kernel may be compiled for each N, M, divisibility by 16 or layout.
+    @property
+    def _usual_wall(self) -> float:
+        """Seconds that a short core may take, with compiling and the like, if three shapes do not take longer."""
+        return (1 + _MOST_BUILDING) * self._limit if self._device == "cpu" else self._limits.gpu_seconds
+
+    @property
+    def _wall(self) -> float:
+        """Seconds that a short core may take, with compiling and the like."""
+        is_longer = self._device != "cpu" and 3 * self.costs.dearest > self._usual_wall
+        return self._limits.most_gpu_seconds if is_longer else self._usual_wall
+
+    def _seconds_left(self) -> float:
+        return self._wall - self._before - self.costs.spent - self.costs.building
+
+    def _choose_core(self, planned: Planned, seconds: float, *, first: bool, again: bool) -> None:
+        """Go over to a short core if the first calls that are left take too long, and back if they do not any more.
+
+        A case that takes long is repeated at once: only that tells its first call from slow rows or a slow machine.
+        ``first``: it was the first of the cell; ``again``: it was such a repetition.
         """
-        case, runs = planned.case, RUNS[planned.probe]
-        expected = _SLACK * self._expected(planned) if self._call < math.inf else 0.0
-        beyond = max(0.0, seconds - expected)
-        self._building += beyond
-        self._spent += seconds - beyond
-        self._call = min(self._call, seconds / runs)
-        if case.M >= _ROWS_TELL:
-            self._row = min(self._row, seconds / runs / case.M)
-        if case.N >= _COLUMNS_TELL and case.M and self._row < math.inf:
-            own = seconds - case.M * case.N * _JUDGING_SECONDS[self._device]
-            self._column = min(self._column, max(0.0, own / runs - self._call - self._row * case.M) / case.N)
+        left = self._seconds_left()
+        if self._short is not None:
+            if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left:
+                self._short, self.costs.dear = None, False
+                self._queue = self._planned()
+            return
+        dear = self._ahead() > max(left, self._wall / 2)
+        if again:
+            if dear and seconds < self._before_again / 2:
+                self._short, self.costs.dear = self._new_short(), True
+            return
+        long = seconds > (self._wall / _COLD_DIVISOR if first else max(left, 0.0) / _USUAL_CASES)
+        if planned.case.M and (long if first or not self.costs.repeated else dear and long):
+            self._before_again = seconds
+            self._again = replace(planned, case=replace(planned.case, seed=planned.case.seed + 1), probe="memory")
+
+    def _ahead(self) -> float:
+        """Seconds of the first calls that are left of a core that is not short."""
+        sizes = sizes_of(self._claims, self._extent, self._seed, self._model_size)
+        return self.costs.ahead({"N": sum(map(len, sizes.widths.values())), **_FIRST_CALLS})
+
+    def _new_short(self) -> ShortCore:
+        self._planned_for = self._claims, self._combinations
+        return ShortCore(
+            self._claims,
+            self._extent,
+            self._seed,
+            model_size=self._model_size,
+            done=frozenset(self._done | self._given_up),
+            number=ALL_OPENED + self._number + 1,
+            prices=self.costs,
+            barred=self._barred,
+        )
+
+    def _next_of_short(self, short: ShortCore) -> Step | None:
+        if self._planned_for != (self._claims, self._combinations):
+            self._short = short = self._new_short()
+        seconds, (cases, shapes) = self._seconds_left(), self.least
+        missing, owed = max(0, shapes - len(self.costs.shapes)), self._owed()
+        data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
+        data = min(data, seconds / 3) if missing else data
+        several = len({n for _, n in self.costs.shapes}) >= _SEVERAL_WIDTHS
+        enough = not missing and several and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
+        planned = None if enough else short.next(seconds, missing * self.costs.first_call("N"), data)
+        planned = planned or short.last(seconds, owed)
+        if planned is None and not enough:
+            planned = short.next(seconds, 0.0, 0.0)
+        if planned is None:
+            return None
+        self._number += 1
+        return Step(planned, self._number, own=True)
+
+    def _owed(self) -> set[Value | Pair]:
+        """What a short core must cover yet. Sizes as well, if they cost little more than a repeated call."""
+        cheap = {axis for axis, news in (("m", "rows"), ("n", "N")) if self._is_cheap(news)}
+        key = len(self.costs.shapes), *sorted(cheap), self._planned_for
+        if self._required[0] != key:
+            wanted = goals(self._claims, self._extent, self._seed, self._model_size)
+            self._required = key, required(wanted, self._done, cheap)
+        return self._required[1] - self._done - self._given_up
+
+    def _is_cheap(self, news: str) -> bool:
+        return self.costs.first_call(news) <= _CHEAP_CALLS * self.costs.call
+
+    def _too_few(self, cases: int) -> Iterator[str]:
+        least, shapes = self.least
+        if cases < least:
+            yield f"{cases:,} of {least:,} cases at least"
+        if len(self.costs.shapes) < shapes:
+            yield f"{len(self.costs.shapes)} of {shapes} shapes at least"
 
     def _left_out(self) -> str:
         wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         refused = in_words(goal for goal in wanted & self._given_up if len(goal) == 2)
         dear = self._too_dear()
+        if self._short is not None:
+            first = f"a first call takes {self.costs.first_call('N'):.2g} s here"
+            dear = f"{first}: a short core of {len(self.costs.shapes)} shapes"
         return "; ".join([dear] * bool(dear) + [f"refused with whatever else: {', '.join(refused)}"] * bool(refused))
 
     def _too_dear(self) -> str:
@@ -302,13 +482,15 @@ class CoreRun:
             return ""
         reasons = []
         if self._extent.rows < self._usual.rows:
-            reasons.append(f"a row costs {self._row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core")
+            reasons.append(
+                f"a row costs {self.costs.row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core"
+            )
         elif self._extent.paired_rows < self._usual.paired_rows:
             few = f"M above {self._extent.paired_rows} in few cases of the core"
-            reasons.append(f"a row costs {self._row * 1e3:.1f} ms here: {few}")
+            reasons.append(f"a row costs {self.costs.row * 1e3:.1f} ms here: {few}")
         if self._extent.fine != self._usual.fine:
             what = "not every layout and dy in each class of N"
-            reasons.append(f"a column costs {self._column * 1e3:.2f} ms here: {what} in the core")
+            reasons.append(f"a column costs {self.costs.column * 1e3:.2f} ms here: {what} in the core")
         return "; ".join(reasons)
 
     def _refused_share(self) -> float:
@@ -333,9 +515,6 @@ class CoreRun:
 
 
 _FRUITLESS = 20  # refusals that gave no new pair
-_SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
-_ROWS_TELL = 16  # from so many rows on, rows cost more than the call
-_COLUMNS_TELL = 4096  # likewise
 _STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
 
 

@@ -19,6 +19,30 @@ from normcheck.result import CellKey
 
 
 @dataclass(frozen=True)
+class ShortLimits:
+    """The limits of a core if first calls are dear, because they compile or build a plan.
+
+    On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included;
+    ``most_gpu_seconds`` if three shapes alone take longer. On a CPU it has three times the ``core_seconds``. After
+    ENOUGH_SHARE of that it ends as soon as it has what a pass takes: so many ``cases`` on so many ``shapes``, or
+    ``few`` of both if a shape takes DEAR_SECONDS; and on three shapes if three take longer than ``gpu_seconds``.
+    """
+
+    gpu_seconds: float
+    most_gpu_seconds: float
+    cases: int
+    shapes: int
+    few: tuple[int, int]
+
+
+DEAR_SECONDS = 2.0
+"""A first call at a new shape that takes longer leaves time for few shapes."""
+
+ENOUGH_SHARE = 0.7
+"""The share of its time after which a short core asks for no more than a pass takes."""
+
+
+@dataclass(frozen=True)
 class Profile:
     """How much a cell may cost, and what it must have run.
 
@@ -30,6 +54,8 @@ class Profile:
     On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``powers``: on
     a GPU, contiguous cases of more than 2^p elements for each p; () also leaves out ``beyond.EXTREME``. ``sanitizer``:
     whether a cell that passes on a GPU is also run under compute-sanitizer.
+
+    ``short``: the limits of a short core, which a cell has in which first calls are dear.
     """
 
     name: str
@@ -37,6 +63,7 @@ class Profile:
     seconds: float
     extent: Extent
     core_seconds: float
+    short: ShortLimits
     large_share: float = 0.4
     large_times: int = 1
     powers: tuple[int, ...] = ()
@@ -47,12 +74,16 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
+_DEEP = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
+
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 400, 4.0, _QUICK, 60.0),
-        Profile("ci", 1500, 45.0, _CI, 300.0, large_times=4, powers=(31,)),
-        Profile("deep", 20000, 900.0, _CI, 1800.0, large_times=25, powers=(31, 32), sanitizer=True),
+        Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
+        Profile(
+            "ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (600, 10)), large_times=4, powers=(31,)
+        ),
+        Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP, large_times=25, powers=(31, 32), sanitizer=True),
     )
 }
 
@@ -70,7 +101,8 @@ class Plan:
     """Everything that a sweep needs to know. ``device`` is "cpu" or "cuda"; ``timeout`` is per case, in seconds.
 
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
-    before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``.
+    before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``. ``workers``:
+    cells that run side by side.
     """
 
     cells: tuple[Cell, ...]
@@ -82,6 +114,7 @@ class Plan:
     replays: Mapping[CellKey, Replay] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     judge: str = FUSED
+    workers: int = 1
 
 
 def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:

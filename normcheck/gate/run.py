@@ -128,7 +128,7 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
                     _start_ahead(following, plan, started)
                 yield index, verdict_of(cell, plan, partial(progress, index))
         return
-    alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers))
+    alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers), workers=workers)
     jobs = [(cell, alike) for cell in plan.cells]
     start = partial(start_judge, plan.device, workers)
     yield from spread(_run_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)

@@ -20,6 +20,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
+from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, run_surely, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
@@ -49,13 +50,14 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool 
     reason = why_not(cell, plan.device)
     if reason:
         return uncounted(cell, plan.device, "skip", detail=reason)
-    with session_of(cell.implementation):
-        return _run(cell, plan, progress, with_coverage)
-
-
-def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool) -> Verdict:
     start = time.perf_counter()
-    tally, core = Tally(undeclared_model(cell.implementation, plan.device)), CoreRun(cell, plan)
+    with session_of(cell.implementation):
+        return _run(cell, plan, progress, with_coverage, start)
+
+
+def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start: float) -> Verdict:
+    tally = Tally(undeclared_model(cell.implementation, plan.device))
+    core = CoreRun(cell, plan, time.perf_counter() - start)
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, core)
         final = failed is not None and _context_lost(cell, failed)
@@ -78,7 +80,7 @@ def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
         return replace(verdict, core=core.so_far())
-    coverage = core.coverage()
+    coverage = core.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
     gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
@@ -135,28 +137,37 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     def fails(case: Case, is_large: bool = False) -> bool:
         nonlocal number
         number += 1
-        if number >= most or time.perf_counter() > end:
+        if number >= most or (time.perf_counter() > end and not core.needs_more(tally.cases)):
             raise Stop
         if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
-            run(case, _depth(number))
+            depth = _depth(number)
+            result, seconds = run(case, depth)
+            core.saw_another(case, depth.name.lower(), result, seconds)
         return False
+
+    def fails_as_well(case: Case) -> bool:
+        return fails(core.where_paid(case))
 
     try:
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
         replayed = tally.cases  # they have no number in the sequence
-        while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
-            number = step.number
-            result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
-            core.saw(step, result, seconds)
+        with Ahead(cell, plan, core) as ahead:
+            while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
+                number = step.number
+                result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
+                core.saw(step, result, seconds)
+                ahead.look()
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
         for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
             fails(case)  # each waits for its turn at the memory, which is not the cell's time
         end = time.perf_counter() + plan.profile.seconds
         for case, is_large in _explicit(cell, plan, core.claims):
-            fails(case, is_large)
-        batches = st.tuples(*[cases(choices(core.claims))] * _BATCH)
-        search(batches, lambda batch: any(map(fails, batch)), seed=seed_of(cell, plan.seed), tries=most, phases=_DRAW)
+            if core.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
+                fails(case, is_large)
+        batches = st.tuples(*[cases(choices(core.claims_to_draw))] * _BATCH)
+        seed = seed_of(cell, plan.seed)
+        search(batches, lambda batch: any(map(fails_as_well, batch)), seed=seed, tries=most, phases=_DRAW)
     except Stop:
         pass
     tally.failed_at = number

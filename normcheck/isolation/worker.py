@@ -18,7 +18,8 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
-from normcheck.cases.inputs import Inputs
+from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
@@ -167,6 +168,18 @@ def _early_gradients(
         return {"broken": _failure(broken)}
 
 
+def _warm(state: _State, message: Message) -> Message:
+    """Call forward and backward once, on tensors made here, for what that leaves in a compiler's cache."""
+    case, device = parsed(message["case"]), device_for(message["device"])
+    inputs, run = make(case, OPS[case.op], device), LocalRun(state.chosen, Surroundings())
+    forward = run.forward(case, inputs).result()
+    if state.chosen.backward is None:
+        forward.by_autograd(inputs.dy)
+    else:
+        run.backward(case, inputs, forward.outputs).result()
+    return {}
+
+
 def _backward(state: _State, message: Message) -> Message:
     given, saved = _given(state, message["given"]), _given(state, message["saved"])
     x, run = given["x"], _run(state, message)
@@ -281,4 +294,5 @@ _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {
     "backward": _backward,
     "gradients": _gradients,
     "strays": _strays_of,
+    "warm": _warm,
 }

@@ -22,7 +22,8 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.errors import ExitCode
-from normcheck.gate.coverage import RUNS, CoreRun
+from normcheck.gate.costs import RUNS
+from normcheck.gate.coverage import CoreRun
 from normcheck.gate.decision import Terms, decide
 from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.gate.sweep import run_cell
@@ -105,7 +106,7 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
         refusals += what(case)
         reason = "not this" if what(case) else ""
         core.saw(step, Result(case, Model(), refused=reason), 0.001 * RUNS[step.planned.probe])
-    coverage = core.coverage()
+    coverage = core.coverage(core.length)
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert refusals <= 40
     assert coverage.run >= 75
@@ -211,7 +212,7 @@ def test_dear_first_calls_make_no_row_dear() -> None:
         rows.append(step.planned.case.M)
         seconds = 0.25 if step.planned.opens else 0.001
         core.saw(step, Result(step.planned.case, Model()), RUNS[step.planned.probe] * seconds)
-    assert (core.coverage().missed, core.coverage().left_out) == ((), "")
+    assert (core.coverage(core.length).missed, core.coverage(core.length).left_out) == ((), "")
     assert max(rows) == 5000
 
 
@@ -241,7 +242,7 @@ def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
         seconds = RUNS[step.planned.probe] * (0.001 + 1.5e-4 * case.N * (case.M > 0))
         spent += seconds
         core.saw(step, Result(case, Model()), seconds)
-    coverage = core.coverage()
+    coverage = core.coverage(core.length)
     assert coverage.left_out == ("a column costs 0.15 ms here: not every layout and dy in each class of N in the core")
     assert coverage.missed
     assert core.why_thin().startswith("60 s are allowed, about ")

@@ -1,0 +1,229 @@
+"""What the cases of a cell cost, measured as they run: a call, a row, a column, and a first call.
+
+The first call with something new takes longer than the next one: it compiles, tunes, or builds a plan. What is new
+differs from kernel to kernel. Triton compiles for a new N, bias or dtype of the weights; cuDNN plans each new (M, N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from statistics import fmean
+
+from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.core import Planned
+
+RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
+"""Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
+
+NEWS = ("parameters", "N", "both", "rows", "layout", "empty")
+"""What may be new in a case, of which the first counts: its bias and dtype of the weights, its N, the two together, its
+M with both, its layout with all of these; a case without rows."""
+
+WARMED = "warmed"
+"""In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
+
+_KINDS = (("parameters", "N", "both"), ("rows", "layout", "empty"), (WARMED,))
+_FEW_WARMED, _WARMED_SHARE = (
+    3,
+    0.6,
+)  # if so many cost more than this share of others, the compiler keeps nothing on disk
+_DOUBT = 0.5
+
+_JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
+_SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
+_ROWS_TELL = 16  # from so many rows on, rows cost more than the call
+_COLUMNS_TELL = 4096  # likewise
+_LATEST = 4  # so many first calls tell what the next one costs: it falls if something compiles ahead
+
+
+class Costs:
+    """The costs of one cell, in seconds, on ``device`` ("cpu" or "cuda").
+
+    ``call``, ``row``, ``column``: the least so far, infinite if not known. ``spent``: on cases themselves;
+    ``building``: beyond that, for compiling and the like or on a busy machine. ``places``: where a case has run, in
+    their order.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.call = self.row = self.column = math.inf
+        self.spent = self.building = 0.0
+        self.places: dict[Place, None] = {}
+        self._seen: set[Hashable] = set()
+        self._first: dict[str, deque[tuple[Planned, float]]] = {news: deque(maxlen=_LATEST) for news in (*NEWS, WARMED)}
+        self._number = dict.fromkeys((*NEWS, WARMED), 0)
+        self._warmed: set[Hashable] = set()
+        self._cold: tuple[Planned, float] | None = None  # the very first call, which also imports and starts much
+        self.dear = False  # whether first calls are dear, so that they may look like the cost of rows or columns
+        self.repeated = False  # whether a case ran that had nothing new
+        self._tall_again = self._wide_again = False  # whether such a case had many rows, or long ones
+        self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
+
+    @property
+    def shapes(self) -> set[tuple[int, int]]:
+        """The (M, N) of cases with rows that have run."""
+        return {(m, n) for m, n, *_ in self.places if m}
+
+    @property
+    def knows_sizes(self) -> bool:
+        """Whether a first call with a new N was measured, beside the very first call."""
+        return bool(self._first["N"])
+
+    def expected(self, planned: Planned) -> float:
+        """Seconds that a case is expected to take, without building anything."""
+        return self._expected(planned, self.dear)
+
+    def _expected(self, planned: Planned, again: bool) -> float:
+        """As ``expected``. ``again``: a row or a column costs what repeated cases show, nothing if none does."""
+        runs, case = RUNS[planned.probe], planned.case
+        row = 0.0 if again and not self._tall_again else self.row
+        column = 0.0 if again and not self._wide_again else self.column
+        call, row, column = (cost if cost < math.inf else 0.0 for cost in (self.call, row, column))
+        return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
+
+    def first_call(self, news: str) -> float:
+        """Seconds that a first call with this of ``NEWS`` takes beyond a repeated one; 0 if nothing is known.
+
+        Until more is known it is the very first call of the cell that tells.
+        """
+        if self._cold is not None and news in _KINDS[0] and not any(self._first[other] for other in _KINDS[0]):
+            return self._beyond(*self._cold)
+        return self._price(news)[0]
+
+    @property
+    def mostly_first_calls(self) -> bool:
+        """Whether more time went into first calls than into all else, without the very first one."""
+        return self._cold is not None and self.building - self._beyond(*self._cold) > self.spent
+
+    @property
+    def dearest(self) -> float:
+        """Seconds of the dearest first call: with a new N, or with new parameters, which cost as the very first one."""
+        cold = self._beyond(*self._cold) if self._cold is not None and not self._first["parameters"] else 0.0
+        return max(cold, self.first_call("N"), self.first_call("parameters"))
+
+    def first_calls(self, planned: Planned) -> tuple[float, float]:
+        """Seconds that the first calls of a case are likely to take, and at most."""
+        likely, most = self._price(self._label(planned.case))
+        alone = self._price("rows" if self._has_new_row(planned) else "")
+        return likely + alone[0], most + alone[1]
+
+    def _has_new_row(self, planned: Planned) -> bool:
+        """Whether the probe of rows runs a row alone, which is a first call."""
+        return planned.probe == "rows" and _keys(_alone(planned.case))["rows"] not in self._seen
+
+    def _price(self, news: str) -> tuple[float, float]:
+        """What a first call with this of ``NEWS`` likely takes, and at most.
+
+        What is not known costs what another of its kind does. If none is known it is likely cheap, so that it is tried
+        soon; but it may take _DOUBT of the dearest.
+        """
+        if not news:
+            return 0.0, 0.0
+        known = {news: [self._beyond(*sample) for sample in samples] for news, samples in self._first.items()}
+        kind = next(kind for kind in _KINDS if news in kind)
+        own = known[news] or [seconds for other in kind for seconds in known[other]]
+        if own:
+            return fmean(own), max(own)
+        return 0.0, _DOUBT * max((max(samples) for samples in known.values() if samples), default=0.0)
+
+    def news(self, case: Case) -> str:
+        """The first of ``NEWS`` that no case before had; "" if there is none."""
+        return next((news for news, key in _keys(case).items() if key not in self._seen), "")
+
+    def warm(self, case: Case) -> None:
+        """Note that another process has run this case."""
+        self._warmed.update(_keys(case).values())
+
+    def forget_warmed(self) -> None:
+        """Take what another process has run for new again."""
+        self._warmed.clear()
+
+    @property
+    def warming_is_idle(self) -> bool:
+        """Whether first calls cost about as much after another process has made them: it leaves nothing on disk."""
+        samples = self._first[WARMED]
+        others = max((self._price(news)[0] for news in _KINDS[0] if self._first[news]), default=0.0)
+        return len(samples) >= _FEW_WARMED and self._price(WARMED)[0] > _WARMED_SHARE * others
+
+    def number(self, news: str) -> int:
+        """How many first calls had this of NEWS, or were ``WARMED``."""
+        return self._number[news]
+
+    def _label(self, case: Case) -> str:
+        news = self.news(case)
+        return WARMED if news and _keys(case)[news] in self._warmed else news
+
+    def ahead(self, totals: Mapping[str, int]) -> float:
+        """Seconds of the first calls that are left, if there are ``totals`` of them in all; by ``NEWS``."""
+        return sum(self.first_call(news) * max(0, total - self._number[news]) for news, total in totals.items())
+
+    def count(self, planned: Planned, seconds: float) -> None:
+        """Split the seconds of a case into its own and those far beyond.
+
+        Any case may build something: a kernel may be compiled for each N, M, divisibility by 16 or layout.
+        """
+        case, runs = planned.case, RUNS[planned.probe]
+        news = self._label(case) or "rows" * self._has_new_row(planned)
+        expected = _SLACK * self.expected(planned) if self.call < math.inf else 0.0
+        beyond = max(0.0, seconds - expected)
+        self.building += beyond
+        self.spent += seconds - beyond
+        self.call = min(self.call, seconds / runs)
+        if case.M >= _ROWS_TELL:
+            self.row = min(self.row, seconds / runs / case.M)
+        if case.N >= _COLUMNS_TELL and case.M and self.row < math.inf:
+            own = seconds - case.M * case.N * _JUDGING_SECONDS[self._device]
+            self.column = min(self.column, max(0.0, own / runs - self.call - self.row * case.M) / case.N)
+        if news:
+            self._note(news, planned, seconds)
+        else:
+            self.repeated = True
+            self._tall_again |= case.M >= _ROWS_TELL
+            self._wide_again |= case.N >= _COLUMNS_TELL and case.M > 0
+            self._look_back()
+        self._latest = planned, seconds, beyond
+        for one in (case, _alone(case)) if planned.probe == "rows" else (case,):
+            self._seen.update(_keys(one).values())
+        self.places[place_of(case)] = None
+
+    def _note(self, news: str, planned: Planned, seconds: float) -> None:
+        self._number[news] += 1
+        if self._cold is None:
+            self._cold = planned, seconds
+        else:
+            self._first[news].append((planned, seconds))
+
+    def _look_back(self) -> None:
+        """A repeated case tells what a call costs, so that more of the case before it may have been building."""
+        if self._latest is None:
+            return
+        planned, seconds, counted = self._latest
+        more = self._beyond(planned, seconds) - counted
+        if more > 0:
+            self.building += more
+            self.spent -= more
+
+    def _beyond(self, planned: Planned, seconds: float) -> float:
+        return max(0.0, seconds - _SLACK * self._expected(planned, again=True))
+
+
+def _keys(case: Case) -> dict[str, Hashable]:
+    """What a first call may depend on, by ``NEWS``."""
+    parameters = case.bias, case.weight_dtype
+    if not case.M:
+        return {"empty": ("empty", case.N, parameters, case.layout)}
+    return {
+        "parameters": parameters,
+        "N": case.N,
+        "both": (case.N, parameters),
+        "rows": (case.N, parameters, case.M),
+        "layout": (case.N, parameters, case.M, case.layout),
+    }
+
+
+def _alone(case: Case) -> Case:
+    """The one row of a case that a probe of rows runs alone."""
+    return replace(case, M=1, layout="rank3" if case.rank == 3 else "contiguous", gap=0)

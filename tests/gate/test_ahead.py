@@ -1,0 +1,118 @@
+"""Another process compiles ahead: what a kernel's compiler keeps on disk is cheap then, and nothing else changes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
+from normcheck.gate import ahead
+from normcheck.gate.costs import WARMED
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.isolation.select import select_apart
+from normcheck.result import Verdict
+
+KERNEL = """
+import os, time
+from pathlib import Path
+import torch
+
+DISK, SECONDS, compiled = Path({disk!r}), 0.5, set()
+
+def built(name):
+    if name in compiled:
+        return
+    compiled.add(name)
+    if {keeps} and (DISK / name).exists():
+        return
+    time.sleep(SECONDS)
+    (DISK / name).touch()
+
+def rmsnorm(x, weight, bias, *, eps):
+    {first}
+    built(str(x.shape[-1]))
+    wide = x.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+"""
+
+DIES_IF_SECOND = """owner = DISK / "owner"
+    if not owner.exists():
+        owner.write_text(str(os.getpid()))
+    if owner.read_text() != str(os.getpid()):
+        {what}
+"""
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ahead]:
+    """What compiled ahead in the cells of a test."""
+    made: list[ahead.Ahead] = []
+    begin = ahead.Ahead.__enter__
+    monkeypatch.setattr(ahead.Ahead, "__enter__", lambda self: made.append(self) or begin(self))
+    return made
+
+
+def verdict_of(tmp_path: Path, *, keeps: bool = True, first: str = "pass", workers: int = 1) -> Verdict:
+    """The verdict of a kernel in a process of its own, which compiles for each N."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    file = tmp_path / "mine.py"
+    file.write_text(KERNEL.format(disk=str(disk), keeps=keeps, first=first), encoding="utf-8")
+    (implementation,) = select_apart(f"{file}:rmsnorm", ("rmsnorm",), "cpu", 60.0)
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", f"{file}:rmsnorm")
+    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=3.0)
+    return run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0, workers=workers), lambda cases, worst: None)
+
+
+@pytest.mark.slow
+def test_shapes_that_were_compiled_ahead_are_cheap(
+    tmp_path: Path, cores: None, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers: list[ahead.Worker] = []
+    start = ahead.Worker
+    monkeypatch.setattr(ahead, "Worker", lambda: workers.append(start()) or workers[-1])
+    verdict = verdict_of(tmp_path)
+    assert verdict.status == "pass", verdict.detail
+    (one,) = looked
+    costs = one.core.costs
+    assert costs.number(WARMED) >= 3
+    assert costs.first_call(WARMED) < 0.3 * costs.first_call("N")
+    assert not one.is_possible  # it has ended
+    assert [worker.alive or psutil.pid_exists(worker.pid) for worker in workers] == [False]
+
+
+@pytest.mark.slow
+def test_it_ends_if_the_compiler_keeps_nothing(tmp_path: Path, cores: None, looked: list[ahead.Ahead]) -> None:
+    verdict = verdict_of(tmp_path, keeps=False)
+    assert verdict.status == "pass", verdict.detail
+    assert looked[0].core.costs.number(WARMED) in (3, 4)  # one more may have been under way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["os._exit(1)", "raise ValueError('no')", "time.sleep(1000)"])
+def test_whatever_happens_to_it_is_no_part_of_the_verdict(
+    tmp_path: Path, cores: None, looked: list[ahead.Ahead], what: str
+) -> None:
+    verdict = verdict_of(tmp_path, first=DIES_IF_SECOND.format(what=what).strip())
+    assert verdict.status == "pass", verdict.detail
+    assert looked[0].core.costs.number(WARMED) == 0
+    assert looked[0].asked > 0
+
+
+@pytest.mark.slow
+def test_there_is_none_without_a_core_to_spare(tmp_path: Path, cores: None, looked: list[ahead.Ahead]) -> None:
+    verdict = verdict_of(tmp_path, workers=2)
+    assert verdict.status == "pass", verdict.detail
+    assert looked[0].asked == 0

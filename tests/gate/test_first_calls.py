@@ -1,0 +1,250 @@
+"""Where a first call is dear, what was paid for is used: cases and shapes in the time of a cell, and what they find."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import STRIDED, Case
+from normcheck.cases.core import core
+from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.gate.costs import RUNS
+from normcheck.gate.coverage import CoreRun, model_size_of
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.tolerances import Model
+
+Builds = Callable[[Case], Iterator[tuple[Hashable, float]]]
+"""What a kernel builds for a case: a key, which is built once, and its seconds."""
+
+CALL_SECONDS, STARTING_SECONDS = 0.006, 2.0
+DECLARED = ((2, 16), (3, 7), (1, 24), (33, 127), (17, 1000), (2, 4097), (64, 768), (3, 8200), (4096, 128), (2, 65536))
+
+
+def plain(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """Nothing is built."""
+    return iter(())
+
+
+def blocks(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """Triton: a block of a power of two, divisibility by 16, alignment, what is there and of which dtype."""
+    aligned = case.layout != "misaligned", (case.N + case.gap) % 16 == 0, case.M == 1, case.N == 1
+    yield ("forward", max(1 << (case.N - 1).bit_length(), 8), aligned, case.bias, case.weight_dtype), 0.35
+    yield ("backward", max(1 << (case.N - 1).bit_length(), 8), aligned, case.bias, case.weight_dtype), 0.35
+
+
+def plans(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """cuDNN: a plan for each shape, forward and backward."""
+    yield (case.M, case.N, case.bias, case.weight_dtype), 0.58
+
+
+def tuned(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """Ten configurations for each N."""
+    yield (case.N, case.bias, case.weight_dtype), 2.0
+
+
+def compiled(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """torch.compile with dynamic shapes: a size of 1 is a constant."""
+    yield (case.bias, case.weight_dtype, case.M == 1, case.N == 1), 7.0
+
+
+def each_shape(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """torch.compile with static shapes."""
+    yield (case.M, case.N, case.bias, case.weight_dtype, case.layout in STRIDED), 6.0
+
+
+@dataclass
+class Simulated:
+    """The cases of a core, as a kernel that ``builds`` would be given them; ``seconds``: of all of them."""
+
+    cell: Cell
+    core: CoreRun
+    seconds: float = STARTING_SECONDS
+    cases: list[Case] = field(default_factory=list)
+    refused: int = 0
+
+    @property
+    def shapes(self) -> set[tuple[int, int]]:
+        return {(case.M, case.N) for case in self.cases if case.M}
+
+
+def simulated(
+    builds: Builds,
+    *,
+    device: str = "cuda",
+    op: str = "rmsnorm",
+    seed: int = 0,
+    refuses: Callable[[Case], bool] = lambda case: False,
+    **fields: Any,
+) -> Simulated:
+    """The core of profile quick, in the order and to the end that these costs give it."""
+    implementation = Implementation(name="mine", op=op, forward=lambda *tensors, **numbers: None, **fields)
+    cell = Cell(OPS[op], implementation, "bf16", "tests")
+    run = Simulated(cell, CoreRun(cell, Plan((cell,), PROFILES["quick"], seed, device, 120.0), STARTING_SECONDS))
+    built: set[Hashable] = set()
+    while (step := run.core.next()) is not None:
+        case, runs = step.planned.case, RUNS[step.planned.probe]
+        if refuses(case):
+            run.refused += 1
+            run.core.saw(step, Result(case, Model(), refused="not this"), 0.001)
+            continue
+        seconds = CALL_SECONDS * runs + 2.0 * (not run.cases)
+        asked = (case, replace(case, M=1, layout="contiguous", gap=0)) if step.planned.probe == "rows" else (case,)
+        for one in asked:
+            for key, price in builds(one) if one.M else ():
+                seconds += price * (key not in built)
+                built.add(key)
+        run.core.saw(step, Result(case, Model()), seconds)
+        run.seconds += seconds
+        run.cases.append(case)
+    return run
+
+
+DEAR = (
+    (blocks, {"ranks": (2, 3)}, 16.5, (100, 6)),
+    (plans, {"strided": False}, 16.5, (95, 6)),  # others are drawn after the core
+    (tuned, {"ranks": (2, 3)}, 16.5, (60, 4)),
+    (compiled, {"strided": False, "shapes": DECLARED}, 41.5, (60, 3)),
+)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize(("builds", "fields", "most", "least"), DEAR, ids=[d[0].__name__ for d in DEAR])
+def test_a_dear_kernel_gets_its_cases_and_shapes_in_time(
+    builds: Builds, fields: dict[str, Any], most: float, least: tuple[int, int], seed: int
+) -> None:
+    run = simulated(builds, seed=seed, **fields)
+    assert run.core.is_short
+    assert run.seconds <= most
+    assert len(run.cases) >= least[0]
+    assert len(run.shapes) >= least[1]
+    assert run.core.coverage(100).missed == ()
+    assert "a first call takes" in run.core.coverage(100).left_out
+
+
+def test_what_is_too_dear_even_for_a_short_core_is_thin_and_ends_in_time() -> None:
+    run = simulated(each_shape, ranks=(2, 3))
+    assert run.seconds <= 41.5
+    assert len(run.cases) >= 60
+    assert run.core.coverage(len(run.cases)).missed
+    assert run.core.why_thin().startswith("41 s are allowed with compiling and the like, which took ")
+
+
+def test_too_few_cases_or_shapes_are_said() -> None:
+    run = simulated(plans, strided=False)
+    assert run.core.coverage(50).missed == ("50 of 100 cases at least",)
+
+
+REFUSED: dict[str, Callable[[Case], bool]] = {
+    "bias": lambda case: case.bias,
+    "fp32 weights": lambda case: case.weight_dtype == "fp32",
+    "strided": lambda case: case.gap > 0,
+    "wide": lambda case: case.N > 4096,
+    "odd": lambda case: case.N % 2 == 1,
+    "tall": lambda case: case.M > 64,
+    "no rows": lambda case: case.M == 0,
+    "wide and rank 3": lambda case: case.rank == 3 and case.N > 1024,
+    "an eps": lambda case: case.eps == 1e-3,
+    "special values": lambda case: case.rows in ("nan", "inf"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
+    run = simulated(blocks, ranks=(2, 3), refuses=REFUSED[what])
+    assert run.core.is_short
+    assert run.refused <= 50
+    assert len(run.cases) >= 75
+    assert run.core.coverage(100).missed == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cheap_kernel_keeps_its_core(device: str) -> None:
+    run = simulated(plain, device=device, ranks=(2, 3))
+    size = model_size_of(run.cell, 0)
+    whole = core(run.core.claims, PROFILES["quick"].extent.on(device), 0, model_size=size)
+    assert run.cases == [planned.case for planned in whole]
+
+
+def test_dear_rows_are_no_dear_first_calls() -> None:
+    """An interpreted kernel: a tall case takes long whether it is the first of its shape or not."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=lambda: None, ranks=(2, 3))
+    cell = Cell(OPS["rmsnorm"], implementation, "bf16", "tests")
+    run = CoreRun(cell, Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0))
+    while (step := run.next()) is not None:
+        seconds = RUNS[step.planned.probe] * (0.01 + 5e-4 * step.planned.case.M)
+        run.saw(step, Result(step.planned.case, Model()), seconds)
+        assert not run.is_short
+    assert run.coverage(run.length).missed == ()
+
+
+FAULTS: dict[str, Callable[[Case], bool]] = {
+    "rows from 64 on": lambda case: case.M >= 65,
+    "one row": lambda case: case.M == 1,
+    "one column": lambda case: case.N == 1,
+    "no multiple of 16": lambda case: case.N % 16 != 0 and case.N > 1,
+    "a multiple of 16": lambda case: case.N % 16 == 0,
+    "past a block": lambda case: case.N > 1024,
+    "strided": lambda case: case.layout in ("strided", "x_strided"),
+    "no bias": lambda case: not case.bias,
+    "with a bias": lambda case: case.bias,
+    "fp32 weights": lambda case: case.weight_dtype == "fp32",
+    "no rows": lambda case: case.M == 0,
+    "misaligned": lambda case: case.layout == "misaligned",
+}
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("builds", [blocks, plans, tuned])
+def test_a_fault_of_one_class_of_cases_is_in_a_short_core(builds: Builds, seed: int) -> None:
+    cases = [case for case in simulated(builds, seed=seed, ranks=(2, 3)).cases if case.rows == "blend" or case.M < 20]
+    assert [name for name, shows in FAULTS.items() if not any(map(shows, cases))] == []
+
+
+WRONG: dict[str, Callable[[Tensor, Tensor, Tensor | None], bool]] = {
+    "rows from 64 on": lambda x, weight, bias: x.numel() // x.shape[-1] > 64,
+    "one column": lambda x, weight, bias: x.shape[-1] == 1,
+    "past a block": lambda x, weight, bias: x.shape[-1] > 1024,
+    "strided": lambda x, weight, bias: x.stride(-2) not in (x.shape[-1], 0),
+    "no bias": lambda x, weight, bias: bias is None,
+    "fp32 weights": lambda x, weight, bias: weight.dtype != x.dtype,
+    "": lambda x, weight, bias: False,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_fault_is_found_though_each_new_n_is_compiled(wrong: str) -> None:
+    """A kernel that sleeps in the first call at each N: with the usual core it would sleep for longer than it has."""
+    compiled: set[int] = set()
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        time.sleep(0.5 * (x.shape[-1] not in compiled))
+        compiled.add(x.shape[-1])
+        wide = x.float()
+        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+        y = y if bias is None else y + bias.float()
+        return (y * 1.01 if WRONG[wrong](x, weight, bias) else y).to(x.dtype)
+
+    implementation = Implementation(name="mine", op="rmsnorm", forward=forward, ranks=(2, 3))
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
+    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=3.0)
+    began = time.perf_counter()
+    verdict = run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0), lambda cases, worst: None)
+    if wrong:
+        assert verdict.status == "fail", verdict.detail
+        return
+    assert verdict.status == "pass", verdict.detail
+    assert verdict.cases >= 100
+    assert time.perf_counter() - began < 12
+    assert verdict.core is not None
+    assert " s here: a short core of " in verdict.core.left_out
