@@ -29,6 +29,7 @@ time_budget = 3
 seed = 7
 device = "cpu"
 timeout = 9.5
+judge = "plain"
 workers = 2
 isolation = true
 require = ["mine"]

@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused_with_how_much_there_is(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * GIB, 48 * GIB))  # it will never be free
     cell = cell_of()
     result = attempt.run_case(cell, HUGE, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0))
-    assert result.refused == "needs about 57.6 GiB of 40.0 GiB"
+    assert result.refused == "needs about 50.6 GiB of 40.0 GiB"
 
 
 def test_memory_that_comes_free_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_running_out_of_memory_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> 
     cell = cell_of()
     result = attempt.attempted(cell, HUGE, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0), work)
     assert isinstance(result, Result)
-    assert result.refused == "judging it needs about 57.6 GiB of 60.0 GiB of the GPU's memory"
+    assert result.refused == "judging it needs about 50.6 GiB of 60.0 GiB of the GPU's memory"
 
 
 @pytest.mark.parametrize(
