@@ -123,6 +123,25 @@ def moved(before: Tensor, after: Tensor) -> bool:
     )
 
 
+def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether the two tensors of every pair, of one shape and dtype, are equal. On a GPU it waits once for all pairs."""
+    if not pairs or not pairs[0][0].is_cuda:
+        return all(torch.equal(a, b) for a, b in pairs)
+    return bool(torch.stack([(a == b).all() for a, b in pairs]).all())
+
+
+def all_untouched(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether no buffer has ``moved`` or changed; the pairs are (before, after), see ``untouched``."""
+    return not any(moved(*pair) for pair in pairs) and all_equal([(_bits(a), _bits(b)) for a, b in pairs])
+
+
+def all_same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether the tensors of each pair have the same shape and bits; no NaN counts as another's."""
+    return all(a.shape == b.shape for a, b in pairs) and all_equal(
+        [(_as_integers(a), _as_integers(b)) for a, b in pairs]
+    )
+
+
 def untouched(before: Tensor, after: Tensor) -> bool:
     """Whether two buffers, bands and gaps included, have the same bits. Neither may have ``moved``."""
     return torch.equal(_bits(before), _bits(after))

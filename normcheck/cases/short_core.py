@@ -131,6 +131,12 @@ class ShortCore:
             self._since_paid *= offer is not paid
         return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
 
+    def more(self, seconds: float) -> Planned | None:
+        """One more case at a place where a case has run; None if none that covers a goal takes so few ``seconds``."""
+        self._design.number += 1
+        offer = self._free(0.0)
+        return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
+
     def last(self, seconds: float, owed: Set[Value | Pair]) -> Planned | None:
         """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""
         self._design.number += 1

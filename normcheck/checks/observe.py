@@ -156,8 +156,10 @@ def written(implementation: Implementation, before: Inputs, after: Inputs) -> tu
 
     A write into an input that the implementation declares to overwrite is no problem; a write around it is.
     """
-    pairs, overwritten = zip(before.named(), after.named(), strict=True), implementation.overwrites
-    return tuple(p for (name, old), (_, new) in pairs for p in _changes(name, name, old, new, free=name in overwritten))
+    named, overwritten = list(zip(before.named(), after.named(), strict=True)), implementation.overwrites
+    if guard_bands.all_untouched([(old, new) for (_, old), (_, new) in named]):
+        return ()
+    return tuple(p for (name, old), (_, new) in named for p in _changes(name, name, old, new, free=name in overwritten))
 
 
 def _changes(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:

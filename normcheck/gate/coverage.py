@@ -44,6 +44,7 @@ _CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is ch
 _RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
 _COLD_DIVISOR = 6  # the very first case is repeated if six like it would take all the time
 _PAY_EVERY = 16  # of the cases after a short core
+_GRACE_SHARE = 0.25  # of its time that a short core may take longer, for cases that compile nothing, if it has too few
 _SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
@@ -444,6 +445,8 @@ class CoreRun:
         planned = planned or short.last(seconds, owed)
         if planned is None and not enough:
             planned = short.next(seconds, 0.0, 0.0)
+        if planned is None and self._run < cases:
+            planned = short.more(seconds + _GRACE_SHARE * self._usual_wall)
         if planned is None:
             return None
         self._number += 1

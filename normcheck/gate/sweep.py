@@ -26,6 +26,7 @@ from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop, search, seed_of
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
+from normcheck.oracle import judging
 from normcheck.result import Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
@@ -123,9 +124,9 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     number, end = -1, math.inf
 
     def run(case: Case, depth: Depth, *, own: bool = True) -> tuple[Result, float]:
-        began = time.perf_counter()
+        began, compiling = time.perf_counter(), judging.compiling_seconds()
         result = run_surely(cell, case, plan, tally.floors, depth)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         if own or result.failed:
             tally.add(result, seconds)
             progress(tally.cases, max(tally.floors.values(), default=0.0))

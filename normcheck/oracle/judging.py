@@ -3,11 +3,14 @@
 The fused judge (``fused/judge.py``) works on a GPU, on cases whose bounds are all finite. What it does not pass, the
 plain judge judges: so no kernel is accused, and no finding is described, by anything but the plain formulas. Each
 process that uses it first has it judge one right and one wrong case, with the flags of the case at hand, beside the
-plain judge (``fused/trial.py``).
+plain judge (``fused/trial.py``). That goes on in a thread, since it may compile for seconds: until then the plain judge
+judges.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -30,9 +33,10 @@ Begun = Callable[[], tuple[Checked, ...]]
 def begin_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Begun, Reference]:
     """Begin to judge ``outputs``, see ``judge_forward``. The reference can be used before the judgement is waited for.
 
-    On a GPU it goes on beside what the caller does next. So ``outputs`` must stay as they are until then.
+    On a GPU it goes on beside what the caller does next. So ``outputs`` must stay as they are until then. Raises
+    NormcheckError if the fused judge has failed its trial.
     """
-    if not can_be_fused(judge):
+    if not can_be_fused(judge, outputs):
         checked, saved = plain.judge_forward(judge, outputs)
         return lambda: checked, saved
     from normcheck.oracle.fused import judge as fused
@@ -67,25 +71,29 @@ def judge_gradients(
     return begin_gradients(judge, gradients, saved, given=given, own_bits=own_bits)()
 
 
-def can_be_fused(judge: Judge) -> bool:
-    """Whether the fused judge judges this case. Raises NormcheckError if it fails the trial of its process."""
+def can_be_fused(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
+    """Whether the fused judge judges this case. It does once it has passed its trial, which goes on beside.
+
+    Raises NormcheckError if it has failed.
+    """
     if not (judge.fused and judge.x.is_cuda and triton_works()):
         return False
     from normcheck.oracle.fused import judge as fused
-    from normcheck.oracle.fused.trial import trust
+    from normcheck.oracle.fused.trial import is_trusted
 
-    if not fused.suits(judge):
-        return False
-    trust(judge)
-    return True
+    return fused.suits(judge) and is_trusted(judge, outputs)
+
+
+def compiling_seconds() -> float:
+    """The seconds for which cases of this process have waited until the fused judge was compiled."""
+    fused = sys.modules.get("normcheck.oracle.fused.judge")
+    return 0.0 if fused is None else float(fused.compiling_seconds)
 
 
 @cache
 def triton_works() -> bool:
     """Whether Triton is there, and compiles for a GPU of a kind that it supports."""
-    from os import environ
-
-    interpreted = environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     return not interpreted and find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 

@@ -244,6 +244,8 @@ def _settled(read: Callable[[], dict[str, object]], tensor: Tensor) -> dict[str,
     small = {n: t for n, t in on_gpu.items() if t.numel() * t.element_size() <= _SNAPSHOT_BYTES}
     early = {n: t.clone() for n, t in small.items() if t.layout == torch.strided}
     _synchronise(tensor)
+    if guard_bands.all_same_bits([(before, small[name]) for name, before in early.items()]):
+        return named
     for name, before in early.items():
         if not guard_bands.same_bits(before, small[name]):
             message = f"{name} was still being written, by another stream, when it was returned"

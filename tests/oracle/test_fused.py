@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -115,7 +117,8 @@ def test_bits_in_doubt() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_one_wrong_element_of_any_output_is_not_passed(op: str, dtype: str) -> None:
-    trial.trust(judge_for(case_of(op, dtype, M=2, N=8)))
+    judge = judge_for(case_of(op, dtype, M=2, N=8))
+    trial.hold(trial.key_of(judge, trial.right_kernel(OPS[op], judge.case, make(judge.case, OPS[op], DEVICE)).outputs))
 
 
 def test_what_it_does_not_suit() -> None:
@@ -137,7 +140,7 @@ def test_an_overflow_of_sums_is_left_to_the_plain_judge() -> None:
 @pytest.fixture
 def fused_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused judge judges on this device, whatever it is."""
-    monkeypatch.setattr(judging, "can_be_fused", lambda judge: judge.fused and fused.suits(judge))
+    monkeypatch.setattr(judging, "can_be_fused", lambda judge, outputs: judge.fused and fused.suits(judge))
 
 
 @pytest.mark.usefixtures("fused_here")
@@ -168,9 +171,42 @@ def test_what_passes_is_judged_by_the_fused_judge(monkeypatch: pytest.MonkeyPatc
 
 def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "alike", lambda plain, ours: False)
-    trial._hold.cache_clear()
-    with pytest.raises(NormcheckError, match="judge=fused differs in rstd"):
-        trial.trust(judge_for(case_of("rmsnorm", "fp16", M=3, N=8)))
+    monkeypatch.setattr(trial, "_trials", {})
+    judge = judge_for(case_of("rmsnorm", "fp16", M=3, N=8))
+    outputs = {"y": torch.zeros(3, 8, dtype=torch.float16)}
+    trial.is_trusted(judge, outputs)
+    (begun,) = trial._trials.values()
+    begun.join()
+    with pytest.raises(NormcheckError, match="judge=fused differs in y"):
+        trial.is_trusted(judge, outputs)
+
+
+def test_it_is_trusted_once_its_trial_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_trials", {})
+    case = case_of("layernorm_relu_bitmask", "fp16", M=3, N=8)
+    judge, bits = judge_for(case), torch.zeros(3, 8, dtype=torch.bool)
+    outputs = {"y": torch.zeros(3, 8, dtype=torch.float16), "bitmask": bits}
+    going_on = threading.Event()
+    held = trial.hold
+    monkeypatch.setattr(trial, "hold", lambda key: (going_on.wait(), held(key)))
+    assert not trial.is_trusted(judge, outputs)
+    going_on.set()
+    (begun,) = trial._trials.values()
+    begun.join()
+    assert trial.is_trusted(judge, outputs)
+
+
+def test_where_nothing_compiles_it_is_never_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(key: trial.Key) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(trial, "_trials", {})
+    monkeypatch.setattr(trial, "hold", no_compiler)
+    judge, outputs = judge_for(case_of("rmsnorm", "fp16", M=3, N=8)), {"y": torch.zeros(3, 8)}
+    trial.is_trusted(judge, outputs)
+    (begun,) = trial._trials.values()
+    begun.join()
+    assert not trial.is_trusted(judge, outputs)
 
 
 FAULTS = {

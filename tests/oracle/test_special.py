@@ -19,7 +19,8 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.check import Result, check
 from normcheck.impls.adapt import adapt
 from normcheck.oracle.judge import END_TO_END
-from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special
+from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special, judge_special
+from normcheck.oracle.tolerances import table
 
 KINDS = [{"rows": "nan"}, {"rows": "inf"}, {"dy": "nan"}, {"dy": "inf"}, {"rows": "inf", "dy": "nan"}]
 MAKES = list(dict.fromkeys(control.name for control in CONTROLS))
@@ -190,3 +191,15 @@ def test_what_an_infinity_does_is_told() -> None:
         assert result_of(kernel.implementation("mine", "rmsnorm"), rows="inf").notes == (told,)
         assert result_of(kernel.implementation("mine", "rmsnorm"), rows="nan").notes == ()
         assert result_of(kernel.implementation("mine", "layernorm"), rows="inf").notes == ()  # fp64 leaves nothing
+
+
+def test_constant_rows_with_a_tiny_eps_may_overflow() -> None:
+    """Their gradients are thousands of times as uncertain as large; those of other rows are not."""
+    op, model = OPS["layernorm"], table().model
+    for rows, wrong_elements in (("constant", False), ("shifted", True)):
+        case = case_of("layernorm", rows=rows, dy="nan", eps=1e-12)
+        inputs = make(case, op, "cpu")
+        whole = ~torch.isnan(inputs.dy).any(1, keepdim=True)
+        dx = torch.where(whole, torch.inf, torch.nan).expand(case.M, case.N).half()
+        (checked,) = judge_special(op, case, inputs, {"dx": dx}, model)
+        assert (not checked.comparison.ratio <= 1) == wrong_elements

@@ -7,6 +7,8 @@ wrong, unbounded or not finite. The plain judge then judges the case, with all d
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -54,7 +56,7 @@ class Way:
 SMALL = Way(1, 512, 4, 8, 4, 128, 8, specialised=False)
 """Every small or odd case goes this way, so that a process compiles each kernel once."""
 
-LARGE_FORWARD = Way(1, 128, 1, 32, 4, 128, 16, specialised=True)
+LARGE_FORWARD = Way(1, 128, 1, 32, 4, 128, 16, specialised=True, registers=112)
 LARGE_GIVEN = Way(2, 128, 1, 32, 4, 128, 16, specialised=True)
 LARGE_GRADIENTS = Way(1, 256, 1, 32, 4, 128, 16, specialised=True)
 """The fastest of some 50 on an H200."""
@@ -280,6 +282,9 @@ def _programs(M: int, way: Way, device: torch.device) -> int:
     return min(-(-M // way.rows), _multiprocessors(device) * way.each)
 
 
+compiling_seconds = 0.0
+"""For which launches of the main thread have waited, see ``judging.compiling_seconds``."""
+
 _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """What the compilation of a launch depends on -> the compilation, and the kernel's constants as arguments."""
 
@@ -293,9 +298,17 @@ def _launch(kernel: Any, way: Way, grid: tuple[int, ...], *arguments: Tensor | i
         compiled, last = known
         compiled[(*grid, 1, 1)[:3]](*arguments, *last)
         return
+    begun = time.perf_counter()
     compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
+    if threading.current_thread() is threading.main_thread():
+        _note_compiling(time.perf_counter() - begun)
     if on_gpu:
         _known[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+
+
+def _note_compiling(seconds: float) -> None:
+    global compiling_seconds
+    compiling_seconds += seconds
 
 
 def _fact(argument: Tensor | int | None) -> Hashable:
