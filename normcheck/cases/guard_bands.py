@@ -124,7 +124,7 @@ def moved(before: Tensor, after: Tensor) -> bool:
 
 
 def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the two tensors of every pair, of one shape and dtype, are equal. On a GPU it waits once for all pairs."""
+    """Whether the tensors of every pair, of one shape and dtype, are equal. A GPU is waited for once."""
     if not pairs or not pairs[0][0].is_cuda:
         return all(torch.equal(a, b) for a, b in pairs)
     return bool(torch.stack([(a == b).all() for a, b in pairs]).all())
