@@ -172,6 +172,8 @@ def _cost(device: str, op_name: str, dtype: str, M: int, N: int) -> Cost:
         if wrong:
             raise AssertionError(f"case={case}: {wrong[0]} of a right kernel was judged wrong")
 
+    judge({})
+    judging.wait_for_trials()
     copy = copy_times(data_bytes, device).median
     times = [_median(partial(judge, floors), device) for floors in (_NO_DETAILS, {})]
     extra = None

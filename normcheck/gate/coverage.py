@@ -250,8 +250,11 @@ class CoreRun:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
         if self._short is not None:
             owed = self._owed()
-            missed = (*in_words(owed), *self._too_few(cases))
-            return replace(self.so_far(), planned=self._run + self._short.count(owed), missed=missed)
+            apart = [goal for goal in owed if len(goal) == 3]
+            missed = (*in_words(owed.difference(apart)), *self._too_few(cases))
+            left_out = [self._left_out(), *(f"not met: {words}" for words in in_words(apart))]
+            planned = self._run + self._short.count(owed)
+            return replace(self.so_far(), planned=planned, missed=missed, left_out="; ".join(filter(None, left_out)))
         wanted = goals(self._claims, self._extent, self._seed, self._model_size)
         left = wanted - self._done - self._elsewhere - self._given_up
         planned = self._run + len(self._skipped) + self._queue.count()
