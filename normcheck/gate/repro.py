@@ -23,6 +23,7 @@ from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.prepare import selected
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
+from normcheck.oracle.judging import PLAIN
 from normcheck.reports import terminal
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_for
@@ -55,7 +56,7 @@ def repro_cases(
         if options.pdb:
             implementation, timeout = _debugged(implementation)
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
-        plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout)
+        plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
         with _quitting(options.pdb), session_of(implementation), poisoned_memory():
             for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
                 kept = folder if number == len(cases) else None
