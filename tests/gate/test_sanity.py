@@ -98,15 +98,15 @@ def test_the_samples_of_the_reports_make_sense() -> None:
 EDITS = {
     "nothing counts as wrong": "import normcheck.checks.check as c\n"
     "c.Result.wrong, c._wrong_values = property(lambda self: ()), lambda *a: []\n",
-    "nothing is compared": "import normcheck.checks.check as c\nc.judge_forward = lambda judge, seen: ((), None)\n"
+    "nothing is compared": "import normcheck.checks.check as c\nc.begin_forward = lambda judge, seen: (tuple, None)\n"
     "c.autograd_checks = lambda *a: c.Gradients()\n",
     "every ratio is NaN": "import dataclasses, math\nimport normcheck.checks.check as c\n"
-    "real = c.judge_forward\n"
+    "real = c.begin_forward\n"
     "def forward(j, o):\n"
-    "    checked, saved = real(j, o)\n"
+    "    begun, saved = real(j, o)\n"
     "    nan = lambda x: dataclasses.replace(x, comparison=dataclasses.replace(x.comparison, ratio=math.nan))\n"
-    "    return tuple(map(nan, checked)), saved\n"
-    "c.judge_forward = forward\n"
+    "    return lambda: tuple(map(nan, begun())), saved\n"
+    "c.begin_forward = forward\n"
     "c.Result.wrong, c._wrong_values = property(lambda self: ()), lambda *a: []\n",
 }
 """What somebody may have made of the installed package: each lets a wrong kernel through."""

@@ -233,13 +233,12 @@ FAULTS = {
 def modules() -> Iterator[None]:
     """The fused judge's modules are as before after the test."""
     names = ("formulas", "forward", "gradients", "judge", "trial")
-    kept = {f"normcheck.oracle.fused.{name}": sys.modules.get(f"normcheck.oracle.fused.{name}") for name in names}
+    kept = {m.__name__: m for m in (importlib.import_module(f"normcheck.oracle.fused.{name}") for name in names)}
     package = importlib.import_module("normcheck.oracle.fused")
     yield
     for name, module in kept.items():
-        if module is not None:
-            sys.modules[name] = module
-            setattr(package, name.rpartition(".")[2], module)
+        sys.modules[name] = module
+        setattr(package, name.rpartition(".")[2], module)
 
 
 @pytest.mark.slow

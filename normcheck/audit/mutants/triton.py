@@ -39,8 +39,8 @@ _STORE_DX = "tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
 _FULL_TILES = "mask=mask & (rows < M // ROWS * ROWS)[:, None])"
 _PARTS = "torch.empty((groups, N)"
 _GROUPS_OF_4 = Lines(
-    old="t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_bias=bias is not None)\n"
-    "    per_group = group_rows(M, t.rows, t.groups)",
+    old="t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)\n"
+    "    per_group = group_rows(M, 1 if isinstance(t, Hold) else t.rows, t.groups)",
     new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n    per_group = t.rows",
     harmless=True,
 )
@@ -386,7 +386,7 @@ MUTANTS = (
         "X12.triton",
         what="dy is loaded with the row stride of x",
         source="NVIDIA/TensorRT-LLM#14810",
-        backward=(Lines(old="dy.stride(0), x.stride(0), M, N", new="x.stride(0), x.stride(0), M, N", times=2),),
+        backward=(Lines(old="dy.stride(0), x.stride(0), M, N", new="x.stride(0), x.stride(0), M, N", times=3),),
         outputs=("dx", "dw", "db"),
         kinds=_BEHIND,
         when="one of x and dy is strided",
