@@ -24,8 +24,6 @@ SLIVER = 2.0**-16
 """What a ratio of the fused judge may differ from that of the plain one, relative to it."""
 
 _NOISE = 2.0**-20  # of a bound: what an error that is far below it may differ, being a difference of large numbers
-
-
 _CLIPS = (-0.5, 2.0)
 
 
