@@ -76,7 +76,8 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
 @pytest.mark.parametrize("fields", SMALL, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_both_judges_find_the_same(op: str, fields: dict[str, object]) -> None:
-    for dtype in DTYPES if "rows" in fields else ("fp16",):
+    turn = (list(OPS).index(op) + SMALL.index(fields)) % len(DTYPES)
+    for dtype in DTYPES if fields.get("rows") == "blend" else DTYPES[turn : turn + 1]:
         assert difference(case_of(op, dtype, **fields)) == ""
 
 
@@ -114,9 +115,9 @@ def test_bits_in_doubt() -> None:
         assert difference(case, own_bits=True) == ""
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
-def test_one_wrong_element_of_any_output_is_not_passed(op: str, dtype: str) -> None:
+def test_one_wrong_element_of_any_output_is_not_passed(op: str) -> None:
+    dtype = DTYPES[list(OPS).index(op) % len(DTYPES)]
     judge = judge_for(case_of(op, dtype, M=2, N=8))
     trial.hold(trial.key_of(judge, trial.right_kernel(OPS[op], judge.case, make(judge.case, OPS[op], DEVICE)).outputs))
 
