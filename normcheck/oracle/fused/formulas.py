@@ -12,7 +12,7 @@ import triton.language as tl
 
 NUMBERS = (
     "u", "eta", "eps", "gam_mean", "mean_eta", "gam_var", "c_var", "rs", "limit", "k_y", "al_saved",
-    "lower_clip", "upper_clip", "y_least", "y_half", "band_least", "band_half", "per_xhat", "io_least",
+    "lower_clip", "upper_clip", "y_least", "y_half", "per_xhat", "io_least",
     "io_half", "gam_c1", "gam_c2", "k_dx", "gam_raw", "grow", "mean_xh", "dx_half", "dw_io_half", "w_least",
     "dw_half", "db_half", "gam_dw", "gam_db", "rows_eta", "least_32",
 )  # fmt: skip
@@ -33,8 +33,6 @@ LOWER_CLIP = tl.constexpr(NUMBERS.index("lower_clip"))
 UPPER_CLIP = tl.constexpr(NUMBERS.index("upper_clip"))
 Y_LEAST = tl.constexpr(NUMBERS.index("y_least"))
 Y_HALF = tl.constexpr(NUMBERS.index("y_half"))
-BAND_LEAST = tl.constexpr(NUMBERS.index("band_least"))
-BAND_HALF = tl.constexpr(NUMBERS.index("band_half"))
 PER_XHAT = tl.constexpr(NUMBERS.index("per_xhat"))
 IO_LEAST = tl.constexpr(NUMBERS.index("io_least"))
 IO_HALF = tl.constexpr(NUMBERS.index("io_half"))
@@ -54,7 +52,7 @@ GAM_DB = tl.constexpr(NUMBERS.index("gam_db"))
 ROWS_ETA = tl.constexpr(NUMBERS.index("rows_eta"))
 LEAST_32 = tl.constexpr(NUMBERS.index("least_32"))
 
-FIELDS = 4
+FIELDS = tl.constexpr(4)
 """What is found of each check: the largest ratio, error, and error in powers of two of the binade of the expected
 value, as the bits of fp64 numbers >= 0, whose order is that of the numbers; and how many zeros would pass."""
 
@@ -146,7 +144,7 @@ def any_of(conditions):
 @triton.jit
 def so_far(found_ptr, check: tl.constexpr):
     """The largest ratio that any program has noted of a check."""
-    return tl.load(found_ptr + check * 4).to(tl.float64, bitcast=True)
+    return tl.load(found_ptr + check * FIELDS).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -174,7 +172,7 @@ def note_details(found_ptr, check: tl.constexpr, size, in_powers):
 @triton.jit
 def note(found_ptr, check: tl.constexpr, field: tl.constexpr, value):
     """Keep the largest ``value``, a number in fp64 >= 0, of a field of a check."""
-    tl.atomic_max(found_ptr + (check * 4 + field), value.to(tl.int64, bitcast=True))
+    tl.atomic_max(found_ptr + (check * FIELDS + field), value.to(tl.int64, bitcast=True))
 
 
 @triton.jit

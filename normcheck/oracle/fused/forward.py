@@ -12,11 +12,10 @@ import triton.language as tl
 
 from normcheck.oracle.fused.formulas import (
     AL_SAVED,
-    BAND_HALF,
-    BAND_LEAST,
     C_VAR,
     EPS,
     ETA,
+    FIELDS,
     GAM_MEAN,
     GAM_VAR,
     IO_HALF,
@@ -159,7 +158,6 @@ def forward_kernel(
     lower_clip, upper_clip = number(numbers_ptr, LOWER_CLIP), number(numbers_ptr, UPPER_CLIP)
     y_least, y_half = number(numbers_ptr, Y_LEAST), number(numbers_ptr, Y_HALF)
     io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
-    band_least, band_half = number(numbers_ptr, BAND_LEAST), number(numbers_ptr, BAND_HALF)
     best, best_own = so_far(found_ptr, Y_CHECK), so_far(found_ptr, OWN_CHECK)
     best_mean, best_rstd = so_far(found_ptr, MEAN_CHECK), so_far(found_ptr, RSTD_CHECK)
     size_mean = tl.zeros((R,), tl.float64)
@@ -334,7 +332,7 @@ def forward_kernel(
                 bits = (z > lower_clip) & (z < upper_clip)
                 reach = before
                 if ROUNDED:
-                    reach += power(tl.abs(z) + before, band_least) * band_half
+                    reach += power(tl.abs(z) + before, io_least) * io_half
                 to_lower, to_upper = tl.abs(z - lower_clip), tl.abs(z - upper_clip)
                 ties = (to_lower == 0) | (to_upper == 0)
                 doubt = ~((to_lower > reach) & (to_upper > reach)) & (reach != 0)
@@ -359,20 +357,20 @@ def forward_kernel(
     count(found_ptr, UNCHECKABLE_ROWS, unbounded[:, None])
     if DETAILS:
         note_details(found_ptr, Y_CHECK, size_y, powers_y)
-        count(found_ptr, Y_CHECK * 4 + ZEROS, zeros_y)
+        count(found_ptr, Y_CHECK * FIELDS + ZEROS, zeros_y)
     if OWN:
         note(found_ptr, OWN_CHECK, 0, best_own)
         if DETAILS:
             note_details(found_ptr, OWN_CHECK, size_own, powers_own)
-            count(found_ptr, OWN_CHECK * 4 + ZEROS, zeros_own)
+            count(found_ptr, OWN_CHECK * FIELDS + ZEROS, zeros_own)
     if own_mean_ptr is not None:
         note(found_ptr, MEAN_CHECK, 0, best_mean)
         note_details(found_ptr, MEAN_CHECK, size_mean[:, None], powers_mean[:, None])
-        count(found_ptr, MEAN_CHECK * 4 + ZEROS, zeros_mean[:, None])
+        count(found_ptr, MEAN_CHECK * FIELDS + ZEROS, zeros_mean[:, None])
     if own_rstd_ptr is not None:
         note(found_ptr, RSTD_CHECK, 0, best_rstd)
         note_details(found_ptr, RSTD_CHECK, size_rstd[:, None], powers_rstd[:, None])
-        count(found_ptr, RSTD_CHECK * 4 + ZEROS, zeros_rstd[:, None])
+        count(found_ptr, RSTD_CHECK * FIELDS + ZEROS, zeros_rstd[:, None])
     if CLAMPED:
         count(found_ptr, WRONG_BITS, wrong_bits)
         count(found_ptr, DOUBTFUL_BITS, doubtful_bits)

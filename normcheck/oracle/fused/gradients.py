@@ -16,6 +16,7 @@ from normcheck.oracle.fused.formulas import (
     DW_IO_HALF,
     DX_HALF,
     ETA,
+    FIELDS,
     GAM_C1,
     GAM_C2,
     GAM_DB,
@@ -244,7 +245,7 @@ def dx_kernel(
     note(found_ptr, DX_CHECK, 0, best)
     if DETAILS:
         note_details(found_ptr, DX_CHECK, size, in_powers)
-        count(found_ptr, DX_CHECK * 4 + ZEROS, zeros)
+        count(found_ptr, DX_CHECK * FIELDS + ZEROS, zeros)
 
 
 @triton.jit
@@ -341,7 +342,7 @@ def judge_sum(
     error = tl.where(keep, tl.abs(wide(actual_ptr + cols, keep) - value), 0.0)
     note(found_ptr, CHECK, 0, largest(error / bound))
     note_details(found_ptr, CHECK, error, error * one_over(power(tl.abs(value), least)))
-    count(found_ptr, CHECK * 4 + ZEROS, (keep & (tl.abs(value) <= bound)).to(tl.int32))
+    count(found_ptr, CHECK * FIELDS + ZEROS, (keep & (tl.abs(value) <= bound)).to(tl.int32))
 
 
 @triton.jit

@@ -252,10 +252,12 @@ class _Check:
 
 def _checked(checks: Sequence[_Check], seen: Sequence[int], *, zeros: bool) -> tuple[Checked, ...] | None:
     """What ``checks`` have found, see ``formulas.FIELDS``; None if one of them fails."""
+    from normcheck.oracle.fused.formulas import FIELDS
+
     made = []
     for number, check in enumerate(checks):
         if check.made:
-            best, size, in_powers, count = seen[4 * number : 4 * number + 4]
+            best, size, in_powers, count = seen[FIELDS.value * number :][: FIELDS.value]
             ratio, max_abs, powers = struct.unpack("<3d", struct.pack("<3q", best, size, in_powers))
             max_ulp = powers * 2.0 ** (check.fmt.p - 1)
             comparison = Comparison(ratio, check.numel, 0, count if zeros else None, max_abs, max_ulp)
@@ -391,8 +393,6 @@ def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.d
         "upper_clip": clips.get("upper_clip", 0.0),
         "y_least": 2.0**y_fmt.emin,
         "y_half": 2.0**-y_fmt.p * rules.store["y"],
-        "band_least": 2.0**io.emin,
-        "band_half": 2.0**-io.p,
         "per_xhat": 1 + count["xhat"] * u,
         "io_least": 2.0**io.emin,
         "io_half": 2.0**-io.p,
