@@ -25,6 +25,9 @@ STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 MOST_COLUMNS = 65536
 """Longer rows are unusual: many a kernel holds a row in one block, and no block has so many elements."""
 
+SMALL_ELEMENTS = 2**15
+"""A case with no more elements, gaps included, costs a CPU less to judge than a GPU."""
+
 HUGE_ELEMENTS = 2**28
 """A case with more elements, gaps included, is probed no deeper than the reason of a failure needs. One with more
 elements of its own is run once, and what comes of it is judged, and that is all: memory does not allow more."""
@@ -68,6 +71,11 @@ class Case:
         """The elements behind each row of x and of dy."""
         own = {"x": ("x_strided", "strided", "rank3_strided"), "dy": ("dy_strided", "strided", "rank3_strided")}
         return MappingProxyType({name: self.gap * (self.layout in layouts) for name, layouts in own.items()})
+
+    @property
+    def small(self) -> bool:
+        """Whether x, with the gaps of its rows, has at most SMALL_ELEMENTS elements."""
+        return self.M * (self.N + self.gap) <= SMALL_ELEMENTS
 
     @property
     def huge(self) -> bool:

@@ -79,7 +79,7 @@ def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) 
 def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T | Result:
     """The value of ``work``, which calls the implementation; a Result with the reason if the case cannot run or end."""
     refused = unclaimed(cell.op, cell.implementation, case)
-    if not (refused or case.huge):
+    if not (refused or case.huge or case.small):
         refused = too_large(case, plan.device)
     if refused:
         return Result(case, table().model, refused=refused)

@@ -18,7 +18,7 @@ from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.rounding import half_ulp
 
 
-def cause(op: Op, result: Result, device: str) -> str:
+def cause(op: Op, result: Result) -> str:
     """Why a failed ``result`` is wrong; "" if the cause is not certain.
 
     One cause is known: x is upcast more than once, so that autograd adds gradients that it has rounded to half
@@ -26,14 +26,14 @@ def cause(op: Op, result: Result, device: str) -> str:
     """
     if result.joined < 2 or result.problems or {c.output for c in result.wrong} != {"dx"}:
         return ""
-    if not _roundings_suffice(op, result, device):
+    if not _roundings_suffice(op, result):
         return ""
     times = "twice" if result.joined == 2 else f"{result.joined} times"
     half = result.case.dtype
     return f"x is upcast {times}; each gradient is rounded to {half} before they are added. Upcast once."
 
 
-def _roundings_suffice(op: Op, result: Result, device: str) -> bool:
+def _roundings_suffice(op: Op, result: Result) -> bool:
     """Whether dx is within its bound plus the roundings of its parts to the io dtype before they are added."""
     case, gradients = result.case, result.seen.gradients
     expectations: dict[int, Expectation] = {}
@@ -42,7 +42,7 @@ def _roundings_suffice(op: Op, result: Result, device: str) -> bool:
         if part.output == "dx":
             expectations[part.first] = part  # the last judgement of a block counts
 
-    inputs = make(case, op, device)
+    inputs = make(case, op, result.home)
     judge = judge_of(op, case, inputs, result.model, {})
     _, saved = judge_forward(judge, result.seen.outputs)
     autograd_checks(replace(judge, watch=watch), inputs, result.seen.outputs, gradients, saved)

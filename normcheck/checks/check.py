@@ -61,6 +61,11 @@ class Result:
     after: tuple[Case, ...] = ()
 
     @property
+    def home(self) -> str:
+        """The device on which the case was made and judged; "cpu" if nothing was returned."""
+        return next((tensor.device.type for tensor in self.seen.named.values()), "cpu")
+
+    @property
     def wrong(self) -> tuple[Checked, ...]:
         """The checks that failed; a ratio of NaN fails."""
         return tuple(c for c in self.checked if not c.comparison.ratio <= 1)
@@ -90,15 +95,16 @@ def check(
     judge may judge it, see ``oracle.judging``. Faults of the implementation are in the result; an exception is a fault
     of normcheck.
     """
-    pristine = make(case, op, device)
     base = model or undeclared_model(implementation, device)
     session = session_of(implementation)
+    home = session.home(case, device)
+    pristine = make(case, op, home)
     given = session.copies(pristine)
     run = session.run(Surroundings())
     try:
         model = model or model_of(implementation, case, device)
         forward = run.forward(case, given)
-        zeros = depth >= Depth.MEMORY and (device == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
+        zeros = depth >= Depth.MEMORY and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
         result, saved, second = _checked(running)

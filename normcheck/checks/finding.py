@@ -84,11 +84,11 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
     found = _mismatch(first, line, reproduce)
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
         return replace(found, also=tuple(name for name in also if name != first.output))
-    why = cause(cell.op, result, device)
+    why = cause(cell.op, result)
     advice = _advice(cell, result, device) if advise and not why else ""
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
         returned = result.seen.outputs.get("bitmask")
-        bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, device)
+        bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, result.home)
         advice = f"{bit_lines}\n{advice}".strip()
     return replace(found, also=tuple(name for name in also if name != first.output), advice=advice, cause=why)
 

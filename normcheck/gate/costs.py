@@ -33,6 +33,7 @@ _FEW_WARMED, _WARMED_SHARE = (
 _DOUBT = 0.5
 
 _JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
+_AT_HOME_SECONDS = 5e-7  # the same for a small case of a GPU's kernel, which a CPU judges
 _SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on, rows cost more than the call
 _COLUMNS_TELL = 4096  # likewise
@@ -53,6 +54,7 @@ class Costs:
         self.spent = self.building = 0.0
         self.places: dict[Place, None] = {}
         self._seen: set[Hashable] = set()
+        self._prices: dict[str, tuple[float, float]] = {}  # what ``_price`` found since the latest case
         self._first: dict[str, deque[tuple[Planned, float]]] = {news: deque(maxlen=_LATEST) for news in (*NEWS, WARMED)}
         self._number = dict.fromkeys((*NEWS, WARMED), 0)
         self._warmed: set[Hashable] = set()
@@ -82,7 +84,11 @@ class Costs:
         row = 0.0 if again and not self._tall_again else self.row
         column = 0.0 if again and not self._wide_again else self.column
         call, row, column = (cost if cost < math.inf else 0.0 for cost in (self.call, row, column))
-        return runs * (call + row * case.M + column * case.N) + case.M * case.N * _JUDGING_SECONDS[self._device]
+        return runs * (call + row * case.M + column * case.N) + self._judging(case)
+
+    def _judging(self, case: Case) -> float:
+        a_cpu_judges = self._device == "cuda" and case.small
+        return case.M * case.N * (_AT_HOME_SECONDS if a_cpu_judges else _JUDGING_SECONDS[self._device])
 
     def first_call(self, news: str) -> float:
         """Seconds that a first call with this of ``NEWS`` takes beyond a repeated one; 0 if nothing is known.
@@ -122,12 +128,18 @@ class Costs:
         """
         if not news:
             return 0.0, 0.0
-        known = {news: [self._beyond(*sample) for sample in samples] for news, samples in self._first.items()}
+        if news not in self._prices:
+            self._prices[news] = self._priced(news)
+        return self._prices[news]
+
+    def _priced(self, news: str) -> tuple[float, float]:
         kind = next(kind for kind in _KINDS if news in kind)
-        own = known[news] or [seconds for other in kind for seconds in known[other]]
-        if own:
+        samples = self._first[news] or [sample for other in kind for sample in self._first[other]]
+        if samples:
+            own = [self._beyond(*sample) for sample in samples]
             return fmean(own), max(own)
-        return 0.0, _DOUBT * max((max(samples) for samples in known.values() if samples), default=0.0)
+        others = (self._beyond(*sample) for samples in self._first.values() for sample in samples)
+        return 0.0, _DOUBT * max(others, default=0.0)
 
     def news(self, case: Case) -> str:
         """The first of ``NEWS`` that no case before had; "" if there is none."""
@@ -175,7 +187,7 @@ class Costs:
         if case.M >= _ROWS_TELL:
             self.row = min(self.row, seconds / runs / case.M)
         if case.N >= _COLUMNS_TELL and case.M and self.row < math.inf:
-            own = seconds - case.M * case.N * _JUDGING_SECONDS[self._device]
+            own = seconds - self._judging(case)
             self.column = min(self.column, max(0.0, own / runs - self.call - self.row * case.M) / case.N)
         if news:
             self._note(news, planned, seconds)
@@ -185,6 +197,7 @@ class Costs:
             self._wide_again |= case.N >= _COLUMNS_TELL and case.M > 0
             self._look_back()
         self._latest = planned, seconds, beyond
+        self._prices.clear()
         for one in (case, _alone(case)) if planned.probe == "rows" else (case,):
             self._seen.update(_keys(one).values())
         self.places[place_of(case)] = None

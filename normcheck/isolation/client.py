@@ -19,7 +19,7 @@ from normcheck.isolation import forkserver
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of
-from normcheck.isolation.shared_memory import DeviceMemory, Memory, Space, shared_bytes, tensor_at
+from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
 from normcheck.runner.environment import memory_bytes
 
 START_SECONDS = 60.0
@@ -28,9 +28,9 @@ START_SECONDS = 60.0
 _FIRST_CALL_FACTOR = 3  # the first call of each kind compiles, and may take so many times the limit
 
 
-def load_message(spec: str, ops: tuple[str, ...], device: str, memory: str = "") -> Message:
-    """The request to import what ``spec`` names. ``memory``: handle with which a worker opens our device memory."""
-    return {"do": "load", "spec": spec, "ops": list(ops), "device": device, "memory": memory}
+def load_message(spec: str, ops: tuple[str, ...], device: str) -> Message:
+    """The request to import what ``spec`` names."""
+    return {"do": "load", "spec": spec, "ops": list(ops), "device": device}
 
 
 class Client:
@@ -46,6 +46,7 @@ class Client:
         self._used = 0  # bytes of shared memory, in the present case
         self._own_bytes = 0  # of device memory for the present case alone, 0 if it needs none
         self._own: DeviceMemory | None = None
+        self._opened: DeviceMemory | None = None  # the device memory that the present worker has opened
         self._held = 0  # shared memory below this byte holds the inputs of the present case
         self._cached = False  # whether torch caches here what such a case has used
         self._number = 0  # of the latest request
@@ -65,8 +66,7 @@ class Client:
         """Start the next worker, without waiting for it."""
         if self._next is None:
             self._next = Worker()
-            opened = self._device_memory().handle if self._device == "cuda" else ""
-            self._next.send(load_message(self._spec, (self._op,), self._device, opened))
+            self._next.send(load_message(self._spec, (self._op,), self._device))
 
     def wait(self) -> None:
         """Wait until the worker has started. If it does not start, the first request raises."""
@@ -128,7 +128,7 @@ class Client:
 
     def hold(self, inputs: Inputs) -> Inputs:
         """Copies of ``inputs`` in shared memory, which calls use in place until the case is finished."""
-        space = Space(self._memory())
+        space = Space(self._running().memory if inputs.x.device.type == "cpu" else self._device_memory())
         held = inputs.each(lambda tensor: tensor_at(space.memory, space.copy_in(tensor)[0]))
         self._held = space.next
         return held
@@ -138,16 +138,22 @@ class Client:
         """The number of the unanswered request, 0 if there is none."""
         return self._number if self._unanswered else 0
 
-    def space(self, first: int) -> Space:
-        """Shared memory from byte ``first`` on. No call uses it any more: an unanswered request is given up first."""
-        self._give_up()
-        self._running()
-        return Space(self._memory(), max(first, self._held))
+    def space(self, first: int, device: str) -> Space:
+        """Shared memory from byte ``first`` on, for tensors on ``device``: on the CPU, or where the kernel runs.
 
-    def post(self, message: Message) -> int:
-        """Send a request and return its number."""
+        No call uses it any more: an unanswered request is given up first.
+        """
         self._give_up()
         worker = self._running()
+        memory = worker.memory if device == "cpu" else self._device_memory()
+        return Space(memory, max(first, self._held), self._device)
+
+    def post(self, message: Message, space: Space | None = None) -> int:
+        """Send a request, about tensors in ``space``, and return its number."""
+        self._give_up()
+        worker = self._running()
+        if space is not None:
+            message |= self._where(space)
         self._unanswered = str(message["do"])
         self._number += 1
         self._used = max(self._used, message.get("out", 0))
@@ -181,8 +187,12 @@ class Client:
         if self._unanswered and self.alive:
             self.collect()
 
-    def _memory(self) -> Memory:
-        return self._device_memory() if self._device == "cuda" else self._running().memory
+    def _where(self, space: Space) -> Message:
+        """What the worker must know of the memory of ``space``; once, the handle that opens it."""
+        if not isinstance(space.memory, DeviceMemory):
+            return {"first": space.first, "mirrored": space.device != space.memory.device}
+        known, self._opened = self._opened is space.memory, space.memory
+        return {"opened": "" if known else space.memory.handle}
 
     def _device_memory(self) -> DeviceMemory:
         if not self._own_bytes:
@@ -215,7 +225,7 @@ class Client:
             self._next = None
         self.start()
         assert self._next is not None
-        worker, self._next = self._next, None
+        worker, self._next, self._opened = self._next, None, None
         self._called, self._unanswered = set(), ""
         answers = [
             worker.receive(START_SECONDS + self._seconds, "its import"),

@@ -119,7 +119,8 @@ class RemoteRun:
         **more: object,
     ) -> _Posted:
         given = {name: t for name, t in tensors.items() if t is not None}
-        space = self._client.space(self._floor)
+        device = next(iter(given.values())).device.type
+        space = self._client.space(self._floor, device)
         given_places: dict[str, Message] = {}
         saved_places: dict[str, Message] = {}
         copies: list[SharedCopy] = []
@@ -127,7 +128,7 @@ class RemoteRun:
             for name, tensor in group.items():
                 group_places[name], copy = space.copy_in(tensor)
                 copies.append(copy)
-        if next(iter(given.values())).is_cuda:
+        if device == "cuda":
             torch.cuda.synchronize()
         message: Message = {
             "do": what,
@@ -140,7 +141,7 @@ class RemoteRun:
         }
         if case is not None:
             message |= {"op": case.op, "dtype": case.dtype, "eps": case.eps, "options": dict(case.option_values)}
-        return _Posted(self._client.post(message), space, copies)
+        return _Posted(self._client.post(message, space), space, copies)
 
     def _collect(self, posted: _Posted) -> tuple[Message, Space]:
         """The answer to the latest request. What the call wrote to its inputs is copied back."""

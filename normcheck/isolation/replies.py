@@ -31,11 +31,9 @@ def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
     name, reason = str(item["name"]), item.get("unusable")
     if reason is not None:
         raise Broken("shape", name, str(reason))
-    device = space.memory.device
-    if item["device"] != device:
-        raise Broken(
-            "missing", name, f"{name}.device={str(item['device'])[:20]}: expected {device}, where the inputs are"
-        )
+    if item["device"] != space.device:
+        there = f"expected {space.device}, where the inputs are"
+        raise Broken("missing", name, f"{name}.device={str(item['device'])[:20]}: {there}")
     tensor = tensor_at(space.memory, item)
     if not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != item["bytes"]:
         raise ValueError("expected packed elements")  # or there could be more of them than bytes

@@ -72,6 +72,14 @@ class ProcessSession:
                 ended.callback(self._client.finish)
             yield
 
+    def home(self, case: Case, device: str) -> str:
+        """See ``Session``. A small case of a GPU's kernel stays on the CPU.
+
+        On a GPU it takes some thousand launches to make, compare and judge it. They take longer than its judging on a
+        CPU, and every wait for them is a change from process to process, of which a GPU runs only one at a time.
+        """
+        return "cpu" if case.small else device
+
     def copies(self, inputs: Inputs) -> Inputs:
         """See ``Session``; those of a huge case lie in shared memory, so that there is one copy less."""
         return self._client.hold(inputs) if self._client.alone else copied(inputs)

@@ -28,6 +28,9 @@ from normcheck.errors import UnsupportedCase
 
 _ALIGNMENT = 512
 _OTHER_BYTES = 1 << 24  # for parameters, their gradients and what aligns them
+MIRROR_BYTES = 1 << 26
+"""Room for the tensors of any call of a small case, several times over."""
+
 _KEPT_BYTES = 1 << 26  # stay in memory between cases; pages beyond go back to the system
 
 
@@ -157,6 +160,29 @@ class DeviceMemory:
         return torch.as_tensor(_Bytes(self.buffer.data_ptr() + at, count), device=self.buffer.device)
 
 
+class Mirror:
+    """Memory of the host as a GPU's kernel sees it: a ``copy`` on the device, for a case whose tensors are on the CPU.
+
+    One transfer brings what a call needs, and one takes back what it leaves.
+    """
+
+    def __init__(self, host: HostMemory, copy: Memory) -> None:
+        self._host, self._copy = host, copy
+        self.device, self.size, self.address = copy.device, copy.size, copy.address
+
+    def part(self, at: int, count: int) -> Tensor:
+        """See ``Memory``."""
+        return self._copy.part(at, count)
+
+    def bring(self, first: int, end: int) -> None:
+        """Copy the host's bytes from ``first`` to ``end``."""
+        self.part(first, end - first).copy_(self._host.part(first, end - first))
+
+    def take_back(self, first: int, end: int) -> None:
+        """Copy the bytes from ``first`` to ``end`` to the host, once the device has finished its work."""
+        self._host.part(first, end - first).copy_(self.part(first, end - first))
+
+
 @dataclass(frozen=True)
 class _Bytes:
     """Device memory in the form that every array library accepts: its tensor has a storage of just these bytes."""
@@ -182,10 +208,13 @@ class SharedCopy:
 
 
 class Space:
-    """Places in shared memory, one behind the other from byte ``first`` on. ``next``: the first free byte."""
+    """Places in shared memory, one behind the other from byte ``first`` on. ``next``: the first free byte.
 
-    def __init__(self, memory: Memory, first: int = 0) -> None:
-        self.memory, self.next = memory, first
+    ``device``: where the kernel finds what lies there, if not where the memory is.
+    """
+
+    def __init__(self, memory: Memory, first: int = 0, device: str = "") -> None:
+        self.memory, self.first, self.next, self.device = memory, first, first, device or memory.device
 
     def copy_in(self, tensor: Tensor) -> tuple[dict[str, Any], SharedCopy]:
         """Copy the whole storage of ``tensor``, with what lies around it -> its place as plain data, and the copy.

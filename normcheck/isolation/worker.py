@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import close_all_but, settle
-from normcheck.isolation.shared_memory import DeviceMemory, HostMemory, Memory, Space, tensor_at
+from normcheck.isolation.shared_memory import MIRROR_BYTES, DeviceMemory, HostMemory, Mirror, Space, tensor_at
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
@@ -37,9 +38,14 @@ _KEPT_BYTES = 1 << 28  # the largest result that is kept to see whether the next
 
 @dataclass
 class _State:
-    """State of the worker: its implementation, the shared memory, and the runs that later requests may need."""
+    """State of the worker: its implementation, the shared memory, and the runs that later requests may need.
 
-    memory: Memory
+    ``shared``: device memory of the parent; ``mirror``: device memory in which the kernel finds what ``memory`` has.
+    """
+
+    memory: HostMemory
+    shared: DeviceMemory | None = None
+    mirror: Mirror | None = None
     found: tuple[Implementation, ...] = ()
     implementation: Implementation | None = None
     runs: deque[tuple[int, LocalRun]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
@@ -91,8 +97,6 @@ def _failure(broken: Broken) -> Message:
 def _load(state: _State, message: Message) -> Message:
     """Import what a spec names, and describe it."""
     device = device_for(message["device"])
-    if message.get("memory"):
-        state.memory = DeviceMemory.opened(message["memory"])
     state.found = discovery.select(message["spec"], tuple(message["ops"]))
     return {"found": [_described(i, device) for i in state.found]}
 
@@ -138,24 +142,24 @@ def _model(state: _State, message: Message) -> Message:
 
 def _forward(state: _State, message: Message) -> Message:
     """Call forward -> its outputs and, if dy is given and y has a graph, the gradients through y."""
-    given = _given(state, message["given"])
-    x, run = given["x"], _run(state, message)
-    inputs = Inputs(x, given["weight"], given.get("bias"), given.get("dy", x))
-    with call.poisoned_memory():
-        forward = run.forward(_plain_case(message, x), inputs).result()
-    space = Space(state.memory, message["out"])
-    answer = _returned(state, space, message, given, forward.outputs)
-    if not message["graph"]:
-        return answer  # the strays come with the answer to backward
-    if forward.outputs["y"].requires_grad:
-        answer["joined"] = forward.joined()
-        state.calls += 1
-        answer["graph"] = state.calls
-        if "dy" in given:
-            answer["gradients"] = _early_gradients(state, space, message, given, forward)
-        else:
-            state.forwards.append((state.calls, forward))
-    return {**answer, "strays": _strays(state, run)}
+    with _space(state, message) as space:
+        given = _given(space, message["given"])
+        x, run = given["x"], _run(state, message)
+        inputs = Inputs(x, given["weight"], given.get("bias"), given.get("dy", x))
+        with call.poisoned_memory():
+            forward = run.forward(_plain_case(message, x), inputs).result()
+        answer = _returned(state, space, message, given, forward.outputs)
+        if not message["graph"]:
+            return answer  # the strays come with the answer to backward
+        if forward.outputs["y"].requires_grad:
+            answer["joined"] = forward.joined()
+            state.calls += 1
+            answer["graph"] = state.calls
+            if "dy" in given:
+                answer["gradients"] = _early_gradients(state, space, message, given, forward)
+            else:
+                state.forwards.append((state.calls, forward))
+        return {**answer, "strays": _strays(state, run)}
 
 
 def _early_gradients(
@@ -181,21 +185,22 @@ def _warm(state: _State, message: Message) -> Message:
 
 
 def _backward(state: _State, message: Message) -> Message:
-    given, saved = _given(state, message["given"]), _given(state, message["saved"])
-    x, run = given["x"], _run(state, message)
-    inputs = Inputs(x, given["weight"], given.get("bias"), given["dy"])
-    with call.poisoned_memory():
-        returned = run.backward(_plain_case(message, x), inputs, saved).result()
-    space = Space(state.memory, message["out"])
-    return {**_returned(state, space, message, {**saved, **given}, returned), "strays": _strays(state, run)}
+    with _space(state, message) as space:
+        given, saved = _given(space, message["given"]), _given(space, message["saved"])
+        x, run = given["x"], _run(state, message)
+        inputs = Inputs(x, given["weight"], given.get("bias"), given["dy"])
+        with call.poisoned_memory():
+            returned = run.backward(_plain_case(message, x), inputs, saved).result()
+        return {**_returned(state, space, message, {**saved, **given}, returned), "strays": _strays(state, run)}
 
 
 def _gradients(state: _State, message: Message) -> Message:
     """Gradients through the y of an earlier forward."""
-    given = _given(state, message["given"])
-    forward, *_ = [forward for number, forward in state.forwards if number == message["graph"]]
-    answer = _by_autograd(state, Space(state.memory, message["out"]), message, given, forward)
-    return {**answer, "strays": _strays(state, _run(state, message))}
+    with _space(state, message) as space:
+        given = _given(space, message["given"])
+        forward, *_ = [forward for number, forward in state.forwards if number == message["graph"]]
+        answer = _by_autograd(state, space, message, given, forward)
+        return {**answer, "strays": _strays(state, _run(state, message))}
 
 
 def _by_autograd(
@@ -216,8 +221,34 @@ def _strays(state: _State, run: LocalRun) -> list[list[Any]]:
     return [list(stray) for stray in run.strays(state.returned)]
 
 
-def _given(state: _State, places: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: tensor_at(state.memory, place) for name, place in places.items()}
+@contextmanager
+def _space(state: _State, message: Message) -> Iterator[Space]:
+    """The memory with the tensors of a call, free from the byte that ``message`` says on.
+
+    What is mirrored comes to the device before the call; what is there after it goes back, whatever it raised.
+    """
+    if message.get("opened"):
+        state.shared = DeviceMemory.opened(message["opened"])
+    if not message.get("mirrored"):
+        yield Space(state.shared or state.memory, message["out"])
+        if state.shared is not None:
+            torch.cuda.synchronize()
+        return
+    if state.mirror is None:
+        state.mirror = Mirror(state.memory, DeviceMemory(torch.empty(MIRROR_BYTES, dtype=torch.uint8, device="cuda")))
+    space = Space(state.mirror, message["out"])
+    state.mirror.bring(message["first"], message["out"])
+    try:
+        yield space
+    except BaseException:
+        with suppress(Exception):  # a lost context copies nothing, and the first error is the one to report
+            state.mirror.take_back(message["first"], message["out"])
+        raise
+    state.mirror.take_back(message["first"], space.next)
+
+
+def _given(space: Space, places: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: tensor_at(space.memory, place) for name, place in places.items()}
 
 
 def _plain_case(message: Message, x: Tensor) -> Case:
@@ -264,10 +295,7 @@ def _shared(space: Space, name: str, tensor: Tensor) -> Message:
     described = {"name": name, "device": tensor.device.type}
     if tensor.device.type != space.memory.device:
         return described
-    placed = space.copy_in_dense(tensor)
-    if tensor.is_cuda:
-        torch.cuda.synchronize()
-    return {**described, **placed}
+    return {**described, **space.copy_in_dense(tensor)}
 
 
 def _require_own_memory(state: _State, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> None:

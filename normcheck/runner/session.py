@@ -45,6 +45,10 @@ class Session(Protocol):
         """Run ``case`` inside the block, for at most ``seconds``. Raises TimeIsUp or Broken when they are over."""
         ...
 
+    def home(self, case: Case, device: str) -> str:
+        """The device on which the tensors of ``case`` are made and judged, if the kernel runs on ``device``."""
+        ...
+
     def copies(self, inputs: Inputs) -> Inputs:
         """Copies of the inputs of the present case, with what lies around each, for calls to use until it ends."""
         ...
@@ -78,6 +82,10 @@ class LocalSession:
     def case(self, case: Case, seconds: float) -> AbstractContextManager[None]:
         """See ``Session``. Code that does not return to Python is not interrupted."""
         return alarm(seconds)
+
+    def home(self, case: Case, device: str) -> str:
+        """See ``Session``."""
+        return device
 
     def copies(self, inputs: Inputs) -> Inputs:
         """See ``Session``."""

@@ -59,7 +59,7 @@ def result_of(implementation: Implementation, **fields: Any) -> Result:
 
 
 def cause_of(result: Result) -> str:
-    return cause(OPS[result.case.op], result, "cpu")
+    return cause(OPS[result.case.op], result)
 
 
 def found(implementation: Implementation, result: Result) -> Finding:

@@ -62,7 +62,7 @@ class Silent:
         self.made.append(self)
 
     def send(self, message: Message) -> None:
-        self.opened = message.get("memory", self.opened)
+        self.opened = message.get("opened") or self.opened
 
     def receive(self, seconds: float, what: str) -> Message:
         return {}
@@ -91,17 +91,25 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     client.end()
 
 
+def opened(client: Client) -> Space:
+    """The memory of a call on the GPU, which the worker opens."""
+    found = client.space(0, "cuda")
+    client.post({"do": "forward"}, found)
+    client.collect()
+    return found
+
+
 def test_a_huge_case_has_memory_and_a_worker_of_its_own(client: Client) -> None:
     client.begin(SMALL, 9.0)
-    assert (client.space(0).memory.size, client.alone) == (USUAL, False)
+    assert (opened(client).memory.size, client.alone) == (USUAL, False)
     client.finish()  # nothing ends
     client.begin(HUGE, 9.0)
     assert client.alone and client.before == ()
     assert not OnHost.made  # only once a call needs it: what there is can be counted before
-    assert client.space(0).memory.size == shared_bytes(HUGE)
+    assert opened(client).memory.size == shared_bytes(HUGE)
     client.finish()
     client.begin(SMALL, 9.0)
-    assert (client.space(0).memory.size, client.before) == (USUAL, ())
+    assert (opened(client).memory.size, client.before) == (USUAL, ())
     assert [worker.opened for worker in Silent.made] == [f"{size} bytes" for size in (USUAL, shared_bytes(HUGE), USUAL)]
     assert [memory.released for memory in OnHost.made] == [True]
 
@@ -109,11 +117,11 @@ def test_a_huge_case_has_memory_and_a_worker_of_its_own(client: Client) -> None:
 def test_a_worker_that_was_started_ahead_does_not_serve_it(client: Client) -> None:
     client.start()
     client.begin(HUGE, 9.0)
-    client.space(0)
-    assert [worker.opened for worker in Silent.made] == [f"{USUAL} bytes", f"{shared_bytes(HUGE)} bytes"]
+    opened(client)
+    assert [worker.opened for worker in Silent.made] == ["", f"{shared_bytes(HUGE)} bytes"]
     assert [worker.alive for worker in Silent.made] == [False, True]
     client.close()  # as when it crashed
-    client.space(0)
+    opened(client)
     assert len(OnHost.made) == 1 and Silent.made[-1].opened == OnHost.made[0].handle
     client.finish()
     assert OnHost.made[0].released
@@ -132,8 +140,8 @@ def test_inputs_that_are_held_are_their_own_copies(client: Client) -> None:
     for (name, before), (_, after) in zip(pristine.named(), held.named(), strict=True):
         assert (before.stride(), before.storage_offset()) == (after.stride(), after.storage_offset()), name
         assert torch.equal(before, after)
-    first = client.space(0).next
-    space = client.space(0)
+    first = client.space(0, "cpu").next
+    space = client.space(0, "cpu")
     place, copy = space.copy_in(held.x)
     assert space.next == first and place["at"] < first  # nothing was copied
     copy.bring_back()
