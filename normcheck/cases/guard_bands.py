@@ -88,7 +88,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and bits; all NaNs count as the same."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if torch.equal(_as_integers(a), _as_integers(b)):
+    if torch.equal(as_integers(a), as_integers(b)):
         return True
     return a.is_floating_point() and how_many_differ(a, b) == 0
 
@@ -109,7 +109,7 @@ def how_many_differ(a: Tensor, b: Tensor) -> int:
 
 def differing(a: Tensor, b: Tensor) -> Tensor:
     """Bool, True at the elements whose bits differ; all NaNs count as the same. Both have one shape and dtype."""
-    unequal = _as_integers(a) != _as_integers(b)
+    unequal = as_integers(a) != as_integers(b)
     return unequal & ~(torch.isnan(a) & torch.isnan(b)) if a.is_floating_point() else unequal
 
 
@@ -125,21 +125,20 @@ def moved(before: Tensor, after: Tensor) -> bool:
 
 def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether the tensors of every pair, of one shape and dtype, are equal. A GPU is waited for once."""
-    if not pairs or not pairs[0][0].is_cuda:
-        return all(torch.equal(a, b) for a, b in pairs)
-    return bool(torch.stack([(a == b).all() for a, b in pairs]).all())
+    flags = equality(pairs)
+    return flags is not None and (not flags or bool(torch.stack(flags).all()))
+
+
+def equality(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor] | None:
+    """Whether the tensors of the pairs on a GPU are equal: a bool () each, not waited for; None if others are not."""
+    if not all(torch.equal(a, b) for a, b in pairs if not a.is_cuda):
+        return None
+    return [(a == b).all() for a, b in pairs if a.is_cuda]
 
 
 def all_untouched(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether no buffer has ``moved`` or changed; the pairs are (before, after), see ``untouched``."""
     return not any(moved(*pair) for pair in pairs) and all_equal([(_bits(a), _bits(b)) for a, b in pairs])
-
-
-def all_same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether the tensors of each pair have the same shape and bits; no NaN counts as another's."""
-    return all(a.shape == b.shape for a, b in pairs) and all_equal(
-        [(_as_integers(a), _as_integers(b)) for a, b in pairs]
-    )
 
 
 def untouched(before: Tensor, after: Tensor) -> bool:
@@ -222,5 +221,6 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((total,), (1,), 0).view(_INTEGER[tensor.element_size()])
 
 
-def _as_integers(tensor: Tensor) -> Tensor:
+def as_integers(tensor: Tensor) -> Tensor:
+    """``tensor`` with its bits as integers."""
     return tensor if tensor.dtype == torch.bool else tensor.view(_INTEGER[tensor.element_size()])

@@ -19,7 +19,7 @@ from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken
 from normcheck.isolation.client import Client
 from normcheck.isolation.messages import Message
-from normcheck.isolation.replies import broken_of, copied_out, raise_failure, stray
+from normcheck.isolation.replies import broken_of, copied_out, is_set, raise_failure, stray
 from normcheck.isolation.shared_memory import SharedCopy, Space
 from normcheck.runner.arena import Stray, Surroundings
 from normcheck.runner.run import Forward, Pending
@@ -40,7 +40,7 @@ class RemoteRun:
     """A run in a worker, which makes each call as soon as it is asked for.
 
     A request costs two switches between processes. To save some, forward also answers with the gradients, if they come
-    from autograd and will be needed, and every answer lists the writes around allocated memory so far.
+    from autograd and will be needed, and every answer says what ``strays`` would find so far.
     """
 
     def __init__(self, client: Client, number: int, surroundings: Surroundings, *, by_autograd: bool) -> None:
@@ -94,12 +94,16 @@ class RemoteRun:
         """See ``runner.run.Run``; ``named`` is not needed, since the worker knows what it returned."""
         if self._strays is None and self._client.alive:
             self._client.post({"do": "strays", "run": self._number})
-            self._note_strays(self._client.collect())
+            answer = self._client.collect()
+            raise_failure(answer)
+            self._note_strays(answer)
         return self._strays or []
 
-    def _note_strays(self, answer: Message) -> None:
+    def _note_strays(self, answer: Message, space: Space | None = None) -> None:
         found = answer.get("strays")
         self._strays = [stray(item) for item in found] if isinstance(found, list) else None
+        if space is not None and "clean" in answer and is_set(space, answer["clean"]):
+            self._strays = []
 
     def _pending(self, post: Callable[[], _Posted], read: Callable[[Message, Space], T]) -> Pending[T]:
         """Post a request now, and read its answer when it is collected; if it was given up by then, post it again."""
@@ -150,6 +154,6 @@ class RemoteRun:
         finally:
             for copy in posted.copies:
                 copy.bring_back()
-        self._note_strays(answer)
         raise_failure(answer)
+        self._note_strays(answer, posted.space)
         return answer, posted.space

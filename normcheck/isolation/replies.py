@@ -40,6 +40,14 @@ def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
     return tensor.clone()
 
 
+def is_set(space: Space, place: Mapping[str, Any]) -> bool:
+    """Whether the bool at this place is true. Raises Broken if the place is malformed."""
+    try:
+        return bool(tensor_at(space.memory, place))
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+        raise nonsense("strays", {"clean": str(place)[:100]}) from None
+
+
 def raise_failure(answer: Message) -> None:
     """Raise the refusal (UnsupportedCase) or the failure (Broken) that an answer reports, if any."""
     refused, broken = answer.get("refused"), answer.get("broken")

@@ -176,7 +176,7 @@ class Mirror:
 
     def bring(self, first: int, end: int) -> None:
         """Copy the host's bytes from ``first`` to ``end``."""
-        self.part(first, end - first).copy_(self._host.part(first, end - first))
+        self.part(first, end - first).copy_(self._host.part(first, end - first), non_blocking=True)
 
     def take_back(self, first: int, end: int) -> None:
         """Copy the bytes from ``first`` to ``end`` to the host, once the device has finished its work."""

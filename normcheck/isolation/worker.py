@@ -159,7 +159,7 @@ def _forward(state: _State, message: Message) -> Message:
                 answer["gradients"] = _early_gradients(state, space, message, given, forward)
             else:
                 state.forwards.append((state.calls, forward))
-        return {**answer, "strays": _strays(state, run)}
+        return {**answer, **_seen_around(state, run, space)}
 
 
 def _early_gradients(
@@ -191,7 +191,7 @@ def _backward(state: _State, message: Message) -> Message:
         inputs = Inputs(x, given["weight"], given.get("bias"), given["dy"])
         with call.poisoned_memory():
             returned = run.backward(_plain_case(message, x), inputs, saved).result()
-        return {**_returned(state, space, message, {**saved, **given}, returned), "strays": _strays(state, run)}
+        return {**_returned(state, space, message, {**saved, **given}, returned), **_seen_around(state, run, space)}
 
 
 def _gradients(state: _State, message: Message) -> Message:
@@ -200,7 +200,7 @@ def _gradients(state: _State, message: Message) -> Message:
         given = _given(space, message["given"])
         forward, *_ = [forward for number, forward in state.forwards if number == message["graph"]]
         answer = _by_autograd(state, space, message, given, forward)
-        return {**answer, "strays": _strays(state, _run(state, message))}
+        return {**answer, **_seen_around(state, _run(state, message), space)}
 
 
 def _by_autograd(
@@ -215,6 +215,14 @@ def _strays_of(state: _State, message: Message) -> Message:
     return {
         "strays": [stray for number, run in state.runs if number == message["run"] for stray in _strays(state, run)]
     }
+
+
+def _seen_around(state: _State, run: LocalRun, space: Space) -> Message:
+    """What is known of the strays of a run. On a GPU only whether there are any, which is not waited for here."""
+    if space.memory.device != "cuda":
+        return {"strays": _strays(state, run)}
+    clean = run.clean()
+    return {"strays": []} if clean is None else {"clean": space.copy_in_dense(clean)}
 
 
 def _strays(state: _State, run: LocalRun) -> list[list[Any]]:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import NAN, Pattern, allocated, band_of
+from normcheck.errors import Broken
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Arena(TorchFunctionMode):
         self._fresh, self._around = surroundings.fresh, surroundings.allocated
         self.beside: Mapping[str, object] | None = None
         self._blocks: list[tuple[Tensor, int, int, torch.dtype]] = []  # integer buffer; start, end, dtype of the tensor
+        self._settled: list[tuple[str, Tensor]] = []  # name of a result, and whether it was whole when it was returned
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -73,10 +75,30 @@ class Arena(TorchFunctionMode):
         band = band_of(self._around.bits[dtype], buffer.dtype, buffer.device, max(first, len(buffer) - end))
         return [(buffer[:first], band[:first]), (buffer[end:], band[: len(buffer) - end])]
 
+    def note(self, name: str, settled: Tensor) -> None:
+        """Note whether a result was whole when it was returned: a bool (), not waited for."""
+        self._settled.append((name, settled))
+
+    def clean(self) -> Tensor | None:
+        """Whether ``strays`` finds nothing, as a bool () that is not waited for; None if that is known."""
+        flags = guard_bands.equality([pair for block in self._blocks for pair in self._bands(*block)])
+        if flags is None:
+            return torch.tensor(False)
+        flags += [settled for _, settled in self._settled]
+        return torch.stack(flags).all() if flags else None
+
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
-        """The writes to the bands around allocated blocks; ``named``: the outputs, to name the block of each."""
-        if guard_bands.all_equal([pair for block in self._blocks for pair in self._bands(*block)]):
+        """The writes to the bands around allocated blocks; ``named``: the outputs, to name the block of each.
+
+        Raises Broken if a result was still being written when it was returned.
+        """
+        clean = self.clean()
+        if clean is None or bool(clean):
             return []
+        for name, settled in self._settled:
+            if not settled:
+                message = f"{name} was still being written, by another stream, when it was returned"
+                raise Broken("not_repeatable", name, message)
         places = {t.data_ptr(): name for name, t in named.items()}
         strays = []
         for buffer, first, end, dtype in self._blocks:

@@ -58,7 +58,10 @@ class Run(Protocol):
         ...
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
-        """The writes around memory that the calls allocated; ``named``: the outputs, to name the memory of each."""
+        """The writes around memory that the calls allocated; ``named``: the outputs, to name the memory of each.
+
+        Raises Broken if a call returned a result that was still being written.
+        """
         ...
 
 
@@ -91,3 +94,7 @@ class LocalRun:
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """See ``Run``."""
         return self._arena.strays(named)
+
+    def clean(self) -> Tensor | None:
+        """See ``Arena``."""
+        return self._arena.clean()
