@@ -172,8 +172,7 @@ def _cost(device: str, op_name: str, dtype: str, M: int, N: int) -> Cost:
         if wrong:
             raise AssertionError(f"case={case}: {wrong[0]} of a right kernel was judged wrong")
 
-    judge({})
-    judging.wait_for_trials()
+    judging.trust(judge_of(op, case, inputs, table().model, {}, fused=True), kernel.outputs)
     copy = copy_times(data_bytes, device).median
     times = [_median(partial(judge, floors), device) for floors in (_NO_DETAILS, {})]
     extra = None
@@ -224,6 +223,7 @@ def _rates(device: str, timeout: float) -> Rates:
     case = Case(op=op_name, dtype=dtype, M=M, N=N, seed=5)
     inputs = make(case, op, device)
     kernel = right_kernel(op, case, inputs)
+    judging.trust(judge_of(op, case, inputs, table().model, {}, fused=True), kernel.outputs)
 
     def judge(fused: bool) -> None:
         one = judge_of(op, case, inputs, table().model, {}, zeros=True, fused=fused)

@@ -66,9 +66,10 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): on a GPU by one kernel, if Triton works there."""
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): a large one on a GPU by one kernel, if Triton
+    works there."""
     made = _unfilled(case, device)
-    if device == "cuda" and _kernel_fits(case.dtype, case.weight_format, device):
+    if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
         fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
@@ -115,6 +116,17 @@ def nan_bits(case: Case) -> int:
 def slab_height(case: Case) -> int:
     """How many rows ``fill`` makes at a time: "blend" repeats after as many rows as there are kinds."""
     return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
+
+
+def _is_for_kernel(case: Case) -> bool:
+    """Whether the case is so large that it pays to compile the kernel, or the kernel is there."""
+    key = case.dtype, case.weight_format
+    if case.M * case.N >= SLAB_ELEMENTS:
+        _compiled.add(key)
+    return key in _compiled
+
+
+_compiled: set[tuple[str, str]] = set()
 
 
 @cache

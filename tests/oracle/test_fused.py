@@ -170,9 +170,30 @@ def test_what_passes_is_judged_by_the_fused_judge(monkeypatch: pytest.MonkeyPatc
     assert [c.output for c in checked] == ["rstd", "y", "y", "dx", "dw", "db"]
 
 
+def forget(monkeypatch: pytest.MonkeyPatch, worth: float = 1) -> None:
+    """No trial was begun; one is after so many cases."""
+    monkeypatch.setattr(trial, "_trials", {})
+    monkeypatch.setattr(trial, "_asked", {})
+    monkeypatch.setattr(trial, "_WORTH_CASES", worth)
+
+
+@pytest.mark.parametrize(("rows", "cases"), [(3, 5), (1 << 17, 3)])
+def test_a_trial_begins_once_it_is_worth_its_time(monkeypatch: pytest.MonkeyPatch, rows: int, cases: int) -> None:
+    """Every case counts, a large one more."""
+    forget(monkeypatch, worth=5)
+    monkeypatch.setattr(trial, "hold", lambda key: None)
+    judge = judge_for(case_of("rmsnorm", "fp16", M=3, N=8))
+    judge = replace(judge, case=replace(judge.case, M=rows))
+    outputs = {"y": torch.zeros(3, 8, dtype=torch.float16)}
+    for _ in range(cases):
+        assert not trial._trials
+        trial.is_trusted(judge, outputs)
+    assert len(trial._trials) == 1
+
+
 def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "alike", lambda plain, ours: False)
-    monkeypatch.setattr(trial, "_trials", {})
+    forget(monkeypatch)
     judge = judge_for(case_of("rmsnorm", "fp16", M=3, N=8))
     outputs = {"y": torch.zeros(3, 8, dtype=torch.float16)}
     trial.is_trusted(judge, outputs)
@@ -183,7 +204,7 @@ def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_is_trusted_once_its_trial_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_trials", {})
+    forget(monkeypatch)
     case = case_of("layernorm_relu_bitmask", "fp16", M=3, N=8)
     judge, bits = judge_for(case), torch.zeros(3, 8, dtype=torch.bool)
     outputs = {"y": torch.zeros(3, 8, dtype=torch.float16), "bitmask": bits}
@@ -201,7 +222,7 @@ def test_where_nothing_compiles_it_is_never_trusted(monkeypatch: pytest.MonkeyPa
     def no_compiler(key: trial.Key) -> None:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(trial, "_trials", {})
+    forget(monkeypatch)
     monkeypatch.setattr(trial, "hold", no_compiler)
     judge, outputs = judge_for(case_of("rmsnorm", "fp16", M=3, N=8)), {"y": torch.zeros(3, 8)}
     trial.is_trusted(judge, outputs)

@@ -14,8 +14,7 @@ BYTE = 8
 class Tile:
     """``rows`` x ``block`` elements, both powers of two, computed by ``warps`` warps.
 
-    In a loop over rows: ``stages`` of them are loaded at a time; at most ``groups`` programs share the rows;
-    ``again``: a row is read again after its sums, because registers would not hold it.
+    In a loop over rows: ``stages`` of them are loaded at a time; at most ``groups`` programs share the rows.
     """
 
     rows: int
@@ -23,7 +22,6 @@ class Tile:
     warps: int
     stages: int = 1
     groups: int = 256
-    again: bool = False
 
 
 def power_of_two(n: int) -> int:

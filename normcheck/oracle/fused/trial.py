@@ -25,6 +25,8 @@ SLIVER = 2.0**-16
 
 _NOISE = 2.0**-20  # of a bound: what an error that is far below it may differ, being a difference of large numbers
 _CLIPS = (-0.5, 2.0)
+_WORTH_CASES = 64  # small ones: the plain judge takes longer for them than a trial
+_AS_A_CASE = 1 << 20  # elements, which it judges while it judges a small case
 
 
 @dataclass(frozen=True)
@@ -66,27 +68,33 @@ class Trial(threading.Thread):
 
 
 _trials: dict[Key, Trial] = {}
-
-
-def begun() -> tuple[Trial, ...]:
-    """Every trial of this process, those that have ended as well."""
-    return tuple(_trials.values())
+_asked: dict[Key, float] = {}  # what was asked of the plain judge instead, in cases
 
 
 def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
     """Whether the fused judge has passed its trial for the op, dtypes, model and outputs at hand in this process.
 
-    The first time it begins that trial, and says no until it has ended; and for ever, if Triton compiles nothing here.
-    Raises NormcheckError if the fused judge has failed: it passed a wrong case, or found another ratio in a right one.
+    It begins that trial once the cases at hand are worth the seconds that it compiles for, and says no until it has
+    ended; and for ever, if Triton compiles nothing here. Raises NormcheckError if the fused judge has failed: it passed
+    a wrong case, or found another ratio in a right one.
     """
     key = key_of(judge, outputs)
     if key not in _trials:
-        _trials[key] = Trial(key)
-        _trials[key].start()
-    trial = _trials[key]
+        _asked[key] = _asked.get(key, 0.0) + 1 + judge.case.M * judge.case.N / _AS_A_CASE
+        if _asked[key] < _WORTH_CASES:
+            return False
+    trial = begin(key)
     if isinstance(trial.failure, NormcheckError):
         raise trial.failure
     return not trial.is_alive() and trial.failure is None
+
+
+def begin(key: Key) -> Trial:
+    """The trial for ``key``, begun if it was not before."""
+    if key not in _trials:
+        _trials[key] = Trial(key)
+        _trials[key].start()
+    return _trials[key]
 
 
 def key_of(judge: Judge, outputs: Mapping[str, Tensor]) -> Key:
