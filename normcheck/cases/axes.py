@@ -167,3 +167,11 @@ def pairs_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Pair]:
         for a in axes.get(one, ()):
             for b in axes.get(other, ()):
                 yield number, a, b
+
+
+def parts_of(goal: Value | Pair) -> tuple[Value, ...]:
+    """The values of a goal: itself, or the two of a pair."""
+    if len(goal) == 2:
+        return (goal,)
+    number, *values = goal
+    return tuple(zip(PAIRS[number], values, strict=True))

@@ -19,11 +19,11 @@ from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.cases.goals import Extent, Goals
 
 ORDER = (
-    (65, 1025), (20, 1), (300, 64), (1, 8200), (65, 129), (5, 24), (65537, 3), (33, 1024), (2, 4097), (300, 16),
+    (65, 1025), (300, 64), (20, 1), (1, 8200), (65537, 3), (65, 129), (5, 24), (33, 1024), (2, 4097), (300, 16),
     (2, 768), (3, 8192), (5, 1536),
 )  # fmt: skip
-"""M and N of the shapes that tell most, which come first: ragged and round, one row, one column, past a block, and past
-65536 rows. A short core has others of the same classes if these are not in its cell's core."""
+"""M and N of the shapes that tell most, which come first: ragged and round, many rows, one column, one row, past a
+block, and past 65536 rows. A short core has others of the same classes if these are not in its cell's core."""
 
 _SIZES = ("M", "N", "m", "n", "width", "fit", "shape")
 _DEAR = frozenset((*_SIZES, "layout", "bias", "weight_dtype", "empty"))
@@ -32,6 +32,10 @@ _DEAR = frozenset((*_SIZES, "layout", "bias", "weight_dtype", "empty"))
 _WORTH = dict.fromkeys(("N", "n", "m", "width", "fit"), 100)
 _OTHER_WORTH = 8
 """How many pairs a value of an axis is worth: a class of sizes tells more than one more combination of data."""
+
+_TALL_ROWS, _TALL_WORTH = 64, 200
+"""A class of so many rows is worth more: what is wrong from some row on shows in none of fewer."""
+
 _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
 _KIND = ("bias", "weight_dtype", "layout")
@@ -269,7 +273,7 @@ class ShortCore:
             if new and place_of(planned.case) not in self._barred and self._claims.takes(planned.case):
                 likely, most = self._prices.first_calls(planned)
                 expected = self._prices.expected(planned)
-                worth = sum(1 if len(goal) == 3 else _WORTH.get(goal[0], _OTHER_WORTH) for goal in new)
+                worth = sum(map(_worth, new))
                 offers.append(_Offer(planned, most + expected, worth / max(likely + expected, _LEAST_SECONDS), new))
         return offers
 
@@ -317,6 +321,13 @@ class _Offer:
     price: float
     worth: float
     new: Set[Value | Pair]
+
+
+def _worth(goal: Value | Pair) -> int:
+    if len(goal) == 3:
+        return 1
+    axis, value = goal
+    return _TALL_WORTH if axis == "m" and value >= _TALL_ROWS else _WORTH.get(axis, _OTHER_WORTH)
 
 
 def _special(value: str) -> dict[str, str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of
+from normcheck.cases.axes import MODEL_SIZES, Pair, Value, covered, pairs_of, parts_of
 from normcheck.cases.case import EXPANDED, STRIDED, Case, Place, place_of
 from normcheck.cases.claims import REFUSABLE, Claims, claims_of
 from normcheck.cases.core import ALL_OPENED, GAPS, Planned, drawn, goals_of
@@ -106,6 +106,7 @@ class CoreRun:
     def __init__(self, cell: Cell, plan: Plan, used: float = 0.0) -> None:
         self._device, self._limit, self._shard = plan.device, plan.profile.core_seconds, plan.shard
         self._limits, self._before = plan.profile.short, used
+        self._seconds_after = plan.profile.seconds
         self.costs = Costs(plan.device)
         self._short: ShortCore | None = None
         self._again: Planned | None = None  # a case at the place of the one before, to tell what a first call costs
@@ -118,6 +119,7 @@ class CoreRun:
         self._done: set[Value | Pair] = set()
         self._elsewhere: set[Value | Pair] = set()  # goals that other shards cover
         self._given_up: set[Value | Pair] = set()  # goals that are refused for a combination of values
+        self._only_refused: Counter[Value | Pair] = Counter()  # values that no case had but so many refused ones
         self._number, self._run, self._combinations, self._fruitless = -1, 0, 0, 0
         self._admitted: set[tuple[str, Any]] = set()
         self._base: Case | None = None
@@ -242,6 +244,12 @@ class CoreRun:
         _, _, bias, weight_dtype, layout = places[case.seed % len(places)]
         return replace(_with(case, "layout", layout), bias=bias, weight_dtype=weight_dtype)
 
+    @property
+    def seconds_after(self) -> float:
+        """Seconds for the cases after the core; fewer after a short core that took all of its time, or longer."""
+        seconds = self._seconds_after
+        return seconds if self._short is None else min(seconds, max(seconds / 4, seconds / 2 + self._seconds_left()))
+
     def needs_more(self, cases: int) -> bool:
         """Whether a cell with a short core has judged too few cases, and has time for more."""
         return self._short is not None and cases < self.least[0] and self._seconds_left() > 0
@@ -347,7 +355,7 @@ class CoreRun:
         """Leave out the pairs of sizes and declarations in a refused case.
 
         If all of them are left out already, other cases may reach the case's other goals; after _FRUITLESS such
-        refusals, these are left out as well.
+        refusals, these are left out as well. So is a value, with whatever else, that only refused cases had, _OFTEN.
         """
         assert self._suspect is not None
         suspect, self._suspect = self._suspect, None
@@ -361,6 +369,11 @@ class CoreRun:
         if not together and self._fruitless > _FRUITLESS:
             together = set(goals_of(suspect)) - self._done
         self._given_up |= together
+        self._only_refused.update(goal for goal in goals_of(suspect) if len(goal) == 2 and goal not in self._done)
+        for goal in goals_of(suspect):
+            if len(goal) == 2 and goal not in self._done and self._only_refused[goal] == _OFTEN:
+                wanted = goals(self._claims, self._extent, self._seed, self._model_size)
+                self._given_up |= {one for one in wanted if goal in parts_of(one)}
 
     def _affordable(self, planned: Planned) -> bool:
         if self.costs.building > _MOST_BUILDING * self._limit:
@@ -439,11 +452,12 @@ class CoreRun:
         if self._planned_for != (self._claims, self._combinations):
             self._short = short = self._new_short()
         seconds, (cases, shapes) = self._seconds_left(), self.least
-        missing, owed = max(0, shapes - len(self.costs.shapes)), self._owed()
+        widths = len({n for _, n in self.costs.shapes})
+        missing = max(0, shapes - len(self.costs.shapes), min(shapes, _SEVERAL_WIDTHS) - widths)
+        owed = self._owed()
         data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
         data = min(data, seconds / 3) if missing else data
-        several = len({n for _, n in self.costs.shapes}) >= _SEVERAL_WIDTHS
-        enough = not missing and several and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
+        enough = not missing and widths >= _SEVERAL_WIDTHS and self._wall - seconds > ENOUGH_SHARE * self._usual_wall
         planned = None if enough else short.next(seconds, missing * self.costs.first_call("N"), data)
         planned = planned or short.last(seconds, owed)
         if planned is None and not enough:
@@ -521,6 +535,7 @@ class CoreRun:
 
 
 _FRUITLESS = 20  # refusals that gave no new pair
+_OFTEN = 5
 _STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
 
 

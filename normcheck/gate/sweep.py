@@ -162,7 +162,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
         for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
             fails(case)  # each waits for its turn at the memory, which is not the cell's time
-        end = time.perf_counter() + plan.profile.seconds
+        end = time.perf_counter() + core.seconds_after
         for case, is_large in _explicit(cell, plan, core.claims):
             if core.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
                 fails(case, is_large)

@@ -17,10 +17,13 @@ from normcheck.runner.device import device_for
 CORES_A_CELL = 2
 """A cell keeps two processes at work: one judges while the other, the kernel's, computes what is judged next."""
 
+CORES_A_GPU_CELL = 1.3
+"""The two of a GPU's cell wait for the GPU besides, and for each other."""
+
 MOST_A_GPU = 12
 """More processes than these and their kernels' only wait for each other: a GPU gives each its turn."""
 
-CELL_BYTES = {"quick": 10 << 30, "ci": 40 << 30, "deep": 40 << 30}
+CELL_BYTES = {"quick": 9 << 30, "ci": 40 << 30, "deep": 40 << 30}
 """Of a GPU's memory for a cell, by profile: two CUDA contexts, half a GiB each, the tensors that are shared, and what
 judges them. Quick hardly gets to the large cases; ci and deep must have room for all that one cell alone would run."""
 
@@ -45,7 +48,7 @@ def workers_of(options: VerifyOptions, plan: Plan) -> int:
 def fitting(cells: int, cores: int, free: Sequence[int], profile: str) -> int:
     """How many of ``cells`` fit ``cores`` and GPUs with ``free`` bytes each, at least 1."""
     by_memory = sum(min(memory // CELL_BYTES[profile], MOST_A_GPU) for memory in free)
-    return max(1, min(cells, cores // CORES_A_CELL, by_memory))
+    return max(1, min(cells, int(cores / CORES_A_GPU_CELL), by_memory))
 
 
 def patience(workers: int, cores: int | None = None) -> float:

@@ -27,7 +27,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import close_all_but, settle
 from normcheck.isolation.shared_memory import MIRROR_BYTES, DeviceMemory, HostMemory, Mirror, Space, tensor_at
-from normcheck.runner import call
+from normcheck.runner import call, nvidia_driver
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
 from normcheck.runner.run import Forward, LocalRun
@@ -96,6 +96,8 @@ def _failure(broken: Broken) -> Message:
 
 def _load(state: _State, message: Message) -> Message:
     """Import what a spec names, and describe it."""
+    if message["device"] == "cuda":
+        nvidia_driver.wait_asleep()
     device = device_for(message["device"])
     state.found = discovery.select(message["spec"], tuple(message["ops"]))
     return {"found": [_described(i, device) for i in state.found]}

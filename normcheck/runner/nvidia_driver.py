@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc/driver/nvidia")
@@ -37,6 +38,21 @@ def gpus() -> tuple[str, ...]:
             continue
         models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return tuple(models)
+
+
+_BLOCKING_SYNC = 4  # CU_CTX_SCHED_BLOCKING_SYNC
+
+
+def wait_asleep() -> None:
+    """Have this process sleep while it waits for its GPU, the one that torch calls 0. It may not have used it yet.
+
+    By default it asks again and again, which takes a core from others that wait for theirs.
+    """
+    device = ctypes.c_int()
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libcuda.so.1")
+        if not (library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), 0)):
+            library.cuDevicePrimaryCtxSetFlags(device, _BLOCKING_SYNC)
 
 
 def devices(toolkit: int) -> int:

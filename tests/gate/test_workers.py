@@ -25,16 +25,16 @@ H100, H200, SMALL = 79 * GIB, 139 * GIB, 23 * GIB
 @pytest.mark.parametrize(
     ("cells", "cores", "free", "profile", "expected"),
     [
-        (87, 16, [H200], "quick", 8),  # two processes a cell have a core each
-        (87, 16, [H100], "quick", 7),
+        (87, 16, [H200], "quick", 12),  # the two processes of a cell wait for the GPU as well
+        (87, 16, [H100], "quick", 8),
         (87, 64, [H200], "quick", 12),
-        (87, 32, [H200, H200], "quick", 16),
-        (87, 128, [H200] * 8, "quick", 64),
+        (87, 32, [H200, H200], "quick", 24),
+        (87, 64, [H200] * 8, "quick", 49),
         (300, 256, [H200] * 8, "quick", 96),
         (5, 64, [H200], "quick", 5),
         (87, 16, [SMALL], "quick", 2),
         (87, 16, [6 * GIB], "quick", 1),  # little memory, or much of it in use
-        (87, 16, [0, H100], "quick", 7),
+        (87, 16, [0, H100], "quick", 8),
         (87, 1, [H200], "quick", 1),
         (87, 16, [H200], "ci", 3),
         (87, 16, [H100], "ci", 1),
@@ -60,7 +60,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("an_h200")
 def test_the_default_fits_and_a_number_stays() -> None:
     default = VerifyOptions()
-    assert workers_of(default, plan(87)) == 8
+    assert workers_of(default, plan(87)) == 12
     assert workers_of(default, plan(87, "cpu")) == 1
     assert workers_of(replace(default, isolation=False), plan(87)) == 1
     assert workers_of(default, plan(1)) == workers_of(default, plan(0)) == 1

@@ -55,7 +55,7 @@ class Trial(threading.Thread):
     """A trial that goes on beside. ``failure``: what ended it, None if it passed or goes on."""
 
     def __init__(self, key: Key) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._key = key
         self.failure: Exception | None = None
 
