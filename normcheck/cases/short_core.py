@@ -26,10 +26,11 @@ ORDER = (
 block, and past 65536 rows. A short core has others of the same classes if these are not in its cell's core."""
 
 _SIZES = ("M", "N", "m", "n", "width", "fit", "shape")
+_CLASSES = ("m", "n", "width", "fit")
 _DEAR = frozenset((*_SIZES, "layout", "bias", "weight_dtype", "empty"))
 """The axes on which a compilation or a plan may depend."""
 
-_WORTH = dict.fromkeys(("N", "n", "m", "width", "fit"), 100)
+_WORTH = dict.fromkeys(("N", *_CLASSES), 100)
 _OTHER_WORTH = 8
 """How many pairs a value of an axis is worth: a class of sizes tells more than one more combination of data."""
 
@@ -110,7 +111,9 @@ class ShortCore:
         self._asked = math.inf  # what the latest case at a new place was worth
 
     def _ordered(self) -> Iterator[Size]:
-        if not self._claims.shapes:
+        if self._claims.shapes:
+            yield from _spread(self._design.candidates)
+        else:
             allowed = {(size.M, size.N): size for size in self._design.candidates}
             for m, n in ORDER:
                 size = self._design.like(m, n)
@@ -321,6 +324,21 @@ class _Offer:
     price: float
     worth: float
     new: Set[Value | Pair]
+
+
+def _spread(sizes: Iterable[Size]) -> Iterator[Size]:
+    """Sizes each of which adds most classes to those before it, until there are no more."""
+    left, seen = list(sizes), set[Value]()
+
+    def added(size: Size) -> list[Value]:
+        return [(axis, size.axes[axis]) for axis in _CLASSES if (axis, size.axes[axis]) not in seen]
+
+    while best := max(left, key=lambda size: sum(map(_worth, added(size))), default=None):
+        if not added(best):
+            return
+        seen.update(added(best))
+        left.remove(best)
+        yield best
 
 
 def _worth(goal: Value | Pair) -> int:

@@ -50,7 +50,9 @@ class Costs:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self.call = self.row = self.column = math.inf
+        self.call = self.column = math.inf
+        self._tall = math.inf, 1  # seconds of a run and M, of the case that took least for a row
+        self._few_rows = math.inf  # the least seconds of a run with few rows
         self.spent = self.building = 0.0
         self.places: dict[Place, None] = {}
         self._seen: set[Hashable] = set()
@@ -63,6 +65,15 @@ class Costs:
         self.repeated = False  # whether a case ran that had nothing new
         self._tall_again = self._wide_again = False  # whether such a case had many rows, or long ones
         self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
+
+    @property
+    def row(self) -> float:
+        """Seconds that a row takes, at most; infinite if it is not known. A GPU takes few rows at once, so there it is
+        what a run takes beyond one of few rows.
+        """
+        seconds, rows = self._tall
+        few = self._few_rows if self._device == "cuda" and self._few_rows < math.inf else 0.0
+        return max(0.0, seconds - few) / rows
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
@@ -185,7 +196,9 @@ class Costs:
         self.spent += seconds - beyond
         self.call = min(self.call, seconds / runs)
         if case.M >= _ROWS_TELL:
-            self.row = min(self.row, seconds / runs / case.M)
+            self._tall = min(self._tall, (seconds / runs, case.M), key=lambda tall: tall[0] / tall[1])
+        elif case.M:
+            self._few_rows = min(self._few_rows, seconds / runs)
         if case.N >= _COLUMNS_TELL and case.M and self.row < math.inf:
             own = seconds - self._judging(case)
             self.column = min(self.column, max(0.0, own / runs - self.call - self.row * case.M) / case.N)
