@@ -1,0 +1,134 @@
+"""What an implementation refuses: the value is found by asking for it alone, and left out from then on."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of
+from normcheck.cases.case import EXPANDED, STRIDED, Case
+from normcheck.cases.claims import REFUSABLE, Claims
+from normcheck.cases.core import GAPS, Planned, goals_of
+from normcheck.cases.goals import Goals
+
+_FRUITLESS = 20  # refusals that gave no new pair
+_OFTEN = 5
+_STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A value that may be why a case was refused. ``case`` asks for it alone: a case that ran, but with this value."""
+
+    axis: str
+    value: Any
+    case: Case
+
+
+class Refusals:
+    """The ``claims`` of an implementation, without what it refused, and the goals that are ``given_up`` for it.
+
+    ``wanted``: claims -> the goals of a core. ``version`` differs once something more is left out.
+    """
+
+    def __init__(self, claims: Claims, wanted: Callable[[Claims], Goals]) -> None:
+        self.claims, self._wanted = claims, wanted
+        self.given_up: set[Value | Pair] = set()
+        self.combinations = 0
+        """Cases that were refused for a combination of values."""
+        self._only_refused: Counter[Value | Pair] = Counter()  # values that no case had but so many refused ones
+        self._fruitless = 0
+        self._admitted: set[tuple[str, Any]] = set()
+        self._base: Case | None = None
+        self._questions: deque[Question] = deque()
+        self._suspect: Planned | None = None
+
+    @property
+    def version(self) -> tuple[Claims, int]:
+        """Differs once something more is left out."""
+        return self.claims, self.combinations
+
+    @property
+    def question(self) -> Question | None:
+        """What to ask next, if anything."""
+        return self._questions[0] if self._questions else None
+
+    def asked(self) -> Question | None:
+        """Take the question that ``question`` returned: its case has run, or was refused."""
+        return self._questions.popleft() if self._questions else None
+
+    def ran(self, case: Case) -> None:
+        """Note a case that was not refused."""
+        self._admitted |= set(_refusable(case).items())
+        if case.M > 1 and (self._base is None or case.M * case.N < self._base.M * self._base.N):
+            self._base = case
+
+    def answered(self, done: Set[Value | Pair]) -> None:
+        """The question that was ``asked`` was not refused. After the last of them the case was: for a combination."""
+        if not self._questions and self._suspect is not None:
+            self._give_up(done)
+
+    def refused(self, planned: Planned, question: Question | None, done: Set[Value | Pair]) -> None:
+        """Look for the value that is refused, by asking for one at a time. ``done``: goals that cases have covered."""
+        if question is not None:
+            self._drop(question.axis, question.value)
+            return
+        values = {axis: v for axis, v in _refusable(planned.case).items() if (axis, v) not in self._admitted}
+        self._suspect = planned
+        if self._base is None or len(values) == 1:
+            if len(values) == 1:
+                self._drop(*next(iter(values.items())))
+            return  # nothing has run yet: another case tells more
+        if not values:
+            self._give_up(done)
+        for axis, value in values.items():
+            self._questions.append(Question(axis, value, with_value(self._base, axis, value)))
+        if self.claims.shapes and set(values) & {"M", "N"}:
+            self._questions = deque(q for q in self._questions if q.axis not in ("M", "N"))
+            if not self._questions:
+                self._give_up(done)
+
+    def _drop(self, axis: str, value: Any) -> None:
+        self._questions.clear()
+        self._suspect = None
+        self.claims = self.claims.without(axis, value)
+
+    def _give_up(self, done: Set[Value | Pair]) -> None:
+        """Leave out the pairs of sizes and declarations in a refused case.
+
+        If all of them are left out already, other cases may reach the case's other goals; after _FRUITLESS such
+        refusals, these are left out as well. So is a value, with whatever else, that only refused cases had, _OFTEN.
+        """
+        assert self._suspect is not None
+        suspect, self._suspect = self._suspect, None
+        case = suspect.case
+        if self.claims.shapes:
+            self.claims = self.claims.without_shape((case.M, case.N))
+        self.combinations += 1
+        whole = {axis: values for axis, values in covered(case, "memory").items() if axis in _STRUCTURAL}
+        together: set[Value | Pair] = {pair for pair in pairs_of(whole) if pair not in done | self.given_up}
+        self._fruitless += not together
+        if not together and self._fruitless > _FRUITLESS:
+            together = set(goals_of(suspect)) - done
+        self.given_up |= together
+        alone = [goal for goal in goals_of(suspect) if len(goal) == 2 and goal not in done]
+        self._only_refused.update(alone)
+        for goal in alone:
+            if self._only_refused[goal] == _OFTEN:
+                self.given_up |= {one for one in self._wanted(self.claims) if goal in parts_of(one)}
+
+
+def _refusable(case: Case) -> dict[str, Any]:
+    """Axis -> value, for the axes of a case of which an implementation may refuse a value."""
+    return {**{axis: getattr(case, axis) for axis in REFUSABLE}, "N": case.N, "M": case.M}
+
+
+def with_value(base: Case, axis: str, value: Any) -> Case:
+    """The case ``base`` with another value of a refusable axis, and what belongs to it."""
+    changed: dict[str, Any] = {axis: value}
+    if axis == "layout":
+        changed["gap"] = GAPS[0] if value in STRIDED else 0
+        changed["dy"] = "normal" if value in EXPANDED else base.dy
+    return replace(base, **changed)
