@@ -74,8 +74,8 @@ class Case:
 
     @property
     def small(self) -> bool:
-        """Whether x, with the gaps of its rows, has at most SMALL_ELEMENTS elements."""
-        return self.M * (self.N + self.gap) <= SMALL_ELEMENTS
+        """Whether x, with the gaps of its rows, has at most SMALL_ELEMENTS elements; without rows, the weight."""
+        return max(self.M, 1) * (self.N + self.gap) <= SMALL_ELEMENTS
 
     @property
     def huge(self) -> bool:

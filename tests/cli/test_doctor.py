@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,28 @@ def test_the_driver_from_its_own_files(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
     (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 18\n")
     assert (nvidia_driver.version(), nvidia_driver.gpus()) == ("570.86.15", ("NVIDIA H200",))
+
+
+def test_a_worker_sleeps_while_it_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    class Driver:
+        def __init__(self, name: str) -> None:
+            assert name == "libcuda.so.1"
+
+        def __getattr__(self, name: str) -> Callable[..., int]:
+            return lambda *arguments: called.append((name, arguments[-1])) or 0
+
+    monkeypatch.setattr(nvidia_driver.ctypes, "CDLL", Driver)
+    nvidia_driver.wait_asleep()
+    assert [name for name, _ in called] == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxSetFlags"]
+    assert called[-1] == ("cuDevicePrimaryCtxSetFlags", 4)
+
+    def none(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(nvidia_driver.ctypes, "CDLL", none)
+    nvidia_driver.wait_asleep()  # no driver: nothing to wait for
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from normcheck.cases.core import core
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.gate.costs import RUNS
+from normcheck.gate.budget import Budget
+from normcheck.gate.costs import RUNS, Costs
 from normcheck.gate.coverage import CoreRun, model_size_of
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
@@ -131,6 +132,29 @@ def test_a_dear_kernel_gets_its_cases_and_shapes_in_time(
     assert "a first call takes" in run.core.coverage(100).left_out
 
 
+@pytest.mark.parametrize("fields", [{"ranks": (2, 3)}, {"strided": False, "shapes": DECLARED}])
+@pytest.mark.parametrize("builds", [blocks, plans, tuned])
+def test_many_rows_are_among_the_first_shapes(builds: Builds, fields: dict[str, Any]) -> None:
+    shapes = list(dict.fromkeys((case.M, case.N) for case in simulated(builds, **fields).cases if case.M))
+    assert any(m >= 256 for m, _ in shapes[:3]), shapes
+
+
+def test_several_widths_come_before_more_of_the_rest() -> None:
+    """Other rows cost Triton nothing, and so are many shapes; each width is compiled."""
+    assert len({n for _, n in simulated(blocks, ranks=(2, 3)).shapes}) >= 4
+
+
+def test_a_whole_core_leaves_its_time_after_it_and_a_late_one_a_part() -> None:
+    cell = simulated(plain).cell
+    plan = Plan((cell,), PROFILES["quick"], 0, "cuda", 120.0)
+    costs = Costs("cuda")
+    budget = Budget(plan, costs, 1.0)
+    assert budget.after(short=False) == 4.0
+    for spent, seconds in ((11.0, 4.0), (13.0, 4.0), (14.0, 3.0), (15.0, 2.0), (16.0, 1.0), (30.0, 1.0)):
+        costs.spent = spent
+        assert budget.after(short=True) == seconds
+
+
 def test_what_is_too_dear_even_for_a_short_core_is_thin_and_ends_in_time() -> None:
     run = simulated(each_shape, ranks=(2, 3))
     assert run.seconds <= 41.5
@@ -153,7 +177,7 @@ REFUSED: dict[str, Callable[[Case], bool]] = {
     "tall": lambda case: case.M > 64,
     "no rows": lambda case: case.M == 0,
     "wide and rank 3": lambda case: case.rank == 3 and case.N > 1024,
-    "an eps": lambda case: case.eps == 1e-3,
+    "an eps": lambda case: case.eps == 1e-3,  # no declaration names it
     "special values": lambda case: case.rows in ("nan", "inf"),
 }
 
