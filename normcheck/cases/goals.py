@@ -171,6 +171,7 @@ class Sizes:
         return self.shapes or [(m, n) for m in heights for own in self.widths.values() for n in own]
 
 
+@lru_cache(maxsize=8)
 def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Sizes:
     """The sizes of a core: the first ones of each class if ``seed`` is 0, else random ones of it."""
     if claims.shapes:
