@@ -81,7 +81,7 @@ PROFILES = {
     for profile in (
         Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
         Profile(
-            "ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (600, 10)), large_times=4, powers=(31,)
+            "ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (1000, 20)), large_times=4, powers=(31,)
         ),
         Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP, large_times=25, powers=(31, 32), sanitizer=True),
     )

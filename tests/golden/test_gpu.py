@@ -40,14 +40,12 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
 NOT_THERE = ("apex", "flashinfer", "quack", "transformer_engine")
 """Packages that were not installed."""
 
-NOT_REACHED = {("rmsnorm_llama", "liger", dtype) for dtype in DTYPES}
-"""Cells of that run when its time was up; ``rmsnorm_llama.json`` has them."""
 
-
-def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
-    """``verify --profile ci --time-budget 18 --workers 24`` of every op on two GPUs, ended after 130 s."""
+def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
+    """``normcheck verify`` without options: cases and shapes enough in nearly every cell."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
-    assert (run["profile"], run["status"], run["complete"]) == ("ci", "pass", False)
+    assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
+    assert run["seconds"] < 130
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
@@ -56,12 +54,15 @@ def test_every_implementation_ran_on_a_gpu_and_passed() -> None:
         if "cuda" in i.by_default and name not in NOT_THERE
     }
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
-    since = {key for key in cells if key[0] == "layernorm_relu_bitmask" and key[1] in ("cudnn", "cudnn_graph")}
-    assert set(cells) - since == expected - NOT_REACHED  # since then: only if named, for it sets the bits of a NaN
+    assert set(cells) == expected
     for cell in cells.values():
-        assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
-        assert cell["cases"] >= 5  # building a plan or compiling takes the time
+        assert (cell["device"], cell["failure"]) == ("cuda", None)
+        assert cell["status"] == "pass" or (cell["status"] == "thin" and cell["detail"].startswith("core not finished"))
+        assert cell["cases"] >= 77
+        assert cell["shapes"] >= 6
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
+    assert sum(cell["cases"] < 100 for cell in cells.values()) <= 3
+    assert sum(cell["status"] == "thin" for cell in cells.values()) <= 29
 
 
 @pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm_gemma"])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import LARGE, NAN, NEGATIVE
+from normcheck.errors import Broken
 from normcheck.runner import arena
 from normcheck.runner.arena import Arena, Surroundings
 
@@ -237,3 +238,18 @@ def test_what_torch_compile_traces_is_let_through() -> None:
         allocated = torch.empty(3)
     assert returned.tolist() == [1, 1, 1]
     assert allocated.isnan().all()
+
+
+def test_a_result_that_was_returned_too_early_is_told_when_its_run_is_looked_at() -> None:
+    """Whether it changed after its stream's work is known only then: nobody waits for it before."""
+    arena = Arena(Surroundings())
+    assert arena.clean() is None
+    assert arena.strays({}) == []
+    arena.note("y", torch.tensor(True))
+    assert arena.clean() == torch.tensor(True)
+    assert arena.strays({}) == []
+    arena.note("rstd", torch.tensor(False))
+    assert arena.clean() == torch.tensor(False)
+    with pytest.raises(Broken, match="rstd was still being written, by another stream") as raised:
+        arena.strays({})
+    assert (raised.value.kind, raised.value.output) == ("not_repeatable", "rstd")
