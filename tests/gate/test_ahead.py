@@ -23,7 +23,7 @@ import os, time
 from pathlib import Path
 import torch
 
-DISK, SECONDS, compiled = Path({disk!r}), 0.5, set()
+DISK, SECONDS, compiled = Path({disk!r}), 0.3, set()
 
 def built(name):
     if name in compiled:
@@ -72,7 +72,7 @@ def verdict_of(tmp_path: Path, *, keeps: bool = True, first: str = "pass", worke
     file.write_text(KERNEL.format(disk=str(disk), keeps=keeps, first=first), encoding="utf-8")
     (implementation,) = select_apart(f"{file}:rmsnorm", ("rmsnorm",), "cpu", 60.0)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", f"{file}:rmsnorm")
-    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=3.0)
+    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=1.8)
     return run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0, workers=workers), lambda cases, worst: None)
 
 

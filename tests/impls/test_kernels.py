@@ -224,14 +224,14 @@ def test_rows_of_many_blocks_are_rows_of_one(op: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-def test_programs_that_loop_over_rows_and_read_again_give_the_same(op: str, bias: bool) -> None:
-    """The ways that a GPU takes for wide rows, on rows that end within a tile, a group and a block."""
+def test_programs_that_loop_over_rows_give_the_same(op: str, bias: bool) -> None:
+    """As on a GPU, on rows that end within a tile, a group and a block."""
     t = tensors(23, 100, torch.bfloat16)
     x, weight, b = t["x"], t["weight"], t["bias"] if bias else None
     facts: dict[str, Any] = {"zero_centered": op == "layernorm_zero_centered"}
     own: dict[str, Any] = {"centered": op != "rmsnorm", "clips": (-0.5, 1.0) if options_of(op) else None}
     once = forward_kernels.forward(x, weight, b, eps=EPS, **facts, **own)
-    how = Tile(rows=2, block=128, warps=1, stages=2, groups=3, again=True)
+    how = Tile(rows=2, block=128, warps=1, stages=2, groups=3)
     looped = forward_kernels.forward(x, weight, b, eps=EPS, **facts, **own, how=how)
     assert once.keys() == looped.keys()
     for name in once.keys() - {"bitmask"}:
@@ -239,11 +239,11 @@ def test_programs_that_loop_over_rows_and_read_again_give_the_same(op: str, bias
     if "bitmask" in once:
         assert (unpacked(once["bitmask"], 100) != unpacked(looped["bitmask"], 100)).double().mean() < 0.01
     facts |= {name: once.get(name) for name in ("mean", "rstd", "bitmask")}
-    held = backward_kernels.backward(t["dy"], x, weight, b, **facts)
-    again = backward_kernels.backward(t["dy"], x, weight, b, **facts, how=how)
-    assert held.keys() == again.keys()
-    for name in held:
-        assert_close(name, again[name], held[name].double())
+    plain = backward_kernels.backward(t["dy"], x, weight, b, **facts)
+    tiled = backward_kernels.backward(t["dy"], x, weight, b, **facts, how=how)
+    assert plain.keys() == tiled.keys()
+    for name in plain:
+        assert_close(name, tiled[name], plain[name].double())
 
 
 def test_a_chosen_tile_is_taken_on_a_gpu_only_and_has_no_more_rows_than_there_are() -> None:
