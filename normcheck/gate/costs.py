@@ -31,6 +31,7 @@ _FEW_WARMED, _WARMED_SHARE = (
     0.6,
 )  # if so many cost more than this share of others, the compiler keeps nothing on disk
 _DOUBT = 0.5
+_MUCH_SECONDS = 1.0  # a pause of the machine is no first call
 
 _JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
 _AT_HOME_SECONDS = 5e-7  # the same for a small case of a GPU's kernel, which a CPU judges
@@ -112,8 +113,8 @@ class Costs:
 
     @property
     def mostly_first_calls(self) -> bool:
-        """Whether more time went into first calls than into all else, without the very first one."""
-        return self._cold is not None and self.building - self._beyond(*self._cold) > self.spent
+        """Whether much time, and more than into all else, went into first calls, without the very first one."""
+        return self._cold is not None and self.building - self._beyond(*self._cold) > max(self.spent, _MUCH_SECONDS)
 
     @property
     def dearest(self) -> float:

@@ -3,6 +3,7 @@ own, and make and read the folder of earlier failures."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from normcheck.cases.case_line import parsed
@@ -19,15 +20,23 @@ def prepared(options: VerifyOptions) -> Plan:
     device = device_for(options.device)
     ops = tuple(dict.fromkeys(options.op))
     asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
-    chosen = [
-        (spec, implementation)
-        for spec, own in asked.items()
-        for implementation in selected(spec, own, device, options.timeout, isolation=options.isolation)
-    ]
+    found = _each_selected(asked, device, options.timeout, isolation=options.isolation)
+    chosen = [(spec, implementation) for spec, own in found for implementation in own]
     plan = plan_of(options, device, chosen)
     if not options.database:
         return plan
     return replace(plan, replays=replay.replays(options.database, plan.cells, parsed))
+
+
+def _each_selected(
+    asked: Mapping[str, tuple[str, ...]], device: str, timeout: float, *, isolation: bool
+) -> Iterable[tuple[str, tuple[Implementation, ...]]]:
+    """``selected`` for each spec and its ops."""
+    if not isolation:
+        return ((spec, discovery.select(spec, ops)) for spec, ops in asked.items())
+    from normcheck.isolation.select import each_selected_apart
+
+    return each_selected_apart(asked, device, timeout)
 
 
 def selected(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,37 @@ from normcheck.isolation.replies import broken_of
 from normcheck.isolation.session import ProcessSession
 from normcheck.runner.session import Elsewhere
 
+AT_ONCE = 8
+"""So many imports go on side by side."""
 
-def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -> tuple[Implementation, ...]:
+
+def each_selected_apart(
+    asked: Mapping[str, tuple[str, ...]], device: str, seconds: float
+) -> Iterator[tuple[str, tuple[Implementation, ...]]]:
+    """``select_apart`` for each spec and its ops, in their order, while those that follow are imported as well."""
+    begun: dict[str, Worker] = {}
+    try:
+        for number, (spec, ops) in enumerate(asked.items()):
+            for following in list(asked)[number : number + AT_ONCE]:
+                if following not in begun:
+                    begun[following] = _begun(load_message(following, asked[following], device))
+            yield spec, select_apart(spec, ops, device, seconds, begun[spec])
+    finally:
+        for worker in begun.values():
+            worker.kill()
+
+
+def select_apart(
+    spec: str, ops: tuple[str, ...], device: str, seconds: float, begun: Worker | None = None
+) -> tuple[Implementation, ...]:
     """Like ``discovery.select``, but a worker imports what ``spec`` names, in ``seconds`` after its start.
 
     If the import ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure.
-    Raises UsageError as ``discovery.select`` does, and if the worker sends garbage.
+    Raises UsageError as ``discovery.select`` does, and if the worker sends garbage. ``begun``: a worker that has been
+    asked already.
     """
     try:
-        answer = _imported(load_message(spec, ops, device), START_SECONDS + seconds)
+        answer = _imported(load_message(spec, ops, device), START_SECONDS + seconds, begun)
     except Broken as broken:
         ended = _Ended(broken.kind, broken.message, broken.frames)
         unknown = ops or tuple(OPS)[:1]
@@ -44,21 +66,29 @@ def select_apart(spec: str, ops: tuple[str, ...], device: str, seconds: float) -
     return tuple(_implementation(spec, declared, device) for declared in found)
 
 
-def _imported(request: Message, seconds: float) -> Message:
-    """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again."""
+def _imported(request: Message, seconds: float, begun: Worker | None) -> Message:
+    """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again.
+
+    A new server takes the other imports along that go on: they crash, and try again as well.
+    """
     try:
-        return _import_once(request, seconds)
+        return _answer(begun or _begun(request), seconds)
     except Broken as broken:
         if broken.kind != "crash":
             raise
     forkserver.replace()
-    return _import_once(request, seconds)
+    return _answer(_begun(request), seconds)
 
 
-def _import_once(request: Message, seconds: float) -> Message:
+def _begun(request: Message) -> Worker:
     worker = Worker()
+    worker.send(request)
+    return worker
+
+
+def _answer(worker: Worker, seconds: float) -> Message:
     try:
-        return worker.ask(request, seconds, "its import")
+        return worker.receive(seconds, "its import")
     finally:
         worker.kill()
 

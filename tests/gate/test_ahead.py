@@ -97,7 +97,7 @@ def test_shapes_that_were_compiled_ahead_are_cheap(
 def test_it_ends_if_the_compiler_keeps_nothing(tmp_path: Path, cores: None, looked: list[ahead.Ahead]) -> None:
     verdict = verdict_of(tmp_path, keeps=False)
     assert verdict.status == "pass", verdict.detail
-    assert looked[0].core.costs.number(WARMED) in (3, 4)  # one more may have been under way
+    assert 3 <= looked[0].core.costs.number(WARMED) <= 6  # some more may have been under way
 
 
 @pytest.mark.slow

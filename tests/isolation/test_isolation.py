@@ -26,6 +26,8 @@ from typing import Any
 import pytest
 
 from normcheck.cases.case import Case
+from normcheck.errors import Broken
+from normcheck.isolation.select import each_selected_apart
 from normcheck.result import KINDS
 from tests.case_lines import case_of
 from tests.quality.killers import IMPLEMENTATIONS
@@ -490,6 +492,39 @@ def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path, line: 
     failure = verdicts["deadly.py"]["failure"]
     assert (failure["kind"], read_back(failure["case"]).op) == ("crash", "rmsnorm")
     assert says in failure["message"] and "its import" in failure["message"]
+
+
+WAITS_FOR_THE_OTHER = """
+import time
+from pathlib import Path
+here = Path(__file__)
+here.with_suffix(".begun").touch()
+end = time.monotonic() + 30
+while not here.with_name("{other}.begun").exists():
+    assert time.monotonic() < end, "nobody else is imported"
+    time.sleep(0.01)
+
+def {name}(x, weight, bias, *, eps):
+    return x
+"""
+
+
+@pytest.mark.parametrize("deadly_first", [False, True])
+def test_files_are_imported_side_by_side_and_one_that_dies_is_alone_to_blame(
+    tmp_path: Path, deadly_first: bool
+) -> None:
+    """A crash costs those that are imported beside it a second try."""
+    for name, other in (("one", "other"), ("other", "one")):
+        waits = WAITS_FOR_THE_OTHER.format(name=name, other=name if deadly_first else other)
+        (tmp_path / f"{name}.py").write_text(waits, encoding="utf-8")
+    (tmp_path / "deadly.py").write_text("import os\nos.abort()\n", encoding="utf-8")
+    specs = [*(f"{tmp_path / name}.py:{name}" for name in ("one", "other")), str(tmp_path / "deadly.py")]
+    specs = specs[::-1] if deadly_first else specs
+    found = dict(each_selected_apart(dict.fromkeys(specs, ("rmsnorm",)), "cpu", 60.0))
+    assert list(found) == specs
+    assert [[i.name for i in own] for own in found.values()] == [[spec.rpartition("/")[2]] for spec in specs]
+    with pytest.raises(Broken, match="SIGABRT"):
+        found[str(tmp_path / "deadly.py")][0].forward()
 
 
 RECOMPUTES = """
