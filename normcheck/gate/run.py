@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +132,20 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
     alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers), workers=workers)
     jobs = [(cell, alike) for cell in plan.cells]
     start = partial(start_judge, plan.device, workers)
-    yield from spread(_run_job, jobs, workers=workers, start=start, died=_judge_died, apart=lambda job: False)
+    longest: dict[
+        str, float
+    ] = {}  # seconds of a cell, by implementation: the long ones first, so that all end together
+
+    def cost(job: tuple[Cell, Plan]) -> float:
+        return longest.get(job[0].implementation.name, math.inf)
+
+    never = lambda job: False  # noqa: E731
+    for index, verdict in spread(
+        _run_job, jobs, workers=workers, start=start, died=_judge_died, apart=never, cost=cost
+    ):
+        name = verdict.implementation
+        longest[name] = max(verdict.seconds, longest.get(name, 0.0))
+        yield index, verdict
 
 
 def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -35,21 +34,23 @@ def spread(
     start: Start,
     died: Callable[[Job], Done],
     apart: Callable[[Job], bool],
+    cost: Callable[[Job], float] = lambda job: 0.0,
 ) -> Iterator[tuple[int, Done]]:
     """Yield (index, work(job)) for every job, in the order in which they finish.
 
     ``start`` runs first in every new process; it and ``work`` are functions that a module defines by name. A job whose
     process dies twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job
     has a process of its own from the beginning. With one worker everything runs in this process, and dies with it.
+    ``cost`` is asked whenever a process is free: it gets the dearest job, of equal ones the first.
     """
     if workers == 1:
         yield from ((index, work(job)) for index, job in enumerate(jobs))
         return
-    waiting = deque((index, job) for index, job in enumerate(jobs) if not apart(job))
+    waiting = [(index, job) for index, job in enumerate(jobs) if not apart(job)]
     while waiting:
         running: dict[Future[Done], tuple[int, Job]] = {}
         with _pool(workers, start) as pool:
-            yield from _until_a_death(pool, workers, work, waiting, running)
+            yield from _until_a_death(pool, workers, work, waiting, running, cost)
         for index, job in running.values():
             yield index, _alone(work, job, start, died)
     for index, job in enumerate(jobs):
@@ -61,8 +62,9 @@ def _until_a_death(
     pool: ProcessPoolExecutor,
     workers: int,
     work: Callable[[Job], Done],
-    waiting: deque[tuple[int, Job]],
+    waiting: list[tuple[int, Job]],
     running: dict[Future[Done], tuple[int, Job]],
+    cost: Callable[[Job], float],
 ) -> Iterator[tuple[int, Done]]:
     """Yield results until no job is left or a process has died: one of the jobs in ``running`` then killed it.
 
@@ -72,8 +74,9 @@ def _until_a_death(
     while (waiting or running) and not dead:
         try:
             while waiting and len(running) < workers:
-                running[pool.submit(work, waiting[0][1])] = waiting[0]
-                waiting.popleft()
+                dearest = max(waiting, key=lambda one: cost(one[1]))
+                running[pool.submit(work, dearest[1])] = dearest
+                waiting.remove(dearest)
         except BrokenProcessPool:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:

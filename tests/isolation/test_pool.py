@@ -92,3 +92,28 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 def test_one_worker_is_this_process() -> None:
     found = spread(work, ("one", "two"), workers=1, start=start, died=died, apart=apart)
     assert list(found) == [(0, f"one in {os.getpid()}"), (1, f"two in {os.getpid()}")]
+
+
+def begins(job: str) -> float:
+    began = time.monotonic()
+    time.sleep(0.1)
+    return began
+
+
+def test_the_dearest_job_comes_first_at_what_is_known_by_then() -> None:
+    known: dict[str, float] = {}
+    jobs = ("cheap 1", "dear 1", "cheap 2", "cheap 3", "cheap 4", "dear 2", "dear 3")
+    began: dict[str, float] = {}
+    found = spread(
+        begins,
+        jobs,
+        workers=2,
+        start=start,
+        died=lambda job: 0.0,
+        apart=apart,
+        cost=lambda job: known.get(job[:4], 9.0),
+    )
+    for index, at in found:
+        known[jobs[index][:4]] = float(jobs[index].startswith("dear"))
+        began[jobs[index]] = at
+    assert max(began["dear 2"], began["dear 3"]) < min(began["cheap 3"], began["cheap 4"])
