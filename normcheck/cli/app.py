@@ -43,16 +43,18 @@ def verify(given: Given) -> None:
     of profile ci or deep, is thin, or one has fewer cases than are required; 130 interrupted.
     """
     from normcheck.gate.config import blamed, settings
+    from normcheck.gate.early import looked_at
 
     values = settings(given, given.get("config"))
-    if values.get("isolation", True):
-        from normcheck.isolation.forkserver import start_early
-
-        start_early(values.get("device", "auto"))
-    from normcheck.gate.run import run
-
     with blamed(values):
         checked = built(VerifyOptions, values)
+        looked_at(checked)
+        if checked.isolation:
+            from normcheck.isolation.forkserver import start_early
+
+            start_early(checked.device)
+        from normcheck.gate.run import run
+
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
         raise typer.Exit(run(checked, tuple(sys.argv[1:])))

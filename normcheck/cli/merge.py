@@ -25,7 +25,8 @@ def merge(
     """
     from normcheck.gate.config import blamed, settings
     from normcheck.gate.decision import concluded, terms_of
-    from normcheck.gate.run import publish, targets_of
+    from normcheck.gate.early import targets_of
+    from normcheck.gate.run import publish
     from normcheck.gate.shards import merged
     from normcheck.reports.json_reader import read
     from normcheck.reports.targets import screen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +10,8 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.errors import UsageError, one_line, one_of, shown
+from normcheck.errors import UsageError, shown
+from normcheck.gate import early
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED
@@ -125,10 +125,7 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
     profile = profile_of(options)
     cells = _cells(chosen, options.dtype)
     required = _required(options, cells)
-    names = sorted({cell.implementation.name for cell in cells})
-    for text in required:
-        if requirement(text)[0] not in (*names, EVERY_CELL):
-            raise UsageError(f"require={text}: expected {one_of(names)}, which are what is checked")
+    early.required(required, sorted({cell.implementation.name for cell in cells}))
     shard = shard_of(options.shard, profile)
     return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required, judge=options.judge)
 
@@ -146,12 +143,7 @@ def profile_of(options: VerifyOptions) -> Profile:
 
 def shard_of(text: str, profile: Profile) -> tuple[int, int]:
     """(K, N) of ``--shard K/N``; (1, 1) without it. Raises UsageError."""
-    if not text:
-        return (1, 1)
-    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(f"shard={one_line(text, 60)}: expected K/N with 1 <= K <= N <= 9999")
-    number, count = int(match[1]), int(match[2])
+    number, count = early.shard_parts(text)
     if count > profile.max_examples:
         raise UsageError(f"shard={text} max_examples={profile.max_examples}: expected a case for each shard")
     return number, count

@@ -18,6 +18,7 @@ from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.errors import ExitCode, UsageError, itself_failed
 from normcheck.gate.decision import Terms, concluded, marked, terms_of
+from normcheck.gate.early import targets_of
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
 from normcheck.gate.prepare import prepared
@@ -29,7 +30,7 @@ from normcheck.gate.workers import patience, start_judge, workers_of
 from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
 from normcheck.reports.report import formats
-from normcheck.reports.targets import Target, screen, targets, written
+from normcheck.reports.targets import Target, screen, written
 from normcheck.result import SweepResult, Verdict
 from normcheck.runner.environment import environment
 from normcheck.runner.interruption import interruptible
@@ -72,13 +73,6 @@ def run_of(
         required=plan.required,
         part=options.part,
     )
-
-
-def targets_of(options: VerifyOptions, read: Sequence[str] = ()) -> tuple[Target, ...]:
-    """Where the reports go. Raises UsageError for a file that the run reads: one of ``read`` or of another option."""
-    files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in options.impl]
-    read = (*files, *read, options.known_failures, options.baseline, options.config)
-    return targets(options.report, tuple(formats()), read)
 
 
 def publish(

@@ -66,17 +66,30 @@ def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
     return wanted
 
 
-def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
+def looked_at(spec: str, op_names: Sequence[str]) -> None:
+    """Raise the UsageError of ``select`` that needs no import of what ``spec`` names."""
+    if spec in implementations():
+        select(spec, op_names)
+        return
+    location, _ = _parts(spec)
+    if location.endswith(".py"):
+        _require_file(Path(location))
+
+
+def _parts(spec: str) -> tuple[str, str]:
+    """File or module, and the name in it or "", of a spec that is no known name."""
     location, colon, name = spec.rpartition(":")
     if not colon or spec.endswith(".py"):
         location, name = spec, ""
-    if location.endswith(".py"):
-        module = _load_file(Path(location))
-    elif name:
-        module = _load_module(location)
-    else:
+    if not (name or location.endswith(".py")):
         forms = "a known name (" + ", ".join(implementations()) + "), FILE.py, FILE.py:NAME or MODULE:NAME"
         raise UsageError(f"impl={spec}: expected {forms}")
+    return location, name
+
+
+def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
+    location, name = _parts(spec)
+    module = _load_file(Path(location)) if location.endswith(".py") else _load_module(location)
     declared = _declared(module, spec)
     if not name:
         if not declared:
@@ -180,13 +193,17 @@ def _is_shape(shape: object) -> bool:
     return bool(shape[0] * shape[1] <= MAX_ELEMENTS)
 
 
-def _load_file(path: Path) -> ModuleType:
+def _require_file(path: Path) -> None:
     try:
         found = path.is_file()
     except (OSError, ValueError):  # no file can have this name
         found = False
     if not found:
         raise UsageError(f"impl={str(path)[:200]}: no such file, expected the path of a Python file")
+
+
+def _load_file(path: Path) -> ModuleType:
+    _require_file(path)
     path = path.resolve()
     name = f"normcheck_user_{abs(hash(path))}_{path.stem}"
     if name in sys.modules:
