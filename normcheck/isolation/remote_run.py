@@ -154,6 +154,6 @@ class RemoteRun:
         finally:
             for copy in posted.copies:
                 copy.bring_back()
-        raise_failure(answer)
         self._note_strays(answer, posted.space)
+        raise_failure(answer)
         return answer, posted.space

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
-from normcheck.cases.guard_bands import as_integers
+from normcheck.cases.guard_bands import NAN, as_integers
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import GRADIENTS
 from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text, one_line, shown
@@ -244,7 +244,8 @@ def _settle(named: Mapping[str, object], tensor: Tensor, arena: Arena | Unwatche
     """
     if not tensor.is_cuda:
         return
-    on_gpu = {n: t.detach() for n, t in _tensors(named).items() if t.is_cuda and t.layout == torch.strided}
+    plain = {n: t.detach() for n, t in _tensors(named).items() if t.layout == torch.strided and t.dtype in NAN.bits}
+    on_gpu = {n: t for n, t in plain.items() if t.is_cuda}
     bits = {n: as_integers(t) for n, t in on_gpu.items() if t.numel() * t.element_size() <= _SNAPSHOT_BYTES}
     early = {n: t.clone() for n, t in bits.items()}
     _synchronise(tensor)

@@ -122,6 +122,22 @@ def test_what_a_kernel_writes_to_its_inputs_comes_back(raises: bool) -> None:
     assert given.bias is not None and not given.bias.any()
 
 
+def test_strays_of_a_call_that_raised_are_asked_for() -> None:
+    """What is known from the call before it says nothing of it."""
+
+    def raises(*tensors: torch.Tensor, eps: float) -> dict[str, torch.Tensor]:
+        own = torch.empty(4)
+        own.as_strided((1,), (1,), own.storage_offset() - 1).fill_(3.0)
+        raise ValueError("after that")
+
+    run, _, given = remote(plain(backward=raises))
+    outputs = run.forward(CASE, given).result().outputs
+    assert run.strays({}) == []
+    with pytest.raises(Broken, match="after that"):
+        run.backward(CASE, given, outputs).result()
+    assert [(stray.elements, stray.written) for stray in run.strays({})] == [(4, 1)]
+
+
 def test_a_graph_outlives_the_next_call() -> None:
     run, _, given = remote(plain(forward=lambda *a, **k: forward(*a, **k)["y"], backward=None))
     first = run.forward(CASE, given, others_first=True).result()
