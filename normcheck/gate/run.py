@@ -126,17 +126,17 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
     alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers), workers=workers)
     jobs = [(cell, alike) for cell in plan.cells]
     start = partial(start_judge, plan.device, workers)
-    longest: dict[
-        str, float
-    ] = {}  # seconds of a cell, by implementation: the long ones first, so that all end together
+    # Seconds of a cell, by implementation: the long ones first, so that all end together.
+    longest: dict[str, float] = {}
 
     def cost(job: tuple[Cell, Plan]) -> float:
         return longest.get(job[0].implementation.name, math.inf)
 
-    never = lambda job: False  # noqa: E731
-    for index, verdict in spread(
-        _run_job, jobs, workers=workers, start=start, died=_judge_died, apart=never, cost=cost
-    ):
+    def apart(job: tuple[Cell, Plan]) -> bool:
+        return False
+
+    found = spread(_run_job, jobs, workers=workers, start=start, died=_judge_died, apart=apart, cost=cost)
+    for index, verdict in found:
         name = verdict.implementation
         longest[name] = max(verdict.seconds, longest.get(name, 0.0))
         yield index, verdict
