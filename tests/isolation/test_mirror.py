@@ -15,6 +15,7 @@ from normcheck.isolation import worker
 from normcheck.isolation.client import Client
 from normcheck.isolation.messages import Inbox, Message, packed
 from normcheck.isolation.remote_run import RemoteRun
+from normcheck.isolation.replies import is_set
 from normcheck.isolation.session import ProcessSession
 from normcheck.isolation.shared_memory import MIRROR_BYTES, HostMemory, Mirror, Space, shared_bytes
 from normcheck.runner.arena import Surroundings
@@ -136,6 +137,40 @@ def test_strays_of_a_call_that_raised_are_asked_for() -> None:
     with pytest.raises(Broken, match="after that"):
         run.backward(CASE, given, outputs).result()
     assert [(stray.elements, stray.written) for stray in run.strays({})] == [(4, 1)]
+
+
+class Flagged(Here):
+    """As on a GPU: an answer says only whether there are strays, in a place of the shared memory."""
+
+    def post(self, message: Message, space: Space | None = None) -> int:
+        number = super().post(message, space)
+        if message["do"] != "strays" and "strays" in self.answers[-1]:
+            found = self.answers[-1].pop("strays")
+            self.answers[-1]["clean"] = Space(self.memory, 1 << 25).copy_in_dense(torch.tensor(not found))
+        return number
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_strays_are_asked_for_if_and_only_if_there_are_any(writes: bool) -> None:
+    def beside(*arguments: Any, eps: float) -> dict[str, torch.Tensor]:
+        own = torch.empty(4)
+        if writes:
+            own.as_strided((1,), (1,), own.storage_offset() + 4).fill_(3.0)
+        return backward(*arguments, eps=eps)
+
+    here = Flagged(plain(backward=beside))
+    run = RemoteRun(cast(Client, here), 1, Surroundings(), by_autograd=False)
+    given = copied(make(CASE, OPS["rmsnorm"], "cpu"))
+    run.backward(CASE, given, run.forward(CASE, given).result().outputs).result()
+    asked = here.awaited
+    assert [(stray.elements, stray.written) for stray in run.strays({})] == [(4, 1)] * writes
+    assert here.awaited - asked == int(writes)
+
+
+@pytest.mark.parametrize("place", [{}, {"at": -1}, "nowhere", None])
+def test_a_flag_in_no_place_is_a_crash(place: Any) -> None:
+    with pytest.raises(Broken, match="no sensible answer to strays"):
+        is_set(Space(HostMemory()), place)
 
 
 def test_a_graph_outlives_the_next_call() -> None:
