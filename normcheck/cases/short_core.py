@@ -19,8 +19,8 @@ from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.cases.goals import Extent, Goals
 
 ORDER = (
-    (65, 1025), (300, 64), (20, 1), (1, 8200), (65537, 3), (65, 129), (5, 24), (33, 1024), (2, 4097), (300, 16),
-    (2, 768), (3, 8192), (5, 1536),
+    (65, 1025), (300, 768), (20, 1), (1, 8200), (65537, 3), (65, 64), (5, 24), (33, 1024), (2, 4097), (300, 16),
+    (65, 129), (3, 8192), (5, 1536),
 )  # fmt: skip
 """M and N of the shapes that tell most, which come first: ragged and round, many rows, one column, one row, past a
 block, and past 65536 rows. A short core has others of the same classes if these are not in its cell's core."""
@@ -42,7 +42,7 @@ _LEAST_SECONDS = 1e-3
 _KIND = ("bias", "weight_dtype", "layout")
 _BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
 _CASES_OF_A_SHAPE = 20  # at a place before the next one, as long as shapes have to come yet
-_TRIED = 3  # sizes of a class
+_TRIED = 3  # sizes, one after the other
 _RECENT = 2  # sizes of which other layouts, parameters and rows are considered
 
 
@@ -241,7 +241,8 @@ class ShortCore:
         shapes = {(size.M, size.N) for size in known}
         new = [size for shape, size in self._sizes.items() if size.M and shape not in shapes]
         free = [size for size in new if (size.M, size.N) not in self._taken] or new
-        opening = self._offers(planned for size in free[:1] for planned in self._opening(size))
+        openings = map(self._opened, free[:_TRIED])
+        opening = next((o for o in openings if min(map(self._needed, o), default=math.inf) <= seconds), [])
         opening += self._offers(self._as_compiled(size) for size in new if (size.M, size.N) in self._compiled)
         for near in (known[:_RECENT], known[_RECENT:]):
             beside = self._offers(planned for size in near for planned in self._beside(size))
@@ -249,13 +250,22 @@ class ShortCore:
             for offer in (*opening, *beside):
                 case = offer.planned.case
                 opens = case.M > 0 and (case.M, case.N) not in shapes
-                kept = missing if not opens else 0.0 if missing else self._owed(beside, offer)
-                kept += _CASES_OF_A_SHAPE * self._prices.expected(offer.planned) * opens
-                if offer.price + kept <= seconds and offer.worth > most:
+                kept = self._owed(beside, offer)
+                if missing:
+                    kept = min(kept, offer.price) if opens else missing
+                needed = self._needed(offer) if opens else offer.price
+                if needed + kept <= seconds and offer.worth > most:
                     best, most = offer, offer.worth
             if best is not None:
                 return best
         return None
+
+    def _opened(self, size: Size) -> list[_Offer]:
+        return self._offers(self._opening(size))
+
+    def _needed(self, offer: _Offer) -> float:
+        """Seconds for a case that opens a shape, and for those that follow it there."""
+        return offer.price + _CASES_OF_A_SHAPE * self._prices.expected(offer.planned)
 
     def _known(self) -> list[Size]:
         """The sizes of the cases that have run, the latest ones first."""
@@ -281,9 +291,9 @@ class ShortCore:
         return offers
 
     def _owed(self, offers: Sequence[_Offer], chosen: _Offer) -> float:
-        """Seconds for the layouts, biases and dtypes of the weights that are left after ``chosen``."""
+        """Seconds for the layouts, biases, dtypes of the weights and the case without rows that are left then."""
         left = self._design.left - chosen.new
-        kinds = [goal for goal in left if len(goal) == 2 and goal[0] in ("layout", "bias", "weight_dtype")]
+        kinds = [g for g in left if len(g) == 2 and (g[0] in ("layout", "bias", "weight_dtype") or g == ("m", 0))]
         return sum(min((o.price for o in offers if kind in o.new), default=0.0) for kind in kinds)
 
     def _beside(self, size: Size) -> Iterator[Planned]:

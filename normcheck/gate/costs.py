@@ -25,7 +25,7 @@ M with both, its layout with all of these; a case without rows."""
 WARMED = "warmed"
 """In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
 
-_KINDS = (("parameters", "N", "both"), ("rows", "layout", "empty"), (WARMED,))
+_KINDS = (("parameters", "N", "both"), ("rows", "layout"), ("empty",), (WARMED,))
 _FEW_WARMED, _WARMED_SHARE = (
     3,
     0.6,
@@ -33,7 +33,7 @@ _FEW_WARMED, _WARMED_SHARE = (
 _DOUBT = 0.5
 _MUCH_SECONDS = 1.0  # a pause of the machine is no first call
 
-_JUDGING_SECONDS = {"cpu": 2.5e-6, "cuda": 2e-8}  # for an element, at most; for planning only
+_JUDGING_SECONDS = {"cpu": 1e-6, "cuda": 2e-8}  # for an element, at most; for planning only
 _AT_HOME_SECONDS = 5e-7  # the same for a small case of a GPU's kernel, which a CPU judges
 _SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on, rows cost more than the call

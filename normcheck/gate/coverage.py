@@ -43,6 +43,7 @@ _FIRST_CALLS = {
 _CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
 _RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
 _COLD_DIVISOR = 6  # the very first case is repeated if six like it would take all the time
+_TIMES_AGAIN = 2  # the first case may be repeated
 _PAY_EVERY = 16  # of the cases after a short core
 _GRACE_SHARE = 0.25  # of its time that a short core may take longer, for cases that compile nothing, if it has too few
 _SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
@@ -100,7 +101,7 @@ class CoreRun:
         self._budget = Budget(plan, self.costs, used)
         self._short: ShortCore | None = None
         self._again: Planned | None = None  # a case at the place of the one before, to tell what a first call costs
-        self._before_again = 0.0  # seconds of the case before that one
+        self._before_again, self._again_number = 0.0, 0  # seconds of the case before that one, and which time it is
         self._barred: set[Place] = set()
         self._required: tuple[Any, set[Value | Pair]] = (None, set())
         self._declared = claims_of(cell.op, cell.implementation, cell.dtype)
@@ -215,12 +216,14 @@ class CoreRun:
         shapes = tuple(sorted(shape for shape in self.costs.shapes if math.prod(shape) <= max(ELEMENTS)))
         return replace(self.claims, shapes=shapes) if self._draws_where_paid and shapes else self.claims
 
-    def where_paid(self, case: Case) -> Case:
+    def where_paid(self, case: Case, seconds: float) -> Case:
         """This case with bias, dtype of the weights and layout that ran at its shape, if first calls are dear.
 
-        Every _PAY_EVERY-th case stays as it is.
+        Every _PAY_EVERY-th case stays as it is, if its first call takes no more than ``seconds``.
         """
-        if not self._draws_where_paid or case.seed % _PAY_EVERY == 0 or not self.costs.news(case):
+        if not self._draws_where_paid or not self.costs.news(case):
+            return case
+        if case.seed % _PAY_EVERY == 0 and self.is_worth(case, seconds):
             return case
         places = [place for place in self.costs.places if place[:2] == (case.M, case.N)]
         if not places:
@@ -331,13 +334,19 @@ class CoreRun:
             return
         dear = self._ahead() > max(left, wall / 2)
         if again:
-            if dear and seconds < self._before_again / 2:
+            if seconds > self._before_again / 2 and self._again_number < _TIMES_AGAIN:
+                self._repeat(planned)  # the machine may have been busy
+            elif dear and seconds < self._before_again / 2:
                 self._short, self.costs.dear = self._new_short(), True
             return
         long = seconds > (wall / _COLD_DIVISOR if first else max(left, 0.0) / _USUAL_CASES)
         if planned.case.M and (long if first or not self.costs.repeated else dear and long):
-            self._before_again = seconds
-            self._again = replace(planned, case=replace(planned.case, seed=planned.case.seed + 1), probe="memory")
+            self._before_again, self._again_number = seconds, 0
+            self._repeat(planned)
+
+    def _repeat(self, planned: Planned) -> None:
+        self._again_number += 1
+        self._again = replace(planned, case=replace(planned.case, seed=planned.case.seed + 1), probe="memory")
 
     def _ahead(self) -> float:
         """Seconds of the first calls that are left of a core that is not short."""

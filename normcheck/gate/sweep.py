@@ -147,7 +147,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         return False
 
     def fails_as_well(case: Case) -> bool:
-        return fails(core.where_paid(case))
+        return fails(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
 
     try:
         for case in _replayed(cell, plan, tally):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from normcheck.checks.check import Result
 from normcheck.gate.budget import Budget
 from normcheck.gate.costs import RUNS, Costs
 from normcheck.gate.coverage import CoreRun, model_size_of
-from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.tolerances import Model
@@ -51,6 +51,12 @@ def plans(case: Case) -> Iterator[tuple[Hashable, float]]:
 def tuned(case: Case) -> Iterator[tuple[Hashable, float]]:
     """Ten configurations for each N."""
     yield (case.N, case.bias, case.weight_dtype), 2.0
+
+
+def tuned_by_triton(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """As Triton's autotuner does it: for each N and dtype, without rows as well; then one of them for other strides."""
+    yield (case.N, case.weight_dtype), 2.9
+    yield (case.N, case.weight_dtype, (case.N + case.gap) % 16 == 0, case.layout == "misaligned"), 0.15
 
 
 def compiled(case: Case) -> Iterator[tuple[Hashable, float]]:
@@ -85,12 +91,17 @@ def simulated(
     op: str = "rmsnorm",
     seed: int = 0,
     refuses: Callable[[Case], bool] = lambda case: False,
+    pauses: Sequence[int] = (),
+    profile: Profile = PROFILES["quick"],
     **fields: Any,
 ) -> Simulated:
-    """The core of profile quick, in the order and to the end that these costs give it."""
+    """The core of a profile, in the order and to the end that these costs give it.
+
+    ``pauses``: the numbers of cases for which the machine stands still, as long as a first call takes.
+    """
     implementation = Implementation(name="mine", op=op, forward=lambda *tensors, **numbers: None, **fields)
     cell = Cell(OPS[op], implementation, "bf16", "tests")
-    run = Simulated(cell, CoreRun(cell, Plan((cell,), PROFILES["quick"], seed, device, 120.0), STARTING_SECONDS))
+    run = Simulated(cell, CoreRun(cell, Plan((cell,), profile, seed, device, 120.0), STARTING_SECONDS))
     built: set[Hashable] = set()
     while (step := run.core.next()) is not None:
         case, runs = step.planned.case, RUNS[step.planned.probe]
@@ -98,10 +109,10 @@ def simulated(
             run.refused += 1
             run.core.saw(step, Result(case, Model(), refused="not this"), 0.001)
             continue
-        seconds = CALL_SECONDS * runs + 2.0 * (not run.cases)
+        seconds = CALL_SECONDS * runs + 2.0 * (not run.cases) + 3.0 * (len(run.cases) in pauses)
         asked = (case, replace(case, M=1, layout="contiguous", gap=0)) if step.planned.probe == "rows" else (case,)
         for one in asked:
-            for key, price in builds(one) if one.M else ():
+            for key, price in builds(one) if one.M or builds is tuned_by_triton else ():
                 seconds += price * (key not in built)
                 built.add(key)
         run.core.saw(step, Result(case, Model()), seconds)
@@ -114,6 +125,7 @@ DEAR = (
     (blocks, {"ranks": (2, 3)}, 16.5, (100, 6)),
     (plans, {"strided": False}, 16.5, (95, 6)),  # others are drawn after the core
     (tuned, {"ranks": (2, 3)}, 16.5, (60, 4)),
+    (tuned_by_triton, {"ranks": (2, 3)}, 19.5, (60, 4)),
     (compiled, {"strided": False, "shapes": DECLARED}, 41.5, (60, 3)),
 )
 
@@ -130,6 +142,11 @@ def test_a_dear_kernel_gets_its_cases_and_shapes_in_time(
     assert len(run.shapes) >= least[1]
     assert run.core.coverage(100).missed == ()
     assert "a first call takes" in run.core.coverage(100).left_out
+
+
+def test_a_pause_of_the_machine_hides_no_dear_first_call() -> None:
+    short = replace(PROFILES["quick"], core_seconds=4.0)
+    assert simulated(tuned, device="cpu", profile=short, ranks=(2, 3), pauses=[1]).core.is_short
 
 
 @pytest.mark.parametrize("fields", [{"ranks": (2, 3)}, {"strided": False, "shapes": DECLARED}])
