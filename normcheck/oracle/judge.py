@@ -85,7 +85,6 @@ class Judge:
     dy: Tensor
     scale: reference.Scale
     bias: Tensor | None
-    bias_abs: Tensor | None
     io: Format
     weight: Format
     floors: Mapping[str, float]
@@ -99,6 +98,11 @@ class Judge:
         """Whether every bound is known to be finite, except in rows that are not checkable."""
         longest = self.rules.chain(max(self.case.M, self.case.N))
         return self.case.eps > 0 and self.case.dy not in NOT_FINITE and math.isfinite(self.rules.gam(longest + 16))
+
+    @cached_property
+    def bias_abs(self) -> Tensor | None:
+        """|bias|."""
+        return None if self.bias is None else self.bias.abs()
 
     @property
     def options(self) -> Mapping[str, float]:
@@ -133,7 +137,7 @@ class Reference:
 
     ``ties``, bool (M, N): elements of z equal to a limit, where autograd's clamp and a strict bit differ. ``doubt``,
     bool (M, N): those, and the bits that a correct kernel may set or not. A field that the op lacks is None.
-    ``rows``: mean, rstd and the bounds ``al`` and ``d`` of each row, (4, M) in fp64; None from the plain judge.
+    ``kept``: what the fused judge keeps for the gradients; None from the plain judge.
     """
 
     mean: Tensor | None
@@ -141,7 +145,7 @@ class Reference:
     bits: Tensor | None
     ties: Tensor | None
     doubt: Tensor | None
-    rows: Tensor | None = None
+    kept: object = None
 
 
 def judge_of(
@@ -162,7 +166,6 @@ def judge_of(
     rules = rounding.rules(op, model)
     scale = reference.scale(op, inputs.weight)
     bias = None if inputs.bias is None else inputs.bias.double()
-    bias_abs = None if bias is None else bias.abs()
     io = FORMATS[case.dtype]
 
     @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share
@@ -173,7 +176,7 @@ def judge_of(
 
     weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    judge = Judge(case, op, rules, x, dy, scale, bias, bias_abs, io, weight, floors, zeros, block, watch, fused)
+    judge = Judge(case, op, rules, x, dy, scale, bias, io, weight, floors, zeros, block, watch, fused)
     return judge
 
 

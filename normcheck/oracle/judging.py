@@ -49,7 +49,7 @@ def begin_gradients(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> Begun:
     """Begin to judge ``gradients``, see ``judge_gradients``."""
-    if saved.rows is None or not gradients:
+    if saved.kept is None or not gradients:
         checked = plain_gradients(judge, gradients, saved, given=given, own_bits=own_bits)
         return lambda: checked
     from normcheck.oracle.fused import judge as fused
@@ -94,8 +94,8 @@ def trust(judge: Judge, outputs: Mapping[str, Tensor]) -> None:
 
 def compiling_seconds() -> float:
     """The seconds for which cases of this process have waited until the fused judge was compiled."""
-    fused = sys.modules.get("normcheck.oracle.fused.judge")
-    return 0.0 if fused is None else float(fused.compiling_seconds)
+    launch = sys.modules.get("normcheck.oracle.fused.launch")
+    return 0.0 if launch is None else float(launch.compiling_seconds)
 
 
 @cache

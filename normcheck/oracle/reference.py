@@ -41,13 +41,22 @@ class Rows:
         return self.xh.abs()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scale:
-    """``g`` (N,) in fp64, the factor of xhat; ``abs``: |g|; ``where``: 0 where g is 0, else 1; None if all are 1."""
+    """``g`` (N,) in fp64, the factor of xhat."""
 
     g: Tensor
-    abs: Tensor
-    where: Tensor | None
+
+    @cached_property
+    def abs(self) -> Tensor:
+        """|g|."""
+        return self.g.abs()
+
+    @cached_property
+    def where(self) -> Tensor | None:
+        """0 where g is 0, else 1; None if all are 1."""
+        nonzero = self.g != 0
+        return None if bool(nonzero.all()) else nonzero.double()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,7 @@ def scale(op: Op, weight: Tensor) -> Scale:
     g = weight.double()
     if op.weight_offset:
         g = g + op.weight_offset
-    nonzero = g != 0
-    return Scale(g, g.abs(), None if bool(nonzero.all()) else nonzero.double())
+    return Scale(g)
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:

@@ -110,6 +110,14 @@ def store(a, least, half, FLUSH: tl.constexpr):
 
 
 @triton.jit
+def at_least(expected, least, half, STORED: tl.constexpr):
+    """What the bound of an output is at least: the error of its store, if that rounds. It costs little."""
+    if STORED:
+        return power(tl.abs(expected), least) * half
+    return tl.zeros_like(expected)
+
+
+@triton.jit
 def to_io(a, least, half):
     """``a`` rounded to the nearest number of a format, ties to even, see ``casting.rounded``."""
     anchor = power(tl.abs(a), least) * half * (3.0 * 2.0**52)  # fp64 with this exponent has the format's spacing

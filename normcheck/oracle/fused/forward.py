@@ -33,6 +33,7 @@ from normcheck.oracle.fused.formulas import (
     U,
     above,
     any_of,
+    at_least,
     best_of,
     cast_xhat,
     count,
@@ -83,7 +84,6 @@ def value_of(
 def bounds_of(
     x_abs, xh, p, z, y, g, bias, mean_abs, r, al, per_xh, per_row, u, eta, y_least, y_half, io_least, io_half,
     BIAS: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr, STORED: tl.constexpr, FLUSH: tl.constexpr,
-    SOME_ZERO: tl.constexpr,
 ):  # fmt: skip
     """The error of z before its store, and the bounds of that of y above and below, (R, B); see ``output_y`` of
     ``forward_bounds`` and of ``casting``.
@@ -95,8 +95,7 @@ def bounds_of(
         upper = larger(one, other) - y
         lower = y + larger(-one, -other)
         ops = (larger(-low, high) * g_abs) * u + eta * (1 + g_abs)
-        if SOME_ZERO:
-            ops = tl.where(g != 0, ops, 0.0)
+        ops = tl.where(g != 0, ops, 0.0)
         before = larger(upper, lower) + ops
         upper += ops
         lower += ops
@@ -112,14 +111,33 @@ def bounds_of(
             by_add = tl.abs(z) * u + before * (1 + u)
             by_size = 2 * before + tl.abs(p)
             before = tl.where(by_add < by_size, by_add, by_size) + b_abs * (2.0**-51)
-        if SOME_ZERO:
-            before = tl.where(g != 0, before, 0.0)
+        before = tl.where(g != 0, before, 0.0)
         upper = before
         lower = before
     if STORED:
         stored = store(tl.abs(y) + before, y_least, y_half, FLUSH)
         return before, upper + stored, lower + stored
     return before, larger(upper, 1e-300), larger(lower, 1e-300)
+
+
+@triton.jit
+def room_of(per_xh, per_row, u, eta, io_least, io_half, ROUNDED: tl.constexpr):
+    """A z in doubt is no farther from a limit than |p| a + |g| b + |z| c + d, with these a, b (R,), c and d.
+
+    By ``bounds_of``, the error of z before its store is at most |p| per_xh + |g| per_row + eta + |z| u + |b| 2^-51,
+    where |b| is at most |z| + |p|. A rounding adds half of a power of two, which is at most |z|, that error and the
+    least one. 2^-20 is for u of u, and for the roundings in fp64.
+    """
+    half = io_half * (1 + 2.0**-20) if ROUNDED else io_half * 0
+    more = (1 + half) * (1 + 2.0**-20)
+    return (per_xh + 2.0**-49) * more, per_row * more, (u + 2.0**-49) * more + half, eta * more + io_least * half
+
+
+@triton.jit
+def details_of(size, powers, error, expected, least, mask):
+    """``size`` and ``powers`` (R, B), or the |error| and the error in powers of two where these are larger."""
+    size = larger(size, tl.where(mask, error, 0.0))
+    return size, larger(powers, tl.where(mask, error * one_over(power(tl.abs(expected), least)), 0.0))
 
 
 @triton.jit
@@ -139,17 +157,18 @@ def forward_kernel(
     M, N, x_stride, y_stride, bits_stride,
     CENTERED: tl.constexpr, ANY_VARIANCE: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr,
     CLAMPED: tl.constexpr, OWN: tl.constexpr, PACKED: tl.constexpr, ROUNDED: tl.constexpr, STORED: tl.constexpr,
-    FLUSH: tl.constexpr, SOME_ZERO: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, R: tl.constexpr,
-    B: tl.constexpr,
+    FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Judge y, and those of the statistics and the bitmask whose pointers are not None.
 
     Fills ``rows`` (8, M): mean, rstd, al and d of each row in fp64, then those of a kernel that is given the statistics
     as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits, ties and doubt (M, N).
     OWN: y is judged given the own statistics as well. PACKED: the own bits are packed. ROUNDED: a bit may be of the
-    rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. SOME_ZERO: some factor of xhat may be 0.
-    DETAILS: the largest errors are found, and the elements that a 0 would pass are counted. WHOLE: a tile holds whole
-    rows.
+    rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. DETAILS: the largest errors are found, and
+    the elements that a 0 would pass are counted. WHOLE: a tile holds whole rows.
+
+    Few tiles hold a record or a bit in doubt. So a bound of y is first taken for no less than the error of the store,
+    and how far a z in doubt can be from a limit for no more than ``room_of`` says; what that leaves is looked at again.
     """
     u, eta, eps = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, EPS)
     n = tl.full((R,), N, tl.float64)
@@ -277,6 +296,8 @@ def forward_kernel(
             own_al = tl.zeros((R,), tl.float64) + number(numbers_ptr, AL_SAVED)
             own_d = tl.abs(own_mean) * own_r * own_al
             own_per_xh, own_per_row = off_by_ops(own_al, own_d, own_r, k_y, CAST, numbers_ptr)
+        if CLAMPED:
+            room_p, room_g, room_z, room = room_of(per_xh, per_row, u, eta, io_least, io_half, ROUNDED)
         for start in range(0, N, B):
             cols = start + tl.arange(0, B)
             mask = inside[:, None] & (cols < N)[None, :]
@@ -290,53 +311,64 @@ def forward_kernel(
             p, z, y = value_of(
                 xh, g, bias, lower_clip, upper_clip, io_least, io_half, bias_ptr is not None, CAST, CLAMPED
             )  # fmt: skip
-            before, upper_y, lower_y = bounds_of(
-                tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
-                per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
-                STORED, FLUSH, SOME_ZERO,
-            )  # fmt: skip
             error = got - y
-            bound = tl.where(error > 0, upper_y, lower_y)
-            error = tl.abs(error)
-            record = above(best, error, bound, mask)
-            if DETAILS:
-                size_y = larger(size_y, tl.where(mask, error, 0.0))
-                powers_y = larger(powers_y, tl.where(mask, error * one_over(power(tl.abs(y), y_least)), 0.0))
-                zeros_y += (mask & (tl.abs(y) <= tl.where(y > 0, lower_y, upper_y))).to(tl.int32)
+            record = above(best, tl.abs(error), at_least(y, y_least, y_half, STORED), mask)
+            own_xh = xh
+            own_p = p
+            own_z = z
+            own_y = y
             own_error = error
-            own_bound = bound
             if OWN:
                 own_xh = (x - own_mean[:, None]) * own_r[:, None]
                 own_p, own_z, own_y = value_of(
                     own_xh, g, bias, lower_clip, upper_clip, io_least, io_half, bias_ptr is not None, CAST, CLAMPED
                 )  # fmt: skip
-                _, upper_y, lower_y = bounds_of(
-                    tl.abs(x), own_xh, own_p, own_z, own_y, g, bias, tl.abs(own_mean)[:, None], own_r[:, None],
-                    own_al[:, None], own_per_xh[:, None], own_per_row[:, None], u, eta, y_least, y_half,
-                    io_least, io_half, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH, SOME_ZERO,
-                )  # fmt: skip
                 own_error = got - own_y
-                own_bound = tl.where(own_error > 0, upper_y, lower_y)
-                own_error = tl.abs(own_error)
-                record |= above(best_own, own_error, own_bound, mask)
-                if DETAILS:
-                    size_own = larger(size_own, tl.where(mask, own_error, 0.0))
-                    in_powers = own_error * one_over(power(tl.abs(own_y), y_least))
-                    powers_own = larger(powers_own, tl.where(mask, in_powers, 0.0))
-                    zeros_own += (mask & (tl.abs(own_y) <= tl.where(own_y > 0, lower_y, upper_y))).to(tl.int32)
+                record |= above(best_own, tl.abs(own_error), at_least(own_y, y_least, y_half, STORED), mask)
+            if DETAILS:
+                record = mask
             if any_of(record):
-                best = best_of(best, error, bound, mask)
+                _, upper_y, lower_y = bounds_of(
+                    tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
+                    per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
+                    STORED, FLUSH,
+                )  # fmt: skip
+                best = best_of(best, tl.abs(error), tl.where(error > 0, upper_y, lower_y), mask)
+                if DETAILS:
+                    size_y, powers_y = details_of(size_y, powers_y, tl.abs(error), y, y_least, mask)
+                    zeros_y += (mask & (tl.abs(y) <= tl.where(y > 0, lower_y, upper_y))).to(tl.int32)
                 if OWN:
-                    best_own = best_of(best_own, own_error, own_bound, mask)
+                    _, upper_y, lower_y = bounds_of(
+                        tl.abs(x), own_xh, own_p, own_z, own_y, g, bias, tl.abs(own_mean)[:, None], own_r[:, None],
+                        own_al[:, None], own_per_xh[:, None], own_per_row[:, None], u, eta, y_least, y_half,
+                        io_least, io_half, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
+                    )  # fmt: skip
+                    best_own = best_of(best_own, tl.abs(own_error), tl.where(own_error > 0, upper_y, lower_y), mask)
+                    if DETAILS:
+                        size_own, powers_own = details_of(
+                            size_own, powers_own, tl.abs(own_error), own_y, y_least, mask
+                        )  # fmt: skip
+                        zeros_own += (mask & (tl.abs(own_y) <= tl.where(own_y > 0, lower_y, upper_y))).to(tl.int32)
             if CLAMPED:
                 bits = (z > lower_clip) & (z < upper_clip)
-                reach = before
-                if ROUNDED:
-                    reach += power(tl.abs(z) + before, io_least) * io_half
                 to_lower, to_upper = tl.abs(z - lower_clip), tl.abs(z - upper_clip)
-                ties = (to_lower == 0) | (to_upper == 0)
-                doubt = ~((to_lower > reach) & (to_upper > reach)) & (reach != 0)
-                if any_of(mask & doubt & (before == 0)):  # a tie without any error is a tie in every correct kernel
+                near = mask
+                if not FOLDED:
+                    coarse = tl.abs(p) * room_p[:, None] + (tl.abs(g) * room_g[:, None] + (tl.abs(z) * room_z + room))
+                    near &= (to_lower <= coarse) | (to_upper <= coarse)
+                ties = tl.zeros((R, B), tl.int1)
+                doubt = tl.zeros((R, B), tl.int1)
+                if any_of(near):
+                    before, _, _ = bounds_of(
+                        tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None],
+                        per_xh[:, None], per_row[:, None], u, eta, y_least, y_half, io_least, io_half,
+                        bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
+                    )  # fmt: skip
+                    reach = before
+                    if ROUNDED:
+                        reach += power(tl.abs(z) + before, io_least) * io_half
+                    ties = (to_lower == 0) | (to_upper == 0)
+                    # a tie without any error is a tie in every correct kernel
                     doubt = ~(to_lower > reach) & ~((before == 0) & (to_lower == 0))
                     doubt |= ~(to_upper > reach) & ~((before == 0) & (to_upper == 0))
                     doubt &= reach != 0

@@ -33,6 +33,7 @@ from normcheck.oracle.fused.formulas import (
     U,
     above,
     any_of,
+    at_least,
     best_of,
     cast_xhat,
     count,
@@ -55,8 +56,12 @@ DB_CHECK = tl.constexpr(2)
 FOUND = 12
 """Integers that the kernels fill: three checks of four fields."""
 
-SUMS = 7
+DW, DB, DY_XHAT, DY_SIZE, DY_SHIFT, DW_DOUBT, DB_DOUBT = map(tl.constexpr, range(7))
 """Sums over rows for each column: dw, db, their condition sums, the shift of dw, and the doubt of dw and of db."""
+
+WHOLE_SUMS = tl.constexpr(7)
+BOTH_SUMS = tl.constexpr(11)
+"""With dw, dy_xhat, dy_shift and dw_doubt of a kernel that is given the statistics, in this order."""
 
 
 @triton.jit
@@ -102,23 +107,21 @@ def xhat_at_most(xh, al, d, GIVEN: tl.constexpr):
 
 @triton.jit
 def row_tile(
-    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, start, inside, N, x_stride, dy_stride,
-    u, eta, grow, least, half, dy_column, GIVEN: tl.constexpr, IO_ROUNDED: tl.constexpr,
-    FLUSH: tl.constexpr, B: tl.constexpr,
+    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
+    u, eta, grow, least, half, dy_column, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """x, xhat, the bound of |xhat|, dy * g and how far that may be moved; (R, B), dy * g and the last 0 if masked."""
+    """x, xhat, dy * g and how far that may be moved; (R, B), the last two are 0 if masked."""
     cols = start + tl.arange(0, B)
     mask = inside[:, None] & (cols < N)[None, :]
     x = wide(x_ptr + rows[:, None] * x_stride + cols[None, :], mask)
     g = tl.load(g_ptr + cols, mask=cols < N, other=0.0)[None, :]
     dy, doubt = load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column)
     xh = (x - mean[:, None]) * r[:, None]
-    xa = xhat_at_most(xh, al, d, GIVEN)
     wd = dy * g
     off = wd
     if IO_ROUNDED or doubt_ptr is not None:
         off = tl.where(mask, moved(wd, doubt, g, u, eta, grow, least, half, IO_ROUNDED, FLUSH), 0.0)
-    return x, xh, xa, wd, off
+    return x, xh, wd, off
 
 
 @triton.jit
@@ -156,31 +159,32 @@ def dx_kernel(
         c1_moved = tl.zeros((R, B), tl.float64)
         c2_moved = tl.zeros((R, B), tl.float64)
         if WHOLE:
-            whole_x, whole_xh, whole_xa, whole_wd, whole_off = row_tile(
-                x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, 0, inside, N, x_stride, dy_stride,
-                u, eta, grow, least, half, dy_column, GIVEN, IO_ROUNDED, FLUSH, B,
+            whole_x, whole_xh, whole_wd, whole_off = row_tile(
+                x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, 0, inside, N, x_stride, dy_stride,
+                u, eta, grow, least, half, dy_column, IO_ROUNDED, FLUSH, B,
             )  # fmt: skip
             c1, c2 = whole_xh * whole_wd, whole_wd
-            c1_size, wd_size = whole_xa * tl.abs(whole_wd), tl.abs(whole_wd)
+            c1_size, wd_size = tl.abs(c1), tl.abs(whole_wd)
             if RAW:
-                raw_size = tl.abs(whole_wd) * tl.abs(whole_x)
+                raw_size = tl.abs(whole_wd * whole_x)
             if DOUBT:
-                c1_moved, c2_moved = whole_xa * whole_off, whole_off
+                c1_moved, c2_moved = tl.abs(whole_xh) * whole_off, whole_off
         else:
             for start in range(0, N, B):
-                x, xh, xa, wd, off = row_tile(
-                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, start, inside, N, x_stride,
-                    dy_stride, u, eta, grow, least, half, dy_column, GIVEN, IO_ROUNDED, FLUSH, B,
+                x, xh, wd, off = row_tile(
+                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
+                    u, eta, grow, least, half, dy_column, IO_ROUNDED, FLUSH, B,
                 )  # fmt: skip
-                c1 += xh * wd
+                product = xh * wd
+                c1 += product
                 if CENTERED:
                     c2 += wd
-                c1_size += xa * tl.abs(wd)
+                c1_size += tl.abs(product)
                 wd_size += tl.abs(wd)
                 if RAW:
-                    raw_size += tl.abs(wd) * tl.abs(x)
+                    raw_size += tl.abs(wd * x)
                 if DOUBT:
-                    c1_moved += xa * off
+                    c1_moved += tl.abs(xh) * off
                     c2_moved += off
         c1_mean = tl.sum(c1, axis=1) / n
         c2_mean = tl.sum(c2, axis=1) / n
@@ -191,7 +195,8 @@ def dx_kernel(
         ra = (1 + al) * r
         flushed = eta * (1 + ra)
         c1_abs, c2_abs = tl.abs(c1_mean), tl.abs(c2_mean)
-        dc1 = tl.sum(c1_size, axis=1) / n * number(numbers_ptr, GAM_C1) + wd_mean * flushed
+        c1_most_mean = (1 + al) * (tl.sum(c1_size, axis=1) / n + d * wd_mean)  # by ``xhat_at_most``
+        dc1 = c1_most_mean * number(numbers_ptr, GAM_C1) + wd_mean * flushed
         dc1 += ((1 + al) * (number(numbers_ptr, MEAN_XH) + d)) * eta + 3 * eta
         c1_most = c1_abs * k2 + k2 * d * c2_abs
         per_row = k_dx * c2_abs + c1_most * flushed + 5 * eta
@@ -209,39 +214,46 @@ def dx_kernel(
             lost = ra * ra * s * number(numbers_ptr, GAM_RAW)
             per_offset = lost * ra * (8 * u) + ra * ra * c1_most * (4 * u)
             lost = lost * (ra / r)
-        c1_moved_mean = tl.sum(c1_moved, axis=1) / n
         c2_moved_mean = tl.sum(c2_moved, axis=1) / n
+        c1_moved_mean = (1 + al) * (tl.sum(c1_moved, axis=1) / n + d * c2_moved_mean)
         if not CENTERED:
             c2_moved_mean = tl.zeros_like(r)
         for start in range(0, N, B):
             cols = start + tl.arange(0, B)
             mask = inside[:, None] & (cols < N)[None, :]
             if WHOLE:
-                x, xh, xa, wd, off = whole_x, whole_xh, whole_xa, whole_wd, whole_off
+                x, xh, wd, off = whole_x, whole_xh, whole_wd, whole_off
             else:
-                x, xh, xa, wd, off = row_tile(
-                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, al, d, rows, start, inside, N, x_stride,
-                    dy_stride, u, eta, grow, least, half, dy_column, GIVEN, IO_ROUNDED, FLUSH, B,
+                x, xh, wd, off = row_tile(
+                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
+                    u, eta, grow, least, half, dy_column, IO_ROUNDED, FLUSH, B,
                 )  # fmt: skip
             got = wide(dx_ptr + rows[:, None] * dx_stride + cols[None, :], mask)
             dx = (wd - (xh * c1_mean[:, None] + c2_mean[:, None])) * r[:, None]
-            dx_abs = tl.abs(dx)
             error = tl.abs(got - dx)
-            bound = xa * per_xa[:, None] + tl.abs(wd) * per_wd[:, None] + per_row[:, None]
-            if not GIVEN:
-                bound += dx_abs * al[:, None] + tl.abs(xh) * per_xh[:, None]
-            if RAW:
-                bound += tl.abs(xh) * lost[:, None] + (tl.abs(x) + tl.abs(mean)[:, None]) * per_offset[:, None]
+            smallest = at_least(dx, least, half, STORED)
             if DOUBT:
-                bound += (off + xa * c1_moved_mean[:, None] + c2_moved_mean[:, None]) * ra[:, None]
-            if STORED:
-                bound += store(dx_abs + bound, least, half, FLUSH)
-            if any_of(above(best, error, bound, mask)):
-                best = best_of(best, error, bound, mask)
+                smallest += off * ra[:, None]
+            record = above(best, error, smallest, mask)
             if DETAILS:
-                size = larger(size, tl.where(mask, error, 0.0))
-                in_powers = larger(in_powers, tl.where(mask, error * one_over(power(dx_abs, least)), 0.0))
-                zeros += (mask & (dx_abs <= bound)).to(tl.int32)
+                record = mask
+            if any_of(record):
+                dx_abs = tl.abs(dx)
+                xa = xhat_at_most(xh, al, d, GIVEN)
+                bound = xa * per_xa[:, None] + tl.abs(wd) * per_wd[:, None] + per_row[:, None]
+                if not GIVEN:
+                    bound += dx_abs * al[:, None] + tl.abs(xh) * per_xh[:, None]
+                if RAW:
+                    bound += tl.abs(xh) * lost[:, None] + (tl.abs(x) + tl.abs(mean)[:, None]) * per_offset[:, None]
+                if DOUBT:
+                    bound += (off + xa * c1_moved_mean[:, None] + c2_moved_mean[:, None]) * ra[:, None]
+                if STORED:
+                    bound += store(dx_abs + bound, least, half, FLUSH)
+                best = best_of(best, error, bound, mask)
+                if DETAILS:
+                    size = larger(size, tl.where(mask, error, 0.0))
+                    in_powers = larger(in_powers, tl.where(mask, error * one_over(power(dx_abs, least)), 0.0))
+                    zeros += (mask & (dx_abs <= bound)).to(tl.int32)
     note(found_ptr, DX_CHECK, 0, best)
     if DETAILS:
         note_details(found_ptr, DX_CHECK, size, in_powers)
@@ -249,17 +261,30 @@ def dx_kernel(
 
 
 @triton.jit
+def cast_product(xh, dy_abs, al, r, eta, grow, mask, numbers_ptr, FLUSH: tl.constexpr):
+    """The rounded xhat, and how far its product with dy may be off by that rounding and by its own; (R, B)."""
+    io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
+    per_xh, per_row = off_before_cast(al, r, numbers_ptr)
+    value, low, high = cast_xhat(xh, per_xh[:, None], per_row[:, None], io_least, io_half)
+    off = store(dy_abs * larger(-low, high) + eta, io_least, number(numbers_ptr, DW_IO_HALF), FLUSH)
+    off += dy_abs * larger(high - value, value - low)
+    off = off * grow + dy_abs * tl.abs(value - xh) * (grow - 1)
+    return value, tl.where(mask, off, 0.0)
+
+
+@triton.jit
 def sums_kernel(
     x_ptr, dy_ptr, bits_ptr, doubt_ptr, rows_ptr, numbers_ptr, sums_ptr,
     M, N, group_rows, x_stride, dy_stride, dy_column,
-    GIVEN: tl.constexpr, CENTERED: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr,
-    FLUSH: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+    BOTH: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr, R: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
-    """The sums over a group of rows behind dw and db, into ``sums`` (groups, SUMS, N) fp64. One program: B columns."""
+    """The sums over a group of rows behind dw and db, into ``sums`` (groups, ..., N) fp64. One program: B columns.
+
+    Without BOTH there are no sums of a kernel that is given the statistics.
+    """
     u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
     grow = number(numbers_ptr, GROW)
-    io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
-    dw_io_half = number(numbers_ptr, DW_IO_HALF)
     group = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * B + tl.arange(0, B)
     dw = tl.zeros((R, B), tl.float64)
@@ -269,61 +294,81 @@ def sums_kernel(
     dy_size = tl.zeros((R, B), tl.float64)
     dw_doubt = tl.zeros((R, B), tl.float64)
     db_doubt = tl.zeros((R, B), tl.float64)
+    given_dw = tl.zeros((R, B), tl.float64)
+    given_dy_xhat = tl.zeros((R, B), tl.float64)
+    given_dy_shift = tl.zeros((R, B), tl.float64)
+    given_dw_doubt = tl.zeros((R, B), tl.float64)
+    m = tl.full((), M, tl.int64)
     first = group * group_rows
     last = tl.minimum(first + group_rows, M)
     for start in range(first, last, R):
         rows = start + tl.arange(0, R)
         inside = rows < last
         mask = inside[:, None] & (cols < N)[None, :]
-        mean, r, al, d = load_row(rows_ptr, rows, inside, M, GIVEN)
         x = wide(x_ptr + rows[:, None] * x_stride + cols[None, :], mask)
         dy, doubt = load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column)
-        xh = (x - mean[:, None]) * r[:, None]
-        xa = xhat_at_most(xh, al, d, GIVEN)
         dy_abs = tl.abs(dy)
+        mean, r, al, d = load_row(rows_ptr, rows, inside, M, False)
+        xh = (x - mean[:, None]) * r[:, None]
+        xa = xhat_at_most(xh, al, d, False)
         flushed = eta * (1 + (1 + al) * r)
-        if GIVEN:
-            shift = tl.zeros_like(xh) + flushed[:, None]
-        else:
-            shift = tl.abs(xh) * al[:, None] + ((1 + al) * d + flushed)[:, None]
+        shift = tl.abs(xh) * al[:, None] + ((1 + al) * d + flushed)[:, None]
         if RAW:
             shift += (tl.abs(x) + tl.abs(mean)[:, None]) * ((1 + al) * r * (4 * u))[:, None]
         db += dy
+        dy_size += dy_abs
         dy_xhat += dy_abs * xa
         dy_shift += dy_abs * shift
-        dy_size += dy_abs
         if IO_ROUNDED:
-            per_xh, per_row = off_before_cast(al, r, numbers_ptr)
-            value, low, high = cast_xhat(xh, per_xh[:, None], per_row[:, None], io_least, io_half)
-            off = store(dy_abs * larger(-low, high) + eta, io_least, dw_io_half, FLUSH)
-            off += dy_abs * larger(high - value, value - low)
-            off = off * grow + dy_abs * tl.abs(value - xh) * (grow - 1)
-            dw_doubt += tl.where(mask, off, 0.0)
+            value, off = cast_product(xh, dy_abs, al, r, eta, grow, mask, numbers_ptr, FLUSH)
             dw += dy * value
+            dw_doubt += off
         else:
             dw += dy * xh
             if doubt_ptr is not None:
                 dw_doubt += doubt * grow * xa
                 db_doubt += doubt * grow
+        if BOTH:
+            mean, r, al, d = load_row(rows_ptr + 4 * m, rows, inside, M, True)
+            xh = (x - mean[:, None]) * r[:, None]
+            shift = tl.zeros_like(xh) + (eta * (1 + r))[:, None]
+            if RAW:
+                shift += (tl.abs(x) + tl.abs(mean)[:, None]) * (r * (4 * u))[:, None]
+            given_dy_xhat += tl.abs(dy * xh)
+            given_dy_shift += dy_abs * shift
+            if IO_ROUNDED:
+                value, off = cast_product(xh, dy_abs, al, r, eta, grow, mask, numbers_ptr, FLUSH)
+                given_dw += dy * value
+                given_dw_doubt += off
+            else:
+                given_dw += dy * xh
+                if doubt_ptr is not None:
+                    given_dw_doubt += doubt * grow * tl.abs(xh)
     n = tl.full((), N, tl.int64)
-    to = sums_ptr + group * 7 * n + cols
+    to = sums_ptr + group * (BOTH_SUMS if BOTH else WHOLE_SUMS) * n + cols
     keep = cols < N
-    tl.store(to, tl.sum(dw, axis=0), mask=keep)
-    tl.store(to + n, tl.sum(db, axis=0), mask=keep)
-    tl.store(to + 2 * n, tl.sum(dy_xhat, axis=0), mask=keep)
-    tl.store(to + 3 * n, tl.sum(dy_size, axis=0), mask=keep)
-    tl.store(to + 4 * n, tl.sum(dy_shift, axis=0), mask=keep)
-    tl.store(to + 5 * n, tl.sum(dw_doubt, axis=0), mask=keep)
-    tl.store(to + 6 * n, tl.sum(db_doubt, axis=0), mask=keep)
+    tl.store(to + DW * n, tl.sum(dw, axis=0), mask=keep)
+    tl.store(to + DB * n, tl.sum(db, axis=0), mask=keep)
+    tl.store(to + DY_XHAT * n, tl.sum(dy_xhat, axis=0), mask=keep)
+    tl.store(to + DY_SIZE * n, tl.sum(dy_size, axis=0), mask=keep)
+    tl.store(to + DY_SHIFT * n, tl.sum(dy_shift, axis=0), mask=keep)
+    tl.store(to + DW_DOUBT * n, tl.sum(dw_doubt, axis=0), mask=keep)
+    tl.store(to + DB_DOUBT * n, tl.sum(db_doubt, axis=0), mask=keep)
+    if BOTH:
+        to += WHOLE_SUMS * n
+        tl.store(to, tl.sum(given_dw, axis=0), mask=keep)
+        tl.store(to + n, tl.sum(given_dy_xhat, axis=0), mask=keep)
+        tl.store(to + 2 * n, tl.sum(given_dy_shift, axis=0), mask=keep)
+        tl.store(to + 3 * n, tl.sum(given_dw_doubt, axis=0), mask=keep)
 
 
 @triton.jit
-def sum_of(sums_ptr, which: tl.constexpr, cols, groups, n, keep, G: tl.constexpr, B: tl.constexpr):
-    """One of the sums (1, B), over all groups, G at a time."""
+def sum_of(sums_ptr, which: tl.constexpr, cols, groups, size, n, keep, G: tl.constexpr, B: tl.constexpr):
+    """One of the sums (1, B), over all groups of ``size`` numbers, G at a time."""
     total = tl.zeros((G, B), tl.float64)
     for start in range(0, groups, G):
         group = (start + tl.arange(0, G))[:, None]
-        at = sums_ptr + (group * 7 + which) * n + cols
+        at = sums_ptr + group * size + which * n + cols
         total += tl.load(at, mask=keep & (group < groups), other=0.0)
     return tl.sum(total, axis=0)[None, :]
 
@@ -348,19 +393,27 @@ def judge_sum(
 @triton.jit
 def dw_db_kernel(
     found_ptr, dw_ptr, db_ptr, sums_ptr, numbers_ptr, groups, N,
-    STORED: tl.constexpr, FLUSH: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+    GIVEN: tl.constexpr, BOTH: tl.constexpr, STORED: tl.constexpr, FLUSH: tl.constexpr, G: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
-    """Judge dw and db (N,), those that are not None, from ``sums`` (groups, SUMS, N)."""
+    """Judge dw and db (N,), those that are not None, from ``sums`` (groups, ..., N) of ``sums_kernel``."""
     cols = tl.program_id(0) * B + tl.arange(0, B)[None, :]
     keep = cols < N
     n = tl.full((), N, tl.int64)
-    dw = sum_of(sums_ptr, 0, cols, groups, n, keep, G, B)
-    db = sum_of(sums_ptr, 1, cols, groups, n, keep, G, B)
-    dy_xhat = sum_of(sums_ptr, 2, cols, groups, n, keep, G, B)
-    dy_size = sum_of(sums_ptr, 3, cols, groups, n, keep, G, B)
-    dy_shift = sum_of(sums_ptr, 4, cols, groups, n, keep, G, B)
-    dw_doubt = sum_of(sums_ptr, 5, cols, groups, n, keep, G, B)
-    db_doubt = sum_of(sums_ptr, 6, cols, groups, n, keep, G, B)
+    size = n * (BOTH_SUMS if BOTH else WHOLE_SUMS)
+    if GIVEN:
+        dw = sum_of(sums_ptr, WHOLE_SUMS, cols, groups, size, n, keep, G, B)
+        dy_xhat = sum_of(sums_ptr, WHOLE_SUMS + 1, cols, groups, size, n, keep, G, B)
+        dy_shift = sum_of(sums_ptr, WHOLE_SUMS + 2, cols, groups, size, n, keep, G, B)
+        dw_doubt = sum_of(sums_ptr, WHOLE_SUMS + 3, cols, groups, size, n, keep, G, B)
+    else:
+        dw = sum_of(sums_ptr, DW, cols, groups, size, n, keep, G, B)
+        dy_xhat = sum_of(sums_ptr, DY_XHAT, cols, groups, size, n, keep, G, B)
+        dy_shift = sum_of(sums_ptr, DY_SHIFT, cols, groups, size, n, keep, G, B)
+        dw_doubt = sum_of(sums_ptr, DW_DOUBT, cols, groups, size, n, keep, G, B)
+    db = sum_of(sums_ptr, DB, cols, groups, size, n, keep, G, B)
+    dy_size = sum_of(sums_ptr, DY_SIZE, cols, groups, size, n, keep, G, B)
+    db_doubt = sum_of(sums_ptr, DB_DOUBT, cols, groups, size, n, keep, G, B)
     if dw_ptr is not None:
         off = dy_xhat * number(numbers_ptr, GAM_DW) + dy_shift + number(numbers_ptr, ROWS_ETA) + dw_doubt
         judge_sum(

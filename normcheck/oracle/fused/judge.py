@@ -7,12 +7,9 @@ wrong, unbounded or not finite. The plain judge then judges the case, with all d
 from __future__ import annotations
 
 import struct
-import threading
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -24,34 +21,11 @@ from normcheck.cases.inputs import format_of
 from normcheck.cases.ops import Op
 from normcheck.oracle import casting, rounding
 from normcheck.oracle.compare import Comparison
+from normcheck.oracle.fused.kept import Found, Kept, Sums
+from normcheck.oracle.fused.launch import Way, launch, multiprocessors, programs
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Checked, Judge, Reference
 from normcheck.oracle.rounding import FLT_MAX, Rules
 from normcheck.oracle.tolerances import Model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """How the kernels are launched: tiles of ``rows`` x ``columns`` by so many ``warps``, on ``each`` multiprocessor.
-
-    ``sum_rows``, ``sum_columns``, ``sums_each``: the same for the sums over rows. ``specialised``: compiled for sizes,
-    strides and addresses that are multiples of 16. ``registers``: at most so many a thread.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    each: int
-    sum_rows: int
-    sum_columns: int
-    sums_each: int
-    specialised: bool
-    registers: int | None = None
-
-    def tile(self, N: int) -> dict[str, int | bool | None]:
-        """The tile of rows of N elements, as constants of a kernel."""
-        constants: dict[str, int | bool | None] = {"WHOLE": self.specialised and self.columns >= N}
-        return constants | {"R": self.rows, "B": self.columns, "num_warps": self.warps, "maxnreg": self.registers}
-
 
 SMALL = Way(
     rows=1, columns=512, warps=4, each=8, sum_rows=4, sum_columns=128, sums_each=8, specialised=False
@@ -69,6 +43,7 @@ _LARGE_ELEMENTS = 1 << 20
 _ALIGNED = 16
 _GROUPS_AT_ONCE, _VECTOR_COLUMNS, _SUM_WARPS = 16, 32, 4
 _MOST_GROUPS = 64
+_FOUND_OF_GRADIENTS = 12  # ``gradients.FOUND``, which cannot be imported without Triton
 _GROUP_ROWS = 32
 """At least so many rows share their sums, which are then a small part of the data."""
 
@@ -103,6 +78,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     if "bitmask" in outputs:
         own_bits = outputs["bitmask"].detach().reshape(M, -1).view(torch.uint8).contiguous()
     given_own = len(own) == len(op.statistics) and model.y_given_stats
+    found = Found.room_for(kernel.FOUND + 2 * _FOUND_OF_GRADIENTS, device)
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
     mean = torch.empty((M, 1), dtype=torch.float32, device=device) if op.centered else None
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
@@ -124,7 +100,6 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         "ROUNDED": model.bitmask_compare != "fp32",
         "STORED": _stored(judge.rules, y_fmt),
         "FLUSH": _flushed(judge.rules, y_fmt),
-        "SOME_ZERO": not way.specialised or judge.scale.where is not None,
     }
     single = FORMATS["fp32"]
     checks = [
@@ -134,11 +109,9 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         _Check("y", END_TO_END, M * N, y_fmt, True),
     ]
 
-    def begin(details: bool) -> Tensor:
-        found = torch.zeros(kernel.FOUND, dtype=torch.int64, device=device)
-        grid = (_programs(M, way, device),)
-        _launch(kernel.forward_kernel, way, grid, found, *arguments, **facts, **way.tile(N), DETAILS=details)
-        return found
+    def begin(into: Tensor, details: bool) -> None:
+        grid = (programs(M, way, device),)
+        launch(kernel.forward_kernel, way, grid, into, *arguments, **facts, **way.tile(N), DETAILS=details)
 
     def read(seen: Sequence[int]) -> tuple[Checked, ...] | None:
         checked = _checked(checks, seen, zeros=judge.zeros)
@@ -152,7 +125,8 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
             Checked("bitmask", END_TO_END, Comparison(0.0, M * N, seen[kernel.DOUBTFUL_BITS.value], zeros)),
         )
 
-    return _finish(judge, way, begin, read), Reference(mean, rstd, bits, ties, doubt, rows)
+    kept = Kept(rows, found, both=len(own) == len(op.statistics))
+    return _finish(judge, way, found, kernel.FOUND, begin, read), Reference(mean, rstd, bits, ties, doubt, kept)
 
 
 def gradients(
@@ -161,21 +135,21 @@ def gradients(
     """Begin what ``judge_gradients`` does. ``saved``: of ``forward``."""
     from normcheck.oracle.fused import gradients as kernel
 
-    assert saved.rows is not None
+    kept = saved.kept
+    assert isinstance(kept, Kept)
     op, case, rules, device = judge.op, judge.case, judge.rules, judge.x.device
     M, N = case.M, case.N
     numbers = _numbers(judge, judge.io)
     bits = None if saved.bits is None else saved.bits.view(torch.uint8)
-    doubt = saved.doubt.view(torch.uint8) if own_bits and saved.doubt is not None else None
-    rows = saved.rows[4:] if given else saved.rows[:4]
+    in_doubt = saved.doubt if own_bits else None
+    doubt = None if in_doubt is None else in_doubt.view(torch.uint8)
+    rows = kept.rows[4:] if given else kept.rows
     x, dy, across_dy = judge.x, judge.dy, judge.dy.stride(1) if N > 1 else 1
     dx = _with_rows(returned["dx"], M, N) if "dx" in returned else None
     vectors = {name: returned[name].detach().reshape(N).contiguous() for name in ("dw", "db") if name in returned}
     sizes = (x, dy, dx, N, x.stride(0), dy.stride(0), 0 if dx is None else dx.stride(0))
     way = _way(judge, sizes, LARGE_GIVEN if given else LARGE_GRADIENTS)
     facts = {
-        "GIVEN": given and way.specialised,
-        "CENTERED": op.centered,
         "RAW": rules.model.bwd_form == "raw",
         "IO_ROUNDED": casting.casts(op, rules, judge.io),
         "FLUSH": _flushed(rules, judge.io),
@@ -187,54 +161,70 @@ def gradients(
         _Check("db", check, N, judge.weight, "db" in vectors),
     ]
 
-    def begin(details: bool) -> Tensor:
-        found = torch.zeros(kernel.FOUND, dtype=torch.int64, device=device)
+    def begin(into: Tensor, details: bool) -> None:
         if dx is not None:
-            _launch(
-                kernel.dx_kernel, way, (_programs(M, way, device),),
-                found, x, dy, dx, judge.scale.g, bits, doubt, rows, numbers,
-                M, N, x.stride(0), dy.stride(0), across_dy, dx.stride(0), **facts,
-                STORED=_stored(rules, judge.io), **way.tile(N), DETAILS=details,
+            launch(
+                kernel.dx_kernel, way, (programs(M, way, device),),
+                into, x, dy, dx, judge.scale.g, bits, doubt, rows, numbers,
+                M, N, x.stride(0), dy.stride(0), across_dy, dx.stride(0), **facts, GIVEN=given and way.specialised,
+                CENTERED=op.centered, STORED=_stored(rules, judge.io), **way.tile(N), DETAILS=details,
             )  # fmt: skip
         if vectors:
-            across = -(-N // way.sum_columns)
-            most = max(1, _multiprocessors(device) * way.sums_each // across)
-            group_rows = max(-(-M // min(most, _MOST_GROUPS)), _GROUP_ROWS)
-            group_rows = -(-group_rows // way.sum_rows) * way.sum_rows
-            groups = -(-M // group_rows)
-            sums = torch.empty((groups, kernel.SUMS, N), dtype=torch.float64, device=device)
-            _launch(
-                kernel.sums_kernel, way, (groups, across),
-                x, dy, bits, doubt, rows, numbers, sums, M, N, group_rows, x.stride(0), dy.stride(0), across_dy,
-                **facts, R=way.sum_rows, B=way.sum_columns, num_warps=_SUM_WARPS,
-            )  # fmt: skip
-            _launch(
+            sums = next((s for s in kept.sums if s.are_for(saved.bits, in_doubt, given=given)), None) or add_up()
+            launch(
                 kernel.dw_db_kernel, way, (-(-N // _VECTOR_COLUMNS),),
-                found, vectors.get("dw"), vectors.get("db"), sums, numbers, groups, N,
-                STORED=_stored(rules, judge.weight), FLUSH=_flushed(rules, judge.weight), G=_GROUPS_AT_ONCE,
-                B=_VECTOR_COLUMNS, num_warps=_SUM_WARPS,
+                into, vectors.get("dw"), vectors.get("db"), sums.values, numbers, sums.values.shape[0], N,
+                GIVEN=given, BOTH=sums.both, STORED=_stored(rules, judge.weight), FLUSH=_flushed(rules, judge.weight),
+                G=_GROUPS_AT_ONCE, B=_VECTOR_COLUMNS, num_warps=_SUM_WARPS,
             )  # fmt: skip
-        return found
 
-    return _finish(judge, way, begin, lambda seen: _checked(checks, seen, zeros=judge.zeros))
+    def add_up() -> Sums:
+        both = kept.both or given
+        across = -(-N // way.sum_columns)
+        most = max(1, multiprocessors(device) * way.sums_each // across)
+        group_rows = max(-(-M // min(most, _MOST_GROUPS)), _GROUP_ROWS)
+        group_rows = -(-group_rows // way.sum_rows) * way.sum_rows
+        groups = -(-M // group_rows)
+        number = kernel.BOTH_SUMS if both else kernel.WHOLE_SUMS
+        values = torch.empty((groups, number.value, N), dtype=torch.float64, device=device)
+        launch(
+            kernel.sums_kernel, way, (groups, across),
+            x, dy, bits, doubt, kept.rows, numbers, values, M, N, group_rows, x.stride(0), dy.stride(0), across_dy,
+            **facts, BOTH=both, R=way.sum_rows, B=way.sum_columns, num_warps=_SUM_WARPS,
+        )  # fmt: skip
+        kept.sums.append(Sums(values, saved.bits, in_doubt, both))
+        return kept.sums[-1]
+
+    read = partial(_checked, checks, zeros=judge.zeros)
+    return _finish(judge, way, kept.found, kernel.FOUND, begin, read)
 
 
 def _finish(
     judge: Judge,
     way: Way,
-    begin: Callable[[bool], Tensor],
+    found: Found,
+    number: int,
+    begin: Callable[[Tensor, bool], None],
     read: Callable[[Sequence[int]], tuple[Checked, ...] | None],
 ) -> Finish:
-    """Begin a judgement now. A large one first finds ratios alone, and its details only if a ratio is a record."""
+    """Begin a judgement now, which finds so many numbers. A large one first finds ratios alone, and its details only
+    if a ratio is a record.
+    """
     detailed = judge.zeros or not way.specialised
-    found = begin(detailed)
+    if not found.has_room(number):
+        found = Found.room_for(number, judge.x.device)
+    place = found.next(number)
+    begin(found.numbers[place], detailed)
 
     def finish() -> tuple[Checked, ...] | None:
-        checked = read(found.tolist())
+        checked = read(found.seen()[place])
         if detailed or checked is None:
             return checked
-        record = any(c.comparison.ratio > judge.floors.get(c.output, 0.0) for c in checked)
-        return read(begin(True).tolist()) if record else checked
+        if all(c.comparison.ratio <= judge.floors.get(c.output, 0.0) for c in checked):
+            return checked
+        again = Found.room_for(number, judge.x.device)
+        begin(again.numbers, True)
+        return read(again.seen())
 
     return finish
 
@@ -277,67 +267,6 @@ def _way(judge: Judge, arguments: Sequence[Tensor | int | None], large: Way) -> 
         return SMALL
     numbers = (a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
     return large if all(number % _ALIGNED == 0 for number in numbers) else SMALL
-
-
-@lru_cache(maxsize=8)
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _programs(M: int, way: Way, device: torch.device) -> int:
-    return min(-(-M // way.rows), _multiprocessors(device) * way.each)
-
-
-compiling_seconds = 0.0
-"""For which launches of the main thread have waited, see ``judging.compiling_seconds``."""
-
-_known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-"""What the compilation of a launch depends on -> the compilation, and the kernel's constants as arguments."""
-
-
-def _launch(kernel: Any, way: Way, grid: tuple[int, ...], *arguments: Tensor | int | None, **constants: Any) -> None:
-    """Launch a kernel; one that was launched like this before without asking Triton, which takes 40 us to look."""
-    on_gpu = arguments[0].is_cuda if isinstance(arguments[0], Tensor) else False
-    key = (kernel.fn, way.specialised, *constants.values(), *map(_fact, arguments))
-    known = _known.get(key) if on_gpu else None
-    if known is not None:
-        compiled, last = known
-        compiled[(*grid, 1, 1)[:3]](*arguments, *last)
-        return
-    begun = time.perf_counter()
-    compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
-    if threading.current_thread() is threading.main_thread():
-        _note_compiling(time.perf_counter() - begun)
-    if on_gpu:
-        _known[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
-
-
-def _note_compiling(seconds: float) -> None:
-    global compiling_seconds
-    compiling_seconds += seconds
-
-
-def _fact(argument: Tensor | int | None) -> Hashable:
-    """What a compilation depends on, if all or no addresses are aligned: a dtype, or whether an integer is wide."""
-    if isinstance(argument, Tensor):
-        return argument.dtype
-    return argument if argument is None or argument in (0, 1) else argument.bit_length() > 31
-
-
-@cache
-def _compiled(kernel: Any, specialised: bool) -> Any:
-    """``kernel``; one that is not ``specialised`` is compiled once for all sizes, strides and addresses."""
-    import triton
-
-    sizes = [name for name in kernel.arg_names if name in _SIZES]
-    if specialised:
-        return triton.jit(kernel.fn, do_not_specialize=[name for name in sizes if name in _COUNTS])
-    pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]
-    return triton.jit(kernel.fn, do_not_specialize=sizes, do_not_specialize_on_alignment=pointers)
-
-
-_COUNTS = ("M", "group_rows", "groups")
-_SIZES = (*_COUNTS, "N", "x_stride", "y_stride", "bits_stride", "dy_stride", "dy_column", "dx_stride")
 
 
 def _stored(rules: Rules, fmt: Format) -> bool:

@@ -1,0 +1,68 @@
+"""What the fused judge keeps of one case between its launches: numbers found, rows, and sums over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Found:
+    """What kernels find of a case: ``numbers`` (n,) int64, 0 at first. All of them are read from the GPU at once."""
+
+    numbers: Tensor
+    _used: int = 0
+    _seen: list[int] | None = None
+
+    @classmethod
+    def room_for(cls, number: int, device: torch.device) -> Found:
+        """So many numbers on ``device``."""
+        return cls(torch.zeros(number, dtype=torch.int64, device=device))
+
+    def has_room(self, number: int) -> bool:
+        """Whether so many numbers are left that no kernel fills."""
+        return self._used + number <= self.numbers.numel()
+
+    def next(self, number: int) -> slice:
+        """The place of the next numbers, for a kernel that is launched now."""
+        place = slice(self._used, self._used + number)
+        self._used, self._seen = place.stop, None
+        return place
+
+    def seen(self) -> list[int]:
+        """The numbers, after every kernel that was launched so far."""
+        if self._seen is None:
+            self._seen = self.numbers.tolist()
+        return self._seen
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The ``values`` of ``gradients.sums_kernel``, for dy whose ``bits`` are set, those in ``doubt`` or not.
+
+    ``both``: with those of a kernel that is given the statistics.
+    """
+
+    values: Tensor
+    bits: Tensor | None
+    doubt: Tensor | None
+    both: bool
+
+    def are_for(self, bits: Tensor | None, doubt: Tensor | None, *, given: bool) -> bool:
+        """Whether these are the sums for such a backward."""
+        return self.bits is bits and self.doubt is doubt and (self.both or not given)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the forward leaves for the gradients: the ``rows`` (8, M) of ``forward_kernel``, and room in ``found``.
+
+    ``both``: whether a backward can be given the statistics. ``sums``: those that were added up.
+    """
+
+    rows: Tensor
+    found: Found
+    both: bool
+    sums: list[Sums] = field(default_factory=list)

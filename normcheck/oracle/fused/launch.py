@@ -1,0 +1,103 @@
+"""Launches of the fused judge's kernels: how a kernel is tiled and compiled, and how a launch costs little time.
+
+Triton takes 40 us to find out that a kernel is compiled; a launch like one before goes to its compilation directly.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How the kernels are launched: tiles of ``rows`` x ``columns`` by so many ``warps``, on ``each`` multiprocessor.
+
+    ``sum_rows``, ``sum_columns``, ``sums_each``: the same for the sums over rows. ``specialised``: compiled for sizes,
+    strides and addresses that are multiples of 16. ``registers``: at most so many a thread.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    each: int
+    sum_rows: int
+    sum_columns: int
+    sums_each: int
+    specialised: bool
+    registers: int | None = None
+
+    def tile(self, N: int) -> dict[str, int | bool | None]:
+        """The tile of rows of N elements, as constants of a kernel."""
+        constants: dict[str, int | bool | None] = {"WHOLE": self.specialised and self.columns >= N}
+        return constants | {"R": self.rows, "B": self.columns, "num_warps": self.warps, "maxnreg": self.registers}
+
+
+@lru_cache(maxsize=8)
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has; 1 for a CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def programs(M: int, way: Way, device: torch.device) -> int:
+    """How many programs share M rows."""
+    return min(-(-M // way.rows), multiprocessors(device) * way.each)
+
+
+compiling_seconds = 0.0
+"""For which launches of the main thread have waited, see ``judging.compiling_seconds``."""
+
+_known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+"""What the compilation of a launch depends on -> the compilation, and the kernel's constants as arguments."""
+
+
+def launch(kernel: Any, way: Way, grid: tuple[int, ...], *arguments: Tensor | int | None, **constants: Any) -> None:
+    """Launch a kernel; one that was launched like this before without asking Triton, which takes 40 us to look."""
+    on_gpu = arguments[0].is_cuda if isinstance(arguments[0], Tensor) else False
+    key = (kernel.fn, way.specialised, *constants.values(), *map(_fact, arguments))
+    known = _known.get(key) if on_gpu else None
+    if known is not None:
+        compiled, last = known
+        compiled[(*grid, 1, 1)[:3]](*arguments, *last)
+        return
+    begun = time.perf_counter()
+    compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
+    if threading.current_thread() is threading.main_thread():
+        _note_compiling(time.perf_counter() - begun)
+    if on_gpu:
+        _known[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+
+
+def _note_compiling(seconds: float) -> None:
+    global compiling_seconds
+    compiling_seconds += seconds
+
+
+def _fact(argument: Tensor | int | None) -> Hashable:
+    """What a compilation depends on, if all or no addresses are aligned: a dtype, or whether an integer is wide."""
+    if isinstance(argument, Tensor):
+        return argument.dtype
+    return argument if argument is None or argument in (0, 1) else argument.bit_length() > 31
+
+
+@cache
+def _compiled(kernel: Any, specialised: bool) -> Any:
+    """``kernel``; one that is not ``specialised`` is compiled once for all sizes, strides and addresses."""
+    import triton
+
+    sizes = [name for name in kernel.arg_names if name in _SIZES]
+    if specialised:
+        return triton.jit(kernel.fn, do_not_specialize=[name for name in sizes if name in _COUNTS])
+    pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]
+    return triton.jit(kernel.fn, do_not_specialize=sizes, do_not_specialize_on_alignment=pointers)
+
+
+_COUNTS = ("M", "group_rows", "groups")
+_SIZES = (*_COUNTS, "N", "x_stride", "y_stride", "bits_stride", "dy_stride", "dy_column", "dx_stride")
