@@ -58,7 +58,6 @@ value, as the bits of fp64 numbers >= 0, whose order is that of the numbers; and
 
 ZEROS = tl.constexpr(3)
 
-_NO_SIGN_COPIES = tl.constexpr(-(7 << 60) - 1)
 _TWICE_BIAS = tl.constexpr(2046 << 52)
 
 
@@ -70,14 +69,8 @@ def number(numbers_ptr, index: tl.constexpr):
 
 @triton.jit
 def wide(ptr, mask):
-    """Finite values of any dtype as fp64, exactly, 0 if masked. What is not finite becomes a number above 2^127.
-
-    The bits of fp32 in the place of those of fp64 are the value times 2^-896. A conversion would cost four times this
-    multiplication.
-    """
-    bits = tl.load(ptr, mask=mask, other=0.0).to(tl.float32).to(tl.int32, bitcast=True)
-    shifted = (bits.to(tl.int64) << 29) & _NO_SIGN_COPIES
-    return shifted.to(tl.float64, bitcast=True) * (2.0**896)
+    """Values of any dtype as fp64, exactly, 0 if masked."""
+    return tl.load(ptr, mask=mask, other=0.0).to(tl.float64)
 
 
 @triton.jit
@@ -175,6 +168,13 @@ def note_details(found_ptr, check: tl.constexpr, size, in_powers):
     """Keep the largest error of tiles, and the largest in powers of two."""
     note(found_ptr, check, 1, largest(size))
     note(found_ptr, check, 2, largest(in_powers))
+
+
+@triton.jit
+def details_of(size, powers, error, expected, least, mask):
+    """``size`` and ``powers`` (R, B), or the |error| and the error in powers of two where these are larger."""
+    size = larger(size, tl.where(mask, error, 0.0))
+    return size, larger(powers, tl.where(mask, error * one_over(power(tl.abs(expected), least)), 0.0))
 
 
 @triton.jit

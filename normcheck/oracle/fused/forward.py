@@ -37,6 +37,7 @@ from normcheck.oracle.fused.formulas import (
     best_of,
     cast_xhat,
     count,
+    details_of,
     larger,
     note,
     note_details,
@@ -100,7 +101,7 @@ def bounds_of(
         upper += ops
         lower += ops
     else:
-        before = (tl.abs(xh) * per_xh + per_row) * g_abs + eta
+        before = tl.abs(p) * per_xh + (g_abs * per_row + eta)
         if FOLDED:
             wider = 5 * u * (1 + al)
             before += (x_abs + mean_abs) * r * g_abs * wider
@@ -118,26 +119,6 @@ def bounds_of(
         stored = store(tl.abs(y) + before, y_least, y_half, FLUSH)
         return before, upper + stored, lower + stored
     return before, larger(upper, 1e-300), larger(lower, 1e-300)
-
-
-@triton.jit
-def room_of(per_xh, per_row, u, eta, io_least, io_half, ROUNDED: tl.constexpr):
-    """A z in doubt is no farther from a limit than |p| a + |g| b + |z| c + d, with these a, b (R,), c and d.
-
-    By ``bounds_of``, the error of z before its store is at most |p| per_xh + |g| per_row + eta + |z| u + |b| 2^-51,
-    where |b| is at most |z| + |p|. A rounding adds half of a power of two, which is at most |z|, that error and the
-    least one. 2^-20 is for u of u, and for the roundings in fp64.
-    """
-    half = io_half * (1 + 2.0**-20) if ROUNDED else io_half * 0
-    more = (1 + half) * (1 + 2.0**-20)
-    return (per_xh + 2.0**-49) * more, per_row * more, (u + 2.0**-49) * more + half, eta * more + io_least * half
-
-
-@triton.jit
-def details_of(size, powers, error, expected, least, mask):
-    """``size`` and ``powers`` (R, B), or the |error| and the error in powers of two where these are larger."""
-    size = larger(size, tl.where(mask, error, 0.0))
-    return size, larger(powers, tl.where(mask, error * one_over(power(tl.abs(expected), least)), 0.0))
 
 
 @triton.jit
@@ -167,8 +148,8 @@ def forward_kernel(
     rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. DETAILS: the largest errors are found, and
     the elements that a 0 would pass are counted. WHOLE: a tile holds whole rows.
 
-    Few tiles hold a record or a bit in doubt. So a bound of y is first taken for no less than the error of the store,
-    and how far a z in doubt can be from a limit for no more than ``room_of`` says; what that leaves is looked at again.
+    Few tiles hold a record. So a bound of y is first taken for no more than the error of its store, which costs little,
+    and only a tile that may hold a record then is looked at again.
     """
     u, eta, eps = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, EPS)
     n = tl.full((R,), N, tl.float64)
@@ -296,8 +277,6 @@ def forward_kernel(
             own_al = tl.zeros((R,), tl.float64) + number(numbers_ptr, AL_SAVED)
             own_d = tl.abs(own_mean) * own_r * own_al
             own_per_xh, own_per_row = off_by_ops(own_al, own_d, own_r, k_y, CAST, numbers_ptr)
-        if CLAMPED:
-            room_p, room_g, room_z, room = room_of(per_xh, per_row, u, eta, io_least, io_half, ROUNDED)
         for start in range(0, N, B):
             cols = start + tl.arange(0, B)
             mask = inside[:, None] & (cols < N)[None, :]
@@ -333,7 +312,9 @@ def forward_kernel(
                     per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
                     STORED, FLUSH,
                 )  # fmt: skip
-                best = best_of(best, tl.abs(error), tl.where(error > 0, upper_y, lower_y), mask)
+                bound = tl.where(error > 0, upper_y, lower_y)
+                if any_of(above(best, tl.abs(error), bound, mask)):
+                    best = best_of(best, tl.abs(error), bound, mask)
                 if DETAILS:
                     size_y, powers_y = details_of(size_y, powers_y, tl.abs(error), y, y_least, mask)
                     zeros_y += (mask & (tl.abs(y) <= tl.where(y > 0, lower_y, upper_y))).to(tl.int32)
@@ -343,7 +324,9 @@ def forward_kernel(
                         own_al[:, None], own_per_xh[:, None], own_per_row[:, None], u, eta, y_least, y_half,
                         io_least, io_half, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
                     )  # fmt: skip
-                    best_own = best_of(best_own, tl.abs(own_error), tl.where(own_error > 0, upper_y, lower_y), mask)
+                    bound = tl.where(own_error > 0, upper_y, lower_y)
+                    if any_of(above(best_own, tl.abs(own_error), bound, mask)):
+                        best_own = best_of(best_own, tl.abs(own_error), bound, mask)
                     if DETAILS:
                         size_own, powers_own = details_of(
                             size_own, powers_own, tl.abs(own_error), own_y, y_least, mask
@@ -352,23 +335,17 @@ def forward_kernel(
             if CLAMPED:
                 bits = (z > lower_clip) & (z < upper_clip)
                 to_lower, to_upper = tl.abs(z - lower_clip), tl.abs(z - upper_clip)
-                near = mask
-                if not FOLDED:
-                    coarse = tl.abs(p) * room_p[:, None] + (tl.abs(g) * room_g[:, None] + (tl.abs(z) * room_z + room))
-                    near &= (to_lower <= coarse) | (to_upper <= coarse)
-                ties = tl.zeros((R, B), tl.int1)
-                doubt = tl.zeros((R, B), tl.int1)
-                if any_of(near):
-                    before, _, _ = bounds_of(
-                        tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None],
-                        per_xh[:, None], per_row[:, None], u, eta, y_least, y_half, io_least, io_half,
-                        bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
-                    )  # fmt: skip
-                    reach = before
-                    if ROUNDED:
-                        reach += power(tl.abs(z) + before, io_least) * io_half
-                    ties = (to_lower == 0) | (to_upper == 0)
-                    # a tie without any error is a tie in every correct kernel
+                before, _, _ = bounds_of(
+                    tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
+                    per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
+                    STORED, FLUSH,
+                )  # fmt: skip
+                reach = before
+                if ROUNDED:
+                    reach += power(tl.abs(z) + before, io_least) * io_half
+                ties = (to_lower == 0) | (to_upper == 0)
+                doubt = ~((to_lower > reach) & (to_upper > reach)) & (reach != 0)
+                if any_of(mask & doubt & (before == 0)):  # a tie without any error is a tie in every correct kernel
                     doubt = ~(to_lower > reach) & ~((before == 0) & (to_lower == 0))
                     doubt |= ~(to_upper > reach) & ~((before == 0) & (to_upper == 0))
                     doubt &= reach != 0

@@ -33,10 +33,10 @@ from normcheck.oracle.fused.formulas import (
     U,
     above,
     any_of,
-    at_least,
     best_of,
     cast_xhat,
     count,
+    details_of,
     larger,
     largest,
     note,
@@ -207,17 +207,20 @@ def dx_kernel(
         per_xa = per_xa * ra
         per_wd = k_dx * ra
         per_row = per_row * ra + eta + ra * k2 * d * (c1_abs + d * c2_abs)
-        lost = tl.zeros_like(r)
-        per_offset = tl.zeros_like(r)
+        per_x = tl.zeros_like(r)
         if RAW:
             s = tl.sum(raw_size, axis=1) / n + tl.abs(mean) * wd_mean
             lost = ra * ra * s * number(numbers_ptr, GAM_RAW)
-            per_offset = lost * ra * (8 * u) + ra * ra * c1_most * (4 * u)
-            lost = lost * (ra / r)
-        c2_moved_mean = tl.sum(c2_moved, axis=1) / n
-        c1_moved_mean = (1 + al) * (tl.sum(c1_moved, axis=1) / n + d * c2_moved_mean)
-        if not CENTERED:
-            c2_moved_mean = tl.zeros_like(r)
+            per_x = lost * ra * (8 * u) + ra * ra * c1_most * (4 * u)
+            per_xh += lost * (ra / r)
+            per_row += tl.abs(mean) * per_x
+        if DOUBT:
+            c2_moved_mean = tl.sum(c2_moved, axis=1) / n
+            per_xa += (1 + al) * (tl.sum(c1_moved, axis=1) / n + d * c2_moved_mean) * ra
+            if CENTERED:
+                per_row += c2_moved_mean * ra
+        per_xh += per_xa * (1 + al)  # by ``xhat_at_most``
+        per_row += per_xa * (1 + al) * d
         for start in range(0, N, B):
             cols = start + tl.arange(0, B)
             mask = inside[:, None] & (cols < N)[None, :]
@@ -231,29 +234,21 @@ def dx_kernel(
             got = wide(dx_ptr + rows[:, None] * dx_stride + cols[None, :], mask)
             dx = (wd - (xh * c1_mean[:, None] + c2_mean[:, None])) * r[:, None]
             error = tl.abs(got - dx)
-            smallest = at_least(dx, least, half, STORED)
+            dx_abs = tl.abs(dx)
+            bound = tl.abs(xh) * per_xh[:, None] + (tl.abs(wd) * per_wd[:, None] + per_row[:, None])
+            if not GIVEN:
+                bound += dx_abs * al[:, None]
+            if RAW:
+                bound += tl.abs(x) * per_x[:, None]
             if DOUBT:
-                smallest += off * ra[:, None]
-            record = above(best, error, smallest, mask)
-            if DETAILS:
-                record = mask
-            if any_of(record):
-                dx_abs = tl.abs(dx)
-                xa = xhat_at_most(xh, al, d, GIVEN)
-                bound = xa * per_xa[:, None] + tl.abs(wd) * per_wd[:, None] + per_row[:, None]
-                if not GIVEN:
-                    bound += dx_abs * al[:, None] + tl.abs(xh) * per_xh[:, None]
-                if RAW:
-                    bound += tl.abs(xh) * lost[:, None] + (tl.abs(x) + tl.abs(mean)[:, None]) * per_offset[:, None]
-                if DOUBT:
-                    bound += (off + xa * c1_moved_mean[:, None] + c2_moved_mean[:, None]) * ra[:, None]
-                if STORED:
-                    bound += store(dx_abs + bound, least, half, FLUSH)
+                bound += off * ra[:, None]
+            if STORED:
+                bound += store(dx_abs + bound, least, half, FLUSH)
+            if any_of(above(best, error, bound, mask)):
                 best = best_of(best, error, bound, mask)
-                if DETAILS:
-                    size = larger(size, tl.where(mask, error, 0.0))
-                    in_powers = larger(in_powers, tl.where(mask, error * one_over(power(dx_abs, least)), 0.0))
-                    zeros += (mask & (dx_abs <= bound)).to(tl.int32)
+            if DETAILS:
+                size, in_powers = details_of(size, in_powers, error, dx, least, mask)
+                zeros += (mask & (dx_abs <= bound)).to(tl.int32)
     note(found_ptr, DX_CHECK, 0, best)
     if DETAILS:
         note_details(found_ptr, DX_CHECK, size, in_powers)
