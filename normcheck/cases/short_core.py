@@ -40,6 +40,7 @@ _TALL_ROWS, _TALL_WORTH = 64, 200
 _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
 _KIND = ("bias", "weight_dtype", "layout")
+_LAYOUT = ("layout",)
 _BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
 _CASES_OF_A_SHAPE = 20  # at a place before the next one, as long as shapes have to come yet
 _TRIED = 3  # sizes, one after the other
@@ -250,9 +251,11 @@ class ShortCore:
             for offer in (*opening, *beside):
                 case = offer.planned.case
                 opens = case.M > 0 and (case.M, case.N) not in shapes
-                kept = self._owed(beside, offer)
-                if missing:
-                    kept = min(kept, offer.price) if opens else missing
+                kept = missing
+                if opens:  # parameters cost as much as a shape does: while shapes are missing, these come first
+                    kept = min(self._owed(beside, offer, _LAYOUT), offer.price)
+                if not missing:
+                    kept = self._owed(beside, offer, _KIND)
                 needed = self._needed(offer) if opens else offer.price
                 if needed + kept <= seconds and offer.worth > most:
                     best, most = offer, offer.worth
@@ -290,10 +293,10 @@ class ShortCore:
                 offers.append(_Offer(planned, most + expected, worth / max(likely + expected, _LEAST_SECONDS), new))
         return offers
 
-    def _owed(self, offers: Sequence[_Offer], chosen: _Offer) -> float:
-        """Seconds for the layouts, biases, dtypes of the weights and the case without rows that are left then."""
+    def _owed(self, offers: Sequence[_Offer], chosen: _Offer, axes: Sequence[str]) -> float:
+        """Seconds for the values of these axes, and for the case without rows, that are left after ``chosen``."""
         left = self._design.left - chosen.new
-        kinds = [g for g in left if len(g) == 2 and (g[0] in ("layout", "bias", "weight_dtype") or g == ("m", 0))]
+        kinds = [goal for goal in left if len(goal) == 2 and (goal[0] in axes or goal == ("m", 0))]
         return sum(min((o.price for o in offers if kind in o.new), default=0.0) for kind in kinds)
 
     def _beside(self, size: Size) -> Iterator[Planned]:

@@ -11,6 +11,8 @@ from normcheck.gate.plan import DEAR_SECONDS, Plan
 MOST_BUILDING = 2.0
 """Compiling and the like may take so many times the seconds of the core, beside them."""
 
+_GRACE_SHARE, _LATE_SHARE = 0.25, 0.125  # of its usual time
+
 
 class Budget:
     """The seconds of a cell, of which ``used`` were spent before its core, at what ``costs`` has measured.
@@ -64,6 +66,16 @@ class Budget:
         """Seconds that a short core may take, with compiling and the like."""
         is_longer = self._on_gpu and 3 * self._costs.dearest > self.usual_wall
         return self._short.most_gpu_seconds if is_longer else self.usual_wall
+
+    @property
+    def grace(self) -> float:
+        """Seconds that a cell with too few cases may take longer, for cases that compile nothing."""
+        return _GRACE_SHARE * self.usual_wall
+
+    @property
+    def late(self) -> float:
+        """Seconds that a short core may take longer for what it must cover yet, if it has not the longer limit."""
+        return _LATE_SHARE * self.usual_wall if self.wall == self.usual_wall else 0.0
 
     @property
     def left(self) -> float:

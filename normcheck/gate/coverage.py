@@ -45,7 +45,6 @@ _RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
 _COLD_DIVISOR = 6  # the very first case is repeated if six like it would take all the time
 _TIMES_AGAIN = 2  # the first case may be repeated
 _PAY_EVERY = 16  # of the cases after a short core
-_GRACE_SHARE = 0.25  # of its time that a short core may take longer, for cases that compile nothing, if it has too few
 _SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
@@ -238,7 +237,7 @@ class CoreRun:
 
     def needs_more(self, cases: int) -> bool:
         """Whether a cell with a short core has judged too few cases, and has time for more."""
-        return self.is_short and cases < self._least[0] and self._budget.left > 0
+        return self.is_short and cases < self._least[0] and self._budget.left > -self._budget.grace
 
     @property
     def _least(self) -> tuple[int, int]:
@@ -380,8 +379,13 @@ class CoreRun:
         planned = planned or short.last(seconds, owed)
         if planned is None and not enough:
             planned = short.next(seconds, 0.0, 0.0)
+        late = seconds + budget.late
+        if planned is None and owed:
+            planned = short.last(late, owed)
+        if planned is None and missing:
+            planned = short.next(late, missing * self.costs.first_call("N"), 0.0)
         if planned is None and self._run < cases:
-            planned = short.more(seconds + _GRACE_SHARE * budget.usual_wall)
+            planned = short.more(seconds + budget.grace)
         if planned is None:
             return None
         self._number += 1

@@ -71,7 +71,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Judge:
-    """The judge of one case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``bias`` (N,) in fp64, its rules and options.
+    """The judge of one case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``stored_bias`` (N,), its rules and options.
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
@@ -84,7 +84,7 @@ class Judge:
     x: Tensor
     dy: Tensor
     scale: reference.Scale
-    bias: Tensor | None
+    stored_bias: Tensor | None
     io: Format
     weight: Format
     floors: Mapping[str, float]
@@ -98,6 +98,11 @@ class Judge:
         """Whether every bound is known to be finite, except in rows that are not checkable."""
         longest = self.rules.chain(max(self.case.M, self.case.N))
         return self.case.eps > 0 and self.case.dy not in NOT_FINITE and math.isfinite(self.rules.gam(longest + 16))
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """The bias in fp64."""
+        return None if self.stored_bias is None else self.stored_bias.double()
 
     @cached_property
     def bias_abs(self) -> Tensor | None:
@@ -165,7 +170,6 @@ def judge_of(
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     rules = rounding.rules(op, model)
     scale = reference.scale(op, inputs.weight)
-    bias = None if inputs.bias is None else inputs.bias.double()
     io = FORMATS[case.dtype]
 
     @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share
@@ -176,7 +180,7 @@ def judge_of(
 
     weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    judge = Judge(case, op, rules, x, dy, scale, bias, io, weight, floors, zeros, block, watch, fused)
+    judge = Judge(case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, watch, fused)
     return judge
 
 

@@ -43,9 +43,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scale:
-    """``g`` (N,) in fp64, the factor of xhat."""
+    """The factor of xhat, ``weight`` (N,) as stored plus ``offset``."""
 
-    g: Tensor
+    weight: Tensor
+    offset: float = 0.0
+
+    @cached_property
+    def g(self) -> Tensor:
+        """The factor in fp64."""
+        g = self.weight.double()
+        return g + self.offset if self.offset else g
 
     @cached_property
     def abs(self) -> Tensor:
@@ -85,10 +92,7 @@ class Backward:
 
 def scale(op: Op, weight: Tensor) -> Scale:
     """The factor of xhat, exactly ``weight`` (N,) or ``1 + weight``."""
-    g = weight.double()
-    if op.weight_offset:
-        g = g + op.weight_offset
-    return Scale(g)
+    return Scale(weight, op.weight_offset)
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:

@@ -159,7 +159,7 @@ FAULTS = {
     "the variance is summed in fp32": ("(xc * xc).mean(1", "(xc * xc).float().mean(1"),
     "eps is rounded to fp32": ("(var + eps)", "(var + float(torch.tensor(eps)))"),
     "eps is outside the root": ("(var + eps).rsqrt_()", "1 / (var.sqrt() + eps)"),
-    "1 is not added to the weight": ("g = g + op.weight_offset", "g = g"),
+    "1 is not added to the weight": ("return g + self.offset if self.offset else g", "return g"),
     "the bias is scaled": ("z = p if bias is None else p + bias", "z = p if bias is None else p + bias * (1 + 1e-14)"),
     "a bit is set at a limit": ('(z < options["upper_clip"])', '(z <= options["upper_clip"])'),
     "y is not clipped": ("if op.clamped else z", "if False else z"),

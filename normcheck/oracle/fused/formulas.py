@@ -74,6 +74,12 @@ def wide(ptr, mask):
 
 
 @triton.jit
+def factors(weight_ptr, weight_offset: tl.constexpr, cols, N):
+    """The factors of xhat (1, B), see ``reference.scale``."""
+    return (wide(weight_ptr + cols, cols < N) + weight_offset)[None, :]
+
+
+@triton.jit
 def larger(a, b):
     """max(a, b) of numbers; tl.maximum takes three times as long, to quiet a NaN."""
     return tl.where(a > b, a, b)

@@ -38,6 +38,7 @@ from normcheck.oracle.fused.formulas import (
     cast_xhat,
     count,
     details_of,
+    factors,
     larger,
     note,
     note_details,
@@ -133,12 +134,13 @@ def off_by_ops(al, d, r, k_y, CAST: tl.constexpr, numbers_ptr):
 
 @triton.jit
 def forward_kernel(
-    found_ptr, x_ptr, y_ptr, g_ptr, bias_ptr, own_mean_ptr, own_rstd_ptr, own_bits_ptr, numbers_ptr,
+    found_ptr, x_ptr, y_ptr, weight_ptr, bias_ptr, own_mean_ptr, own_rstd_ptr, own_bits_ptr, numbers_ptr,
     rows_ptr, mean_ptr, rstd_ptr, bits_ptr, ties_ptr, doubt_ptr,
     M, N, x_stride, y_stride, bits_stride,
-    CENTERED: tl.constexpr, ANY_VARIANCE: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr,
-    CLAMPED: tl.constexpr, OWN: tl.constexpr, PACKED: tl.constexpr, ROUNDED: tl.constexpr, STORED: tl.constexpr,
-    FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+    weight_offset: tl.constexpr, CENTERED: tl.constexpr, ANY_VARIANCE: tl.constexpr, FOLDED: tl.constexpr,
+    CAST: tl.constexpr, CLAMPED: tl.constexpr, OWN: tl.constexpr, PACKED: tl.constexpr, ROUNDED: tl.constexpr,
+    STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, R: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
     """Judge y, and those of the statistics and the bitmask whose pointers are not None.
 
@@ -281,10 +283,10 @@ def forward_kernel(
             cols = start + tl.arange(0, B)
             mask = inside[:, None] & (cols < N)[None, :]
             x = x_whole if WHOLE else wide(at + cols[None, :], mask)
-            g = tl.load(g_ptr + cols, mask=cols < N, other=0.0)[None, :]
+            g = factors(weight_ptr, weight_offset, cols, N)
             bias = g
             if bias_ptr is not None:
-                bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0)[None, :]
+                bias = wide(bias_ptr + cols, cols < N)[None, :]
             got = wide(y_ptr + rows[:, None] * y_stride + cols[None, :], mask)
             xh = (x - mean[:, None]) * r[:, None]
             p, z, y = value_of(

@@ -37,6 +37,7 @@ from normcheck.oracle.fused.formulas import (
     cast_xhat,
     count,
     details_of,
+    factors,
     larger,
     largest,
     note,
@@ -107,14 +108,15 @@ def xhat_at_most(xh, al, d, GIVEN: tl.constexpr):
 
 @triton.jit
 def row_tile(
-    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
-    u, eta, grow, least, half, dy_column, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr, B: tl.constexpr,
+    x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
+    u, eta, grow, least, half, dy_column, weight_offset: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    FLUSH: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """x, xhat, dy * g and how far that may be moved; (R, B), the last two are 0 if masked."""
     cols = start + tl.arange(0, B)
     mask = inside[:, None] & (cols < N)[None, :]
     x = wide(x_ptr + rows[:, None] * x_stride + cols[None, :], mask)
-    g = tl.load(g_ptr + cols, mask=cols < N, other=0.0)[None, :]
+    g = factors(weight_ptr, weight_offset, cols, N)
     dy, doubt = load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column)
     xh = (x - mean[:, None]) * r[:, None]
     wd = dy * g
@@ -126,9 +128,10 @@ def row_tile(
 
 @triton.jit
 def dx_kernel(
-    found_ptr, x_ptr, dy_ptr, dx_ptr, g_ptr, bits_ptr, doubt_ptr, rows_ptr, numbers_ptr,
+    found_ptr, x_ptr, dy_ptr, dx_ptr, weight_ptr, bits_ptr, doubt_ptr, rows_ptr, numbers_ptr,
     M, N, x_stride, dy_stride, dy_column, dx_stride,
-    GIVEN: tl.constexpr, CENTERED: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    weight_offset: tl.constexpr, GIVEN: tl.constexpr, CENTERED: tl.constexpr, RAW: tl.constexpr,
+    IO_ROUNDED: tl.constexpr,
     STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr,
     R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
@@ -160,8 +163,8 @@ def dx_kernel(
         c2_moved = tl.zeros((R, B), tl.float64)
         if WHOLE:
             whole_x, whole_xh, whole_wd, whole_off = row_tile(
-                x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, 0, inside, N, x_stride, dy_stride,
-                u, eta, grow, least, half, dy_column, IO_ROUNDED, FLUSH, B,
+                x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, 0, inside, N, x_stride, dy_stride,
+                u, eta, grow, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, B,
             )  # fmt: skip
             c1, c2 = whole_xh * whole_wd, whole_wd
             c1_size, wd_size = tl.abs(c1), tl.abs(whole_wd)
@@ -172,8 +175,8 @@ def dx_kernel(
         else:
             for start in range(0, N, B):
                 x, xh, wd, off = row_tile(
-                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
-                    u, eta, grow, least, half, dy_column, IO_ROUNDED, FLUSH, B,
+                    x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride,
+                    dy_stride, u, eta, grow, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, B,
                 )  # fmt: skip
                 product = xh * wd
                 c1 += product
@@ -228,8 +231,8 @@ def dx_kernel(
                 x, xh, wd, off = whole_x, whole_xh, whole_wd, whole_off
             else:
                 x, xh, wd, off = row_tile(
-                    x_ptr, dy_ptr, g_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
-                    u, eta, grow, least, half, dy_column, IO_ROUNDED, FLUSH, B,
+                    x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride,
+                    dy_stride, u, eta, grow, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, B,
                 )  # fmt: skip
             got = wide(dx_ptr + rows[:, None] * dx_stride + cols[None, :], mask)
             dx = (wd - (xh * c1_mean[:, None] + c2_mean[:, None])) * r[:, None]

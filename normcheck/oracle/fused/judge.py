@@ -86,12 +86,14 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
     bits, ties, doubt = (torch.empty((M, N), dtype=torch.bool, device=device) if op.clamped else None for _ in range(3))
     arguments = (
-        judge.x, y, judge.scale.g, judge.bias, own.get("mean"), own.get("rstd"), own_bits, _numbers(judge, y_fmt),
-        rows, mean, rstd, *(None if mask is None else mask.view(torch.uint8) for mask in (bits, ties, doubt)),
+        judge.x, y, judge.scale.weight, judge.stored_bias, own.get("mean"), own.get("rstd"), own_bits,
+        _numbers(judge, y_fmt), rows, mean, rstd,
+        *(None if mask is None else mask.view(torch.uint8) for mask in (bits, ties, doubt)),
         M, N, judge.x.stride(0), y.stride(0), 0 if own_bits is None else own_bits.stride(0),
     )  # fmt: skip
     way = _way(judge, (*arguments[:-5], *arguments[-4:]), LARGE_FORWARD)  # M need not be aligned
     facts = {
+        "weight_offset": op.weight_offset,
         "CENTERED": op.centered,
         "ANY_VARIANCE": op.centered and judge.rules.c_var != 0,
         "FOLDED": model.y_form == "folded",
@@ -149,7 +151,7 @@ def gradients(
     x, dy, across_dy = judge.x, judge.dy, judge.dy.stride(1) if N > 1 else 1
     dx = _with_rows(returned["dx"], M, N) if "dx" in returned else None
     vectors = {name: returned[name].detach().reshape(N).contiguous() for name in ("dw", "db") if name in returned}
-    sizes = (x, dy, dx, N, x.stride(0), dy.stride(0), 0 if dx is None else dx.stride(0))
+    sizes = (x, dy, dx, judge.scale.weight, N, x.stride(0), dy.stride(0), 0 if dx is None else dx.stride(0))
     way = _way(judge, sizes, LARGE_ROUNDED if casting.casts(op, rules, judge.io) else LARGE_GRADIENTS)
     facts = {
         "RAW": rules.model.bwd_form == "raw",
@@ -167,9 +169,10 @@ def gradients(
         if dx is not None:
             launch(
                 kernel.dx_kernel, way, (programs(M, way, device),),
-                into, x, dy, dx, judge.scale.g, bits, doubt, rows, numbers,
-                M, N, x.stride(0), dy.stride(0), across_dy, dx.stride(0), **facts, GIVEN=given and way.specialised,
-                CENTERED=op.centered, STORED=_stored(rules, judge.io), **way.tile(N), DETAILS=details,
+                into, x, dy, dx, judge.scale.weight, bits, doubt, rows, numbers,
+                M, N, x.stride(0), dy.stride(0), across_dy, dx.stride(0), **facts,
+                weight_offset=op.weight_offset, GIVEN=given and way.specialised, CENTERED=op.centered,
+                STORED=_stored(rules, judge.io), **way.tile(N), DETAILS=details,
             )  # fmt: skip
         if vectors:
             sums = next((s for s in kept.sums if s.are_for(saved.bits, in_doubt, given=given)), None) or add_up()
