@@ -45,7 +45,7 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
     """``normcheck verify`` without options: cases and shapes enough in nearly every cell."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] < 130
+    assert run["seconds"] < 121
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
@@ -58,11 +58,11 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
     for cell in cells.values():
         assert (cell["device"], cell["failure"]) == ("cuda", None)
         assert cell["status"] == "pass" or (cell["status"] == "thin" and cell["detail"].startswith("core not finished"))
-        assert cell["cases"] >= 77
-        assert cell["shapes"] >= 6
+        assert cell["cases"] >= 100
+        assert cell["shapes"] >= (4 if cell["implementation"] == "torch_compile" else 5)
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
-    assert sum(cell["cases"] < 100 for cell in cells.values()) <= 3
-    assert sum(cell["status"] == "thin" for cell in cells.values()) <= 29
+    assert sum(cell["shapes"] < 6 for cell in cells.values() if cell["implementation"] != "torch_compile") <= 4
+    assert sum(cell["status"] == "thin" for cell in cells.values()) <= 12
 
 
 @pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm_gemma"])
