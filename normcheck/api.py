@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 
 from normcheck.cases.case_line import parsed
-from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
@@ -99,7 +99,7 @@ def _options(dtypes: str | Sequence[str], given: Mapping[str, Any]) -> VerifyOpt
     several = isinstance(dtypes, list | tuple) and dtypes and all(isinstance(dtype, str) for dtype in dtypes)
     if not several and not isinstance(dtypes, str):
         raise UsageError(f"dtypes={shown(dtypes)}: expected {one_of(DTYPES)}, or a list of them")
-    wanted = (dtypes,) if isinstance(dtypes, str) else tuple(dict.fromkeys(dtypes))
+    wanted = tuple(dict.fromkeys(map(named, (dtypes,) if isinstance(dtypes, str) else dtypes)))
     check_names("dtypes", wanted, DTYPES)
     return built(VerifyOptions, {**given, "dtype": wanted, "isolation": False})
 
@@ -153,9 +153,8 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
             f"fn={type(fn).__name__}: expected a module whose forward takes (x, weight, bias, eps); one with a weight "
             "of its own: lambda x, w, b, eps: torch.func.functional_call(module, {'weight': w}, (x,))"
         )
-    forward, takes_bias = adapt(fn)
     name = one_line(getattr(fn, "__name__", type(fn).__name__), 120)
-    return discovery.wrapped(forward, takes_bias, op, name, _source(fn)), _spec(fn)
+    return discovery.wrapped(*adapt(fn, name), op, name, _source(fn)), _spec(fn)
 
 
 def _source(fn: Any) -> str:

@@ -36,6 +36,10 @@ class UsageError(NormcheckError):
     exit_code = ExitCode.USAGE
 
 
+class ImportFailed(UsageError):
+    """A file or a module with implementations that cannot be imported."""
+
+
 class UnsupportedCase(NormcheckError):
     """An implementation's own library refuses this case, which is then skipped. The message is its reason."""
 

@@ -37,3 +37,10 @@ FORMATS = {
 
 DTYPES = ("fp16", "bf16", "fp32")
 """The io dtypes that a case may have."""
+
+_ALSO = {FORMATS[name].torch_name: name for name in DTYPES} | {"half": "fp16", "float": "fp32"}
+
+
+def named(dtype: str) -> str:
+    """The name here of a dtype that may have torch's name: ``fp16`` of float16, half or torch.float16."""
+    return _ALSO.get(dtype.removeprefix("torch."), dtype)

@@ -21,6 +21,7 @@ from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
 from normcheck.errors import Broken
+from normcheck.impls.implementation import NotImported
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.judging import FUSED
@@ -34,8 +35,13 @@ T = TypeVar("T")
 
 
 def why_not(cell: Cell, device: str) -> str:
-    """Why no case of this cell can run on ``device`` ("cpu" or "cuda"), or an empty string."""
+    """Why no case of this cell can run on ``device`` ("cpu" or "cuda"), or an empty string.
+
+    Raises ImportFailed if there is no implementation because it cannot be imported.
+    """
     implementation = cell.implementation
+    if isinstance(implementation.forward, NotImported):
+        implementation.forward()
     if cell.dtype not in implementation.dtypes:
         return f"declares only {', '.join(implementation.dtypes)}"
     return call.unavailable(implementation, device)

@@ -118,7 +118,7 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
     c = first.comparison
     assert c.worst is not None and c.wrong is not None
     worst, mismatched = c.worst, how_many(c.wrong)
-    grid = c.wrong if c.wrong.dim() == 2 and c.wrong.shape[1] > 1 else c.wrong.reshape(1, -1)
+    grid = c.wrong.reshape(1, -1) if first.output in ("dw", "db") or c.wrong.dim() != 2 else c.wrong
     if first.output in STATISTICS:
         grid = c.wrong.reshape(-1, 1)
     return Finding(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError, one_line, one_of
 from normcheck.files import contents
@@ -56,7 +56,7 @@ def _entry(line: str, where: str) -> Known:
     words = cell.split()
     if len(words) < 3:
         raise UsageError(f"{where}: {said!r}: expected 'OP IMPLEMENTATION DTYPE  # reason'")
-    op, implementation, dtype, reason = words[0], " ".join(words[1:-1]), words[-1], "".join(comment).strip()
+    op, implementation, dtype, reason = words[0], " ".join(words[1:-1]), named(words[-1]), "".join(comment).strip()
     if op not in OPS:
         raise UsageError(f"{where}: op={one_line(op, 60)}: expected {one_of(OPS)}")
     if dtype not in DTYPES:

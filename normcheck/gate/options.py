@@ -169,6 +169,12 @@ def several(value: object) -> tuple[str, ...]:
     raise ValueError(f"{shown(value)}: expected a string or an array of strings")
 
 
+def _dtypes(value: object) -> tuple[str, ...]:
+    from normcheck.cases.dtypes import named
+
+    return tuple(map(named, several(value)))
+
+
 def _seed(value: object) -> object:
     """The integer in a text; a new one for ``random``."""
     if not isinstance(value, str):
@@ -194,7 +200,7 @@ Impls = Annotated[
     ),
 ]
 Dtypes = Annotated[
-    tuple[str, ...], Option(help="fp16, bf16 or fp32; may repeat. Default: all.", names=dtypes, read=several)
+    tuple[str, ...], Option(help="fp16, bf16 or fp32; may repeat. Default: all.", names=dtypes, read=_dtypes)
 ]
 Profile = Annotated[str, Option(help="quick, ci or deep: how much a cell may cost.", names=profiles)]
 Seed = Annotated[int, Option(help="Another seed draws other cases; random draws one.", read=_seed, text=True)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES
@@ -151,7 +153,8 @@ def shard_of(text: str, profile: Profile) -> tuple[int, int]:
 
 def _cells(chosen: Sequence[tuple[str, Implementation]], dtypes: Sequence[str]) -> tuple[Cell, ...]:
     dtypes = tuple(dict.fromkeys(dtypes)) or DTYPES
-    cells = [Cell(OPS[i.op], i, dtype, spec) for spec, i in chosen for dtype in dtypes]
+    named = [(_one_of_many(spec, i, chosen), i) for spec, i in _told_apart(chosen)]
+    cells = [Cell(OPS[i.op], i, dtype, spec) for spec, i in named for dtype in dtypes]
     specs: dict[CellKey, str] = {}
     for cell in cells:
         if cell.key in specs:
@@ -159,6 +162,25 @@ def _cells(chosen: Sequence[tuple[str, Implementation]], dtypes: Sequence[str]) 
             raise UsageError(f"{who} is in impl={specs[cell.key]} as well: expected another name in one of them")
         specs[cell.key] = cell.spec
     return tuple(sorted(cells, key=lambda cell: cell.op.name))
+
+
+def _one_of_many(spec: str, implementation: Implementation, chosen: Sequence[tuple[str, Implementation]]) -> str:
+    """What names this implementation alone on a command line: with its name, if its file has others of the op."""
+    alike = [i for own, i in chosen if own == spec and i.op == implementation.op]
+    alone = len(alike) == 1 or not spec.endswith(".py") or ":" in implementation.name
+    return spec if alone else f"{spec}:{implementation.name}"
+
+
+def _told_apart(chosen: Sequence[tuple[str, Implementation]]) -> list[tuple[str, Implementation]]:
+    """Implementations of the same name in files of the same name have their folders in their names."""
+    count = Counter((i.op, i.name) for _, i in chosen)
+    told = []
+    for spec, i in chosen:
+        path = Path(i.source)
+        if count[i.op, i.name] > 1 and path.suffix == ".py" and i.name.startswith(path.name):
+            i = replace(i, name=f"{path.parent.name or path.resolve().parent.name}/{i.name}")
+        told.append((spec, i))
+    return told
 
 
 def _required(options: VerifyOptions, cells: Sequence[Cell]) -> tuple[str, ...]:

@@ -3,10 +3,11 @@ own, and make and read the folder of earlier failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from normcheck.cases.case_line import parsed
+from normcheck.errors import ImportFailed
 from normcheck.gate import replay
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan, plan_of
@@ -20,23 +21,38 @@ def prepared(options: VerifyOptions) -> Plan:
     device = device_for(options.device)
     ops = tuple(dict.fromkeys(options.op))
     asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
-    found = _each_selected(asked, device, options.timeout, isolation=options.isolation)
-    chosen = [(spec, implementation) for spec, own in found for implementation in own]
+    found = dict(_each_selected(asked, device, options.timeout, isolation=options.isolation))
+    failed = {spec: own for spec, own in found.items() if isinstance(own, ImportFailed)}
+    if len(failed) == len(found):
+        raise next(iter(failed.values()))
+    chosen = [(spec, implementation) for spec, own in found.items() for implementation in _there(spec, ops, own)]
     plan = plan_of(options, device, chosen)
     if not options.database:
         return plan
     return replace(plan, replays=replay.replays(options.database, plan.cells, parsed))
 
 
+def _there(
+    spec: str, ops: tuple[str, ...], found: tuple[Implementation, ...] | ImportFailed
+) -> tuple[Implementation, ...]:
+    """The implementations, or what stands for them if they could not be imported: their cells are errors."""
+    return discovery.not_imported(spec, ops, found) if isinstance(found, ImportFailed) else found
+
+
 def _each_selected(
     asked: Mapping[str, tuple[str, ...]], device: str, timeout: float, *, isolation: bool
-) -> Iterable[tuple[str, tuple[Implementation, ...]]]:
-    """``selected`` for each spec and its ops."""
-    if not isolation:
-        return ((spec, discovery.select(spec, ops)) for spec, ops in asked.items())
-    from normcheck.isolation.select import each_selected_apart
+) -> Iterator[tuple[str, tuple[Implementation, ...] | ImportFailed]]:
+    """``selected`` for each spec and its ops, or why it cannot be imported."""
+    if isolation:
+        from normcheck.isolation.select import each_selected_apart
 
-    return each_selected_apart(asked, device, timeout)
+        yield from each_selected_apart(asked, device, timeout)
+        return
+    for spec, ops in asked.items():
+        try:
+            yield spec, discovery.select(spec, ops)
+        except ImportFailed as failed:
+            yield spec, failed
 
 
 def selected(

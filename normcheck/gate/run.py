@@ -16,7 +16,7 @@ import torch
 
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
-from normcheck.errors import ExitCode, UsageError, itself_failed
+from normcheck.errors import ExitCode, ImportFailed, UsageError, itself_failed
 from normcheck.gate.decision import Terms, concluded, marked, terms_of
 from normcheck.gate.early import targets_of
 from normcheck.gate.options import VerifyOptions
@@ -144,7 +144,9 @@ def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], No
 
 def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:
     """Start the process of the next cell while the present cell is judged; ``started`` ends it if nobody else does."""
-    if not why_not(cell, plan.device):
+    with suppress(ImportFailed):  # the cell meets it again
+        if why_not(cell, plan.device):
+            return
         session = session_of(cell.implementation)
         started.push(session)
         with suppress(OSError):  # the cell meets the error again, and reports it
@@ -167,6 +169,8 @@ def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     """
     try:
         return sensible(run_cell(cell, plan, progress))
+    except ImportFailed as failed:
+        return uncounted(cell, plan.device, "error", detail=str(failed))
     except UsageError:
         raise
     except Exception as error:

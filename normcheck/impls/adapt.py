@@ -1,38 +1,111 @@
-"""Adapt a plain function or module to the forward of an implementation."""
+"""Adapt a plain function, a module or the class of a module to the forward of an implementation."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from normcheck.errors import UsageError, error_text, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_NOT_TENSORS = ("eps", "epsilon", "lower_clip", "upper_clip")
+_TRIAL_COLUMNS = 8
 
-def adapt(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """Make a ``forward`` of a function or module f(x, weight, bias, eps), with or without bias, with any name for eps.
 
-    Returns the forward and whether it takes a bias. An option is passed only to a parameter of its name.
+class Adapted(NamedTuple):
+    """``forward`` as an implementation has it, and the ``biases`` that it takes."""
+
+    forward: Callable[..., Any]
+    biases: tuple[bool, ...]
+
+
+def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
+    """Adapt what ``spec`` names: a function f(x, weight, bias, eps), with or without bias, with any name for eps; a
+    module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias itself.
+
+    An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """
     import torch  # not at the top: commands that look through this package start without torch
 
+    spec = spec or one_line(str(getattr(target, "__name__", target)), 120)
+    if inspect.isclass(target) and issubclass(target, torch.nn.Module):
+        return _of_class(target, spec)
+    if inspect.isclass(target) or type(target).__module__.split(".")[0] == "triton":
+        what = "a class" if inspect.isclass(target) else "a Triton kernel"
+        raise UsageError(f"impl={spec}: {what}: expected {expected(target)}, which calls it")
+    return _of_function(target, spec)
+
+
+def expected(target: Any) -> str:
+    """The functions that can be adapted, in words, by the name of what is there."""
+    name = one_line(str(getattr(target, "__name__", "f")), 60)
+    return f"a function {name}(x, weight, eps) or {name}(x, weight, bias, eps)"
+
+
+def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
+    import torch
+
     described = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = inspect.signature(described).parameters.values()
+        signature = inspect.signature(described)
     except (TypeError, ValueError):
-        return function, True
+        return Adapted(function, (False, True))
+    parameters = signature.parameters.values()
     names = [p.name for p in parameters]
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    tensors_taken = [p for p in positional if p not in ("eps", "epsilon", "lower_clip", "upper_clip")]
+    tensors_taken = [p for p in positional if p not in _NOT_TENSORS]
     takes_bias = any(p.kind is p.VAR_POSITIONAL for p in parameters) or "bias" in names or len(tensors_taken) >= 3
     eps_by_name = "eps" in names or any_name
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
-        tensors = (x, weight, bias) if takes_bias else (x, weight)
+    def called(call: Callable[..., Any], tensors: tuple[Any, ...], eps: float, options: dict[str, float]) -> Any:
         wanted = {k: v for k, v in options.items() if any_name or k in names}
-        return function(*tensors, eps=eps, **wanted) if eps_by_name else function(*tensors, eps, **wanted)
+        return call(*tensors, eps=eps, **wanted) if eps_by_name else call(*tensors, eps, **wanted)
+
+    try:
+        called(signature.bind, (None,) * (3 if takes_bias else 2), 0.0, {})
+    except TypeError as error:
+        wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
+        raise UsageError(f"impl={spec}: {wrong}; expected {expected(function)}") from None
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+        return called(function, (x, weight, bias) if takes_bias else (x, weight), eps, options)
 
     forward.__wrapped__ = function  # type: ignore[attr-defined]  # for source_location
-    return forward, takes_bias
+    return Adapted(forward, (False, True) if takes_bias else (False,))
+
+
+def _of_class(kind: type[Any], spec: str) -> Adapted:
+    """Instances are made for each N and eps; the weight and the bias of a case stand in for their parameters."""
+    from torch.func import functional_call
+
+    made_by = inspect.signature(kind).parameters
+    eps_name = next((name for name in made_by if "eps" in name), "")
+    has_bias = "bias" in made_by
+    words = f"a class that is made by {kind.__name__}(N, eps=...) and has a parameter named weight"
+
+    @lru_cache(maxsize=8)
+    def module(columns: int, eps: float, bias: bool) -> Any:
+        options = {eps_name: eps} | ({"bias": bias} if has_bias else {})
+        return kind(columns, **options)
+
+    try:
+        if not eps_name:
+            raise TypeError("no parameter for eps")
+        found = {flag: dict(module(_TRIAL_COLUMNS, 1e-5, flag).named_parameters()) for flag in (False, True)}
+    except Exception as error:
+        raise UsageError(f"impl={spec}: {one_line(error_text(error), 200)}; expected {words}") from None
+    names = set(found[True])
+    if not {"weight"} <= names <= {"weight", "bias"}:
+        raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names)) or 'none'}; expected {words}")
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+        own = {"weight": weight} | ({} if bias is None else {"bias": bias})
+        return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,))
+
+    forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
+    return Adapted(forward, tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag))

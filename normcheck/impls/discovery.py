@@ -17,10 +17,10 @@ from types import ModuleType
 from typing import Any
 
 from normcheck.cases.case import MAX_ELEMENTS
-from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS
-from normcheck.errors import UsageError, error_text, one_line, one_of, shown
-from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation
+from normcheck.errors import ImportFailed, UsageError, error_text, one_line, one_of, shown
+from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation, NotImported
 
 LONGEST_NAME = 200
 """Characters of an implementation's name, which is in every report."""
@@ -66,6 +66,13 @@ def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
     return wanted
 
 
+def not_imported(spec: str, op_names: Sequence[str], error: ImportFailed) -> tuple[Implementation, ...]:
+    """What stands for the implementations of ``spec``, which could not be imported: to ask about them raises that."""
+    name = Path(spec.rpartition(":")[0] or spec).name
+    ops = op_names or tuple(OPS)[:1]
+    return tuple(Implementation(name=name, op=op, forward=NotImported(error), source=spec) for op in ops)
+
+
 def looked_at(spec: str, op_names: Sequence[str]) -> None:
     """Raise the UsageError of ``select`` that needs no import of what ``spec`` names."""
     if spec in implementations():
@@ -92,9 +99,13 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
     module = _load_file(Path(location)) if location.endswith(".py") else _load_module(location)
     declared = _declared(module, spec)
     if not name:
-        if not declared:
-            raise UsageError(f"impl={spec}: expected IMPLEMENTATIONS in it, or {spec}:NAME of a function and --op")
-        return declared
+        named_as_ops = [(op, f) for op in OPS if (f := _attribute(module, op, spec)) is not None and callable(f)]
+        if not declared and not named_as_ops:
+            functions = "a function named as an op, or {spec}:NAME of another and --op"
+            raise UsageError(f"impl={spec}: expected IMPLEMENTATIONS in it, {functions.format(spec=spec)}")
+        return declared or tuple(
+            _adapted(f, (op,), spec, location, op)[0] for op, f in named_as_ops if not op_names or op in op_names
+        )
     named = tuple(i for i in declared if i.name == name)
     if named:
         return named
@@ -104,22 +115,33 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
     if not callable(target):
         names = [i.name for i in declared] or [n for n, f in vars(module).items() if inspect.isfunction(f)]
         raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
+    op_names = op_names or tuple(op for op in OPS if op == name)
     if not op_names:
         raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(OPS)} with it")
+    return _adapted(target, op_names, spec, location, name)
+
+
+def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, name: str) -> tuple[Implementation, ...]:
     from normcheck.impls.adapt import adapt  # imports torch
 
-    adapted = adapt(target)
+    adapted = adapt(target, spec)
     return tuple(wrapped(*adapted, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
 
 
-def wrapped(forward: Any, takes_bias: bool, op: str, name: str, source: str) -> Implementation:
+def wrapped(forward: Any, biases: tuple[bool, ...], op: str, name: str, source: str) -> Implementation:
     """An implementation of ``op`` from an adapted plain function; gradients come from autograd."""
-    made = Implementation(name=name, op=op, forward=forward, source=source)
-    return made if takes_bias else replace(made, supports=_takes_no_bias, biases=(False,))
+    made = Implementation(name=name, op=op, forward=forward, source=source, biases=biases)
+    if len(biases) > 1:
+        return made
+    return replace(made, supports=_takes_a_bias if biases[0] else _takes_no_bias)
 
 
 def _takes_no_bias(case: Any) -> str | None:
     return "takes no bias" if case.bias else None
+
+
+def _takes_a_bias(case: Any) -> str | None:
+    return None if case.bias else "always has a bias"
 
 
 def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
@@ -161,7 +183,7 @@ def validated(item: object, spec: str) -> Implementation:
     if not isinstance(item.dtypes, tuple) or not item.dtypes:
         raise UsageError(f"dtypes={shown(item.dtypes)} {where}: expected a tuple with {one_of(DTYPES)}")
     for dtype in item.dtypes:
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        if not isinstance(dtype, str) or named(dtype) not in DTYPES:
             raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
     if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
@@ -184,7 +206,7 @@ def validated(item: object, spec: str) -> Implementation:
     for name in ("strided", "deterministic", "batch_invariant"):
         if not isinstance(getattr(item, name), bool):
             raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
-    return item
+    return replace(item, dtypes=tuple(map(named, item.dtypes)))
 
 
 def _is_shape(shape: object) -> bool:
@@ -222,7 +244,7 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except BaseException as error:  # SystemExit, and what pytest skips a module with
         del sys.modules[name]
-        raise UsageError(
+        raise ImportFailed(
             f"impl={path}: importing it raised {_error_line(error)}; expected a module that can be imported"
         ) from error
     return module
@@ -237,7 +259,7 @@ def _load_module(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, and what pytest skips a module with
-        raise UsageError(
+        raise ImportFailed(
             f"impl={name}: importing it raised {_error_line(error)}; expected a module that can be imported"
         ) from error
 

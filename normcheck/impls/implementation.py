@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES
+from normcheck.errors import ImportFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +24,17 @@ OVERWRITABLE = ("x", "dy")
 
 Outputs = Mapping[str, "Tensor"]
 """Output name -> tensor, as forward and backward return them."""
+
+
+@dataclass(frozen=True)
+class NotImported:
+    """Stand-in for the functions of a file that cannot be imported."""
+
+    error: ImportFailed
+
+    def __call__(self, *arguments: object, **options: object) -> Any:
+        """Raise that error."""
+        raise self.error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
-from normcheck.errors import Broken, UsageError
+from normcheck.errors import Broken, ImportFailed, UsageError
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.source_location import NOWHERE, Place
@@ -27,15 +27,21 @@ AT_ONCE = 8
 
 def each_selected_apart(
     asked: Mapping[str, tuple[str, ...]], device: str, seconds: float
-) -> Iterator[tuple[str, tuple[Implementation, ...]]]:
-    """``select_apart`` for each spec and its ops, in their order, while those that follow are imported as well."""
+) -> Iterator[tuple[str, tuple[Implementation, ...] | ImportFailed]]:
+    """``select_apart`` for each spec and its ops, or why it cannot be imported, in their order, while those that follow
+    are imported as well.
+    """
     begun: dict[str, Worker] = {}
     try:
         for number, (spec, ops) in enumerate(asked.items()):
             for following in list(asked)[number : number + AT_ONCE]:
                 if following not in begun:
                     begun[following] = _begun(load_message(following, asked[following], device))
-            yield spec, select_apart(spec, ops, device, seconds, begun[spec])
+            try:
+                found: tuple[Implementation, ...] | ImportFailed = select_apart(spec, ops, device, seconds, begun[spec])
+            except ImportFailed as failed:
+                found = failed
+            yield spec, found
     finally:
         for worker in begun.values():
             worker.kill()
@@ -57,7 +63,7 @@ def select_apart(
         unknown = ops or tuple(OPS)[:1]
         return tuple(Implementation(name=Path(spec).name, op=op, forward=ended, source=spec) for op in unknown)
     if "usage" in answer:
-        raise UsageError(str(answer["usage"]))
+        raise (ImportFailed if answer.get("import") is True else UsageError)(str(answer["usage"]))
     if "broken" in answer:
         raise UsageError(f"impl={spec}: {broken_of(answer['broken']).message}")
     found = answer.get("found")

@@ -21,7 +21,7 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
-from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text
+from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.messages import Inbox, Message, packed, received
@@ -80,7 +80,7 @@ def _answer(state: _State, message: Message) -> Message:
     except UnsupportedCase as refused:
         return {"refused": str(refused)[:10_000] or "its library gave no reason"}
     except UsageError as error:
-        return {"usage": str(error)[:10_000]}
+        return {"usage": str(error)[:10_000], "import": isinstance(error, ImportFailed)}
     except Broken as broken:
         return {"broken": _failure(broken)}
     except BaseException as error:  # code under test may raise anything, KeyboardInterrupt too

@@ -123,12 +123,16 @@ def _terms(finding: Finding) -> list[str]:
     if not terms or not math.isfinite(total):
         return []
     shown = terms if len(terms) <= TERMS_SHOWN + 1 else terms[:TERMS_SHOWN]
-    words = [f"{name} {compact(value)} ({value / total:.0%})" for name, value in shown]
+    words = [f"{name} {compact(value)} ({value / total:.0%})" for name, value in shown if not _nothing(value, total)]
     rest = terms[len(shown) :]
-    if rest:
+    if rest and not _nothing(sum(value for _, value in rest), total):
         value = sum(value for _, value in rest)
         words.append(f"{len(rest)} more {compact(value)} ({value / total:.0%})")
     return [f" = {words[0]}", *(f" + {word}" for word in words[1:])]
+
+
+def _nothing(value: float, total: float) -> bool:
+    return value / total < 0.005  # it would be 0 %
 
 
 def _packed(width: int, words: list[str]) -> list[str]:

@@ -65,7 +65,11 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
             put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
     judge_failed = "report it, with the command and what normcheck doctor says."
-    _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"), step=judge_failed)
+    errors = _reasons(run, "error")
+    theirs = {reason: cells for reason, cells in errors.items() if ": importing it raised " in reason}
+    _put_section(console, "Not imported", theirs, step="what else was asked for was checked.")
+    ours = {reason: cells for reason, cells in errors.items() if reason not in theirs}
+    _put_section(console, "Not judged, because normcheck failed", ours, step=judge_failed)
     if verbosity >= 0:
         _put_section(console, "Not run", _reasons(run, "skip"), step="normcheck doctor says what to do about each.")
         _put_section(console, "Cases not run", _case_reasons(run, every=verbosity > 0))

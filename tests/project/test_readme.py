@@ -85,7 +85,7 @@ def four_digits(text: str) -> str:
 
 
 def test_the_examples_are_found() -> None:
-    assert set(RIGHT) == {"vacuous.py", "my_rmsnorm.py", "my_layernorm.py"}
+    assert set(RIGHT) == {"vacuous.py", "my_rmsnorm.py", "my_layernorm.py", "my_norm.py"}
     assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == {"my_rmsnorm.py", "my_layernorm.py"}
     assert len(COMMANDS) >= 9
     for text in PAGES.values():
@@ -131,6 +131,18 @@ def test_a_command_does_what_it_says(command: str, cli: Cli, tmp_path: Path) -> 
         red = "rmsnorm my_rmsnorm.py:rmsnorm fp16: y" if "my_rmsnorm" in command else "layernorm mine fp16: rstd"
         assert f"FAIL {red} is wrong (end to end)" in done.out
         assert done.out.count("\nReproduce: ") == (1 if "--dtype" in command else 3)  # one for each dtype
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("examples", "code"), [(RIGHT, 0), (WRONG, 1)], ids=["right", "wrong"])
+def test_the_gate_of_the_readme_is_one_for_its_function(
+    examples: dict[str, str], code: int, cli: Cli, tmp_path: Path
+) -> None:
+    (config,) = re.findall(r"^```toml\n(.*?)^```$", PAGES["README.md"], re.MULTILINE | re.DOTALL)
+    write(tmp_path, {**examples, "pyproject.toml": config.replace('"ci"', '"quick"')})
+    done = cli("verify", *(ENOUGH if code else FEWER), "--device", "cpu")
+    assert done.code == code, done.out + done.err
+    assert "rmsnorm my_rmsnorm.py:rmsnorm fp16" in done.out
 
 
 @pytest.mark.slow

@@ -1,0 +1,94 @@
+"""What a new user does first: several files at once, torch's names of dtypes, a line to paste."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normcheck.errors import ExitCode
+from tests.command_line import Cli
+
+RIGHT = """
+import torch
+
+def rmsnorm(x, weight, eps):
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+"""
+
+SEVERAL = """
+import torch
+from normcheck import Implementation
+
+def forward(x, weight, bias, *, eps, factor):
+    wide = x.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float() * factor
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+def right(x, weight, bias, *, eps):
+    return forward(x, weight, bias, eps=eps, factor=1.0)
+
+def wrong(x, weight, bias, *, eps):
+    return forward(x, weight, bias, eps=eps, factor=1.1)
+
+IMPLEMENTATIONS = (
+    Implementation(name="right", op="rmsnorm", forward=right), Implementation(name="wrong", op="rmsnorm", forward=wrong)
+)
+"""
+
+FEW = ("--dtype", "float16", "--max-examples", "4", "--allow-thin", "--device", "cpu")
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def test_two_files_of_one_name_are_told_apart(tmp_path: Path, cli: Cli) -> None:
+    files = [written(tmp_path, f"{folder}/norm.py", RIGHT) for folder in ("old", "new")]
+    done = cli("verify", "--impl", files[0], "--impl", files[1], *FEW)
+    assert done.code == ExitCode.PASS
+    out = done.out
+    assert "rmsnorm old/norm.py:rmsnorm fp16" in out
+    assert "rmsnorm new/norm.py:rmsnorm fp16" in out
+
+
+@pytest.mark.parametrize("isolation", ["--isolation", "--no-isolation"])
+def test_a_file_that_cannot_be_imported_is_an_error_and_the_others_run(
+    tmp_path: Path, cli: Cli, isolation: str
+) -> None:
+    right, broken = (
+        written(tmp_path, "right.py", RIGHT),
+        written(tmp_path, "broken.py", "import nothing_of_this_name\n"),
+    )
+    done = cli("verify", "--impl", broken, "--impl", right, "--op", "rmsnorm", isolation, *FEW)
+    assert done.code == ExitCode.BROKEN
+    out = " ".join(done.out.split())
+    assert "Not imported rmsnorm broken.py fp16" in out
+    assert "No module named 'nothing_of_this_name' (broken.py:1)" in out
+    assert "ERROR 1 of 2 cells could not be judged: rmsnorm/broken.py fp16; 0 passed, 1 thin, 4 cases" in out
+
+
+def test_a_file_that_cannot_be_imported_alone_is_a_wrong_command(tmp_path: Path, cli: Cli) -> None:
+    broken = written(tmp_path, "broken.py", "1 / 0\n")
+    done = cli("verify", "--impl", broken, "--op", "rmsnorm", *FEW)
+    assert done.code == ExitCode.USAGE
+    assert "importing it raised ZeroDivisionError" in done.err
+
+
+def test_the_line_to_paste_names_one_of_several(tmp_path: Path, cli: Cli) -> None:
+    several = written(tmp_path, "several.py", SEVERAL)
+    done = cli("verify", "--impl", several, *FEW)
+    assert done.code == ExitCode.FOUND
+    (line,) = (line for line in done.out.splitlines() if line.startswith("Reproduce: "))
+    assert line.startswith(f"Reproduce: normcheck repro {several}:wrong 'rmsnorm fp16 ")
+
+
+def test_an_unexpected_signature_is_a_wrong_command(tmp_path: Path, cli: Cli) -> None:
+    file = written(tmp_path, "mine.py", "def rmsnorm(x, eps):\n    return x\n")
+    done = cli("verify", "--impl", file, *FEW)
+    assert done.code == ExitCode.USAGE
+    assert "expected a function rmsnorm(x, weight, eps) or rmsnorm(x, weight, bias, eps)" in done.err

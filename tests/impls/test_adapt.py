@@ -1,0 +1,140 @@
+"""What may stand for a kernel: functions, modules and their classes; and what is said of anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.errors import UsageError
+from normcheck.impls import discovery
+from normcheck.impls.adapt import adapt
+from normcheck.impls.kernels import interpreter
+
+
+def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+class RMSNorm(torch.nn.Module):
+    """As in published models."""
+
+    def __init__(self, hidden_size: int, variance_epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(hidden_size)), variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return reference(x, self.weight, self.eps)
+
+
+class Gated(RMSNorm):
+    """With one parameter more."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps)
+        self.gate = torch.nn.Parameter(torch.ones(hidden_size))
+
+
+class NoEps(RMSNorm):
+    """Its eps cannot be chosen."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size)
+
+
+class Plain:
+    """No module."""
+
+
+def no_eps(x: Tensor, weight: Tensor) -> Tensor:
+    return x
+
+
+def no_weight(x: Tensor, eps: float) -> Tensor:
+    return x
+
+
+def one_more(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: float) -> Tensor:
+    return x
+
+
+def keyword_only(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsilon: float) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (
+            no_eps,
+            "its parameters are .*: too many positional arguments; expected a function no_eps.x, weight",
+        ),
+        (no_weight, "multiple values for argument 'eps'; expected a function no_weight"),
+        (one_more, "missing a required argument: 'residual'; expected a function one_more"),
+        (keyword_only, "expected a function keyword_only.x, weight, eps. or keyword_only.x, weight, bias, eps."),
+        (Plain, "a class: expected a function Plain.x, weight, eps"),
+        (Gated, "its parameters are gate, weight; expected a class that is made by Gated.N, eps=...."),
+        (NoEps, "no parameter for eps; expected a class that is made by NoEps"),
+    ],
+)
+def test_another_signature_is_told_with_the_expected_one(target: Callable[..., Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        adapt(target, "mine.py:f")
+
+
+def test_a_triton_kernel_is_not_called_by_itself() -> None:
+    interpreter.enable()
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def kernel(x: Any) -> None:
+        pass
+
+    with pytest.raises(UsageError, match="a Triton kernel: expected a function"):
+        adapt(kernel)
+
+
+def test_the_class_of_a_module_gets_the_weight_and_eps_of_the_case() -> None:
+    forward, biases = adapt(RMSNorm)
+    assert biases == (False,)
+    x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    for eps in (1e-6, 0.5):
+        y = forward(x, weight, None, eps=eps)
+        torch.testing.assert_close(y, reference(x, weight, eps))
+        (dw,) = torch.autograd.grad(y.sum(), weight)
+        assert dw.abs().sum() > 0
+
+
+def test_the_class_of_torch_has_a_bias_or_none() -> None:
+    forward, biases = adapt(torch.nn.LayerNorm)
+    assert biases == (False, True)
+    x, weight, bias = torch.randn(3, 5), torch.randn(5), torch.randn(5)
+    for b in (bias, None):
+        expected = torch.nn.functional.layer_norm(x, (5,), weight, b, 0.25)
+        torch.testing.assert_close(forward(x, weight, b, eps=0.25), expected)
+
+
+def test_a_function_named_as_an_op_needs_no_op(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def rmsnorm(x, weight, eps):\n    return x\n\ndef layernorm(x, weight, bias, eps):\n    return x\n"
+    )
+    assert {(i.op, i.name) for i in discovery.select(str(file), ())} == {
+        ("layernorm", "mine.py:layernorm"),
+        ("rmsnorm", "mine.py:rmsnorm"),
+    }
+    assert [i.op for i in discovery.select(str(file), ("rmsnorm",))] == ["rmsnorm"]
+    assert [i.op for i in discovery.select(f"{file}:layernorm", ())] == ["layernorm"]
+    with pytest.raises(UsageError, match="op=rmsnorm_llama"):
+        discovery.select(str(file), ("rmsnorm_llama",))
+
+
+def test_a_file_with_nothing_of_that_kind_is_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def norm(x, weight, eps):\n    return x\n")
+    with pytest.raises(UsageError, match="expected IMPLEMENTATIONS in it, a function named as an op, or "):
+        discovery.select(str(file), ())
