@@ -6,6 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 
+from normcheck.cases.case import EXPANDED, STRIDED, Case
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import own_limit
 from normcheck.checks.bitmask_diff import bit_diff
@@ -78,14 +79,14 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             reproduce=reproduce,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
-            advice=own_limit.advice(first) or _overwriting(first),
+            advice=own_limit.advice(first) or _overwriting(first) or _strides(result.case),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
     found = _mismatch(first, line, reproduce)
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
         return replace(found, also=tuple(name for name in also if name != first.output))
     why = cause(cell.op, result)
-    advice = _advice(cell, result, device) if advise and not why else ""
+    advice = (_advice(cell, result, device) if advise and not why else "") or _strides(result.case)
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
         returned = result.seen.outputs.get("bitmask")
         bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, result.home)
@@ -98,6 +99,18 @@ def _overwriting(problem: Problem) -> str:
     if problem.kind != "input_modified" or problem.output not in OVERWRITABLE:
         return ""
     return f'If callers know that the kernel overwrites {problem.output}, declare overwrites=("{problem.output}",).'
+
+
+def _strides(case: Case) -> str:
+    """What to look at if the smallest case that fails has unusual strides, which a kernel may ignore; else ""."""
+    if case.layout in EXPANDED:
+        strides = (0, 1) if case.layout == "dy_expanded" else (0, 0)
+        return f"dy has strides {strides} here: does the backward use dy.stride(0), and dy.stride(1)?"
+    if case.layout not in STRIDED:
+        return ""
+    who = {"x_strided": "x", "dy_strided": "dy"}.get(case.layout, "x and dy")
+    use = " and ".join(f"{name}.stride(-2)" for name in who.split(" and "))
+    return f"Rows of {who} lie {case.N + case.gap} elements apart here, not N={case.N}: does it use {use}?"
 
 
 def _first(result: Result) -> Problem | Checked:

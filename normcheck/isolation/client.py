@@ -173,7 +173,8 @@ class Client:
         except Broken as broken:
             if broken.kind == "timeout":
                 self._overran = True
-                raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {what}") from None
+                during = worker.doing(what)
+                raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {during}") from None
             raise
         self._seconds_left -= 0.0 if first else time.monotonic() - begun
         self._used = max(self._used, _end_of(answer))

@@ -118,6 +118,10 @@ class Worker:
             self._poll.unregister(self._output)
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
 
+    def doing(self, what: str) -> str:
+        """What the worker is doing for a request, in words; ``what``: the request."""
+        return "backward, by torch autograd through y" if self.memory.in_autograd else what
+
     def _died(self, what: str) -> Broken:
         """Kill the process if it lives. Return, as Broken, how it ended and what it printed last."""
         with suppress(ProcessLookupError):
@@ -135,7 +139,9 @@ class Worker:
         text = self._tail.decode("utf-8", "replace").strip()
         lines = tuple(line for line in text.splitlines() if line.strip() and not _OWN_LINE.search(line))[-20:]
         last = next((line for line in reversed(lines) if not _TRACE_LINE.search(line)), "")
-        return Broken("crash", "", f"{how} during {what}" + (f"; it printed last: {last}" if last else ""), lines)
+        return Broken(
+            "crash", "", f"{how} during {self.doing(what)}" + (f"; it printed last: {last}" if last else ""), lines
+        )
 
     def _drain(self) -> None:
         for _ in range(1000):

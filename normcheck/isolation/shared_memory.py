@@ -64,6 +64,15 @@ class HostMemory:
         """See ``Memory``."""
         return self.part(0, 1).data_ptr()
 
+    @property
+    def in_autograd(self) -> bool:
+        """Whether the worker is in autograd's backward, which belongs to the request of a forward. In the last byte."""
+        return self._map[-1] != 0
+
+    @in_autograd.setter
+    def in_autograd(self, value: bool) -> None:
+        self._map[-1] = int(value)
+
     def part(self, at: int, count: int) -> Tensor:
         """See ``Memory``."""
         if not (at >= 0 and count >= 0 and at + count <= self.size):

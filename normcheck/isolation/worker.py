@@ -75,6 +75,7 @@ def serve(control: socket.socket) -> None:
 
 def _answer(state: _State, message: Message) -> Message:
     """Answer one request. Never raises, whatever code under test does."""
+    state.memory.in_autograd = False
     try:
         return _REQUESTS[message["do"]](state, message)
     except UnsupportedCase as refused:
@@ -208,6 +209,7 @@ def _gradients(state: _State, message: Message) -> Message:
 def _by_autograd(
     state: _State, space: Space, message: Message, given: Mapping[str, Tensor], forward: Forward
 ) -> Message:
+    state.memory.in_autograd = True
     with call.poisoned_memory():
         gradients = forward.by_autograd(given["dy"])
     return _returned(state, space, message, given, gradients)

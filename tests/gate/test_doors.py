@@ -92,3 +92,66 @@ def test_an_unexpected_signature_is_a_wrong_command(tmp_path: Path, cli: Cli) ->
     done = cli("verify", "--impl", file, *FEW)
     assert done.code == ExitCode.USAGE
     assert "expected a function rmsnorm(x, weight, eps) or rmsnorm(x, weight, bias, eps)" in done.err
+
+
+ENDS = """
+import os
+import time
+import torch
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        {what}
+
+def rmsnorm(x, weight, eps):
+    return Norm.apply(x, weight, eps)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("os._exit(3)", "its process ended with exit code 3 during backward, by torch autograd through y"),
+        ("time.sleep(100)", "no result after timeout=1 s, during backward, by torch autograd through y"),
+    ],
+)
+def test_what_ends_in_the_backward_of_autograd_is_told_so(tmp_path: Path, cli: Cli, what: str, says: str) -> None:
+    file = written(tmp_path, "mine.py", ENDS.format(what=what))
+    done = cli("verify", "--impl", file, *FEW, "--timeout", "1")
+    assert done.code == ExitCode.FOUND
+    assert says in " ".join(done.out.split())
+
+
+def test_one_column_has_rows_in_the_picture(tmp_path: Path, cli: Cli) -> None:
+    text = RIGHT.replace(".to(x.dtype)", ".to(x.dtype)\n    y[8:] = 9 if y.shape[-1] == 1 else y[8:]\n    return y")
+    file = written(tmp_path, "mine.py", text.replace("    return (", "    y = ("))
+    done = cli(
+        "repro", file, "rmsnorm fp16 M=16 N=1 eps=1e-05 rows=normal dy=normal layout=contiguous seed=0 bias=none"
+    )
+    assert done.code == ExitCode.FOUND
+    assert "row\\col 0\n" in done.out
+    assert "Where: only rows >= 8 of 16" in done.out
+
+
+IGNORES = """
+import torch
+
+def rmsnorm(x, weight, eps):
+    wide = torch.as_strided(x, x.shape, torch.empty(x.shape, device="meta").stride()).float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+"""
+
+
+def test_a_kernel_that_ignores_strides_is_asked_whether_it_uses_them(tmp_path: Path, cli: Cli) -> None:
+    line = "rmsnorm fp16 M=3 N=4 eps=1e-05 rows=normal dy=normal layout=x_strided seed=0 gap=2 bias=none"
+    done = cli("repro", written(tmp_path, "mine.py", IGNORES), line)
+    assert done.code == ExitCode.FOUND
+    advice = "Rows of x lie 6 elements apart here, not N=4: does it use x.stride(-2)?"
+    assert advice in " ".join(done.out.split())
