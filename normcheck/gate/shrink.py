@@ -121,5 +121,5 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
         pass
     if depth == Depth.OFF and best is not failed:
         probed = run_case(cell, best.case, plan)  # with the probes, which may show the reason
-        return probed if probed.failed else best
+        return probed if probed.failed and signature(probed)[1] == wanted[1] else best
     return best

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from rich.console import Console
@@ -56,10 +57,14 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
         columns = columns_of((verdict.key for verdict in run.verdicts), name_room(console))
         for verdict in run.verdicts:
             put_cell(console, verdict, columns, verbose=verbosity > 0)
+    alike = _alike(run.verdicts)
     for verdict in run.verdicts:
         if verdict.failure is not None:
-            put(console, "")
-            put_failure(console, name_of(verdict.key), verdict.failure, known=verdict.known)
+            first, *others = alike[_apart_from_dtype(verdict)]
+            if verdict is first:
+                put(console, "")
+                cell = ", ".join([name_of(verdict.key), *(other.dtype for other in others)])
+                put_failure(console, cell, verdict.failure, known=verdict.known)
         elif verdict.status == "fail":
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
@@ -81,6 +86,24 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
         put(console, "")
         _put_environment(console, run)
     put_summary(console, run)
+
+
+def _alike(verdicts: Sequence[Verdict]) -> dict[Hashable, list[Verdict]]:
+    """Failed verdicts of one implementation that differ only in their dtype, which are told once."""
+    alike: dict[Hashable, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.failure is not None:
+            alike.setdefault(_apart_from_dtype(verdict), []).append(verdict)
+    return alike
+
+
+def _apart_from_dtype(verdict: Verdict) -> Hashable:
+    """What is told of a failed verdict, without its dtype."""
+    finding = verdict.failure
+    assert finding is not None
+    case, reproduce = (text.replace(f" {verdict.dtype} ", " ") for text in (finding.case, finding.reproduce))
+    told = replace(finding, case=case, reproduce=reproduce)
+    return verdict.op, verdict.implementation, verdict.known, repr(told)
 
 
 def _reasons(run: SweepResult, status: str) -> dict[str, list[tuple[Verdict, str]]]:

@@ -155,3 +155,19 @@ def test_a_kernel_that_ignores_strides_is_asked_whether_it_uses_them(tmp_path: P
     assert done.code == ExitCode.FOUND
     advice = "Rows of x lie 6 elements apart here, not N=4: does it use x.stride(-2)?"
     assert advice in " ".join(done.out.split())
+
+
+def test_one_finding_in_three_dtypes_is_told_once(tmp_path: Path, cli: Cli) -> None:
+    file = written(tmp_path, "mine.py", "def rmsnorm(x, weight, eps):\n    raise ValueError('not today')\n")
+    done = cli("verify", "--impl", file, "--max-examples", "4", "--device", "cpu")
+    assert done.code == ExitCode.FOUND
+    assert done.out.count("ValueError: not today") == 1
+    assert "FAIL rmsnorm mine.py:rmsnorm fp16, bf16, fp32: raised an exception" in done.out
+    assert done.out.count("Reproduce: ") == 1
+
+
+def test_different_numbers_are_told_for_each_dtype(tmp_path: Path, cli: Cli) -> None:
+    file = written(tmp_path, "mine.py", RIGHT.replace("+ eps)", "+ 2 * eps)"))
+    done = cli("verify", "--impl", file, "--max-examples", "20", "--device", "cpu")
+    assert done.code == ExitCode.FOUND
+    assert done.out.count("Reproduce: ") == 3
