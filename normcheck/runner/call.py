@@ -6,6 +6,7 @@ It knows no reference and no bound. Any error of that code is raised as ``Broken
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 import warnings
@@ -34,6 +35,7 @@ LONGEST_REASON = 500
 
 _SNAPSHOT_BYTES = 1 << 24  # results up to this size are checked for late changes, by streams that are still at work
 _OWN_FILES = (__file__, adapt.__file__, inspect.getfile(Arena), guard_bands.__file__, overwriting.__file__)
+_INTERPRETER = re.compile(r"triton/runtime/(interpreter|jit)\.py$|normcheck/impls/kernels/(interpreter|on_cpu)\.py$")
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
@@ -188,21 +190,42 @@ def guarded(what: str, implementation: Implementation | None = None) -> Iterator
     except (UnsupportedCase, Broken, KeyboardInterrupt, TimeIsUp):
         raise
     except BaseException as error:  # not only Exception: pytest.skip raises a BaseException
-        raise Broken("exception", "", f"{what} raised {error_text(error)}", _frames(error, implementation)) from error
+        within, said = _within_interpreter(error), error_text(error)
+        if within is not error:
+            said = f"{error_text(within)}, in a kernel that Triton's interpreter runs, as there is no GPU"
+        raise Broken("exception", "", f"{what} raised {said}", _frames(error, within, implementation)) from error
 
 
-def _frames(error: BaseException, implementation: Implementation | None) -> tuple[str, ...]:
+def _within_interpreter(error: BaseException) -> BaseException:
+    """What was raised within a kernel, if Triton's interpreter raised ``error`` of it; else ``error``."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _tracebacks(error: BaseException, last: BaseException) -> Iterator[traceback.FrameSummary]:
+    """The frames of ``error`` and of those behind it, up to ``last``."""
+    yield from traceback.extract_tb(error.__traceback__)
+    while error is not last and error.__cause__ is not None:
+        error = error.__cause__
+        yield from traceback.extract_tb(error.__traceback__)
+
+
+def _frames(error: BaseException, last: BaseException, implementation: Implementation | None) -> tuple[str, ...]:
     """The innermost frames of a traceback, without normcheck's own, with the implementation's innermost among them.
 
-    The last line is the exception behind ``error``, if there is one: it is the cause.
+    ``last``: the exception behind ``error`` up to which frames are shown. The last line is the one behind that, if
+    there is one: it is the cause.
     """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in _OWN_FILES]
+    frames = [f for f in _tracebacks(error, last) if f.filename not in _OWN_FILES]
+    if last is not error:
+        frames = [f for f in frames if not _INTERPRETER.search(f.filename)]
     file = source_location.of(implementation).file if implementation else ""
     own, shown_frames = [f for f in frames if f.filename == file][-1:], frames[-_FRAMES:]
     if own and own[0] not in shown_frames:
         shown_frames = [*own, *shown_frames[1:]]
     lines = tuple(f"{f.filename}:{f.lineno} in {f.name}: {(f.line or '')[:400]}" for f in shown_frames)
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
     return lines if cause is None else (*lines, f"because of {one_line(error_text(cause), 400)}")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from normcheck.errors import NormcheckError
+from normcheck.impls.kernels import on_cpu
 from normcheck.impls.kernels.interpreted import enabled
 
 __all__ = ["Remedy", "enable", "enabled", "narrow_bits", "widen_bits"]
@@ -49,6 +50,7 @@ def enable() -> None:
     try:
         Remedy(interpreter, tl).install()
         _check(interpreter, tl)
+        on_cpu.answer(interpreter, tl)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
         raise NormcheckError(
             f"triton={triton.__version__}: the bf16 remedy does not fit its interpreter ({error}); use {_TESTED}"

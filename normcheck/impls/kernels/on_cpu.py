@@ -1,0 +1,175 @@
+"""What published Triton kernels ask of a GPU beside their arithmetic, answered on a machine without one.
+
+They are autotuned, call libdevice, take ``eps`` as a number that has ``to``, and ask how many multiprocessors there
+are. None of this is in Triton's interpreter, and none is a fault of theirs. What a kernel computes stays its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+_MULTIPROCESSORS, _WARP = 4, 32
+"""Few, so that a kernel whose programs take several rows each does so on few rows."""
+
+_CAPABILITY = (9, 0)
+
+_ERF = np.vectorize(math.erf, otypes=[np.float64])
+
+LIBDEVICE: dict[str, Callable[..., Any]] = {
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "rsqrt_rn": lambda a: 1 / np.sqrt(a),
+    "sqrt": np.sqrt,
+    "sqrt_rn": np.sqrt,
+    "rcp_rn": lambda a: 1 / a,
+    "div_rn": np.divide,
+    "fast_dividef": np.divide,
+    "fma": lambda a, b, c: a * b + c,
+    "fma_rn": lambda a, b, c: a * b + c,
+    "abs": np.abs,
+    "tanh": np.tanh,
+    "fast_tanhf": np.tanh,
+    "exp": np.exp,
+    "fast_expf": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "fast_logf": np.log,
+    "log2": np.log2,
+    "log1p": np.log1p,
+    "pow": np.power,
+    "fast_powf": np.power,
+    "erf": _ERF,
+    "sin": np.sin,
+    "cos": np.cos,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "rint": np.rint,
+    "nearbyint": np.rint,
+}
+"""Functions of libdevice, computed in fp64 and rounded once."""
+
+
+def answer(interpreter: Any, tl: Any) -> None:
+    """Answer from now on. ``interpreter``, ``tl``: triton's modules. Raises AttributeError if a place is missing."""
+    from triton.language.extra import libdevice
+    from triton.language.extra.cuda import libdevice as of_cuda
+    from triton.runtime import autotuner, driver
+
+    autotuner.Autotuner.run = _with_its_first_configuration(autotuner.Autotuner.run)
+    interpreter._implicit_cvt = _with_floats(interpreter._implicit_cvt, interpreter, tl)
+    for module in (libdevice, of_cuda):
+        for name, compute in LIBDEVICE.items():
+            setattr(module, name, _on_tensors(name, compute, interpreter, tl))
+    driver.set_active(_driver())
+    _answer_for_cuda()
+
+
+def _with_its_first_configuration(run: Callable[..., Any]) -> Callable[..., Any]:
+    """To time configurations on an interpreter would tell nothing."""
+
+    @functools.wraps(run)
+    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.configs = self.configs[:1]
+        return run(self, *args, **kwargs)
+
+    return with_first
+
+
+def _with_floats(convert: Callable[[Any], Any], interpreter: Any, tl: Any) -> Callable[[Any], Any]:
+    """A float is an fp32 scalar, as on a GPU; the interpreter leaves it a number of Python."""
+
+    @functools.wraps(convert)
+    def converted(value: Any) -> Any:
+        if not isinstance(value, float):
+            return convert(value)
+        return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
+
+    return converted
+
+
+def _on_tensors(name: str, compute: Callable[..., Any], interpreter: Any, tl: Any) -> Callable[..., Any]:
+    """A function of libdevice on tensors of the interpreter, of fp32 or fp64."""
+
+    def called(*args: Any, **_: Any) -> Any:
+        given = [arg if isinstance(arg, tl.tensor) else interpreter._implicit_cvt(float(arg)) for arg in args]
+        dtype = next((arg.dtype for arg in given if arg.dtype == tl.float64), tl.float32)
+        if any(arg.dtype not in (tl.float32, tl.float64) for arg in given):
+            raise TypeError(f"libdevice.{name} of {', '.join(str(arg.dtype) for arg in given)}: expected fp32 or fp64")
+        with np.errstate(all="ignore"):
+            wide = compute(*(np.asarray(arg.handle.data, dtype=np.float64) for arg in given))
+        data = np.asarray(wide).astype(np.float64 if dtype == tl.float64 else np.float32)
+        shaped = max(given, key=lambda arg: arg.handle.data.size)
+        return tl.tensor(interpreter.TensorHandle(data, dtype), shaped.type.with_element_ty(dtype))
+
+    called.__name__ = name
+    return called
+
+
+def _driver() -> Any:
+    """What kernels ask of Triton's driver."""
+    from triton.backends.compiler import GPUTarget
+
+    properties = {"multiprocessor_count": _MULTIPROCESSORS, "warpSize": _WARP, "max_shared_mem": 232448}
+    properties |= {"max_num_regs": 65536, "sm_clock_rate": 1980000, "mem_clock_rate": 3201000, "mem_bus_width": 6144}
+    return SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 10 * _CAPABILITY[0] + _CAPABILITY[1], _WARP),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+        get_active_torch_device=_cpu,
+        utils=SimpleNamespace(get_device_properties=lambda device=None: properties),
+    )
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")
+
+
+class _NoDevice(nullcontext[None]):
+    """In place of ``torch.cuda.device``: there is nothing to switch to."""
+
+    def __init__(self, device: object) -> None:
+        super().__init__()
+
+
+def _answer_for_cuda() -> None:
+    """What kernels ask of torch.cuda, which raises without a GPU. ``is_available`` still says no."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    properties = SimpleNamespace(
+        name="Triton's interpreter",
+        major=_CAPABILITY[0],
+        minor=_CAPABILITY[1],
+        multi_processor_count=_MULTIPROCESSORS,
+        warp_size=_WARP,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448,
+        shared_memory_per_multiprocessor=233472,
+        L2_cache_size=50 << 20,
+        total_memory=80 << 30,
+    )
+    answers: dict[str, Callable[..., Any]] = {
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: _CAPABILITY,
+        "get_device_name": lambda device=None: properties.name,
+        "current_device": lambda: 0,
+        "synchronize": lambda device=None: None,
+        "device": _NoDevice,
+        "device_of": _NoDevice,
+        "set_device": lambda device: None,
+    }
+    for name, function in answers.items():
+        setattr(torch.cuda, name, function)

@@ -1,0 +1,138 @@
+# ruff: noqa: E402  (the interpreter is enabled before triton is imported)
+"""What published Triton kernels ask of a GPU is answered on a CPU, and their own faults stay theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from normcheck.impls.kernels import interpreter
+
+if torch.cuda.is_available():
+    pytest.skip("kernels are not interpreted on a GPU", allow_module_level=True)
+interpreter.enable()
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from normcheck.errors import ExitCode
+from normcheck.impls.kernels.on_cpu import LIBDEVICE
+from tests.command_line import Cli
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+CONFIGS = [triton.Config({{"BLOCK": block}}, num_warps=4) for block in (64, 1024)]
+
+@triton.autotune(CONFIGS, key=["N"])
+@triton.jit
+def kernel(x_ptr, weight_ptr, y_ptr, M, N, eps, BLOCK: tl.constexpr):
+    for row in range(tl.program_id(0), M, tl.num_programs(0)):
+        squares = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, N, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
+            squares += x * x
+        rstd = libdevice.rsqrt(tl.sum(squares) / {divisor} + eps.to(tl.float32))
+        for start in range(0, N, BLOCK):
+            cols = start + tl.arange(0, BLOCK)
+            x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
+            weight = tl.load(weight_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
+            tl.store(y_ptr + row * N + cols, (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=cols < N)
+
+def rmsnorm(x, weight, eps):
+    y, N = torch.empty(x.shape, dtype=x.dtype, device=x.device), x.shape[-1]
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    properties = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
+    assert properties["multiprocessor_count"] == processors
+    with torch.cuda.device(x.device):
+        kernel[(processors,)](x.contiguous(), weight, y, x.numel() // N, N, eps)
+    return y
+"""
+
+FEW = ("--dtype", "fp16", "--max-examples", "30", "--allow-thin", "--device", "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("divisor", "code"), [("N", ExitCode.PASS), ("(N + 1)", ExitCode.FOUND)])
+def test_an_autotuned_kernel_that_asks_for_much_is_judged_by_its_values(
+    divisor: str, code: int, tmp_path: Path, cli: Cli
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(KERNEL.format(divisor=divisor), encoding="utf-8")
+    done = cli("verify", "--impl", str(file), *FEW)
+    assert done.code == code, done.out
+    assert code == ExitCode.PASS or "FAIL rmsnorm mine.py:rmsnorm fp16: y is wrong" in done.out
+
+
+@triton.jit
+def one(x_ptr, y_ptr, function: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    cols = tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, function(tl.load(x_ptr + cols)))
+
+
+UNARY = ("rsqrt", "sqrt", "tanh", "exp", "exp2", "expm1", "log", "log2", "log1p", "erf", "sin", "cos", "floor", "ceil")
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_a_function_of_libdevice_is_rounded_once(name: str) -> None:
+    x = torch.linspace(0.125, 3.0, 16)
+    y = torch.empty_like(x)
+    one[(1,)](x, y, getattr(libdevice, name), 16)
+    torch.testing.assert_close(y, getattr(torch, name)(x.double()).float(), rtol=0, atol=0)
+
+
+def test_functions_of_several_values_and_names() -> None:
+    a, b, c = (np.array([value]) for value in (6.0, 4.0, 0.5))
+    assert [float(LIBDEVICE[name](a, b)[0]) for name in ("div_rn", "fast_dividef", "pow")] == [1.5, 1.5, 1296.0]
+    assert float(LIBDEVICE["fma"](a, b, c)[0]) == 24.5
+    assert float(LIBDEVICE["rcp_rn"](b)[0]) == 0.25
+
+
+def test_another_dtype_is_refused_as_by_a_gpu() -> None:
+    x = torch.ones(16, dtype=torch.float16)
+    with pytest.raises(Exception, match=r"libdevice\.tanh of fp16: expected fp32 or fp64"):
+        one[(1,)](x, torch.empty_like(x), libdevice.tanh, 16)
+
+
+def test_there_is_still_no_gpu() -> None:
+    assert not torch.cuda.is_available()
+    target: Any = triton.runtime.driver.active.get_current_target()
+    assert (target.backend, target.arch) == ("cuda", 90)
+
+
+WRONG = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def inner(value):
+    return value.nothing_of_this_name()
+
+@triton.jit
+def kernel(x_ptr):
+    inner(tl.load(x_ptr))
+
+def rmsnorm(x, weight, eps):
+    kernel[(1,)](x)
+    return x
+"""
+
+
+def test_what_a_kernel_raises_is_told_with_its_own_lines(tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(WRONG, encoding="utf-8")
+    done = cli("verify", "--impl", str(file), *FEW)
+    said = " ".join(done.out.split())
+    assert "AttributeError: 'tensor' object has no attribute 'nothing_of_this_name', in a kernel that Triton's" in said
+    assert "mine.py:7 in inner: return value.nothing_of_this_name()" in said
+    assert "mine.py:11 in kernel: inner(tl.load(x_ptr))" in said
+    assert "triton/runtime" not in said
