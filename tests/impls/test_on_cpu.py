@@ -79,6 +79,28 @@ def one(x_ptr, y_ptr, function: tl.constexpr, BLOCK: tl.constexpr) -> None:  # t
     tl.store(y_ptr + cols, function(tl.load(x_ptr + cols)))
 
 
+def only_long_blocks(configs: list[Any], arguments: dict[str, Any], **_: Any) -> list[Any]:
+    return [config for config in configs if config.kwargs["BLOCK"] >= arguments["N"]]
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": 4}), triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})],
+    key=["N"],
+    prune_configs_by={"early_config_prune": only_long_blocks},
+)
+@triton.jit
+def copied(x_ptr, y_ptr, N, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    cols = tl.arange(0, BLOCK)
+    tl.store(y_ptr + cols, tl.load(x_ptr + cols, mask=cols < N), mask=cols < N)
+
+
+def test_a_configuration_that_the_kernel_rules_out_is_not_taken() -> None:
+    for n in (3, 9, 20):
+        x, y = torch.randn(n), torch.zeros(n)
+        copied[(1,)](x, y, n)
+        torch.testing.assert_close(y, x, rtol=0, atol=0)
+
+
 UNARY = ("rsqrt", "sqrt", "tanh", "exp", "exp2", "expm1", "log", "log2", "log1p", "erf", "sin", "cos", "floor", "ceil")
 
 

@@ -73,12 +73,19 @@ def answer(interpreter: Any, tl: Any) -> None:
 
 
 def _with_its_first_configuration(run: Callable[..., Any]) -> Callable[..., Any]:
-    """To time configurations on an interpreter would tell nothing."""
+    """To time configurations on an interpreter would tell nothing. Those that a kernel rules out are not taken."""
 
     @functools.wraps(run)
     def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.configs = self.configs[:1]
-        return run(self, *args, **kwargs)
+        every = self.configs
+        allowed = every
+        if len(every) > 1 and self.early_config_prune:
+            allowed = self.early_config_prune(every, dict(zip(self.arg_names, args, strict=False)), **kwargs)
+        self.configs = allowed[:1]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = every
 
     return with_first
 
