@@ -38,6 +38,9 @@ from normcheck.result import CellKey, Finding, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 
+_OWN_FILES = "normcheck/impls/"
+"""In the paths of the implementations that come with normcheck."""
+
 Row = tuple[str, str, float, float, float, int]
 """One check of a case: output, check, ratio, max_abs, max_ulp, elements that could not be judged."""
 
@@ -76,7 +79,9 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
     ours = {reason: cells for reason, cells in errors.items() if reason not in theirs}
     _put_section(console, "Not judged, because normcheck failed", ours, step=judge_failed)
     if verbosity >= 0:
-        _put_section(console, "Not run", _reasons(run, "skip"), step="normcheck doctor says what to do about each.")
+        ours_too = any(v.status == "skip" and (not v.file or _OWN_FILES in v.file) for v in run.verdicts)
+        doctor = "normcheck doctor says what to do about each." if ours_too else ""  # it does not list users' files
+        _put_section(console, "Not run", _reasons(run, "skip"), step=doctor)
         _put_section(console, "Cases not run", _case_reasons(run, every=verbosity > 0))
     if run.messages:
         put(console, "")

@@ -171,3 +171,23 @@ def test_different_numbers_are_told_for_each_dtype(tmp_path: Path, cli: Cli) -> 
     done = cli("verify", "--impl", file, "--max-examples", "20", "--device", "cpu")
     assert done.code == ExitCode.FOUND
     assert done.out.count("Reproduce: ") == 3
+
+
+SKIPPED = """
+from normcheck import Implementation
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="mine", op="rmsnorm", forward=lambda x, *rest, **options: x, unavailable=lambda device: "no licence"
+    ),
+)
+"""
+
+
+@pytest.mark.parametrize(("more", "suggested"), [((), False), (("--impl", "cudnn", "--op", "rmsnorm"), True)])
+def test_doctor_is_suggested_for_what_it_lists(
+    tmp_path: Path, cli: Cli, more: tuple[str, ...], suggested: bool
+) -> None:
+    done = cli("verify", "--impl", written(tmp_path, "mine.py", SKIPPED), *more, *FEW)
+    assert "rmsnorm mine fp16: no licence" in done.out.replace("  ", " ")
+    assert ("normcheck doctor says" in done.out) == suggested
