@@ -12,7 +12,8 @@ from normcheck.errors import UsageError, error_text, one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-_NOT_TENSORS = ("eps", "epsilon", "lower_clip", "upper_clip")
+_OPTIONS = ("lower_clip", "upper_clip")
+_NOT_TENSORS = ("eps", "epsilon", *_OPTIONS)
 _TRIAL_COLUMNS = 8
 
 
@@ -67,7 +68,7 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
         return call(*tensors, eps=eps, **wanted) if eps_by_name else call(*tensors, eps, **wanted)
 
     try:
-        called(signature.bind, (None,) * (3 if takes_bias else 2), 0.0, {})
+        called(signature.bind, (None,) * (3 if takes_bias else 2), 0.0, dict.fromkeys(_OPTIONS, 0.0))
     except TypeError as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
         raise UsageError(f"impl={spec}: {wrong}; expected {expected(function)}") from None

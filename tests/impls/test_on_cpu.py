@@ -131,6 +131,15 @@ def test_there_is_still_no_gpu() -> None:
     assert (target.backend, target.arch) == ("cuda", 90)
 
 
+def test_torch_itself_still_finds_no_gpu() -> None:
+    """Its compiler asks, and takes no error for a GPU of another make."""
+    asks = {"__name__": "torch.somewhere", "torch": torch}
+    exec("def ask():\n    return torch.cuda.get_device_properties(0)", asks)
+    with pytest.raises((AssertionError, RuntimeError)):
+        asks["ask"]()  # type: ignore[operator]
+    assert torch.cuda.get_device_properties(0).multi_processor_count == 4
+
+
 WRONG = """
 import triton
 import triton.language as tl

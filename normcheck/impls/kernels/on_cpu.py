@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,13 +141,6 @@ def _cpu() -> Any:
     return torch.device("cpu")
 
 
-class _NoDevice(nullcontext[None]):
-    """In place of ``torch.cuda.device``: there is nothing to switch to."""
-
-    def __init__(self, device: object) -> None:
-        super().__init__()
-
-
 def _answer_for_cuda() -> None:
     """What kernels ask of torch.cuda, which raises without a GPU. ``is_available`` still says no."""
     import torch
@@ -174,9 +167,28 @@ def _answer_for_cuda() -> None:
         "get_device_name": lambda device=None: properties.name,
         "current_device": lambda: 0,
         "synchronize": lambda device=None: None,
-        "device": _NoDevice,
-        "device_of": _NoDevice,
         "set_device": lambda device: None,
     }
     for name, function in answers.items():
-        setattr(torch.cuda, name, function)
+        setattr(torch.cuda, name, _but_for_torch(getattr(torch.cuda, name), function))
+    for name in ("device", "device_of"):
+        setattr(torch.cuda, name, type(name, (getattr(torch.cuda, name),), _NOWHERE))
+
+
+_NOWHERE: dict[str, Callable[..., None]] = {
+    "__init__": lambda self, device: None,
+    "__enter__": lambda self: None,
+    "__exit__": lambda self, *raised: None,
+}
+"""The methods of a context that switches to no device."""
+
+
+def _but_for_torch(original: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """``answer``; torch itself gets the ``original``, since it must not take the machine for one with a GPU."""
+
+    @functools.wraps(original)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        by = str(sys._getframe(1).f_globals.get("__name__", ""))
+        return (original if by.split(".")[0] == "torch" else answer)(*args, **kwargs)
+
+    return asked
