@@ -251,11 +251,12 @@ class ShortCore:
             for offer in (*opening, *beside):
                 case = offer.planned.case
                 opens = case.M > 0 and (case.M, case.N) not in shapes
-                kept = missing
-                if opens:  # parameters cost as much as a shape does: while shapes are missing, these come first
-                    kept = min(self._owed(beside, offer, _LAYOUT), offer.price)
                 if not missing:
                     kept = self._owed(beside, offer, _KIND)
+                elif opens:  # parameters cost as much as a shape does: while shapes are missing, these come first
+                    kept = min(self._owed(beside, offer, _LAYOUT), offer.price)
+                else:
+                    kept = missing
                 needed = self._needed(offer) if opens else offer.price
                 if needed + kept <= seconds and offer.worth > most:
                     best, most = offer, offer.worth

@@ -103,9 +103,8 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
         if not declared and not named_as_ops:
             functions = "a function named as an op, or {spec}:NAME of another and --op"
             raise UsageError(f"impl={spec}: expected IMPLEMENTATIONS in it, {functions.format(spec=spec)}")
-        return declared or tuple(
-            _adapted(f, (op,), spec, location, op)[0] for op, f in named_as_ops if not op_names or op in op_names
-        )
+        wanted = [(op, f) for op, f in named_as_ops if op in op_names] or named_as_ops
+        return declared or tuple(_adapted(f, (op,), spec, location, op)[0] for op, f in wanted)
     named = tuple(i for i in declared if i.name == name)
     if named:
         return named

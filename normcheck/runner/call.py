@@ -218,8 +218,7 @@ def _frames(error: BaseException, last: BaseException, implementation: Implement
     there is one: it is the cause.
     """
     frames = [f for f in _tracebacks(error, last) if f.filename not in _OWN_FILES]
-    if last is not error:
-        frames = [f for f in frames if not _INTERPRETER.search(f.filename)]
+    frames = [f for f in frames if last is error or not _INTERPRETER.search(f.filename)]
     file = source_location.of(implementation).file if implementation else ""
     own, shown_frames = [f for f in frames if f.filename == file][-1:], frames[-_FRAMES:]
     if own and own[0] not in shown_frames:

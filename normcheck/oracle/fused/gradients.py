@@ -99,10 +99,8 @@ def moved(wd, doubt, g, u, eta, grow, least, half, IO_ROUNDED: tl.constexpr, FLU
 
 
 @triton.jit
-def xhat_at_most(xh, al, d, GIVEN: tl.constexpr):
+def xhat_at_most(xh, al, d):
     """The bound of a kernel's own |xhat|, (R, B)."""
-    if GIVEN:
-        return tl.abs(xh)
     return tl.abs(xh) * (1 + al)[:, None] + (d * (1 + al))[:, None]
 
 
@@ -259,15 +257,23 @@ def dx_kernel(
 
 
 @triton.jit
-def cast_product(xh, dy_abs, al, r, eta, grow, mask, numbers_ptr, FLUSH: tl.constexpr):
-    """The rounded xhat, and how far its product with dy may be off by that rounding and by its own; (R, B)."""
+def dy_times_xhat(
+    xh, xa, dy, doubt, al, r, eta, grow, mask, numbers_ptr, DOUBT: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    FLUSH: tl.constexpr,
+):  # fmt: skip
+    """A summand of dw, and how far it may be off by a bit in DOUBT, or by roundings to the io dtype; (R, B)."""
+    if not IO_ROUNDED:
+        if DOUBT:
+            return dy * xh, doubt * grow * xa
+        return dy * xh, xa
+    dy_abs = tl.abs(dy)
     io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
     per_xh, per_row = off_before_cast(al, r, numbers_ptr)
     value, low, high = cast_xhat(xh, per_xh[:, None], per_row[:, None], io_least, io_half)
     off = store(dy_abs * larger(-low, high) + eta, io_least, number(numbers_ptr, DW_IO_HALF), FLUSH)
     off += dy_abs * larger(high - value, value - low)
     off = off * grow + dy_abs * tl.abs(value - xh) * (grow - 1)
-    return value, tl.where(mask, off, 0.0)
+    return dy * value, tl.where(mask, off, 0.0)
 
 
 @triton.jit
@@ -296,6 +302,7 @@ def sums_kernel(
     given_dy_xhat = tl.zeros((R, B), tl.float64)
     given_dy_shift = tl.zeros((R, B), tl.float64)
     given_dw_doubt = tl.zeros((R, B), tl.float64)
+    DOUBT: tl.constexpr = doubt_ptr is not None
     m = tl.full((), M, tl.int64)
     first = group * group_rows
     last = tl.minimum(first + group_rows, M)
@@ -308,7 +315,7 @@ def sums_kernel(
         dy_abs = tl.abs(dy)
         mean, r, al, d = load_row(rows_ptr, rows, inside, M, False)
         xh = (x - mean[:, None]) * r[:, None]
-        xa = xhat_at_most(xh, al, d, False)
+        xa = xhat_at_most(xh, al, d)
         flushed = eta * (1 + (1 + al) * r)
         shift = tl.abs(xh) * al[:, None] + ((1 + al) * d + flushed)[:, None]
         if RAW:
@@ -317,15 +324,14 @@ def sums_kernel(
         dy_size += dy_abs
         dy_xhat += dy_abs * xa
         dy_shift += dy_abs * shift
-        if IO_ROUNDED:
-            value, off = cast_product(xh, dy_abs, al, r, eta, grow, mask, numbers_ptr, FLUSH)
-            dw += dy * value
+        product, off = dy_times_xhat(
+            xh, xa, dy, doubt, al, r, eta, grow, mask, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
+        )  # fmt: skip
+        dw += product
+        if DOUBT or IO_ROUNDED:
             dw_doubt += off
-        else:
-            dw += dy * xh
-            if doubt_ptr is not None:
-                dw_doubt += doubt * grow * xa
-                db_doubt += doubt * grow
+        if DOUBT:
+            db_doubt += doubt * grow
         if BOTH:
             mean, r, al, d = load_row(rows_ptr + 4 * m, rows, inside, M, True)
             xh = (x - mean[:, None]) * r[:, None]
@@ -334,14 +340,12 @@ def sums_kernel(
                 shift += (tl.abs(x) + tl.abs(mean)[:, None]) * (r * (4 * u))[:, None]
             given_dy_xhat += tl.abs(dy * xh)
             given_dy_shift += dy_abs * shift
-            if IO_ROUNDED:
-                value, off = cast_product(xh, dy_abs, al, r, eta, grow, mask, numbers_ptr, FLUSH)
-                given_dw += dy * value
+            product, off = dy_times_xhat(
+                xh, tl.abs(xh), dy, doubt, al, r, eta, grow, mask, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
+            )  # fmt: skip
+            given_dw += product
+            if DOUBT or IO_ROUNDED:
                 given_dw_doubt += off
-            else:
-                given_dw += dy * xh
-                if doubt_ptr is not None:
-                    given_dw_doubt += doubt * grow * tl.abs(xh)
     n = tl.full((), N, tl.int64)
     to = sums_ptr + group * (BOTH_SUMS if BOTH else WHOLE_SUMS) * n + cols
     keep = cols < N

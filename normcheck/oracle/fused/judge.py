@@ -45,7 +45,6 @@ _LARGE_ELEMENTS = 1 << 20
 _ALIGNED = 16
 _GROUPS_AT_ONCE, _VECTOR_COLUMNS, _SUM_WARPS = 16, 32, 4
 _MOST_GROUPS = 64
-_FOUND_OF_GRADIENTS = 12  # ``gradients.FOUND``, which cannot be imported without Triton
 _GROUP_ROWS = 32
 """At least so many rows share their sums, which are then a small part of the data."""
 
@@ -70,6 +69,7 @@ Finish = Callable[[], tuple[Checked, ...] | None]
 def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Reference]:
     """Begin what ``judge_forward`` does. The reference can be used at once."""
     from normcheck.oracle.fused import forward as kernel
+    from normcheck.oracle.fused.gradients import FOUND as FOUND_OF_GRADIENTS
 
     op, case, model, device = judge.op, judge.case, judge.rules.model, judge.x.device
     M, N = case.M, case.N
@@ -80,7 +80,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     if "bitmask" in outputs:
         own_bits = outputs["bitmask"].detach().reshape(M, -1).view(torch.uint8).contiguous()
     given_own = len(own) == len(op.statistics) and model.y_given_stats
-    found = Found.room_for(kernel.FOUND + 2 * _FOUND_OF_GRADIENTS, device)
+    found = Found.room_for(kernel.FOUND + 2 * FOUND_OF_GRADIENTS, device)
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
     mean = torch.empty((M, 1), dtype=torch.float32, device=device) if op.centered else None
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
