@@ -53,11 +53,14 @@ def verify(given: Given) -> None:
             from normcheck.isolation.forkserver import start_early
 
             start_early(checked.device)
+        from normcheck.gate.unchanged import Files
+
+        files = Files.soon()
         from normcheck.gate.run import run
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
-        raise typer.Exit(run(checked, tuple(sys.argv[1:])))
+        raise typer.Exit(run(checked, tuple(sys.argv[1:]), files))
 
 
 app.command()(merge)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -72,7 +73,9 @@ def _put_what_runs(stream: TextIO, device: str) -> bool:
     apart = _checked("isolation", lambda: _works(device, isolation=True), "run with --no-isolation")
     _put(stream, "isolation", [apart])
     good = not apart.step
-    if not good:
+    if good:
+        _put(stream, "sandbox", sandbox())
+    else:
         here = _checked("in this process", lambda: _works(device, isolation=False), "report it, with all of the above")
         _put(stream, "without it", [here])
         good = not here.step
@@ -256,6 +259,43 @@ def _works(device: str, *, isolation: bool) -> Fact:
         return Fact(name=name, value=f"does not work: {what}", step=f"{where}: normcheck repro torch '{CASE}'")
     where = "a worker was started, and torch's rmsnorm judged" if isolation else "torch's rmsnorm was judged"
     return Fact(name=name, value=f"works: {where}, in {took}")
+
+
+_NO_LANDLOCK = "run it in a container, or on Linux 5.13 or later with Landlock switched on"
+_HELD = (
+    ("files", "a kernel writes only to a folder of its own", "a kernel can change your files", _NO_LANDLOCK),
+    (
+        "memory",
+        "a kernel cannot open the memory of the judge",
+        "a kernel can write to the judge's memory",
+        _NO_LANDLOCK,
+    ),
+    (
+        "signals",
+        "a kernel cannot signal the judge",
+        "a kernel can kill the judge, which shows: the run has no verdict then",
+        "",
+    ),
+    ("rights", "a kernel has no right of root", "a kernel has rights of root", "run it as a user, not as root"),
+    ("programs", "a kernel starts no program with more rights", "a kernel can start sudo and the like", _NO_LANDLOCK),
+)
+"""What the sandbox should hold: field of ``sandbox.Reach``, if it does, if it does not, and what to do then."""
+
+
+def sandbox() -> list[Fact]:
+    """What of the sandbox holds here, as a worker finds by trying."""
+    try:
+        from normcheck.isolation.select import reach
+
+        with NamedTemporaryFile(prefix="normcheck-doctor-") as file:
+            found = reach(file.name)
+    except Exception as error:
+        step = "run it with --no-sandbox, if you trust the kernel"
+        return [Fact(name="worker", value=f"does not work: {error_text(error, 300)}", step=step)]
+    return [
+        Fact(name=name, value=f"not held: {loose}", step=step) if getattr(found, name) else Fact(name=name, value=held)
+        for name, held, loose, step in _HELD
+    ]
 
 
 def _put_implementations(stream: TextIO, device: str) -> bool:

@@ -20,7 +20,7 @@ app = typer.Typer(
 @app.command(name="record")
 @options(
     VerifyOptions,
-    only=("op", "impl", "dtype", "device", "timeout", "isolation"),
+    only=("op", "impl", "dtype", "device", "timeout", "isolation", "sandbox"),
     help={"isolation": "Run kernels in processes of their own, or in this one."},
 )
 def record(

@@ -16,8 +16,8 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
-from normcheck.isolation.client import load_message
 from normcheck.isolation.process import Worker
+from normcheck.isolation.session import ProcessSession
 from normcheck.runner.session import session_of
 
 _PROCESSES = 2  # of a cell that are busy at a time: its kernel's or its judge, and the one that compiles ahead
@@ -32,24 +32,25 @@ class Ahead:
 
     def __init__(self, cell: Cell, plan: Plan, core: CoreRun) -> None:
         self._cell, self._device, self.core = cell, plan.device, core
+        session = session_of(cell.implementation)
+        self._session = session if isinstance(session, ProcessSession) else None
         self._worker: Worker | None = None
         self._asked: Planned | None = None
         self._steps = 0  # answers that have come
         self.asked = 0  # cases that it was asked to run
         cores = len(os.sched_getaffinity(0))
-        self.is_possible = session_of(cell.implementation).isolated and cores >= _PROCESSES * plan.workers
+        self.is_possible = self._session is not None and cores >= _PROCESSES * plan.workers
 
     def look(self) -> None:
         """Take the answer if there is one, and ask for the next shape. Never waits for the process, never raises."""
-        if not self.is_possible:
+        if not self.is_possible or self._session is None:
             return
         if not self.core.is_short:
             self._end()
             return
         try:
             if self._worker is None:
-                self._worker = Worker()
-                self._worker.send(load_message(self._cell.spec, (self._cell.op.name,), self._device))
+                self._worker = self._session.another()
             elif self._asked is None and self._steps > 1:
                 self._ask()
             elif self._worker.has_answered:

@@ -211,6 +211,13 @@ Reports = Annotated[
 ]
 TimeBudget = Annotated[float | None, Option(help="Seconds per cell, after its core.", check=_seconds)]
 Timeout = Annotated[float, Option(help="Seconds that a case may take.", check=_seconds)]
+Sandboxed = Annotated[
+    bool,
+    Option(
+        help="Let a kernel's process write only to a folder of its own (default), or wherever you may.",
+        flags=("--sandbox/--no-sandbox",),
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +261,7 @@ class VerifyOptions:
             flags=("--isolation/--no-isolation",),
         ),
     ] = True
+    sandbox: Sandboxed = True
     judge: Annotated[
         str, Option(help="fused (default): on a GPU, what passes is judged by few kernels; plain.", names=judges)
     ] = "fused"
@@ -315,6 +323,7 @@ class ReproOptions:
         bool,
         Option(help="Run kernels in processes of their own, or in this one.", flags=("--isolation/--no-isolation",)),
     ] = True
+    sandbox: Sandboxed = True
     dump: Annotated[
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None

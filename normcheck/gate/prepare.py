@@ -21,7 +21,7 @@ def prepared(options: VerifyOptions) -> Plan:
     device = device_for(options.device)
     ops = tuple(dict.fromkeys(options.op))
     asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
-    found = dict(_each_selected(asked, device, options.timeout, isolation=options.isolation))
+    found = dict(_each_selected(asked, device, options))
     failed = {spec: own for spec, own in found.items() if isinstance(own, ImportFailed)}
     if len(failed) == len(found):
         raise next(iter(failed.values()))
@@ -40,13 +40,13 @@ def _there(
 
 
 def _each_selected(
-    asked: Mapping[str, tuple[str, ...]], device: str, timeout: float, *, isolation: bool
+    asked: Mapping[str, tuple[str, ...]], device: str, options: VerifyOptions
 ) -> Iterator[tuple[str, tuple[Implementation, ...] | ImportFailed]]:
     """``selected`` for each spec and its ops, or why it cannot be imported."""
-    if isolation:
+    if options.isolation:
         from normcheck.isolation.select import each_selected_apart
 
-        yield from each_selected_apart(asked, device, timeout)
+        yield from each_selected_apart(asked, device, options.timeout, sandboxed=options.sandbox)
         return
     for spec, ops in asked.items():
         try:
@@ -56,14 +56,15 @@ def _each_selected(
 
 
 def selected(
-    spec: str, ops: tuple[str, ...], device: str, timeout: float, *, isolation: bool
+    spec: str, ops: tuple[str, ...], device: str, timeout: float, *, isolation: bool, sandbox: bool = True
 ) -> tuple[Implementation, ...]:
     """The implementations of ``ops`` (of all, if empty) that ``spec`` names. Raises UsageError.
 
-    With ``isolation`` another process imports and runs their code; it may take ``timeout`` seconds to import it.
+    With ``isolation`` another process imports and runs their code; it may take ``timeout`` seconds to import it, and
+    with ``sandbox`` writes only to a folder of its own.
     """
     if not isolation:
         return discovery.select(spec, ops)
     from normcheck.isolation.select import select_apart
 
-    return select_apart(spec, ops, device, timeout)
+    return select_apart(spec, ops, device, timeout, sandboxed=sandbox)

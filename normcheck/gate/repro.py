@@ -45,7 +45,7 @@ def repro_cases(
     if options.pdb and sys.stdin is None:
         raise UsageError("pdb: standard input is closed; expected a terminal, or the debugger's commands")
     device, timeout, isolation = device_for(options.device), options.timeout, options.isolation and not options.pdb
-    chosen = selected(spec, (op,), device, timeout, isolation=isolation)
+    chosen = selected(spec, (op,), device, timeout, isolation=isolation, sandbox=options.sandbox)
     if folder and len(chosen) > 1:
         expected = f"expected one, such as {spec}:{one_line(chosen[0].name, 200)}"
         raise UsageError(

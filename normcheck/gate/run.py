@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from normcheck.gate.replay import keep
 from normcheck.gate.sanity import sensible
 from normcheck.gate.sweep import Progress, run_cell
 from normcheck.gate.tally import uncounted
+from normcheck.gate.unchanged import Files
 from normcheck.gate.workers import patience, start_judge, workers_of
 from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
@@ -40,11 +42,15 @@ MOST_EXAMPLES = 10**15
 """What a report says if even more cases were allowed; beyond it, readers of JSON lose digits."""
 
 
-def run(options: VerifyOptions, argv: tuple[str, ...]) -> int:
-    """Check everything that ``options`` ask for; returns the exit code. Raises UsageError before anything runs."""
+def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
+    """Check everything that ``options`` ask for; returns the exit code. Raises UsageError before anything runs.
+
+    ``files``: those that judge, which must be the same before the verdict is told.
+    """
     start = time.perf_counter()
     gc.freeze()  # torch's objects live until the end: no collection looks at them, and the last one is 0.3 s shorter
     targets = targets_of(options)
+    begun = files.result()  # before any code under test runs
     plan = prepared(options)
     terms = terms_of(options, plan.required)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
@@ -52,6 +58,7 @@ def run(options: VerifyOptions, argv: tuple[str, ...]) -> int:
     verdicts, complete = _sweep(plan, stream, options, terms)
     result = run_of(options, plan, verdicts, start, argv)
     result = concluded(replace(result, complete=complete), terms)
+    result = doubted(result, begun.changed())
     return publish(result, targets, stream, verbosity=options.verbosity)
 
 
@@ -73,6 +80,13 @@ def run_of(
         required=plan.required,
         part=options.part,
     )
+
+
+def doubted(result: SweepResult, doubt: str) -> SweepResult:
+    """``result`` as an error because of ``doubt``, if there is any: what it says of a cell may not be so."""
+    if not doubt:
+        return result
+    return replace(result, status="error", exit_code=ExitCode.BROKEN, messages=(doubt, *result.messages))
 
 
 def publish(

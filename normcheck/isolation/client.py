@@ -19,6 +19,7 @@ from normcheck.isolation import forkserver
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of
+from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
 from normcheck.runner.environment import memory_bytes
 
@@ -28,9 +29,11 @@ START_SECONDS = 60.0
 _FIRST_CALL_FACTOR = 3  # the first call of each kind compiles, and may take so many times the limit
 
 
-def load_message(spec: str, ops: tuple[str, ...], device: str) -> Message:
-    """The request to import what ``spec`` names."""
-    return {"do": "load", "spec": spec, "ops": list(ops), "device": device}
+def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None) -> Worker:
+    """A new worker that has been asked to import what ``spec`` names."""
+    worker = Worker(sandbox)
+    worker.send({"do": "load", "spec": spec, "ops": list(ops), "device": device})
+    return worker
 
 
 class Client:
@@ -39,8 +42,8 @@ class Client:
     A request that is posted while another is unanswered first waits for that answer, which is thrown away.
     """
 
-    def __init__(self, spec: str, op: str, name: str, device: str) -> None:
-        self._spec, self._op, self._name, self._device = spec, op, name, device
+    def __init__(self, spec: str, op: str, name: str, device: str, sandbox: Sandbox | None) -> None:
+        self._spec, self._op, self._name, self._device, self._sandbox = spec, op, name, device, sandbox
         self._worker: Worker | None = None
         self._next: Worker | None = None  # started, and importing, but not in use yet
         self._used = 0  # bytes of shared memory, in the present case
@@ -65,8 +68,7 @@ class Client:
     def start(self) -> None:
         """Start the next worker, without waiting for it."""
         if self._next is None:
-            self._next = Worker()
-            self._next.send(load_message(self._spec, (self._op,), self._device))
+            self._next = begun(self._spec, (self._op,), self._device, self._sandbox)
 
     def wait(self) -> None:
         """Wait until the worker has started. If it does not start, the first request raises."""

@@ -16,6 +16,7 @@ from normcheck.errors import Broken
 from normcheck.isolation import forkserver
 from normcheck.isolation.descendants import kill_children, kill_descendants
 from normcheck.isolation.messages import Garbled, Inbox, Message, packed
+from normcheck.isolation.sandbox import Sandbox, close_memory
 from normcheck.isolation.shared_memory import HostMemory
 
 _ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
@@ -33,15 +34,22 @@ _alive: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 class Worker:
-    """One worker process, for requests by ``ask``. It is not started again after it has died."""
+    """One worker process, for requests by ``ask``. It is not started again after it has died.
 
-    def __init__(self) -> None:
+    ``sandbox``: where it may write; then this process's memory is closed to it. None: wherever this process may.
+    """
+
+    def __init__(self, sandbox: Sandbox | None) -> None:
+        if sandbox is not None:
+            close_memory()
+            sandbox.make()
         self.memory = HostMemory()
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
         self._process = forkserver.started(theirs)
         self._server = forkserver.pid()
-        socket.send_fds(self._socket, [b"x"], [self.memory.fd, written])
+        told = packed({"sandbox": None if sandbox is None else sandbox.as_message})
+        socket.send_fds(self._socket, [told], [self.memory.fd, written])
         theirs.close()
         os.close(written)
         self._inbox, self._tail = Inbox(), b""

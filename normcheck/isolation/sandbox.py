@@ -1,93 +1,204 @@
-"""Set up a new process before it runs code under test: it ends with its parent, and prints to nobody else."""
+"""The sandbox of a kernel's process: where it may write, and what it may do to other processes, which is nothing.
+
+The system holds it, not this package: no debugging of what is not its own, no right of root, no file changed outside
+the folders of ``Sandbox``. ``Reach`` says what of it holds here, by trying.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
-import faulthandler
+import getpass
+import hashlib
 import os
-import resource
-import signal
+import shutil
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from normcheck.impls import discovery
+from normcheck.isolation import landlock
+
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
+_CLEAR_AMBIENT, _MOST_CAPABILITIES = 4, 64
+_CAPABILITY_VERSION = 0x20080522
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "kfd")
+"""In /dev, beside NVIDIA's: what any process may write to. CUDA's memory of two processes is counted in /dev/shm."""
+
+_CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
+    "TMPDIR": "tmp",
+}
+"""Variable of the environment that says where a compiler keeps what it has made -> its folder in a sandbox."""
 
 
-def close_all_but(kept: int) -> None:
-    """Close the files that came with the fork: some would keep the server alive, or let a kernel write to it.
+@dataclass(frozen=True)
+class Sandbox:
+    """Where a kernel's process may write. ``folder``: its own, for temporary files and what is compiled for it.
 
-    Their numbers stay in use, for /dev/null: a former owner may close its number again, which must be no other file.
+    ``caches``: those of the user, which only normcheck's own implementations may fill; a user's file finds its own in
+    ``folder``, so that what it puts there is never run by a judge or by another kernel.
     """
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in (kept, nothing):
-            os.dup2(nothing, number)
+
+    folder: str
+    caches: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: str) -> Self:
+        """The sandbox of what ``spec`` names: one folder for each, until this process ends."""
+        folder = os.path.join(_run_folder(os.getpid()), hashlib.sha256(spec.encode()).hexdigest()[:16])
+        return cls(folder, _users_caches() if spec in discovery.implementations() else {})
+
+    @classmethod
+    def told(cls, told: Mapping[str, Any]) -> Self:
+        """The sandbox that ``as_message`` describes."""
+        return cls(str(told["folder"]), {str(name): str(path) for name, path in told["caches"].items()})
+
+    @property
+    def as_message(self) -> dict[str, Any]:
+        """This sandbox as plain data."""
+        return {"folder": self.folder, "caches": dict(self.caches)}
+
+    def make(self) -> None:
+        """Make its folders, if they are not there. Raises OSError."""
+        for path in (self.folder, *self._environment.values()):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        own = {name: os.path.join(self.folder, place) for name, place in _CACHES.items()}
+        return {**own, **self.caches}
+
+    def enter(self) -> None:
+        """Put this process into the sandbox, for good. It has one thread, and has opened what it needs.
+
+        Raises OSError if the system has the means and refuses.
+        """
+        os.environ.update(self._environment)
+        tempfile.tempdir = os.path.join(self.folder, _CACHES["TMPDIR"])
+        if sys.platform != "linux":
+            return
+        _drop_capabilities()
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        landlock.restrict((self.folder, *self.caches.values(), *_devices(), "/proc/self"))
 
 
-def settle(output: int) -> None:
-    """Make this process end with its parent, print to the file descriptor ``output`` and leave no core file.
-
-    Its parent is not the server, but a process in between, which runs no code under test either.
+@dataclass(frozen=True)
+class Reach:
+    """What a process can do to others: change a file of its user outside the sandbox, open the memory of the process
+    that judges, send signals to it, use a right of root, and get one by starting a program that has it.
     """
-    _end_with_parent()
-    os.register_at_fork(after_in_child=_end_with_parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    _put_a_parent_between()
-    faulthandler.enable(all_threads=False)
+
+    files: bool
+    memory: bool
+    signals: bool
+    rights: bool
+    programs: bool
+
+    @classmethod
+    def tried(cls, file: str, judge: int) -> Self:
+        """What this process can do, by trying. ``file``: one of its user's; ``judge``: a process, by its id."""
+        return cls(
+            files=_works(lambda: os.close(os.open(file, os.O_WRONLY))),
+            memory=_works(lambda: os.close(os.open(f"/proc/{judge}/mem", os.O_RDWR))),
+            signals=_works(lambda: os.kill(judge, 0)),
+            rights=int(_status("CapEff"), 16) != 0,
+            programs=_status("NoNewPrivs") != "1",
+        )
 
 
-def _put_a_parent_between() -> None:
-    """Fork, and return in the child only; the parent waits for the child, and then ends as it did.
-
-    A kernel that kills, stops or changes its parent, or its parent's group, then hits this one, and not the server from
-    which other workers come. The processes that the kernel leaves behind belong to this parent, and end with it.
-    """
-    os.setsid()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        return
+def _works(act: Callable[[], object]) -> bool:
     try:
-        _end_as(_end_of(child))
-    finally:
-        os._exit(1)
+        act()
+    except OSError:
+        return False
+    return True
 
 
-def _end_of(child: int) -> int:
-    """Wait for ``child`` -> its wait status. Files are closed first, so that the child's end shows at once."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2:
-            with suppress(OSError):
-                os.close(number)
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == child:
-            return status
+def _status(name: str) -> str:
+    """A line of this process's status."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(f"{name}:"))
 
 
-def _end_as(status: int) -> None:
-    """End this process as another one did: by the signal, or with the exit code, of its wait status."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status))
-
-
-def adopt_orphans() -> None:
-    """Let this process, the root or a server, adopt what workers leave behind, so that it can be found and killed."""
+def close_memory() -> None:
+    """Close this process's memory and files to all other processes of its user, and leave no core file."""
     if sys.platform == "linux":
-        os.setsid()  # a signal to its group reaches nobody else
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def _end_with_parent() -> None:
-    """Ask the system to kill this process when its parent ends, and to let it adopt its orphaned descendants."""
+def open_memory() -> None:
+    """Undo ``close_memory``, for a debugger."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_DUMPABLE, 1)
+
+
+def _devices() -> tuple[str, ...]:
+    nvidia = [name for name in os.listdir("/dev") if name.startswith("nvidia")]
+    mps = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # the server that shares a GPU listens there
+    return (*(f"/dev/{name}" for name in (*_DEVICES, *nvidia)), mps)
+
+
+def _users_caches() -> dict[str, str]:
+    """Where compilers keep for this user what they have made, by the variable that says so."""
+    home, temporary = Path.home(), Path(tempfile.gettempdir())
+    cache_home = home / ".cache"
+    usual = {
+        "TRITON_CACHE_DIR": home / ".triton" / "cache",
+        "TORCHINDUCTOR_CACHE_DIR": temporary / f"torchinductor_{_user()}",
+        "TORCH_EXTENSIONS_DIR": cache_home / "torch_extensions",
+        "CUDA_CACHE_PATH": home / ".nv" / "ComputeCache",
+        "XDG_CACHE_HOME": cache_home,
+    }
+    return {name: os.environ.get(name) or str(path) for name, path in usual.items()}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
+
+
+@cache
+def _run_folder(process: int) -> str:
+    """A folder of this ``process`` in the temporary folder, which is deleted when it ends."""
+    folder = tempfile.mkdtemp(prefix="normcheck-")
+
+    def delete() -> None:
+        if os.getpid() == process:  # not in a process that was forked from this one
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(delete)
+    return folder
+
+
+def _drop_capabilities() -> None:
+    """Give up every right of root that the user's id alone does not give."""
+    with suppress(OSError):  # who has no such rights may not give any up
+        for number in range(_MOST_CAPABILITIES):
+            _prctl(_PR_CAPBSET_DROP, number)
+    with suppress(OSError):
+        _prctl(_PR_CAP_AMBIENT, _CLEAR_AMBIENT)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, nothing) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

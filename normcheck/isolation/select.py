@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.source_location import NOWHERE, Place
 from normcheck.isolation import forkserver
-from normcheck.isolation.client import START_SECONDS, load_message
+from normcheck.isolation.client import START_SECONDS, begun
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of
+from normcheck.isolation.sandbox import Reach, Sandbox
 from normcheck.isolation.session import ProcessSession
 from normcheck.runner.session import Elsewhere
 
@@ -26,38 +29,46 @@ AT_ONCE = 8
 
 
 def each_selected_apart(
-    asked: Mapping[str, tuple[str, ...]], device: str, seconds: float
+    asked: Mapping[str, tuple[str, ...]], device: str, seconds: float, *, sandboxed: bool = True
 ) -> Iterator[tuple[str, tuple[Implementation, ...] | ImportFailed]]:
     """``select_apart`` for each spec and its ops, or why it cannot be imported, in their order, while those that follow
-    are imported as well.
+    are imported as well. ``sandboxed``: see ``sandbox.Sandbox``.
     """
-    begun: dict[str, Worker] = {}
+    started: dict[str, Worker] = {}
     try:
         for number, (spec, ops) in enumerate(asked.items()):
             for following in list(asked)[number : number + AT_ONCE]:
-                if following not in begun:
-                    begun[following] = _begun(load_message(following, asked[following], device))
+                if following not in started:
+                    started[following] = begun(following, asked[following], device, _sandbox(following, sandboxed))
+            found: tuple[Implementation, ...] | ImportFailed
             try:
-                found: tuple[Implementation, ...] | ImportFailed = select_apart(spec, ops, device, seconds, begun[spec])
+                found = select_apart(spec, ops, device, seconds, started[spec], sandboxed=sandboxed)
             except ImportFailed as failed:
                 found = failed
             yield spec, found
     finally:
-        for worker in begun.values():
+        for worker in started.values():
             worker.kill()
 
 
 def select_apart(
-    spec: str, ops: tuple[str, ...], device: str, seconds: float, begun: Worker | None = None
+    spec: str,
+    ops: tuple[str, ...],
+    device: str,
+    seconds: float,
+    worker: Worker | None = None,
+    *,
+    sandboxed: bool = True,
 ) -> tuple[Implementation, ...]:
     """Like ``discovery.select``, but a worker imports what ``spec`` names, in ``seconds`` after its start.
 
     If the import ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure.
-    Raises UsageError as ``discovery.select`` does, and if the worker sends garbage. ``begun``: a worker that has been
+    Raises UsageError as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been
     asked already.
     """
+    sandbox = _sandbox(spec, sandboxed)
     try:
-        answer = _imported(load_message(spec, ops, device), START_SECONDS + seconds, begun)
+        answer = _imported(partial(begun, spec, ops, device, sandbox), START_SECONDS + seconds, worker)
     except Broken as broken:
         ended = _Ended(broken.kind, broken.message, broken.frames)
         unknown = ops or tuple(OPS)[:1]
@@ -69,27 +80,35 @@ def select_apart(
     found = answer.get("found")
     if not isinstance(found, list):
         raise _nonsense(spec)
-    return tuple(_implementation(spec, declared, device) for declared in found)
+    return tuple(_implementation(spec, declared, device, sandbox) for declared in found)
 
 
-def _imported(request: Message, seconds: float, begun: Worker | None) -> Message:
+def reach(file: str, *, sandboxed: bool = True) -> Reach:
+    """What a kernel's process can do to others here. ``file``: one that it should not be able to change."""
+    worker = Worker(_sandbox(file, sandboxed))
+    try:
+        answer = worker.ask({"do": "reach", "file": file, "judge": os.getpid()}, START_SECONDS, "its reach")
+    finally:
+        worker.kill()
+    return Reach(**{name: bool(answer[name]) for name in Reach.__dataclass_fields__})
+
+
+def _sandbox(spec: str, sandboxed: bool) -> Sandbox | None:
+    return Sandbox.of(spec) if sandboxed else None
+
+
+def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None) -> Message:
     """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again.
 
     A new server takes the other imports along that go on: they crash, and try again as well.
     """
     try:
-        return _answer(begun or _begun(request), seconds)
+        return _answer(worker or start(), seconds)
     except Broken as broken:
         if broken.kind != "crash":
             raise
     forkserver.replace()
-    return _answer(_begun(request), seconds)
-
-
-def _begun(request: Message) -> Worker:
-    worker = Worker()
-    worker.send(request)
-    return worker
+    return _answer(start(), seconds)
 
 
 def _answer(worker: Worker, seconds: float) -> Message:
@@ -99,15 +118,16 @@ def _answer(worker: Worker, seconds: float) -> Message:
         worker.kill()
 
 
-def _implementation(spec: str, declared: Mapping[str, Any], device: str) -> Implementation:
+def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None) -> Implementation:
     """An implementation in another process, from its description by a worker."""
     try:
         own_backward, model, reason = bool(declared["backward"]), declared["model"], declared["unavailable"]
-        session = ProcessSession(spec, str(declared["op"]), str(declared["name"]), device, not own_backward)
+        op, name = str(declared["op"]), str(declared["name"])
+        session = ProcessSession(spec, op, name, device, not own_backward, sandbox)
         entry = _Entry(session, source_location.place_of(declared["place"]))
         described = Implementation(
-            name=str(declared["name"]),
-            op=str(declared["op"]),
+            name=name,
+            op=op,
             forward=entry,
             backward=entry if own_backward else None,
             supports=_Question(session, "supports") if declared["supports"] else None,

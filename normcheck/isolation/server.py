@@ -22,7 +22,8 @@ from functools import partial
 from typing import NoReturn
 
 from normcheck.isolation.messages import Inbox, Message
-from normcheck.isolation.sandbox import adopt_orphans
+from normcheck.isolation.sandbox import close_memory
+from normcheck.isolation.settling import adopt_orphans
 
 Run = Callable[[socket.socket], None]
 
@@ -31,7 +32,11 @@ CODE = struct.Struct("i")
 
 
 def main(number: int) -> NoReturn:
-    """Be the root: import what workers need, then fork servers as the socket with this file descriptor asks for."""
+    """Be the root: import what workers need, then fork servers as the socket with this file descriptor asks for.
+
+    Its memory is closed to other processes, and that of what it forks.
+    """
+    close_memory()
     from normcheck.isolation import preload
 
     serve_forks(socket.socket(fileno=number), partial(serve_forks, run=preload.worker.serve))

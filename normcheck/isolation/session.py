@@ -10,9 +10,11 @@ from typing import Any, Self
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.isolation import forkserver
-from normcheck.isolation.client import Client
+from normcheck.isolation.client import Client, begun
+from normcheck.isolation.process import Worker
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import nonsense, raise_failure
+from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.turn import turn
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import copied
@@ -26,12 +28,15 @@ class ProcessSession:
 
     isolated = True
 
-    def __init__(self, spec: str, op: str, name: str, device: str, by_autograd: bool) -> None:
-        self._arguments = (spec, op, name, device, by_autograd)
-        self._client, self._by_autograd = Client(spec, op, name, device), by_autograd
+    def __init__(
+        self, spec: str, op: str, name: str, device: str, by_autograd: bool, sandbox: Sandbox | None = None
+    ) -> None:
+        self._arguments = (spec, op, name, device, by_autograd, sandbox)
+        self._client, self._by_autograd = Client(spec, op, name, device, sandbox), by_autograd
+        self._spec, self._op, self._device, self._sandbox = spec, op, device, sandbox
         self._runs = 0
 
-    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool]]:
+    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool, Sandbox | None]]:
         """Pickle the arguments of this session only, not its worker."""
         return ProcessSession, self._arguments
 
@@ -47,6 +52,10 @@ class ProcessSession:
     def start(self) -> None:
         """See ``Session``."""
         self._client.start()
+
+    def another(self) -> Worker:
+        """One more process of the same kernel, which has been asked to import it."""
+        return begun(self._spec, (self._op,), self._device, self._sandbox)
 
     def restart(self, *, cleanly: bool = False) -> None:
         """See ``Session``; ``cleanly``: from a new server, which no code under test can have reached."""

@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, 
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.messages import Inbox, Message, packed, received
-from normcheck.isolation.sandbox import close_all_but, settle
+from normcheck.isolation.sandbox import Reach, Sandbox, open_memory
+from normcheck.isolation.settling import close_all_but, settle
 from normcheck.isolation.shared_memory import MIRROR_BYTES, DeviceMemory, HostMemory, Mirror, Space, tensor_at
 from normcheck.runner import call, nvidia_driver
 from normcheck.runner.arena import Surroundings
@@ -44,6 +45,7 @@ class _State:
     """
 
     memory: HostMemory
+    sandboxed: bool
     shared: DeviceMemory | None = None
     mirror: Mirror | None = None
     found: tuple[Implementation, ...] = ()
@@ -63,12 +65,23 @@ class _State:
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until the parent is gone. Two files come first: shared memory, and a pipe for output."""
-    _, (memory, output), _, _ = socket.recv_fds(control, 1, 2)
+    """Answer requests until the parent is gone.
+
+    The first message has the sandbox of this process, or None, and two files: shared memory, and a pipe for output.
+    """
+    inbox = Inbox()
+    begun, (memory, output), _, _ = socket.recv_fds(control, 1 << 16, 2)
+    inbox.add(begun)
+    told = received(control, inbox)
     settle(output)
-    torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
-    state, inbox = _State(HostMemory(memory)), Inbox()
+    sandbox = None if told is None else told["sandbox"]
+    state = _State(HostMemory(memory), sandbox is not None)
     close_all_but(control.fileno())
+    if sandbox is None:
+        open_memory()
+    else:
+        Sandbox.told(sandbox).enter()
+    torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
         control.sendall(packed({**_answer(state, message), "number": message.get("number")}))
 
@@ -81,17 +94,26 @@ def _answer(state: _State, message: Message) -> Message:
     except UnsupportedCase as refused:
         return {"refused": str(refused)[:10_000] or "its library gave no reason"}
     except UsageError as error:
-        return {"usage": str(error)[:10_000], "import": isinstance(error, ImportFailed)}
+        said = str(error)[:10_000] + _held(state, error)
+        return {"usage": said, "import": isinstance(error, ImportFailed)}
     except Broken as broken:
-        return {"broken": _failure(broken)}
+        return {"broken": _failure(state, broken)}
     except BaseException as error:  # code under test may raise anything, KeyboardInterrupt too
         text = f"raised {error_text(error)}"
         return {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
 
 
-def _failure(broken: Broken) -> Message:
+def _held(state: _State, error: BaseException) -> str:
+    """What the sandbox has to do with ``error``, in words; "" if nothing."""
+    if not (state.sandboxed and isinstance(error.__cause__, PermissionError)):
+        return ""
+    return "; a kernel's process writes only to its own temporary folder here: --no-sandbox lets it do what you may"
+
+
+def _failure(state: _State, broken: Broken) -> Message:
     frames = [frame[:1000] for frame in broken.frames]
     message = broken.message if len(broken.message) <= 100_000 else broken.message[:100_000] + " [cut]"
+    message += _held(state, broken)
     return {"kind": broken.kind, "output": broken.output, "message": message, "frames": frames}
 
 
@@ -125,6 +147,11 @@ def _described(i: Implementation, device: str) -> Message:
         "supports": i.supports is not None,
         "place": [place.file, place.line],
     }
+
+
+def _reach(state: _State, message: Message) -> Message:
+    """What this process can do to others, for those who ask what the sandbox holds here."""
+    return asdict(Reach.tried(message["file"], message["judge"]))
 
 
 def _choose(state: _State, message: Message) -> Message:
@@ -172,7 +199,7 @@ def _early_gradients(
     try:
         return _by_autograd(state, space, message, given, forward)
     except Broken as broken:
-        return {"broken": _failure(broken)}
+        return {"broken": _failure(state, broken)}
 
 
 def _warm(state: _State, message: Message) -> Message:
@@ -327,6 +354,7 @@ def _require_own_memory(state: _State, name: str, tensor: Tensor, given: Mapping
 
 _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {
     "load": _load,
+    "reach": _reach,
     "choose": _choose,
     "supports": _supports,
     "model": _model,

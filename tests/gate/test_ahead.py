@@ -15,7 +15,9 @@ from normcheck.gate import ahead
 from normcheck.gate.costs import WARMED
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
+from normcheck.isolation.process import Worker
 from normcheck.isolation.select import select_apart
+from normcheck.isolation.session import ProcessSession
 from normcheck.result import Verdict
 
 KERNEL = """
@@ -23,7 +25,7 @@ import os, time
 from pathlib import Path
 import torch
 
-DISK, SECONDS, compiled = Path({disk!r}), 0.3, set()
+DISK, SECONDS, compiled = Path(os.environ["TRITON_CACHE_DIR"]), 0.3, set()  # all of its processes find the same
 
 def built(name):
     if name in compiled:
@@ -66,10 +68,8 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ahead]:
 
 def verdict_of(tmp_path: Path, *, keeps: bool = True, first: str = "pass", workers: int = 1) -> Verdict:
     """The verdict of a kernel in a process of its own, which compiles for each N."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
     file = tmp_path / "mine.py"
-    file.write_text(KERNEL.format(disk=str(disk), keeps=keeps, first=first), encoding="utf-8")
+    file.write_text(KERNEL.format(keeps=keeps, first=first), encoding="utf-8")
     (implementation,) = select_apart(f"{file}:rmsnorm", ("rmsnorm",), "cpu", 60.0)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", f"{file}:rmsnorm")
     profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=1.8)
@@ -80,9 +80,9 @@ def verdict_of(tmp_path: Path, *, keeps: bool = True, first: str = "pass", worke
 def test_shapes_that_were_compiled_ahead_are_cheap(
     tmp_path: Path, cores: None, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers: list[ahead.Worker] = []
-    start = ahead.Worker
-    monkeypatch.setattr(ahead, "Worker", lambda: workers.append(start()) or workers[-1])
+    workers: list[Worker] = []
+    start = ProcessSession.another
+    monkeypatch.setattr(ProcessSession, "another", lambda self: workers.append(start(self)) or workers[-1])
     verdict = verdict_of(tmp_path)
     assert verdict.status == "pass", verdict.detail
     (one,) = looked

@@ -35,7 +35,7 @@ def new_servers() -> Iterator[None]:
 
 def answers() -> bool:
     """Whether a new worker answers a request."""
-    worker = Worker()
+    worker = Worker(None)
     try:
         return "broken" in worker.ask(UNKNOWN, 60.0, "a request")
     finally:
@@ -106,7 +106,7 @@ def test_an_interrupted_request_is_not_taken_for_another(monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr("normcheck.isolation.forkserver._Forker._answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            Worker()
+            Worker(None)
     assert answers()
     assert server() != former
 
@@ -127,7 +127,7 @@ from normcheck.isolation import forkserver
 from normcheck.isolation.process import Worker
 
 def answers():
-    worker = Worker()
+    worker = Worker(None)
     answer = worker.ask({"do": "?"}, 60.0, "a request")
     worker.kill()
     return "broken" in answer

@@ -57,7 +57,7 @@ class Silent:
     made: list[Silent]
     of_this_server = True
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: object) -> None:
         self.alive, self.opened, self.memory = True, "", HostMemory()
         self.made.append(self)
 
@@ -86,7 +86,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr(clients.forkserver, "sound", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(cases, "HUGE_ELEMENTS", 1 << 20)
-    client = Client("kernel.py", "rmsnorm", "mine", "cuda")
+    client = Client("kernel.py", "rmsnorm", "mine", "cuda", None)
     yield client
     client.end()
 
