@@ -276,6 +276,12 @@ _HELD = (
         "a kernel can kill the judge, which shows: the run has no verdict then",
         "",
     ),
+    (
+        "limits",
+        "a kernel cannot change the judge's limits",
+        "a kernel can change the judge's limits, which ends it",
+        "",
+    ),
     ("rights", "a kernel has no right of root", "a kernel has rights of root", "run it as a user, not as root"),
     ("programs", "a kernel starts no program with more rights", "a kernel can start sudo and the like", _NO_LANDLOCK),
 )

@@ -11,6 +11,7 @@ import ctypes
 import getpass
 import hashlib
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -22,11 +23,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from normcheck.impls import discovery
-from normcheck.isolation import landlock
+from normcheck.isolation import landlock, seccomp
 
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
 _CLEAR_AMBIENT, _MOST_CAPABILITIES = 4, 64
 _CAPABILITY_VERSION = 0x20080522
+
+_CLONE_NEWNS = 0x20000
+_MS_READ_ONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 1 << 5, 1 << 12, 1 << 14, 1 << 18
+
+_SYSTEM = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+"""What belongs to the system in /proc, and root may write to without any further right."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "kfd")
 """In /dev, beside NVIDIA's: what any process may write to. CUDA's memory of two processes is counted in /dev/shm."""
@@ -87,20 +94,23 @@ class Sandbox:
         tempfile.tempdir = os.path.join(self.folder, _CACHES["TMPDIR"])
         if sys.platform != "linux":
             return
+        processes = _processes()
         _drop_capabilities()
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        landlock.restrict((self.folder, *self.caches.values(), *_devices(), "/proc/self"))
+        seccomp.refuse_hands_on_others()
+        landlock.restrict((self.folder, *self.caches.values(), *_devices(), processes))
 
 
 @dataclass(frozen=True)
 class Reach:
     """What a process can do to others: change a file of its user outside the sandbox, open the memory of the process
-    that judges, send signals to it, use a right of root, and get one by starting a program that has it.
+    that judges, send signals to it, set its limits, use a right of root, and get one by starting a program that has it.
     """
 
     files: bool
     memory: bool
     signals: bool
+    limits: bool
     rights: bool
     programs: bool
 
@@ -111,6 +121,7 @@ class Reach:
             files=_works(lambda: os.close(os.open(file, os.O_WRONLY))),
             memory=_works(lambda: os.close(os.open(f"/proc/{judge}/mem", os.O_RDWR))),
             signals=_works(lambda: os.kill(judge, 0)),
+            limits=_works(lambda: resource.prlimit(judge, resource.RLIMIT_CORE)),
             rights=int(_status("CapEff"), 16) != 0,
             programs=_status("NoNewPrivs") != "1",
         )
@@ -146,6 +157,32 @@ def _devices() -> tuple[str, ...]:
     nvidia = [name for name in os.listdir("/dev") if name.startswith("nvidia")]
     mps = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # the server that shares a GPU listens there
     return (*(f"/dev/{name}" for name in (*_DEVICES, *nvidia)), mps)
+
+
+def _processes() -> str:
+    """Where this process and those that it starts may write of /proc: CUDA names its threads there, or does not start.
+
+    All of it, if what is the system's there is read-only or not root's to write; else only this process's own.
+    """
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            _lock_system()
+        if any(os.access(path, os.W_OK) for path in _SYSTEM):
+            return "/proc/self"
+    return "/proc"
+
+
+def _lock_system() -> None:
+    """Make the system's part of /proc read-only, for this process and those that it starts. Raises OSError."""
+    _called("unshare", ctypes.c_int(_CLONE_NEWNS))
+    _mount("none", "/", _MS_REC | _MS_PRIVATE)
+    for path in filter(os.path.exists, _SYSTEM):
+        _mount(path, path, _MS_BIND | _MS_REC)
+        _mount("none", path, _MS_BIND | _MS_REMOUNT | _MS_READ_ONLY)
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    _called("mount", source.encode(), target.encode(), None, ctypes.c_ulong(flags), None)
 
 
 def _users_caches() -> dict[str, str]:
@@ -189,16 +226,16 @@ def _drop_capabilities() -> None:
             _prctl(_PR_CAPBSET_DROP, number)
     with suppress(OSError):
         _prctl(_PR_CAP_AMBIENT, _CLEAR_AMBIENT)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    if ctypes.CDLL(None, use_errno=True).capset(header, nothing) < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    _called("capset", (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
 
 
 def _prctl(option: int, value: int) -> None:
     zero = ctypes.c_ulong(0)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero) < 0:
+    _called("prctl", ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero)
+
+
+def _called(name: str, *arguments: object) -> None:
+    """Call a function of the C library. Raises OSError."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise OSError(error, f"{name}: {os.strerror(error)}")

@@ -1,0 +1,88 @@
+"""Linux's seccomp: system calls by which one process changes another are refused, to this process and what it starts.
+
+Landlock says nothing of them, and a user may set the limits of all of their processes. Facts are from seccomp(2), and
+the numbers from the kernel's tables of system calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from dataclasses import dataclass
+
+_SET_FILTER, _AT_FULL_SPEED = 1, 1 << 2  # without the second, older kernels slow the whole process down
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # of 32 bits at an offset; jumps; the answer
+_NUMBER_AT, _PROCESSOR_AT, _FIRST_AT, _SECOND_AT = 0, 4, 16, 24  # in struct seccomp_data; the lower half of arguments
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+_X32 = 0x40000000  # system calls of another interface of the same processor have this bit
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The numbers of a processor's system calls. ``others``: those that are only about other processes."""
+
+    processor: int
+    seccomp: int
+    others: tuple[int, ...]
+    prlimit: int
+    setpriority: int
+
+
+_CALLS = {  # others: ptrace, process_vm_readv, process_vm_writev, pidfd_getfd
+    "x86_64": _Calls(0xC000003E, 317, (101, 310, 311, 438), 302, 141),
+    "aarch64": _Calls(0xC00000B7, 277, (117, 270, 271, 438), 261, 140),
+}
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint16), ("yes", ctypes.c_uint8), ("no", ctypes.c_uint8), ("value", ctypes.c_uint32)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_uint16), ("steps", ctypes.POINTER(_Step))]
+
+
+def refuse_hands_on_others() -> None:
+    """From now on this thread and what it starts get EPERM for such calls: debugging another process, reading or
+    writing its memory, taking its files, setting its limits or its priority.
+
+    Nothing happens on an unknown processor. The thread must have no new privileges. Raises OSError.
+    """
+    calls = _CALLS.get(platform.machine())
+    if sys.platform != "linux" or calls is None:
+        return
+    steps = _steps(calls)
+    program = _Program(len(steps), (_Step * len(steps))(*(_Step(*step) for step in steps)))
+    flags = ctypes.c_ulong(_SET_FILTER), ctypes.c_ulong(_AT_FULL_SPEED)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(calls.seccomp), *flags, ctypes.byref(program)) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"seccomp: {os.strerror(error)}")
+
+
+def _steps(calls: _Calls) -> list[tuple[int, int, int, int]]:
+    """The filter: (code, steps to skip if it holds, if it does not, value). The answers stand at its end."""
+    body: list[tuple[int, str, str, int]] = [
+        (_LOAD, "", "", _PROCESSOR_AT),
+        (_EQUAL, "", "refuse", calls.processor),
+        (_LOAD, "", "", _NUMBER_AT),
+        (_AT_LEAST, "refuse", "", _X32),
+        *((_EQUAL, "refuse", "", number) for number in calls.others),
+        (_EQUAL, "first", "", calls.prlimit),
+        (_EQUAL, "second", "allow", calls.setpriority),
+        (_LOAD, "", "", _SECOND_AT),  # second: whose priority, 0 for its own
+        (_EQUAL, "allow", "refuse", 0),
+        (_LOAD, "", "", _FIRST_AT),  # first: whose limits
+        (_EQUAL, "allow", "refuse", 0),
+        (_RETURN, "", "", _REFUSE),
+        (_RETURN, "", "", _ALLOW),
+    ]
+    end = len(body)
+    place = {"second": end - 6, "first": end - 4, "refuse": end - 2, "allow": end - 1}
+    return [
+        (code, place[yes] - at - 1 if yes else 0, place[no] - at - 1 if no else 0, value)
+        for at, (code, yes, no, value) in enumerate(body)
+    ]
