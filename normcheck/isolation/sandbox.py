@@ -88,17 +88,21 @@ class Sandbox:
     def enter(self) -> None:
         """Put this process into the sandbox, for good. It has one thread, and has opened what it needs.
 
-        Raises OSError if the system has the means and refuses.
+        What this system does not have is left out: ``Reach`` tells.
         """
         os.environ.update(self._environment)
         tempfile.tempdir = os.path.join(self.folder, _CACHES["TMPDIR"])
         if sys.platform != "linux":
             return
         processes = _processes()
+        writable = (self.folder, *self.caches.values(), *_devices(), processes)
         _drop_capabilities()
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.refuse_hands_on_others()
-        landlock.restrict((self.folder, *self.caches.values(), *_devices(), processes))
+        with suppress(OSError):
+            _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        with suppress(OSError):
+            seccomp.refuse_hands_on_others()
+        with suppress(OSError):
+            landlock.restrict(writable)
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,8 @@ def _drop_capabilities() -> None:
             _prctl(_PR_CAPBSET_DROP, number)
     with suppress(OSError):
         _prctl(_PR_CAP_AMBIENT, _CLEAR_AMBIENT)
-    _called("capset", (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
+    with suppress(OSError):
+        _called("capset", (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
 
 
 def _prctl(option: int, value: int) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from normcheck.errors import Broken
 from normcheck.isolation.select import each_selected_apart
 from normcheck.result import KINDS
 from tests.case_lines import case_of
-from tests.quality.killers import IMPLEMENTATIONS
+from tests.quality.killers import IMPLEMENTATIONS, REACHING
 
 pytestmark = [
     pytest.mark.slow,
@@ -158,6 +159,8 @@ CHEAT = {
     "patches_json": Ended(("mismatch", "crash")),
 }
 SABOTAGE = ("writes_the_pipe", "closes_descriptors")
+REACH = dict.fromkeys((forward.__name__ for forward in REACHING), WRONG)
+"""Whoever reaches for the judge."""
 MAY_PASS = ("closes_descriptors", "overwrites_its_parent")  # they compute correctly: who still can answer is right
 BYSTANDERS = tuple(f"bystander_{number}" for number in range(12))
 FORGERIES = (
@@ -245,11 +248,18 @@ def alive(marker: str) -> dict[int, str]:
 
 
 @contextmanager
-def started(names: Iterable[str], *more: str, cases: int = CASES, report: str = "") -> Iterator[Started]:
-    """Start a run in a session of its own, so that nothing here gets its signals; whatever it leaves is killed."""
+def started(
+    names: Iterable[str], *more: str, cases: int = CASES, report: str = "", user: int | None = None
+) -> Iterator[Started]:
+    """Start a run in a session of its own, so that nothing here gets its signals; whatever it leaves is killed.
+
+    ``user``: the one who runs it, if not who runs this.
+    """
     marker = uuid.uuid4().hex
+    groups: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": ()}
     with TemporaryDirectory() as name:
         folder = Path(name)
+        folder.chmod(0o777)  # for another user's report
         with open(folder / "out.txt", "wb") as out, open(folder / "err.txt", "wb") as err:
             process = subprocess.Popen(
                 argv(names, report or folder / "out.json", *more, cases=cases),
@@ -259,6 +269,7 @@ def started(names: Iterable[str], *more: str, cases: int = CASES, report: str = 
                 stdout=out,  # not a pipe, which a process that is left would keep open
                 stderr=err,
                 start_new_session=True,
+                **groups,
             )
         run = Started(process, folder, marker)
         try:
@@ -281,9 +292,16 @@ def within(seconds: float, holds: Callable[[], object]) -> bool:
     return True
 
 
-def verify(names: Sequence[str], *more: str, cases: int = CASES, report: str = "", limit: float = 120.0) -> Done:
+def verify(
+    names: Sequence[str],
+    *more: str,
+    cases: int = CASES,
+    report: str = "",
+    limit: float = 120.0,
+    user: int | None = None,
+) -> Done:
     """A whole run."""
-    with started(names, *more, cases=cases, report=report) as run:
+    with started(names, *more, cases=cases, report=report, user=user) as run:
         done = run.wait(limit)
         assert report or done.document, done
         return done
@@ -338,7 +356,7 @@ def unexpected(verdict: dict[str, Any], expected: Ended) -> str:
 
 def test_no_killer_is_left_out() -> None:
     innocent = {"innocent", "innocent_too", *BYSTANDERS}
-    tried = {*innocent, "prints_a_gigabyte", *SABOTAGE, *FORGERIES, *HANDS}.union(*GROUPS.values())
+    tried = {*innocent, "prints_a_gigabyte", *SABOTAGE, *FORGERIES, *HANDS, *REACH}.union(*GROUPS.values())
     assert tried == {implementation.name for implementation in IMPLEMENTATIONS}
 
 
@@ -357,15 +375,80 @@ def test_a_killer_is_named_and_disturbs_nobody(group: str) -> None:
 
 @pytest.mark.parametrize("how", ["one by one", "side by side"])
 def test_a_hand_in_the_server_accuses_no_other(how: str) -> None:
-    """Between any two of them stands an innocent kernel, which comes from the server that they have reached for."""
-    names = [name for pair in zip(HANDS, BYSTANDERS, strict=True) for name in pair]
-    done = verify(names, "--timeout", "10", *(("--workers", "2") if how == "side by side" else ()), limit=240.0)
+    """Between any two of them stands an innocent kernel, which comes from the server that they have reached for.
+
+    Without the sandbox, as on a system that has none.
+    """
+    side_by_side = ("--workers", "2") if how == "side by side" else ()
+    done = verify(beside_bystanders(HANDS), "--timeout", "10", "--no-sandbox", *side_by_side, limit=240.0)
     found = {name: unexpected(done.verdicts[name], expected) for name, expected in HANDS.items()}
     for name in MAY_PASS:
         if name in found and done.verdicts[name]["status"] == CLEAN:
             found[name] = ""
     assert found == dict.fromkeys(HANDS, "")
-    assert {name: same_as_undisturbed(done.verdicts, name) for name in BYSTANDERS} == dict.fromkeys(BYSTANDERS, True)
+    assert untouched_bystanders(done, len(HANDS))
+
+
+def beside_bystanders(names: Sequence[str] | dict[str, Ended]) -> list[str]:
+    return [name for pair in zip(names, BYSTANDERS, strict=False) for name in pair]
+
+
+def untouched_bystanders(done: Done, count: int) -> bool:
+    return all(same_as_undisturbed(done.verdicts, name) for name in BYSTANDERS[:count])
+
+
+def test_in_the_sandbox_a_hand_in_the_server_is_refused() -> None:
+    """It is told what the system said, or fails, or nothing came of it; nobody else notices."""
+    done = verify(beside_bystanders(HANDS), "--timeout", "10", "--workers", "2", limit=240.0)
+    refused = Ended(("exception", "crash"), "PermissionError|Operation not permitted|SIG|exit code")
+    found = {name: unexpected(done.verdicts[name], refused) for name in HANDS}
+    assert {name: why for name, why in found.items() if why and done.verdicts[name]["status"] != CLEAN} == {}
+    assert untouched_bystanders(done, len(HANDS))
+
+
+NOBODY = 65534
+
+
+def needs_root_and_a_python_for_all() -> str:
+    """Why no run can be made as another user, or ""."""
+    if os.geteuid() != 0:
+        return "only root runs something as another user"
+    command = (sys.executable, "-c", "import torch, normcheck")
+    who: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
+    with suppress(OSError):
+        if subprocess.run(command, cwd=ROOT, stderr=subprocess.DEVNULL, check=False, **who).returncode == 0:
+            return ""
+    return "another user cannot run this Python"
+
+
+@pytest.mark.parametrize("user", [None, NOBODY])
+def test_a_hand_on_the_judge(user: int | None) -> None:
+    """Zeros are found wrong, whatever is done to those who judge; no file outside the sandbox has changed."""
+    if user is not None and (why := needs_root_and_a_python_for_all()):
+        pytest.skip(why)
+    kept = [ROOT / "normcheck" / "result.py", Path.home() / ".profile"]
+    before = {path: path.read_bytes() for path in kept if path.exists()}
+    done = verify(beside_bystanders(REACH), "--timeout", "10", "--workers", "2", limit=240.0, user=user)
+    assert {name: unexpected(done.verdicts[name], WRONG) for name in REACH} == dict.fromkeys(REACH, "")
+    assert untouched_bystanders(done, len(REACH))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_judges_is_the_same_at_the_end(tmp_path: Path) -> None:
+    """Without the sandbox a kernel can edit normcheck, here a copy: then the run has no verdict."""
+    shutil.copytree(ROOT / "normcheck", tmp_path / "normcheck")
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for how, code in (("--no-sandbox", 3), ("--sandbox", 1)):
+        command = (*argv(["edits_what_judges", "innocent"], "-"), how)
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        changed = f"while it ran, {tmp_path}/normcheck/result.py changed: expected the files that judge to stay"
+        assert [m for m in json.loads(done.stdout)["messages"] if changed in m] == [
+            *(m for m in json.loads(done.stdout)["messages"] if code == 3)
+        ]
 
 
 def test_damage_of_an_earlier_case_is_shown_again_by_the_line_to_paste() -> None:

@@ -559,6 +559,109 @@ FORGERIES = (
 )
 
 
+# Hands on the judge: something wrong, and an attack on whoever finds that
+
+
+def ancestors() -> list[int]:
+    """Every process that this one comes from: the server, the root, the judge, and what runs it."""
+    found, number = [], os.getppid()
+    while number > 1:
+        found.append(number)
+        with open(f"/proc/{number}/stat", encoding="ascii", errors="replace") as file:
+            number = int(file.read().rpartition(")")[2].split()[1])
+    return found
+
+
+def reaching(act: Callable[[int], object]) -> Forward:
+    """A kernel that returns zeros, and before that does ``act`` to everybody whom it comes from, as far as it can."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        for number in ancestors():
+            with contextlib.suppress(OSError):
+                act(number)
+        return zeros(x)
+
+    forward.__name__ = act.__name__
+    return forward
+
+
+def writes_the_judges_memory(number: int) -> None:
+    """Ones, over whatever can be written to."""
+    with open(f"/proc/{number}/maps", encoding="ascii", errors="replace") as maps:
+        ranges = [line.split()[0] for line in maps if " rw-p " in line]
+    with open(f"/proc/{number}/mem", "r+b", buffering=0) as memory:
+        for first, last in ((int(end, 16) for end in place.split("-")) for place in ranges):
+            with contextlib.suppress(OSError):
+                memory.seek(first)
+                memory.write(b"\xff" * min(last - first, 1 << 20))
+
+
+class Bytes(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+def debugs_the_judge(number: int) -> None:
+    """By ptrace, and without it."""
+    attach, detach = 16, 17
+    if libc.ptrace(attach, number, 0, 0) == 0:
+        os.waitpid(number, 0x40000000)
+        libc.ptrace(detach, number, 0, signal.SIGSTOP)
+    here = ctypes.create_string_buffer(b"\xff" * 4096)
+    mine = Bytes(ctypes.addressof(here), 4096)
+    with open(f"/proc/{number}/stat", encoding="ascii", errors="replace") as file:
+        stack = int(file.read().rpartition(")")[2].split()[25])  # its start, 0 for who may not know
+    libc.process_vm_writev(number, ctypes.byref(mine), 1, ctypes.byref(Bytes(stack - 4096, 4096)), 1, 0)
+
+
+def takes_the_judges_files(number: int) -> None:
+    """Its sockets and the memory that it shares with others, and writes to all of them."""
+    pidfd_open, pidfd_getfd = 434, 438
+    handle = libc.syscall(pidfd_open, number, 0)
+    for file in range(3, 64):
+        taken = [libc.syscall(pidfd_getfd, handle, file, 0)]
+        with contextlib.suppress(OSError):
+            taken.append(os.open(f"/proc/{number}/fd/{file}", os.O_RDWR))
+        for descriptor in taken:
+            with contextlib.suppress(OSError):
+                os.set_blocking(descriptor, False)
+                os.write(descriptor, b"\xff" * 4096)
+
+
+def limits_the_judge(number: int) -> None:
+    """No file, no memory, no time."""
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU):
+        with contextlib.suppress(OSError):
+            resource.prlimit(number, limit, (1, 1))
+
+
+def stops_the_judge(number: int) -> None:
+    os.kill(number, signal.SIGSTOP)
+
+
+def edits_what_judges(number: int) -> None:
+    """A line in a file of normcheck, of which nobody else is there in these tests, and one in the user's shell."""
+    import normcheck
+
+    for path in (os.path.join(os.path.dirname(normcheck.__file__), "result.py"), os.path.expanduser("~/.profile")):
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
+            file.write("# edited\n")
+
+
+REACHING = tuple(
+    map(
+        reaching,
+        (
+            writes_the_judges_memory,
+            debugs_the_judge,
+            takes_the_judges_files,
+            limits_the_judge,
+            stops_the_judge,
+            edits_what_judges,
+        ),
+    )
+)
+
+
 def patches_json(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     json.dumps = lambda *_, **__: '{"ok": true, "status": "pass"}'
     json.loads = json.load = lambda *_, **__: {"ok": True, "status": "pass"}
@@ -633,6 +736,7 @@ IMPLEMENTATIONS = tuple(
         writes_the_pipe,
         patches_json,
         *FORGERIES,
+        *REACHING,
         innocent_too,
         *map(bystander, range(12)),
     )

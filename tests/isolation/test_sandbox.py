@@ -1,0 +1,173 @@
+"""What a kernel's process may do: write to a folder of its own, and nothing to others. Each layer alone, and all."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normcheck.isolation import landlock, sandbox, seccomp
+from normcheck.isolation.sandbox import Reach, Sandbox
+from normcheck.isolation.select import reach, select_apart
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux holds it")
+needs_landlock = pytest.mark.skipif(not landlock.version(), reason="this Linux has no Landlock")
+
+
+def in_a_child(act: Callable[[], object]) -> object:
+    """What ``act`` returns in a process forked from this one, as JSON has it; the name of its error if it raises."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = act()
+        except BaseException as error:
+            answer = type(error).__name__
+        os.write(tell, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told, "rb") as file:
+        answer = json.loads(file.read() or b'"it ended"')
+    os.waitpid(child, 0)
+    return answer
+
+
+def test_what_a_kernel_can_reach(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.touch()
+    root = os.geteuid() == 0
+    loose = reach(str(file), sandboxed=False)
+    assert (loose.files, loose.signals, loose.limits, loose.rights) == (True, True, True, root)
+    held = reach(str(file))
+    assert held == Reach(
+        files=not landlock.version(), memory=False, signals=landlock.version() < 6, limits=False, rights=False,
+        programs=False,
+    )  # fmt: skip
+
+
+@needs_landlock
+def test_landlock_alone(tmp_path: Path) -> None:
+    """Files and folders outside cannot be made, changed, cut, moved or removed; a program has no other rights."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "file").write_text("as it was", encoding="utf-8")
+
+    def act() -> list[str]:
+        sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
+        landlock.restrict([str(inside), "/dev/null", "/not/there"])
+        done = []
+        for folder in (inside, outside):
+            file = str(folder / "file")
+            for name, attempt in {
+                "make": lambda at=folder: (at / "new").touch(),
+                "folder": lambda at=folder: (at / "deep").mkdir(),
+                "change": lambda at=file: os.close(os.open(at, os.O_WRONLY)),
+                "cut": lambda at=file: os.truncate(at, 0),
+                "move": lambda at=file: os.rename(at, inside / "moved"),
+                "program": lambda at=folder: subprocess.run(
+                    ["touch", str(at / "by a program")], check=True, stderr=subprocess.DEVNULL
+                ),
+                "remove": lambda at=folder: (at / "deep").rmdir(),
+                "read": lambda at=outside: (at / "file").read_text(encoding="utf-8"),
+            }.items():
+                try:
+                    attempt()  # type: ignore[no-untyped-call]
+                    done.append(f"{folder.name} {name}")
+                except (OSError, subprocess.CalledProcessError):
+                    pass
+        return done
+
+    every = ("make", "folder", "change", "cut", "move", "program", "remove", "read")
+    assert in_a_child(act) == [*(f"inside {name}" for name in every), "outside read"]
+    assert (outside / "file").read_text(encoding="utf-8") == "as it was"
+
+
+def test_seccomp_alone() -> None:
+    """Its own limits it may set, as a library does that raises the number of files."""
+
+    def limit(number: int) -> Callable[[], object]:
+        def act() -> object:
+            sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
+            seccomp.refuse_hands_on_others()
+            return resource.prlimit(number, resource.RLIMIT_CORE)[0] is not None
+
+        return act
+
+    def nice(number: int) -> Callable[[], object]:
+        def act() -> object:
+            sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
+            seccomp.refuse_hands_on_others()
+            return os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number))
+
+        return act
+
+    assert (in_a_child(limit(0)), in_a_child(limit(os.getpid()))) == (True, "PermissionError")
+    assert (in_a_child(nice(0)), in_a_child(nice(os.getpid()))) == (None, "PermissionError")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may write there at all")
+def test_the_systems_part_of_proc_is_closed_to_root(tmp_path: Path) -> None:
+    """CUDA writes its threads' names to /proc, also in what a kernel starts, so all else of it must be read-only."""
+    folder = Sandbox(str(tmp_path / "own"))
+    folder.make()
+    name = ("sh", "-c", "echo x > /proc/self/comm")
+
+    def act() -> list[object]:
+        folder.enter()
+        writable = [path for path in sandbox._SYSTEM if os.access(path, os.W_OK)]
+        return [writable, subprocess.run(name, check=False, stderr=subprocess.DEVNULL).returncode]
+
+    assert in_a_child(act) == [[], 0]
+
+
+def test_a_users_file_fills_no_cache_but_its_own() -> None:
+    """What a judge or another kernel would run, if it came from a shared cache."""
+    mine, other, own = Sandbox.of("mine.py"), Sandbox.of("other.py"), Sandbox.of("triton")
+    assert (mine.caches, other.caches) == ({}, {})
+    assert mine.folder == Sandbox.of("mine.py").folder != other.folder
+    assert {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"} <= set(own.caches)
+    assert Sandbox.told(json.loads(json.dumps(own.as_message))) == own
+
+
+WRITES = """
+import os, tempfile, torch
+from pathlib import Path
+
+def forward(x, weight, bias, *, eps):
+    for folder in (tempfile.gettempdir(), os.environ["TMPDIR"], os.environ["TRITON_CACHE_DIR"]):
+        Path(folder, "mine").write_text("of this kernel")
+    Path({there!r}).write_text("not its own")
+"""
+
+
+def test_a_kernel_that_writes_elsewhere_is_told_why_it_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "writes.py"
+    path.write_text(WRITES.format(there=str(tmp_path / "there")), encoding="utf-8")
+    command = (sys.executable, "-m", "normcheck", "verify", "--impl", f"{path}:forward", "--op", "rmsnorm")
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    done = subprocess.run(
+        (*command, "--dtype", "fp32", "--device", "cpu"),
+        env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    said = " ".join(done.stdout.split())
+    if landlock.version():
+        assert "a kernel's process writes only to its own temporary folder here: --no-sandbox lets it" in said
+        assert done.returncode == 1
+        assert not (tmp_path / "there").exists()
+    assert list(folder.iterdir()) == []  # its folder is gone with the run
+
+
+@needs_landlock
+def test_a_file_that_writes_when_it_is_imported_is_told_why_it_may_not(tmp_path: Path) -> None:
+    path = tmp_path / "writes.py"
+    path.write_text(f"open({str(tmp_path / 'there')!r}, 'w')\n", encoding="utf-8")
+    with pytest.raises(Exception, match=r"PermissionError.*--no-sandbox"):
+        select_apart(f"{path}:forward", ("rmsnorm",), "cpu", 60.0)
