@@ -38,6 +38,7 @@ _DRAW = (Phase.generate,)
 _BATCH = 4  # cases in one Hypothesis example: half of the cost of an example does not depend on its size
 _MEMORY_EVERY = 2  # every second case has the probes of memory
 _ROWS_EVERY = 8  # every eighth case has those of rows
+_ASLEEP_SECONDS, _ASLEEP_SHARE = 3.0, 0.5  # of a cell's time: on a CPU no kernel waits for anybody so long
 _TELLING_SECONDS = 10.0  # at most, for the search for the most telling case
 
 
@@ -74,7 +75,10 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
     if failure is None and not tally.cases:
         return tally.skipped(bare, "no case was drawn")
     verdict = tally.verdict(bare, cell.op, failure)
-    return _covered(verdict, core) if with_coverage else verdict
+    if not with_coverage:
+        return verdict
+    verdict = _covered(verdict, core)
+    return _awake(verdict, session_of(cell.implementation).idle_seconds) if plan.device == "cpu" else verdict
 
 
 def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
@@ -86,6 +90,14 @@ def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
+
+
+def _awake(verdict: Verdict, idle: float) -> Verdict:
+    """``verdict``; an error if it is thin because the kernel, on a CPU, slept for most of the time."""
+    if verdict.status != "thin" or idle < max(_ASLEEP_SECONDS, _ASLEEP_SHARE * verdict.seconds):
+        return verdict
+    slept = f"its process slept for {idle:.0f} of {verdict.seconds:.0f} s, in which {verdict.cases} cases were judged"
+    return replace(verdict, status="error", detail=f"{slept}: expected a kernel that computes; {verdict.detail}")
 
 
 def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:

@@ -59,6 +59,7 @@ class Client:
         self._unanswered = ""  # the kind of the request that has not been answered yet
         self._cases: list[Case] = []  # in the present worker
         self.before: tuple[Case, ...] = ()
+        self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
 
     @property
     def alive(self) -> bool:
@@ -170,8 +171,10 @@ class Client:
         first = what not in self._called and not self._overran
         self._called.add(what)
         seconds, begun = self._seconds_left + (_FIRST_CALL_FACTOR - 1) * self._seconds * first, time.monotonic()
+        idle = worker.idle_seconds
         try:
             answer = worker.receive(seconds, what)
+            self.idle_seconds += worker.idle_seconds - idle
         except Broken as broken:
             if broken.kind == "timeout":
                 self._overran = True

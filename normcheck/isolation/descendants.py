@@ -1,4 +1,4 @@
-"""Find and kill the descendants of a process: by their parents, in whatever session they are now."""
+"""The descendants of a process, by their parents, in whatever session they are now: what they do, and their end."""
 
 from __future__ import annotations
 
@@ -28,6 +28,23 @@ def kill_descendants(root: int) -> None:
         for process in found:
             _kill(process)
         killed |= found
+
+
+def busy_seconds(root: int) -> float:
+    """Seconds of a processor that the descendants of process ``root`` have had, or its child has waited for.
+
+    It counts what their own children had, once these have ended. 0 if there are none any more.
+    """
+    import psutil
+
+    seconds = 0.0
+    for process in _descendants(root, recursive=True):
+        with suppress(psutil.Error, OSError, ValueError):
+            seconds += sum(process.cpu_times()[:4])
+            if process.ppid() == root:
+                with open(f"/proc/{process.pid}/schedstat", encoding="ascii") as file:
+                    seconds += int(file.read().split()[1]) / 1e9
+    return seconds
 
 
 def kill_children(parent: int, *, but: Collection[int | None]) -> None:

@@ -14,11 +14,12 @@ from contextlib import suppress
 
 from normcheck.errors import Broken
 from normcheck.isolation import forkserver
-from normcheck.isolation.descendants import kill_children, kill_descendants
+from normcheck.isolation.descendants import busy_seconds, kill_children, kill_descendants
 from normcheck.isolation.messages import Garbled, Inbox, Message, packed
 from normcheck.isolation.sandbox import Sandbox, close_memory
 from normcheck.isolation.shared_memory import HostMemory
 
+_LOOK_SECONDS = 0.1  # after so long it is looked whether a process that does not answer does anything
 _ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
 _TAIL_BYTES = 4000  # of a dead worker's output are reported
 _OWN_LINE = re.compile(
@@ -54,6 +55,7 @@ class Worker:
         os.close(written)
         self._inbox, self._tail = Inbox(), b""
         self._number = 0  # of the latest request; its answer carries the same number
+        self.idle_seconds = 0.0  # of long waits for it, in which it neither computed nor waited for a processor
         self.alive = True
         self._poll = select.poll()
         for source in (self._socket.fileno(), self._output, self._process.sentinel):
@@ -83,13 +85,17 @@ class Worker:
 
     def receive(self, seconds: float, what: str) -> Message:
         """Wait for the answer to the latest request; see ``ask``."""
-        end = time.monotonic() + seconds
+        begun = time.monotonic()
+        looked: tuple[float, float] | None = None
         try:
             while (answer := self._inbox.next()) is None:
-                left = end - time.monotonic()
-                if left <= 0:
+                now = time.monotonic()
+                if now >= begun + seconds:
                     raise Broken("timeout", "", f"{what} gave no result in time")
-                self._listen(left, what)
+                if looked is None and now >= begun + _LOOK_SECONDS:
+                    looked = now, busy_seconds(self.pid)
+                end = begun + (seconds if looked else min(seconds, _LOOK_SECONDS))
+                self._listen(end - now, what)
             if answer.get("number") != self._number:
                 raise Garbled
         except (Garbled, ConnectionError):
@@ -97,6 +103,9 @@ class Worker:
         except BaseException:
             self.kill()  # a late answer would be taken for the answer to another request
             raise
+        if looked is not None:
+            then, busy = looked
+            self.idle_seconds += max(0.0, time.monotonic() - then - (busy_seconds(self.pid) - busy))
         return answer
 
     @property

@@ -64,6 +64,11 @@ class ProcessSession:
             forkserver.replace()
 
     @property
+    def idle_seconds(self) -> float:
+        """See ``Session``."""
+        return self._client.idle_seconds
+
+    @property
     def before(self) -> tuple[Case, ...]:
         """See ``Session``."""
         return self._client.before

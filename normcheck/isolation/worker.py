@@ -24,6 +24,7 @@ from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
+from normcheck.isolation.intact import watched
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import Reach, Sandbox, open_memory
 from normcheck.isolation.settling import close_all_but, settle
@@ -81,9 +82,14 @@ def serve(control: socket.socket) -> None:
         open_memory()
     else:
         Sandbox.told(sandbox).enter()
+    replaced = watched()
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
-        control.sendall(packed({**_answer(state, message), "number": message.get("number")}))
+        answer = _answer(state, message)
+        if own := replaced():
+            text = f"replaced {own}, by which normcheck watches it"
+            answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
+        control.sendall(packed({**answer, "number": message.get("number")}))
 
 
 def _answer(state: _State, message: Message) -> Message:

@@ -33,6 +33,11 @@ class Session(Protocol):
         """The cases that the kernel's process began before the present one, in order; () if it has no process."""
         ...
 
+    @property
+    def idle_seconds(self) -> float:
+        """For how long calls kept this process waiting and did nothing themselves, not even wait for a processor."""
+        ...
+
     def start(self) -> None:
         """Start the process without waiting for it, so that entry waits less."""
         ...
@@ -69,6 +74,7 @@ class LocalSession:
 
     isolated = False
     before: tuple[Case, ...] = ()
+    idle_seconds = 0.0
 
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation

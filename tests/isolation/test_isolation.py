@@ -147,7 +147,9 @@ DAMAGE = {
 CHEAT = {
     "patches_allclose": WRONG,
     "patches_double": WRONG,
-    "patches_normcheck": WRONG,
+    "patches_normcheck": Ended(("mismatch", "exception")),
+    "patches_the_probes": raised(r"replaced normcheck\.\S+, by which normcheck watches it"),
+    "patches_a_probes_code": raised("replaced normcheck.runner.arena.Arena.strays"),
     "patches_autograd_grad": WRONG,
     "caches_by_pointer": REPEATED,
     "caches_by_shape": REPEATED,
@@ -356,7 +358,9 @@ def unexpected(verdict: dict[str, Any], expected: Ended) -> str:
 
 def test_no_killer_is_left_out() -> None:
     innocent = {"innocent", "innocent_too", *BYSTANDERS}
-    tried = {*innocent, "prints_a_gigabyte", *SABOTAGE, *FORGERIES, *HANDS, *REACH}.union(*GROUPS.values())
+    tried = {*innocent, "prints_a_gigabyte", *SABOTAGE, *FORGERIES, *HANDS, *REACH, "sleeps_its_time_away"}.union(
+        *GROUPS.values()
+    )
     assert tried == {implementation.name for implementation in IMPLEMENTATIONS}
 
 
@@ -404,6 +408,16 @@ def test_in_the_sandbox_a_hand_in_the_server_is_refused() -> None:
     found = {name: unexpected(done.verdicts[name], refused) for name in HANDS}
     assert {name: why for name, why in found.items() if why and done.verdicts[name]["status"] != CLEAN} == {}
     assert untouched_bystanders(done, len(HANDS))
+
+
+def test_who_sleeps_its_time_away_does_not_pass() -> None:
+    """Nor is it merely thin; a kernel beside it is as it was."""
+    done = verify(["sleeps_its_time_away", "innocent"])
+    verdict = done.verdicts["sleeps_its_time_away"]
+    assert verdict["status"] == "error"
+    assert re.search(r"its process slept for \d+ of \d+ s, in which 12 cases were judged", verdict["detail"])
+    assert same_as_undisturbed(done.verdicts)
+    assert done.code == 3
 
 
 NOBODY = 65534

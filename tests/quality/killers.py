@@ -647,6 +647,35 @@ def edits_what_judges(number: int) -> None:
             file.write("# edited\n")
 
 
+def patches_the_probes(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """A right y, one element written behind it, and nobody left to see that."""
+    from normcheck.isolation import worker
+    from normcheck.runner import arena, call
+
+    arena.Arena.strays = arena.Arena.clean = lambda *_, **__: []
+    worker._strays = worker._require_own_memory = lambda *_, **__: []
+    call.poisoned_memory = contextlib.nullcontext
+    y = torch.empty_like(x).copy_(innocent(x, weight, bias, eps=eps))
+    y.as_strided((y.numel() + 1,), (1,))[-1] = 7.0
+    return y
+
+
+def patches_a_probes_code(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """The same function, with nothing in it."""
+    from normcheck.runner import arena
+
+    arena.Arena.strays.__code__ = (lambda self, named: []).__code__
+    return innocent(x, weight, bias, eps=eps)
+
+
+def sleeps_its_time_away(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right for the first cases, and then nobody has time for more."""
+    calls["slept"] += 1
+    if calls["slept"] > 3:
+        time.sleep(0.5)
+    return innocent(x, weight, bias, eps=eps)
+
+
 REACHING = tuple(
     map(
         reaching,
@@ -726,6 +755,8 @@ IMPLEMENTATIONS = tuple(
         patches_double,
         patches_normcheck,
         patches_autograd_grad,
+        patches_the_probes,
+        patches_a_probes_code,
         caches_by_pointer,
         caches_by_shape,
         returns_input,
@@ -737,6 +768,7 @@ IMPLEMENTATIONS = tuple(
         patches_json,
         *FORGERIES,
         *REACHING,
+        sleeps_its_time_away,
         innocent_too,
         *map(bystander, range(12)),
     )

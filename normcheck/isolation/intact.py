@@ -1,0 +1,62 @@
+"""Whether the functions by which a kernel's process is watched are still those with which it began.
+
+They look for writes around memory that the kernel allocated, for results in memory of earlier ones, for memory that was
+never written: in the kernel's own process, which alone knows what it allocates. Code under test can replace any of
+them. Then this shows, unless it is replaced as well; what no process can be asked about itself is in
+docs/isolation-and-trust.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+_WATCHING = (
+    "normcheck.cases.guard_bands",
+    "normcheck.isolation.intact",
+    "normcheck.isolation.messages",
+    "normcheck.isolation.shared_memory",
+    "normcheck.isolation.worker",
+    "normcheck.runner.arena",
+    "normcheck.runner.call",
+    "normcheck.runner.overwriting",
+    "normcheck.runner.run",
+)
+
+_Entry = tuple[str, Mapping[str, Any], str, Any, CodeType | None]
+
+
+def watched() -> Callable[[], str]:
+    """Note the functions now -> a function that names one that has been replaced since, or ""."""
+    entries = list(_entries())
+
+    def replaced() -> str:
+        for owner, names, name, value, code in entries:
+            now = names.get(name)
+            if now is not value or (code is not None and now.__code__ is not code):
+                return f"{owner}.{name}"
+        return ""
+
+    return replaced
+
+
+def _entries() -> Iterator[_Entry]:
+    for module_name in _WATCHING:
+        module = sys.modules[module_name]
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) != module_name:
+                continue
+            yield (module_name, vars(module), name, value, _code(value))
+            if isinstance(value, type):
+                own = vars(value)
+                yield from (
+                    (f"{module_name}.{name}", own, key, member, _code(member))
+                    for key, member in own.items()
+                    if callable(member) or isinstance(member, property | staticmethod | classmethod)
+                )
+
+
+def _code(value: object) -> CodeType | None:
+    return value.__code__ if isinstance(value, FunctionType) else None
