@@ -17,6 +17,7 @@ from normcheck.cli import doctor
 from normcheck.cli.remedies import step_for
 from normcheck.errors import Broken
 from normcheck.impls import discovery
+from normcheck.isolation.sandbox import Reach
 from normcheck.runner import nvidia_driver
 
 ROOT = Path(doctor.__file__).parents[1]
@@ -86,6 +87,27 @@ def test_without_isolation_it_says_so_and_still_verifies(monkeypatch: pytest.Mon
     assert code == 0
     assert "isolation            does not work: Broken: its process was ended by SIGKILL" in text
     assert "in this process      works: torch's rmsnorm was judged" in text
+
+
+@pytest.mark.parametrize("loose", [True, False])
+def test_what_the_sandbox_holds(monkeypatch: pytest.MonkeyPatch, loose: bool) -> None:
+    """As a worker finds by trying: what is not held is said, and what to do about it."""
+    found = Reach(**dict.fromkeys(Reach.__dataclass_fields__, loose))
+    monkeypatch.setattr("normcheck.isolation.select.reach", lambda file: found)
+    facts = doctor.sandbox()
+    assert [fact.name for fact in facts] == list(Reach.__dataclass_fields__)
+    assert {fact.value.startswith("not held: ") for fact in facts} == {loose}
+    assert any(fact.step for fact in facts) == loose
+
+
+def test_a_sandbox_that_does_not_work_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(file: str) -> Any:
+        raise Broken("crash", "", "its process was ended by SIGSYS")
+
+    monkeypatch.setattr("normcheck.isolation.select.reach", broken)
+    (fact,) = doctor.sandbox()
+    assert "its process was ended by SIGSYS" in fact.value
+    assert "--no-sandbox" in fact.step
 
 
 def test_a_judge_that_accuses_torch_verifies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

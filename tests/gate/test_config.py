@@ -32,6 +32,7 @@ timeout = 9.5
 judge = "plain"
 workers = 2
 isolation = true
+sandbox = false
 require = ["mine"]
 allow_thin = true
 known_failures = "known.txt"
