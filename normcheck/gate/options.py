@@ -327,7 +327,7 @@ class ReproOptions:
     dump: Annotated[
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None
-    pdb: Annotated[bool, Option(help="In this process: stop where it raises, or right after forward.")] = False
+    pdb: Annotated[bool, Option(help="In this process: stop where it raises, or where its functions return.")] = False
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -57,7 +56,7 @@ def repro_cases(
             implementation, timeout = _debugged(implementation)
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
         plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
-        with _quitting(options.pdb), session_of(implementation), poisoned_memory():
+        with session_of(implementation), poisoned_memory():
             for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
                 kept = folder if number == len(cases) else None
                 codes.append(_reproduce(console, cell, case, plan, line, kept))
@@ -83,14 +82,6 @@ def _debugged(implementation: Implementation) -> tuple[Implementation, float]:
     from normcheck.gate.debugger import FOREVER_SECONDS, debugged
 
     return debugged(implementation), FOREVER_SECONDS
-
-
-def _quitting(pdb: bool) -> AbstractContextManager[None]:
-    if not pdb:
-        return nullcontext()
-    from normcheck.gate.debugger import quitting
-
-    return quitting()
 
 
 def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> ExitCode:

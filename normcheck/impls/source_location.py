@@ -46,12 +46,28 @@ def defined(function: object) -> Place:
         place = getattr(function, "place", None)  # a stand-in for a function in another process has one
         if isinstance(place, Place):
             return place
-        code = _code(function)
+        code = code_of(function)
         return NOWHERE if code is None else place_of([os.path.abspath(code.co_filename), code.co_firstlineno])
     except KeyboardInterrupt:
         raise
     except BaseException:  # an attribute of a foreign object may raise anything
         return NOWHERE
+
+
+def code_of(function: object) -> CodeType | None:
+    """The code of the Python function inside any wrappers, None if there is none."""
+    try:
+        for _ in range(_MOST_WRAPPERS):
+            inner = _inner(function)
+            if inner is None:
+                break
+            function = inner
+        code = getattr(function, "__code__", None)
+        return code if isinstance(code, CodeType) else None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an attribute of a foreign object may raise anything
+        return None
 
 
 def place_of(place: object) -> Place:
@@ -85,16 +101,6 @@ def _is_file(file: str) -> bool:
         return len(file) <= _LONGEST_PATH and os.path.isabs(file) and os.path.isfile(file)
     except (OSError, ValueError):  # no file can have this name
         return False
-
-
-def _code(function: Any) -> CodeType | None:
-    for _ in range(_MOST_WRAPPERS):
-        inner = _inner(function)
-        if inner is None:
-            break
-        function = inner
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def _inner(function: Any) -> Any:

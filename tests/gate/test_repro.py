@@ -194,7 +194,7 @@ def test_pdb_where_it_raises(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pdb_after_forward(tmp_path: Path) -> None:
-    done = debugged(tmp_path, "wrong", "p tuple(returned.shape), float(returned[1, 7] - x[1, 7]) != 0, eps\nc\n")
+    done = debugged(tmp_path, "wrong", "p tuple(__return__.shape), float(__return__[1, 7] - x[1, 7]) != 0, eps\nc\n")
     assert "((3, 12), True, 1e-05)" in done.stdout
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("((3, 12)") == 1
