@@ -134,7 +134,7 @@ def _with_line_to_paste(verdict: Verdict, spec: str) -> Verdict:
     if verdict.failure is None or spec:
         return verdict
     line = f"normcheck.verify(fn, op={verdict.op!r}, case={verdict.failure.case!r})"
-    return replace(verdict, failure=replace(verdict.failure, reproduce=line))
+    return replace(verdict, failure=replace(verdict.failure, reproduce=line, explain=""))
 
 
 def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:

@@ -158,7 +158,8 @@ class Finding:
     (above 1 is wrong). ``max_ulp``: the largest error in units in the last place of the output's dtype. ``terms``: the
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
     the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
-    and its remedy in one line, "" if it is not known for sure.
+    and its remedy in one line, "" if it is not known for sure. ``explain``: the command that shows this bound, term by
+    term, "" if there is none.
     """
 
     kind: Annotated[str, one_of(*KINDS)]
@@ -183,6 +184,7 @@ class Finding:
     traceback: tuple[str, ...] = ()
     line: Count | None = None
     cause: str = ""
+    explain: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ def finding(**changes: object) -> Finding:
         where=where(),
         also=("dw", "y"),
         advice="The last column of an odd N is wrong: look at the mask of the last block.",
+        explain=f"normcheck tolerances --impl mine.py --device cpu --output dx --at 2,128 --explain '{CASE}'",
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
 

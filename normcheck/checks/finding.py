@@ -82,16 +82,23 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             advice=own_limit.advice(first) or _overwriting(first) or _strides(result.case),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
-    found = _mismatch(first, line, reproduce)
+    found = replace(_mismatch(first, line, reproduce), also=tuple(name for name in also if name != first.output))
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
-        return replace(found, also=tuple(name for name in also if name != first.output))
+        return found
     why = cause(cell.op, result)
     advice = (_advice(cell, result, device) if advise and not why else "") or _strides(result.case)
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
         returned = result.seen.outputs.get("bitmask")
         bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, result.home)
         advice = f"{bit_lines}\n{advice}".strip()
-    return replace(found, also=tuple(name for name in also if name != first.output), advice=advice, cause=why)
+    return replace(found, advice=advice, cause=why, explain=_explain(cell, found, device))
+
+
+def _explain(cell: Cell, found: Finding, device: str) -> str:
+    """The command that shows the bound of the worst element as it was judged: by the model of this implementation."""
+    at = ",".join(map(str, found.index or ()))
+    words = ("normcheck", "tolerances", "--impl", cell.spec, "--device", device, "--output", found.output, "--at", at)
+    return " ".join(shlex.quote(word) for word in (*words, "--explain", found.case))
 
 
 def _overwriting(problem: Problem) -> str:

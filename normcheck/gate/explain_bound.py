@@ -112,7 +112,11 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
 def _implementation(question: Question, case: Case, device: str) -> Implementation | None:
     if not question.impl:
         return None
-    return selected(question.impl, (case.op,), device, _IMPORT_SECONDS, isolation=True)[0]
+    chosen = selected(question.impl, (case.op,), device, _IMPORT_SECONDS, isolation=True)
+    if len(chosen) > 1:
+        expected = f"expected one, such as {question.impl}:{one_line(chosen[0].name, 200)}"
+        raise UsageError(f"impl={one_line(question.impl, 200)}: names {len(chosen)} implementations; {expected}")
+    return chosen[0]
 
 
 def _has(part: Expectation, at: tuple[int, ...]) -> bool:

@@ -94,4 +94,5 @@ def _verdict(entries: list[RecordedCase], device: str, folder: str) -> tuple[Ver
 def _reproduced_by_record(failure: Finding, folder: str) -> Finding:
     """``failure`` with a command that judges the record again, since the machine that made it may not be at hand."""
     advice = f"Where the implementation runs: {failure.reproduce}"
-    return replace(failure, reproduce=f"normcheck golden verify {shlex.quote(one_line(folder, 200))}", advice=advice)
+    command = f"normcheck golden verify {shlex.quote(one_line(folder, 200))}"
+    return replace(failure, reproduce=command, advice=advice, explain="")

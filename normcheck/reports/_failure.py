@@ -53,6 +53,8 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
     put_lines(console, finding.advice, indent=2, label="Advice: ", style="cyan")
     if finding.case:
         put(console, "Case: ", finding.case, indent=2, wrap=False)
+    if finding.explain:
+        put(console, "Explain: ", finding.explain, wrap=False)
     if finding.reproduce:
         put(console, "Reproduce: ", (finding.reproduce, "bold"), wrap=False)
 

@@ -106,8 +106,9 @@ def _apart_from_dtype(verdict: Verdict) -> Hashable:
     """What is told of a failed verdict, without its dtype."""
     finding = verdict.failure
     assert finding is not None
-    case, reproduce = (text.replace(f" {verdict.dtype} ", " ") for text in (finding.case, finding.reproduce))
-    told = replace(finding, case=case, reproduce=reproduce)
+    lines = (finding.case, finding.reproduce, finding.explain)
+    case, reproduce, explain = (text.replace(f" {verdict.dtype} ", " ") for text in lines)
+    told = replace(finding, case=case, reproduce=reproduce, explain=explain)
     return verdict.op, verdict.implementation, verdict.known, repr(told)
 
 

@@ -155,7 +155,7 @@ def test_many_lines_are_cut() -> None:
 @pytest.mark.parametrize("name", [*RUNS, "hostile"])
 def test_width(name: str, width: int) -> None:
     lines = written({**RUNS, "hostile": hostile}[name](), width=width).rstrip("\n").split("\n")
-    pasteable = ("Reproduce: ", "  Case: ")
+    pasteable = ("Explain: ", "Reproduce: ", "  Case: ")
     long = [line for line in lines[:-1] if cell_len(line) > width and not line.startswith(pasteable)]
     assert long == []
 
