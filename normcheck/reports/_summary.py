@@ -1,7 +1,11 @@
-"""Last line of a report, enough by itself: the outcome first, then what is wrong, then what was done."""
+"""Last line of a report, enough by itself: the outcome first, then what is wrong, what was done, and what is next.
+
+A pass has what it stands on in place of a next step, which only a terminal shows: other formats have their own places.
+"""
 
 from __future__ import annotations
 
+import shlex
 import statistics
 
 from rich.console import Console
@@ -10,16 +14,20 @@ from normcheck.reports import _text
 from normcheck.reports._cells import worst_of
 from normcheck.reports._failure import kind_words
 from normcheck.reports._text import STATUS_STYLES, counted, put, seconds, short
-from normcheck.result import SweepResult, Verdict
+from normcheck.result import OUTPUTS, SweepResult, Verdict
 
 NAMED = 3
 """Failed cells named in the line; the others are counted."""
+
+_OWN_FILES = "normcheck/impls/"
+"""In the paths of the implementations that come with normcheck."""
 
 
 def put_summary(console: Console, run: SweepResult) -> None:
     """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
     style = STATUS_STYLES.get(run.status, "bold yellow") if run.complete or run.status != "pass" else "bold yellow"
-    put(console, (word(run), style), f"  {rest(run)}", wrap=False)
+    step = _next(run)
+    put(console, (word(run), style), f"  {rest(run)}", f". Next: {step}" if step else "", wrap=False)
 
 
 def word(run: SweepResult) -> str:
@@ -60,6 +68,36 @@ def rest(run: SweepResult) -> str:
     else:
         head = "stopped before the end; so far " if not run.complete else ""
     return head + _counts(run, cells, named=bool(head) and run.status != "pass") + _ending(run)
+
+
+REPORT_IT = "report it, with the command and what normcheck doctor says"
+"""What to do if normcheck itself failed."""
+
+
+def is_not_imported(verdict: Verdict) -> bool:
+    """Whether a cell could not be judged because the user's file cannot be imported."""
+    return verdict.status == "error" and ": importing it raised " in verdict.detail
+
+
+def is_of_doctor(verdict: Verdict) -> bool:
+    """Whether ``normcheck doctor`` lists the implementation of a skipped cell; it does not list users' files."""
+    return verdict.status == "skip" and (not verdict.file or _OWN_FILES in verdict.file)
+
+
+def _next(run: SweepResult) -> str:
+    """What to do about a run that did not pass; "" if the line or its messages say so already."""
+    if run.status == "fail":
+        found = [v.failure.reproduce for v in run.verdicts if v.failure is not None and not v.known]
+        done = shlex.join(("normcheck", *run.argv))  # of golden records, the command that was just run
+        return next((command for command in found if command not in ("", done)), "")
+    errors = [verdict for verdict in run.verdicts if verdict.status == "error"]
+    if run.status == "error" and errors:
+        return "correct the file that was not imported" if all(map(is_not_imported, errors)) else REPORT_IT
+    if run.status == "nothing" and any(verdict.status == "thin" for verdict in run.verdicts):
+        return "more time (--time-budget), or a larger --profile"
+    if run.status == "nothing" and run.complete and any(map(is_of_doctor, run.verdicts)):
+        return "normcheck doctor says what runs here, and what to do about what does not"
+    return ""
 
 
 def _named(verdicts: list[Verdict]) -> str:
@@ -118,7 +156,18 @@ def _ending(run: SweepResult) -> str:
     worst = worst_of((_worst_name(v, output), w) for v in passed for output, w in v.worst.items())
     if run.status != "pass" or worst is None:
         return cases
-    return f"{cases}; worst ratio {_text.ratio(worst[1].ratio)} ({worst[0]})"
+    return f"{cases}; worst ratio {_text.ratio(worst[1].ratio)} ({worst[0]}){_reservations(passed)}"
+
+
+def _reservations(passed: list[Verdict]) -> str:
+    """What the ratios of the cells that passed do not cover: bounds made wider by the kernel, and what has no ratio."""
+    wider = sum(bool(verdict.undeclared) for verdict in passed)
+    said = f"; {counted(wider, 'cell')} under wider bounds, as declared" if wider else ""
+    bare = sum(verdict.no_backward for verdict in passed)
+    said += f"; no backward ran in {counted(bare, 'cell')}" if bare else ""
+    absent = {name: sum(name in verdict.not_returned for verdict in passed) for name in OUTPUTS}
+    missing = [f"{name} of {counted(cells, 'cell')}" for name, cells in absent.items() if cells]
+    return f"{said}; not returned: {', '.join(missing)}" if missing else said
 
 
 def _least(passed: list[Verdict]) -> str:

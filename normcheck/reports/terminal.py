@@ -17,7 +17,7 @@ from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
 from normcheck.reports._failure import kind_words, put_failure
-from normcheck.reports._summary import put_summary
+from normcheck.reports._summary import REPORT_IT, is_not_imported, is_of_doctor, put_summary
 from normcheck.reports._text import (
     LONGEST_MESSAGE,
     STATUS_STYLES,
@@ -37,9 +37,6 @@ from normcheck.reports.report import Report
 from normcheck.result import CellKey, Finding, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
-
-_OWN_FILES = "normcheck/impls/"
-"""In the paths of the implementations that come with normcheck."""
 
 Row = tuple[str, str, float, float, float, int]
 """One check of a case: output, check, ratio, max_abs, max_ulp, elements that could not be judged."""
@@ -72,15 +69,13 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
-    judge_failed = "report it, with the command and what normcheck doctor says."
     errors = _reasons(run, "error")
-    theirs = {reason: cells for reason, cells in errors.items() if ": importing it raised " in reason}
+    theirs = {reason: cells for reason, cells in errors.items() if all(is_not_imported(v) for v, _ in cells)}
     _put_section(console, "Not imported", theirs, step="what else was asked for was checked.")
     ours = {reason: cells for reason, cells in errors.items() if reason not in theirs}
-    _put_section(console, "Not judged, because normcheck failed", ours, step=judge_failed)
+    _put_section(console, "Not judged, because normcheck failed", ours, step=f"{REPORT_IT}.")
     if verbosity >= 0:
-        ours_too = any(v.status == "skip" and (not v.file or _OWN_FILES in v.file) for v in run.verdicts)
-        doctor = "normcheck doctor says what to do about each." if ours_too else ""  # it does not list users' files
+        doctor = "normcheck doctor says what to do about each." if any(map(is_of_doctor, run.verdicts)) else ""
         _put_section(console, "Not run", _reasons(run, "skip"), step=doctor)
         _put_section(console, "Cases not run", _case_reasons(run, every=verbosity > 0))
     if run.messages:
@@ -225,7 +220,8 @@ def _right(ratio: float | None) -> bool:
 def _put_case_summary(console: Console, cell: str, rows: Sequence[Row], findings: Sequence[Finding]) -> None:
     wrong = [*(kind_words(finding) for finding in findings), *(row[0] for row in rows if not _right(row[2]))]
     if wrong:
-        status, words = "fail", f"{cell}: {', '.join(short(output) for output in dict.fromkeys(wrong))}"
+        closer = "--pdb stops in the kernel, --dump DIR writes all tensors of the case"
+        status, words = "fail", f"{cell}: {', '.join(short(output) for output in dict.fromkeys(wrong))}. Next: {closer}"
     elif rows:
         worst = max(rows, key=lambda row: row[2] or 0.0)
         status = "pass"

@@ -1,4 +1,4 @@
-"""The line ``Explain:`` of a red report: pasted, it shows the very bound of the report."""
+"""The lines of a report that are pasted: ``Explain:`` shows the very bound of the report, ``Next:`` the case again."""
 
 from __future__ import annotations
 
@@ -65,3 +65,39 @@ def test_an_ambiguous_implementation_is_a_wrong_command(kernel_file: KernelFile,
     done = cli("tolerances", "--explain", line, "--output", "y", "--at", "0,0", "--impl", str(file), "--device", "cpu")
     assert done.code == ExitCode.USAGE
     assert f"names 2 implementations; expected one, such as {file}:mine" in done.err
+
+
+def test_a_red_run_ends_in_the_next_command_and_that_in_the_one_after(kernel_file: KernelFile, cli: Cli) -> None:
+    file = kernel_file(WRONG.replace("MODEL", "{}"))
+    few = ("--dtype", "fp32", "--max-examples", "4", "--allow-thin", "--device", "cpu")
+    done = cli("verify", "--impl", str(file), *few)
+    assert done.code == ExitCode.FOUND
+    outcome, _, step = done.last.partition(". Next: ")
+    assert outcome.startswith("FAIL  2 of 2 cells failed: rmsnorm/mine fp32 (y), rmsnorm/other fp32 (y); 0 passed, ")
+    assert step.startswith(f"normcheck repro {file}:mine 'rmsnorm fp32 M=1 ")
+    again = cli(*shlex.split(step)[1:], "--device", "cpu")
+    assert again.code == ExitCode.FOUND
+    assert again.last == (
+        "FAIL  rmsnorm mine fp32: y, dw. Next: --pdb stops in the kernel, --dump DIR writes all tensors of the case"
+    )
+
+
+def test_a_green_run_ends_in_what_it_stands_on(kernel_file: KernelFile, cli: Cli) -> None:
+    file = kernel_file(WRONG.replace("MODEL", "dict(rsqrt_ulp=16)").replace(" * 1.25", ""))
+    done = cli(
+        "verify", "--impl", str(file), "--dtype", "fp32", "--max-examples", "4", "--allow-thin", "--device", "cpu"
+    )
+    assert done.code == ExitCode.PASS
+    assert done.last.startswith("THIN  2 of 2 cells thin: rmsnorm/mine fp32, rmsnorm/other fp32; ")
+    assert "; least 4 cases on " in done.last
+    assert "; worst ratio " in done.last
+    assert done.last.endswith("; 1 cell under wider bounds, as declared; not returned: rstd of 2 cells")
+
+
+def test_a_cell_without_an_import_has_its_own_next_step(kernel_file: KernelFile, cli: Cli) -> None:
+    right = kernel_file(WRONG.replace("MODEL", "{}").replace(" * 1.25", ""))
+    broken = kernel_file("import nothing_of_this_name")
+    few = ("--op", "rmsnorm", "--dtype", "fp32", "--max-examples", "4", "--device", "cpu")
+    done = cli("verify", "--impl", str(broken), "--impl", str(right), *few)
+    assert done.code == ExitCode.BROKEN
+    assert done.last.endswith(". Next: correct the file that was not imported")
