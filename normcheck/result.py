@@ -149,6 +149,14 @@ class Term:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Larger:
+    """A larger case that fails like the smallest one, and where the same output is wrong in it."""
+
+    case: str
+    where: Where
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One fault that one case showed.
 
@@ -159,7 +167,7 @@ class Finding:
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
     the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
     and its remedy in one line, "" if it is not known for sure. ``explain``: the command that shows this bound, term by
-    term, "" if there is none.
+    term, "" if there is none. ``larger``: a case that shows a pattern which the smallest hides.
     """
 
     kind: Annotated[str, one_of(*KINDS)]
@@ -185,6 +193,7 @@ class Finding:
     line: Count | None = None
     cause: str = ""
     explain: str = ""
+    larger: Larger | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

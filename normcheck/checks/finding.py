@@ -6,6 +6,8 @@ import math
 import shlex
 from dataclasses import replace
 
+from torch import Tensor
+
 from normcheck.cases.case import EXPANDED, STRIDED, Case
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import own_limit
@@ -15,13 +17,13 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
-from normcheck.checks.where import how_many, locate
+from normcheck.checks.where import how_many, locate, names_a_pattern
 from normcheck.impls import source_location
 from normcheck.impls.implementation import OVERWRITABLE
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, Checked
 from normcheck.oracle.rounding import NO_ROOM
-from normcheck.result import Finding, Term
+from normcheck.result import Finding, Larger, Term, Where
 
 _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
     (
@@ -138,9 +140,6 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
     c = first.comparison
     assert c.worst is not None and c.wrong is not None
     worst, mismatched = c.worst, how_many(c.wrong)
-    grid = c.wrong.reshape(1, -1) if first.output in ("dw", "db") or c.wrong.dim() != 2 else c.wrong
-    if first.output in STATISTICS:
-        grid = c.wrong.reshape(-1, 1)
     return Finding(
         kind="non_finite" if c.non_finite and not math.isfinite(worst.actual) else "mismatch",
         output=first.output,
@@ -158,8 +157,25 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         mismatched=mismatched,
         numel=c.numel,
         terms=tuple(Term(name=name, value=value) for name, value in worst.terms),
-        where=locate(grid),
+        where=_where(first.output, c.wrong),
     )
+
+
+def _where(output: str, wrong: Tensor) -> Where:
+    if output in STATISTICS:
+        return locate(wrong.reshape(-1, 1))
+    return locate(wrong.reshape(1, -1) if output in ("dw", "db") or wrong.dim() != 2 else wrong)
+
+
+def with_larger(found: Finding, larger: Result) -> Finding:
+    """``found``, with where ``larger`` is wrong in the same output, if that names a pattern and not the same one."""
+    masks = [c.comparison.wrong for c in larger.wrong if (c.output, c.check) == (found.output, found.check)]
+    if found.where is None or not masks or masks[0] is None:
+        return found
+    where = _where(found.output, masks[0])
+    if where.summary == found.where.summary or not names_a_pattern(where.summary):
+        return found
+    return replace(found, larger=Larger(case=str(larger.case), where=where))
 
 
 def _message(first: Checked, c: Comparison, mismatched: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -24,6 +25,13 @@ def locate(wrong: Tensor) -> Where:
     """Describe where ``wrong``, bool (rows, columns), is True: at least one element, out of its bound."""
     rows, columns = wrong.shape
     return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong))
+
+
+def names_a_pattern(summary: str) -> bool:
+    """Whether the summary of a ``Where`` says more than how many rows and columns have wrong elements."""
+    return summary == "every element" or bool(
+        re.search(r"\b(only (rows?|columns?)|all of|each|every \d+(st|nd|rd|th))\b", summary)
+    )
 
 
 def how_many(wrong: Tensor) -> int:

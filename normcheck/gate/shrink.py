@@ -1,4 +1,4 @@
-"""Shrinking: the simplest case that fails in the same output as a failing one, found by Hypothesis.
+"""Shrinking: the simplest case that fails in the same output as a failing one, found by Hypothesis; then a larger one.
 
 Hypothesis shrinks only cases that it drew itself, and an explicit case was not drawn. So the search starts again for
 every failure, with strategies that draw nothing less simple than the failing case.
@@ -10,6 +10,7 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _TRIES = 400
 _RESTARTS, _TIMEOUTS = 40, 3  # how often a search may restart a dead process; the latter if the failure is a timeout
+_WIDENED_ELEMENTS = 1 << 18  # at most, in a case that is only drawn
 _PLAIN_RATIO = 10.0  # a simpler case must fail by this ratio, or by half the ratio of the case that it comes from
 
 
@@ -123,3 +125,16 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
         probed = run_case(cell, best.case, plan)  # with the probes, which may show the reason
         return probed if probed.failed and signature(probed)[1] == wanted[1] else best
     return best
+
+
+def widened(cell: Cell, plan: Plan, smallest: Result, failed: Result) -> Result:
+    """The case ``smallest`` in a size that has room for a pattern: that of ``failed``, and twice its own at least.
+
+    It is ``failed`` itself if that size is too large, if it does not fail in the same output, or without shrinking.
+    """
+    small, old = smallest.case, failed.case
+    case = replace(small, M=max(2 * small.M, old.M), N=max(2 * small.N, old.N))
+    if case.M * case.N > _WIDENED_ELEMENTS or not plan.profile.shrink_seconds:
+        return failed
+    result = run_case(cell, case, plan, depth=Depth.OFF)
+    return result if result.failed and signature(result) == signature(smallest) else failed

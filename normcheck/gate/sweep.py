@@ -18,13 +18,13 @@ from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
-from normcheck.checks.finding import finding, place, worst_ratio
+from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, run_surely, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
-from normcheck.gate.shrink import Stop, search, seed_of
+from normcheck.gate.shrink import Stop, search, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
 from normcheck.result import Verdict
@@ -71,6 +71,8 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
                 tally.note(smallest.case, checked)
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
             failure = with_blame(cell, plan, blame, failure)
+            if failure.where is not None:
+                failure = with_larger(failure, widened(cell, plan, smallest, failed))
     bare = uncounted(cell, plan.device, "skip", seconds=time.perf_counter() - start)
     if failure is None and not tally.cases:
         return tally.skipped(bare, "no case was drawn")

@@ -10,7 +10,7 @@ from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._picture import picture
 from normcheck.reports._text import Part, compact, exact, percent, put, put_lines, short, ulps
-from normcheck.result import Finding, Where
+from normcheck.result import Finding, Larger, Where
 
 TITLES = {
     "mismatch": "{output} is wrong",
@@ -48,7 +48,10 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
     if finding.also:
         put(console, "Also wrong: ", ", ".join(short(output) for output in finding.also), indent=2, hang=4)
     if finding.where is not None:
-        _put_where(console, finding.where)
+        put_lines(console, finding.where.summary, indent=2, label="Where: ")
+        _put_picture(console, finding.where)
+    if finding.larger is not None:
+        _put_larger(console, finding.larger)
     _put_traceback(console, finding.traceback)
     put_lines(console, finding.advice, indent=2, label="Advice: ", style="cyan")
     if finding.case:
@@ -148,8 +151,17 @@ def _packed(width: int, words: list[str]) -> list[str]:
     return lines
 
 
-def _put_where(console: Console, where: Where) -> None:
-    put_lines(console, where.summary, indent=2, label="Where: ")
+def _put_larger(console: Console, larger: Larger) -> None:
+    """Where a larger case is wrong. If it is all of it, there is nothing to draw."""
+    where = larger.where
+    size = f"{where.columns:,}" if where.rows == 1 else f"{where.rows:,} x {where.columns:,}"
+    put(console, f"Larger case, {size}: {short(where.summary)}", indent=2, hang=4)
+    if any(share < 1 for row in where.grid for share in row):
+        _put_picture(console, where)
+        put(console, ("Case: ", "dim"), (larger.case, "dim"), indent=4, wrap=False)
+
+
+def _put_picture(console: Console, where: Where) -> None:
     for line in picture(where, blocks=_text.unicode_ok(console)):
         put(console, *line, indent=4, wrap=False)
 

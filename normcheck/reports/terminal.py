@@ -103,7 +103,7 @@ def _apart_from_dtype(verdict: Verdict) -> Hashable:
     assert finding is not None
     lines = (finding.case, finding.reproduce, finding.explain)
     case, reproduce, explain = (text.replace(f" {verdict.dtype} ", " ") for text in lines)
-    told = replace(finding, case=case, reproduce=reproduce, explain=explain)
+    told = replace(finding, case=case, reproduce=reproduce, explain=explain, larger=None)
     return verdict.op, verdict.implementation, verdict.known, repr(told)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.checks import where
-from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate
+from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate, names_a_pattern
 
 
 def wrong(rows: int, columns: int, at: Sequence[int] | slice, *, down: Sequence[int] | slice = slice(None)) -> Tensor:
@@ -44,15 +44,19 @@ def wrong(rows: int, columns: int, at: Sequence[int] | slice, *, down: Sequence[
 )
 def test_a_pattern_has_its_words(mask: Tensor, words: str) -> None:
     assert locate(mask).summary == words
+    assert names_a_pattern(words) == (words not in NO_PATTERN)
+
+
+NO_PATTERN = ("the only element", "4 of 64 columns, from 1 to 40, in every row")
 
 
 def test_a_few_elements_anywhere_are_no_pattern() -> None:
     """Two wrong elements leave most rows alone whatever the fault: that names no rows."""
     mask = torch.zeros(20, 30, dtype=torch.bool)
     mask[3, 4] = mask[9, 21] = True
-    assert (
-        locate(mask).summary == "2 of 20 rows, from 3 to 9, 2 of 30 columns, from 4 to 21: 2 of the 4 elements in them"
-    )
+    summary = locate(mask).summary
+    assert summary == "2 of 20 rows, from 3 to 9, 2 of 30 columns, from 4 to 21: 2 of the 4 elements in them"
+    assert not names_a_pattern(summary)
 
 
 def test_the_picture_has_the_share_of_each_cell() -> None:

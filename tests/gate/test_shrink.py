@@ -16,7 +16,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import signature
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.gate.shrink import Stop, search, seed_of, shrunk
+from normcheck.gate.shrink import Stop, search, seed_of, shrunk, widened
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
 
@@ -49,6 +49,23 @@ def test_the_smallest_case_that_fails_in_the_same_output() -> None:
 def test_without_time_it_is_the_case_itself() -> None:
     cell, plan, failed = failed_at(0.0)
     assert shrunk(cell, plan, failed) is failed
+    assert widened(cell, plan, failed, failed) is failed
+
+
+def test_a_larger_case_has_simple_data_and_room_for_a_pattern() -> None:
+    cell, plan, failed = failed_at(60.0)
+    small = run_case(cell, case_of("rmsnorm fp32 M=1 N=9 bias=none"), plan)
+    assert str(widened(cell, plan, small, failed).case).startswith("rmsnorm fp32 M=40 N=300 eps=1e-05 rows=normal ")
+    tall = run_case(cell, case_of("rmsnorm fp32 M=39 N=200 bias=none"), plan)
+    larger = widened(cell, plan, tall, failed).case
+    assert (larger.M, larger.N) == (78, 400)
+
+
+def test_a_larger_case_fails_alike_or_is_the_one_before_shrinking() -> None:
+    cell, plan, failed = failed_at(60.0)
+    other = run_case(cell, case_of("rmsnorm fp32 M=1 N=8 bias=none"), plan)
+    assert signature(other) == ("mismatch", "rstd")
+    assert widened(cell, plan, other, failed) is failed
 
 
 def test_a_search_finds_the_simplest_and_nothing_where_nothing_fails() -> None:

@@ -110,6 +110,16 @@ def test_reports_that_are_wrong(tmp_path: Path, number: int) -> None:
     refused(path, f"{path}{expected}")
 
 
+def test_an_older_report_has_no_larger_case_and_no_command_that_explains(tmp_path: Path) -> None:
+    def older(report: Any) -> None:
+        for failure in filter(None, (cell["failure"] for cell in report["verdicts"])):
+            del failure["larger"], failure["explain"]
+
+    failures = [v.failure for v in json_reader.read(changed(older, tmp_path)).verdicts if v.failure is not None]
+    assert failures
+    assert {(failure.larger, failure.explain) for failure in failures} == {(None, "")}
+
+
 def test_an_older_report_does_not_say_its_shapes(tmp_path: Path) -> None:
     """It is read, and what is made of it says none; nothing takes that for no shape at all."""
     path = changed(lambda report: report["verdicts"][0].pop("shapes"), tmp_path)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from normcheck.reports import _picture, _text, terminal
 from normcheck.reports._cells import Screen
-from normcheck.result import KINDS, CellKey, Finding, Steadiness, SweepResult, Vacuity, Verdict, Where
+from normcheck.result import KINDS, CellKey, Finding, Larger, Steadiness, SweepResult, Vacuity, Verdict, Where
 from tests.sample_runs import (
     CASE,
     HOSTILE,
@@ -29,6 +29,7 @@ from tests.sample_runs import (
     run,
     skipped,
     verdict,
+    where,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
@@ -256,6 +257,19 @@ def test_ascii_stream() -> None:
     text = raw.getvalue().decode("ascii")
     assert r"gr\xf6\xdfer" in text
     assert "...+\n" in text
+
+
+def test_a_larger_case_is_drawn_with_its_line() -> None:
+    larger = Larger(case="rmsnorm fp16 M=3 N=129", where=where())
+    text = written(run(failed(finding(larger=larger)), status="fail"))
+    assert "\n  Larger case, 3 x 129: only column 128 of 129, row 2\n    row\\col 0 " in text
+    assert "\n    Case: rmsnorm fp16 M=3 N=129\n  Advice: " in text
+
+
+def test_nothing_is_drawn_of_a_larger_case_that_is_all_wrong() -> None:
+    every = Larger(case="rmsnorm", where=Where(rows=1, columns=4000, grid=((1.0,) * 48,), summary="every element"))
+    text = written(run(failed(finding(larger=every)), status="fail"))
+    assert "\n  Larger case, 4,000: every element\n  Advice: " in text
 
 
 def picture_text(where: Where, *, blocks: bool = True) -> str:
