@@ -15,7 +15,7 @@ from normcheck.cases.ops import GRADIENTS, Op
 from normcheck.checks.contract import Problem, usable_gradients
 from normcheck.checks.observe import Started, start, with_bits
 from normcheck.checks.probes import Depth
-from normcheck.checks.refusal import refused_clearly
+from normcheck.checks.refusal import refused_clearly, told_as_missing
 from normcheck.checks.repeatability import other_surroundings
 from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
@@ -73,7 +73,7 @@ class InFlight:
         pending = self.run.backward(self.case, self.given, saved)
 
         def collect() -> dict[str, Tensor]:
-            with refused_clearly(self.case):
+            with refused_clearly(self.case), told_as_missing(self.op, saved):
                 return pending.result()
 
         return Pending(collect)
