@@ -15,6 +15,7 @@ from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import signature
+from normcheck.checks.probes import Depth
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shrink import Stop, search, seed_of, shrunk, widened
 from normcheck.impls.implementation import Implementation
@@ -44,6 +45,31 @@ def test_the_smallest_case_that_fails_in_the_same_output() -> None:
     assert (smallest.case.M, smallest.case.N) == (1, 9)
     assert (smallest.case.rows, smallest.case.dy, smallest.case.layout) == ("normal", "normal", "contiguous")
     assert signature(smallest) == signature(failed) == ("mismatch", "y")
+
+
+@pytest.mark.parametrize(
+    ("unsteady", "told"), [("rstd", ("mismatch", "y")), ("y", ("not_repeatable", "y")), ("", ("mismatch", "y"))]
+)
+def test_the_probe_after_shrinking_tells_of_the_output_that_failed(unsteady: str, told: tuple[str, str]) -> None:
+    """It may give the reason why that output is wrong; a fault of another output is another finding."""
+    calls = 0
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
+        nonlocal calls
+        calls += 1
+        step = 1 + 2.0**-22 * (calls % 2)  # within any bound
+        y, rstd = functional.rms_norm(x, x.shape[-1:], weight, eps), (x.square().mean(-1) + eps).rsqrt()
+        return {"y": 2 * y * (step if unsteady == "y" else 1), "rstd": rstd * (step if unsteady == "rstd" else 1)}
+
+    cell, plan, _ = failed_at(60.0)
+    cell = replace(cell, implementation=replace(cell.implementation, forward=forward))
+    failed = run_case(cell, LARGE, plan, depth=Depth.OFF)
+    assert signature(failed) == ("mismatch", "y")
+    smallest = shrunk(cell, plan, failed)
+    assert (smallest.case.M, smallest.case.N) == (1, 1)
+    assert signature(smallest) == told
+    if unsteady == "rstd":
+        assert signature(run_case(cell, smallest.case, plan)) == ("not_repeatable", "rstd")
 
 
 def test_without_time_it_is_the_case_itself() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from normcheck.reports import _picture, _text, terminal
 from normcheck.reports._cells import Screen
-from normcheck.result import KINDS, CellKey, Finding, Larger, Steadiness, SweepResult, Vacuity, Verdict, Where
+from normcheck.result import KINDS, CellKey, Finding, Larger, Steadiness, SweepResult, Term, Vacuity, Verdict, Where
 from tests.sample_runs import (
     CASE,
     HOSTILE,
@@ -257,6 +257,27 @@ def test_ascii_stream() -> None:
     text = raw.getvalue().decode("ascii")
     assert r"gr\xf6\xdfer" in text
     assert "...+\n" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((1.0, 0.004), "store 1 (100%)"),
+        ((1.0, 0.006), "store 1 (99%) + rstd 0.006 (1%)"),
+        ((1.0, 0.0), "store 1 (100%)"),
+        ((0.99, 0.004, 0.003, 0.002, 0.001), "store 0.99 (99%)"),
+        ((1.0, 0.1, 0.1, 0.1, 0.001, 0.001), "store 1 (77%) + rstd 0.1 (8%) + ops 0.1 (8%) + c1 0.1 (8%)"),
+        (
+            (1.0, 0.1, 0.1, 0.1, 0.01, 0.01),
+            "store 1 (76%) + rstd 0.1 (8%) + ops 0.1 (8%) + c1 0.1 (8%) + 2 more 0.02 (2%)",
+        ),
+    ],
+)
+def test_a_share_of_nothing_is_left_out(values: tuple[float, ...], words: str) -> None:
+    names = ("store", "rstd", "ops", "c1", "c2", "underflow")
+    terms = tuple(Term(name=name, value=value) for name, value in zip(names, values, strict=False))
+    text = written(run(failed(finding(terms=terms)), status="fail"), width=200)
+    assert f"bound     2.0e-04 = {words}\n" in text
 
 
 def test_a_larger_case_is_drawn_with_its_line() -> None:
