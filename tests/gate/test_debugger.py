@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from normcheck.errors import ExitCode
@@ -43,6 +46,13 @@ def rmsnorm(x, weight, eps):
 SMALL = "rmsnorm fp16 M=3 N=4 eps=1e-05 rows=normal dy=normal layout=contiguous seed=0 bias=none"
 
 
+@pytest.fixture(autouse=True)
+def untraced() -> Iterator[None]:
+    """A debugger that is left goes on tracing if it has a breakpoint, which slows every later test of this process."""
+    yield
+    assert sys.gettrace() is None
+
+
 def test_pdb_stops_where_forward_and_backward_return(
     kernel_file: KernelFile, cli: Cli, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,7 +73,7 @@ def test_pdb_stops_in_a_plain_function_and_goes_on_to_a_breakpoint(
     kernel_file: KernelFile, cli: Cli, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = str(kernel_file(THROUGH_AUTOGRAD, name="mine.py"))
-    commands = "up\np tuple(wide.shape)\ndown\np tuple(__return__.shape)\nb {}:12\nc\np dy.shape == (3, 4)\nq\n"
+    commands = "up\np tuple(wide.shape)\ndown\np tuple(__return__.shape)\ntbreak {}:12\nc\np dy.shape == (3, 4)\nq\n"
     done = cli("repro", file, SMALL, "--pdb", "--device", "cpu", stdin=commands.format(file))
     shown = capfd.readouterr().out
     assert "forward returns: y is __return__" in done.err
