@@ -103,6 +103,10 @@ def one_of(*choices: str) -> Only:
     return Only(f"one of {', '.join(choices)}", choices=choices)
 
 
+IMPORT, ASLEEP = "import", "asleep"
+"""Why a cell could not be judged, if not by a failure of normcheck: see ``Verdict``."""
+
+
 @dataclass(frozen=True)
 class CellKey:
     """The identity of a cell: op, implementation and dtype, and the device if it matters, else ""."""
@@ -271,7 +275,8 @@ class Verdict:
     """The outcome of a cell: op x implementation x dtype on a device.
 
     ``status``: pass, thin (nothing is wrong, but a part of what a pass requires was not checked; ``detail`` names it),
-    fail, skip (always with a ``detail``) or error (normcheck could not judge). ``core``: how much of the core was run,
+    fail, skip (always with a ``detail``) or error (normcheck could not judge; ``error``: because of an "import" that
+    failed, or a kernel that was "asleep"; "" if normcheck itself failed). ``core``: how much of the core was run,
     None if a single case was run. ``shapes``: how many different (M, N) the judged ``cases`` had; of joined shards the
     number of the one that has most, so there are at least so many; None in a report that did not count them.
     ``skipped``: reason -> how many cases the implementation or its library refused. ``backward_refused``: reason -> how
@@ -313,6 +318,7 @@ class Verdict:
     undeclared: Mapping[str, Worst] = field(default_factory=dict)
     core: Coverage | None = None
     shapes: Count | None = None
+    error: Annotated[str, one_of("", IMPORT, ASLEEP)] = ""
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:

@@ -33,7 +33,7 @@ from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
 from normcheck.reports.report import formats
 from normcheck.reports.targets import Target, screen, written
-from normcheck.result import SweepResult, Verdict
+from normcheck.result import IMPORT, SweepResult, Verdict
 from normcheck.runner.environment import environment
 from normcheck.runner.interruption import interruptible
 from normcheck.runner.session import session_of
@@ -184,7 +184,7 @@ def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     try:
         return sensible(run_cell(cell, plan, progress))
     except ImportFailed as failed:
-        return uncounted(cell, plan.device, "error", detail=str(failed))
+        return replace(uncounted(cell, plan.device, "error", detail=str(failed)), error=IMPORT)
     except UsageError:
         raise
     except Exception as error:

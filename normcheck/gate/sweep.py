@@ -27,7 +27,7 @@ from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop, search, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
-from normcheck.result import Verdict
+from normcheck.result import ASLEEP, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -99,7 +99,7 @@ def _awake(verdict: Verdict, idle: float) -> Verdict:
     if verdict.status != "thin" or idle < max(_ASLEEP_SECONDS, _ASLEEP_SHARE * verdict.seconds):
         return verdict
     slept = f"its process slept for {idle:.0f} of {verdict.seconds:.0f} s, in which {verdict.cases} cases were judged"
-    return replace(verdict, status="error", detail=f"{slept}: expected a kernel that computes; {verdict.detail}")
+    return replace(verdict, status="error", error=ASLEEP, detail=f"{slept}; {verdict.detail}")
 
 
 def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:

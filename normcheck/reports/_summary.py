@@ -14,7 +14,7 @@ from normcheck.reports import _text
 from normcheck.reports._cells import worst_of
 from normcheck.reports._failure import kind_words
 from normcheck.reports._text import STATUS_STYLES, counted, put, seconds, short
-from normcheck.result import OUTPUTS, SweepResult, Verdict
+from normcheck.result import ASLEEP, IMPORT, OUTPUTS, SweepResult, Verdict
 
 NAMED = 3
 """Failed cells named in the line; the others are counted."""
@@ -70,13 +70,12 @@ def rest(run: SweepResult) -> str:
     return head + _counts(run, cells, named=bool(head) and run.status != "pass") + _ending(run)
 
 
-REPORT_IT = "report it, with the command and what normcheck doctor says"
-"""What to do if normcheck itself failed."""
-
-
-def is_not_imported(verdict: Verdict) -> bool:
-    """Whether a cell could not be judged because the user's file cannot be imported."""
-    return verdict.status == "error" and ": importing it raised " in verdict.detail
+REMEDIES = {
+    IMPORT: "correct the file that was not imported",
+    ASLEEP: "a kernel that computes, and does not wait for anything, is judged",
+    "": "report it, with the command and what normcheck doctor says",
+}
+"""What to do about cells that were not judged, by ``Verdict.error``."""
 
 
 def is_of_doctor(verdict: Verdict) -> bool:
@@ -90,9 +89,9 @@ def _next(run: SweepResult) -> str:
         found = [v.failure.reproduce for v in run.verdicts if v.failure is not None and not v.known]
         done = shlex.join(("normcheck", *run.argv))  # of golden records, the command that was just run
         return next((command for command in found if command not in ("", done)), "")
-    errors = [verdict for verdict in run.verdicts if verdict.status == "error"]
+    errors = {verdict.error for verdict in run.verdicts if verdict.status == "error"}
     if run.status == "error" and errors:
-        return "correct the file that was not imported" if all(map(is_not_imported, errors)) else REPORT_IT
+        return REMEDIES[min(errors)]  # normcheck's own first
     if run.status == "nothing" and any(verdict.status == "thin" for verdict in run.verdicts):
         return "more time (--time-budget), or a larger --profile"
     if run.status == "nothing" and run.complete and any(map(is_of_doctor, run.verdicts)):

@@ -17,7 +17,7 @@ from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
 from normcheck.reports._failure import kind_words, put_failure
-from normcheck.reports._summary import REPORT_IT, is_not_imported, is_of_doctor, put_summary
+from normcheck.reports._summary import REMEDIES, is_of_doctor, put_summary
 from normcheck.reports._text import (
     LONGEST_MESSAGE,
     STATUS_STYLES,
@@ -34,7 +34,7 @@ from normcheck.reports._text import (
     ulps,
 )
 from normcheck.reports.report import Report
-from normcheck.result import CellKey, Finding, SweepResult, Verdict
+from normcheck.result import ASLEEP, IMPORT, CellKey, Finding, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 
@@ -69,11 +69,9 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
-    errors = _reasons(run, "error")
-    theirs = {reason: cells for reason, cells in errors.items() if all(is_not_imported(v) for v, _ in cells)}
-    _put_section(console, "Not imported", theirs, step="what else was asked for was checked.")
-    ours = {reason: cells for reason, cells in errors.items() if reason not in theirs}
-    _put_section(console, "Not judged, because normcheck failed", ours, step=f"{REPORT_IT}.")
+    _put_section(console, "Not imported", _reasons(run, "error", IMPORT), step="what else was asked for was checked.")
+    _put_section(console, "Not judged, because the kernel slept", _reasons(run, "error", ASLEEP))
+    _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"), step=f"{REMEDIES['']}.")
     if verbosity >= 0:
         doctor = "normcheck doctor says what to do about each." if any(map(is_of_doctor, run.verdicts)) else ""
         _put_section(console, "Not run", _reasons(run, "skip"), step=doctor)
@@ -107,11 +105,11 @@ def _apart_from_dtype(verdict: Verdict) -> Hashable:
     return verdict.op, verdict.implementation, verdict.known, repr(told)
 
 
-def _reasons(run: SweepResult, status: str) -> dict[str, list[tuple[Verdict, str]]]:
-    """Reason -> the cells of this status that have it, in the order of the run."""
+def _reasons(run: SweepResult, status: str, error: str = "") -> dict[str, list[tuple[Verdict, str]]]:
+    """Reason -> the cells of this status, and of this ``error``, that have it, in the order of the run."""
     reasons: dict[str, list[tuple[Verdict, str]]] = {}
     for verdict in run.verdicts:
-        if verdict.status == status:
+        if (verdict.status, verdict.error) == (status, error):
             reasons.setdefault(verdict.detail or "no reason given", []).append((verdict, ""))
     return reasons
 
