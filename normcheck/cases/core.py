@@ -40,8 +40,13 @@ class Planned:
 
 def goals_of(planned: Planned) -> Set[Value | Pair]:
     """The values and pairs that a planned case covers."""
-    axes = covered(planned.case, planned.probe)
-    return {*values_of(axes), *pairs_of(axes)}
+    return _goals_of(planned.case, planned.probe)
+
+
+@lru_cache(maxsize=256)  # a case is asked for several times: when it is made, recorded and has run
+def _goals_of(case: Case, probe: str) -> Set[Value | Pair]:
+    axes = covered(case, probe)
+    return frozenset([*values_of(axes), *pairs_of(axes)])
 
 
 def core(
@@ -132,12 +137,17 @@ def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A size that a core may have. ``axes``: axis -> the value that this size has of it. ``cost``: in rows."""
+    """A size that a core may have. ``axes``: axis -> the value that this size has of it. ``cost``: in rows.
+
+    ``classes``, ``shape``: the goals that its M and its N cover together.
+    """
 
     M: int
     N: int
     axes: Mapping[str, Any]
     cost: float
+    classes: Pair
+    shape: Value
 
 
 class Design:
@@ -148,6 +158,8 @@ class Design:
         self._sizes_of = sizes_of(claims, extent, seed, model_size)
         self.axes = axes_of(claims, self._sizes_of)
         self.left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
+        self._undone, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much is left of it; of kinds of rows
+        self._weigh(self.left, 1)
         self.candidates = self._every_size()
         self.number = min(used, sum(1 for _ in _opening(claims)))  # of the present case, from 1
         self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
@@ -167,8 +179,21 @@ class Design:
 
     def recorded(self, planned: Planned) -> Planned:
         """This case, whose goals are left no more."""
-        self.left -= goals_of(planned)
+        new = self.left & goals_of(planned)
+        self.left -= new
+        self._weigh(new, -1)
         return planned
+
+    def _weigh(self, goals: Iterable[Any], sign: int) -> None:
+        """Count what these goals add to what is left of each value: a value itself 8, a pair 1 for each of its two."""
+        for goal in goals:
+            if len(goal) == 2:
+                self._undone[goal] += 8 * sign
+                continue
+            one, other = PAIRS[goal[0]]
+            into = self._kinds if other == "rows" else self._undone
+            into[one, goal[1]] += sign
+            into[other, goal[2]] += sign
 
     def lacks(self, size: Size, special: str) -> bool:
         """Whether a case of this size with this special value covers a goal that is left."""
@@ -211,7 +236,9 @@ class Design:
         axes = {"M": m, "N": n, "m": low_of(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
         cost = _CASE_COST_ROWS + (m + m * (n == 1)) + m * n / 4000  # one column shows few faults, so it counts twice
         rows, columns = self._sizes_of.heights[low_of(m)], self._sizes_of.widths[low, fit]
-        return Size(M=m, N=n, axes=axes, cost=cost * _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0])))
+        cost *= _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0]))
+        classes = (_M_WITH_N, axes["m"], axes["n"])
+        return Size(M=m, N=n, axes=axes, cost=cost, classes=classes, shape=("shape", (m, n)))
 
     def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
@@ -225,36 +252,31 @@ class Design:
 
     def _best_size(self) -> Size:
         """The size at which a case covers most for its cost, estimated before its other values are chosen."""
-        undone, kinds = Counter[Any](), Counter[Any]()
-        for goal in self.left:
-            if len(goal) == 2:
-                undone[goal] += 8
-                continue
-            one, other = PAIRS[goal[0]]
-            into = kinds if other == "rows" else undone
-            into[one, goal[1]] += 1
-            into[other, goal[2]] += 1
+        undone, kinds = self._undone, self._kinds
         best: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
         for (axis, _), number in kinds.items():
             best[axis] = max(best[axis], number)
-        others = [axis for axis in best if axis not in ("N", "rows")]
+        lacks = [number for axis, number in best.items() if axis not in ("N", "rows")]
+        left = self.left
 
         def undone_at(size: Size, axes: Sequence[str]) -> int:
             return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
 
         rows, columns = dict[int, int](), dict[int, int]()  # the worth of each M and of each N alone
-
-        def worth(size: Size) -> float:
-            if size.M not in rows:
-                rows[size.M] = undone_at(size, _OF_ROWS) + sum(min(size.M, best[axis]) for axis in others)
-            if size.N not in columns:
-                columns[size.N] = undone_at(size, _OF_COLUMNS)
-            gain = rows[size.M] + columns[size.N] + min(size.M, kinds["N", size.N])
-            gain += 8 * ((_M_WITH_N, size.axes["m"], size.axes["n"]) in self.left)
-            gain += 12 * (("shape", size.axes["shape"]) in self.left)
-            return gain / size.cost
-
-        return max((size for size in self.candidates if size.M), key=worth, default=self.candidates[0])
+        most, chosen = -1.0, self.candidates[0]
+        for size in self.candidates:  # of some hundred, for every case: a loop in the open is the fastest
+            m, n = size.M, size.N
+            if not m:
+                continue
+            if m not in rows:
+                rows[m] = undone_at(size, _OF_ROWS) + sum(min(m, number) for number in lacks)
+            if n not in columns:
+                columns[n] = undone_at(size, _OF_COLUMNS)
+            gain = rows[m] + columns[n] + 8 * (size.classes in left) + 12 * (size.shape in left)
+            gain += min(m, kinds["N", n])
+            if gain / size.cost > most:
+                most, chosen = gain / size.cost, size
+        return chosen
 
     def filled(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size whose other values cover as many goals that are left as they can."""
@@ -283,17 +305,23 @@ class Design:
             options = random.Random(f"{self._seed} {axis} {self.number}").sample(list(options), len(options))
         turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self.number % len(options)  # a blend goes first
         options = (*options[turn:], *options[:turn])
-        return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), chosen))
+        pairs = [(i, chosen[other], True) for i, other in _AS_FIRST[axis] if other in chosen]
+        pairs += [(i, chosen[one], False) for i, one in _AS_SECOND[axis] if one in chosen]
+        return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), pairs))
 
-    def _gain(self, axis: str, values: Iterable[Any], chosen: Mapping[str, tuple[Any, ...]]) -> float:
-        """How many of the goals that are left these values of an axis cover, with the values chosen before."""
-        gain = 0.0
+    def _gain(self, axis: str, values: Iterable[Any], pairs: Sequence[tuple[int, tuple[Any, ...], bool]]) -> float:
+        """How many of the goals that are left these values of an axis cover, with the values chosen before.
+
+        ``pairs``: the index of each pair of axes, the values chosen of the other, and whether this axis is its first.
+        """
+        gain, left = 0.0, self.left
         for value in values:
-            gain += 4.0 * ((axis, value) in self.left)
-            for number, other in _AS_FIRST[axis]:
-                gain += sum((number, value, b) in self.left for b in chosen.get(other, ()))
-            for number, one in _AS_SECOND[axis]:
-                gain += sum((number, a, value) in self.left for a in chosen.get(one, ()))
+            if (axis, value) in left:
+                gain += 4
+            for number, others, first in pairs:
+                for other in others:
+                    if ((number, value, other) if first else (number, other, value)) in left:
+                        gain += 1
         return gain
 
     def _case(self, size: Size, values: Mapping[str, Any]) -> Case:
