@@ -67,10 +67,9 @@ def placed(
 def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
     """A copy of ``tensor`` and of its whole buffer, with ``pattern`` in place of NAN."""
     bits = _bits(tensor)
-    if pattern is NAN:
-        buffer = bits.clone()
-    else:
-        buffer = torch.where(bits == NAN.bits[tensor.dtype], pattern.bits[tensor.dtype], bits)
+    buffer = bits.clone()
+    if pattern is not NAN:
+        buffer.masked_fill_(bits == NAN.bits[tensor.dtype], pattern.bits[tensor.dtype])
     return buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
@@ -217,8 +216,11 @@ def _extent(shape: tuple[int, ...], stride: Sequence[int]) -> int:
 
 def _bits(tensor: Tensor) -> Tensor:
     """The whole buffer behind ``tensor`` as integers, in one dimension."""
-    total = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.detach().as_strided((total,), (1,), 0).view(_INTEGER[tensor.element_size()])
+    storage, base = tensor.untyped_storage(), tensor._base
+    total = storage.nbytes() // tensor.element_size()
+    if base is None or base.shape != (total,) or base.data_ptr() != storage.data_ptr() or base.requires_grad:
+        base = tensor.detach().as_strided((total,), (1,), 0)
+    return base.view(_INTEGER[tensor.element_size()])  # of ``placed`` and ``copy``, base is the whole buffer
 
 
 def as_integers(tensor: Tensor) -> Tensor:

@@ -180,10 +180,9 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
     missing = tuple(name for name in op.outputs if name not in returned)
     if "y" not in outputs:
         return Result(case, running.model, (), problems, missing, notes=notes), None, None
-    special: tuple[Checked, ...] = ()
-    if is_special(case):  # before backward can write to them
-        special = judge_special(op, case, running.pristine, Seen(outputs).named, running.model)
-        notes += tuple(filter(None, [what_an_infinity_does(op, case, running.pristine, outputs)]))
+    kept = {name: t.clone() for name, t in Seen(outputs).named.items()} if is_special(case) else {}
+    if kept:  # copies, since backward can write to them
+        notes += tuple(filter(None, [what_an_infinity_does(op, case, running.pristine, kept)]))
     unusable = bool(problems) and implementation.backward is not None
     second = None
     if implementation.backward is None:
@@ -205,8 +204,8 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
         second = gradients.second
     checked = begun() + gradients.checked
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
-    if is_special(case):
-        checked += special + judge_special(op, case, running.pristine, gradients.end_to_end, running.model)
+    if kept:
+        checked += judge_special(op, case, running.pristine, {**kept, **gradients.end_to_end}, running.model)
     result = Result(
         case,
         running.model,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -44,20 +45,22 @@ def is_special(case: Case) -> bool:
 
 def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs, model: Model) -> tuple[Checked, ...]:
     """Check which elements of ``returned`` (outputs and end-to-end gradients) are finite, for a special case."""
-    allowed = list(_allowed(op, case, inputs))
+    rows = _rows(op, case, inputs)
+    allowed = list(_allowed(op, case, inputs, rows))
     if model.special == "row":
         allowed += [_with_spoilt_rows(one, ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1)) for one in allowed]
-    no_overflow = ~_may_overflow(op, case, inputs, model)
+    no_overflow = ~_may_overflow(op, case, rows, model)
     checks = []
     for name, expected in allowed[0].items():
         if name in returned:
             actual = returned[name].detach().reshape(expected.shape)
-            finite = torch.stack([torch.isfinite(one[name]) for one in allowed])
+            each = [torch.isfinite(one[name]) for one in allowed]
+            some, every = reduce(torch.logical_or, each), reduce(torch.logical_and, each)
             got = torch.isfinite(actual)
             in_reach = expected.abs() < torch.finfo(actual.dtype).max / 2
             if name != "db":
                 in_reach = in_reach & (no_overflow if expected.dim() == 2 else no_overflow.all())
-            wrong = torch.where(got, ~finite.any(0) & (name != "rstd"), finite.all(0) & in_reach)
+            wrong = torch.where(got, ~some & (name != "rstd"), every & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
     return tuple(checks)
 
@@ -66,7 +69,8 @@ def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs)
     """SPOILS_ROW or LEAVES_ROW, what an infinity in x did to its row of y; "" if the formula leaves no choice."""
     if case.rows != "inf" or "y" not in returned:
         return ""
-    exact = torch.stack([torch.isfinite(one["y"]) for one in _allowed(op, case, inputs)]).all(0)
+    each = [torch.isfinite(one["y"]) for one in _allowed(op, case, inputs, _rows(op, case, inputs))]
+    exact = reduce(torch.logical_and, each)
     rest = exact & ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1, keepdim=True)
     if not bool(rest.any()):
         return ""
@@ -86,25 +90,26 @@ _STEADY = 0.25
 within twice the reference's. Constant rows with a tiny eps have thousands: then all of dx may overflow in fp16."""
 
 
-def _may_overflow(op: Op, case: Case, inputs: Inputs, model: Model) -> Tensor:
+def _rows(op: Op, case: Case, inputs: Inputs) -> reference.Rows:
+    return reference.normalise(op, inputs.x.reshape(case.M, case.N).double(), case.eps)
+
+
+def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Tensor:
     """Bool (M, 1): rows of finite numbers whose sums, or whose outputs, may overflow in a correct fp32 kernel."""
-    x = inputs.x.reshape(case.M, case.N).double()
-    rows = reference.normalise(op, x, case.eps)
     statistics = forward_bounds.statistics(rounding.rules(op, model), rows, case.eps)
-    unsteady = torch.as_tensor(statistics.al, device=x.device) > _STEADY
+    unsteady = torch.as_tensor(statistics.al, device=rows.x.device) > _STEADY
     if statistics.d is not None:
         unsteady = unsteady | (statistics.d > _STEADY)
     checkable = checkable_rows(rows, case)
-    finite = torch.isfinite(x).all(1, keepdim=True)
+    finite = torch.isfinite(rows.x).all(1, keepdim=True)
     return finite & (unsteady if checkable is None else unsteady | ~checkable)
 
 
-def _allowed(op: Op, case: Case, inputs: Inputs) -> Iterator[Outputs]:
+def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows) -> Iterator[Outputs]:
     """Outputs and gradients in fp64, once for each reading of the op: a clamped op has several."""
-    x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
+    dy = inputs.dy.reshape(case.M, case.N).double()
     g = reference.scale(op, inputs.weight).g
     bias = None if inputs.bias is None else inputs.bias.double()
-    rows = reference.normalise(op, x, case.eps)
     forward = reference.forward(op, rows, g, bias, case.option_values)
     statistics = {"mean": rows.mean, "rstd": rows.rstd}
     saved = {name: statistics[name] for name in op.statistics}
