@@ -106,6 +106,8 @@ def check(
         forward = run.forward(case, given)
         zeros = depth >= Depth.MEMORY and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
+        if session.isolated and not pristine.x.is_cuda:
+            judge.anticipate()  # while the kernel's process is at work
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
         result, saved, second = _checked(running)
     except UnsupportedCase as unsupported:

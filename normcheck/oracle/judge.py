@@ -22,6 +22,7 @@ from normcheck.cases.ops import Op
 from normcheck.oracle import bitmask, casting, forward_bounds, reference, rounding
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.forward_bounds import StatisticsBound
+from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth
 from normcheck.oracle.rounding import Bound, Rules
 from normcheck.oracle.tolerances import Model
 
@@ -46,13 +47,20 @@ class Checked:
 class Truth:
     """The reference and its bounds for a block. ``checkable``: bool (m, 1), the rows that have bounds; None: all.
 
-    ``of_y`` makes y and its bound, which gradients do not need.
+    ``of_y`` makes y and its bound, which gradients do not need; ``of_gradients`` makes the gradients end to end of an
+    op that is not clamped, which depend on no output of the kernel.
     """
 
     rows: reference.Rows
     statistics: StatisticsBound
     checkable: Tensor | None
     of_y: Callable[[], tuple[reference.Forward, forward_bounds.YBound]]
+    of_gradients: Callable[[], GradientTruth]
+
+    @cached_property
+    def gradients(self) -> GradientTruth:
+        """The gradients end to end."""
+        return self.of_gradients()
 
     @cached_property
     def _y(self) -> tuple[reference.Forward, forward_bounds.YBound]:
@@ -130,6 +138,12 @@ class Judge:
             return t
         return replace(t, of_y=lambda: self.forward(t.rows, t.statistics, fmt))
 
+    def anticipate(self) -> None:
+        """Make what the outputs of a small case, one block, will be compared with, as far as it does not need them."""
+        if self.case.small:
+            truth = self.truth(self.blocks()[0])
+            _ = truth.y if self.op.clamped else (truth.y, truth.gradients)
+
     def blocks(self) -> list[slice]:
         """Row ranges of at most BLOCK_ELEMENTS elements; one empty range if M is 0."""
         height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
@@ -176,7 +190,13 @@ def judge_of(
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, x[first:end].double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
-        return Truth(rows, statistics, checkable_rows(rows, case), lambda: judge.forward(rows, statistics, io))
+        return Truth(
+            rows,
+            statistics,
+            checkable_rows(rows, case),
+            lambda: judge.forward(rows, statistics, io),
+            lambda: gradient_truth(op, rules, rows, statistics, scale, io, case.M, dy[first:end].double()),
+        )
 
     weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
