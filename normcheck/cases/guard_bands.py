@@ -223,6 +223,13 @@ def _bits(tensor: Tensor) -> Tensor:
     return base.view(_INTEGER[tensor.element_size()])  # of ``placed`` and ``copy``, base is the whole buffer
 
 
+def buffer_of(tensor: Tensor) -> Tensor:
+    """The whole storage behind ``tensor`` as bytes: uint8, one dimension."""
+    count = tensor.untyped_storage().nbytes()
+    plain = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return plain.set_(tensor.untyped_storage(), 0, (count,), (1,))
+
+
 def as_integers(tensor: Tensor) -> Tensor:
     """``tensor`` with its bits as integers."""
     return tensor if tensor.dtype == torch.bool else tensor.view(_INTEGER[tensor.element_size()])

@@ -22,6 +22,7 @@ _WATCHING = (
     "normcheck.runner.arena",
     "normcheck.runner.call",
     "normcheck.runner.overwriting",
+    "normcheck.runner.own_memory",
     "normcheck.runner.run",
 )
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
+from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import torch_dtype
 from normcheck.cases.ops import OPS
 from normcheck.errors import UnsupportedCase
@@ -275,13 +276,6 @@ def shared_bytes(case: Case) -> int:
     outputs = (case.M * case.N + band) * (y + item)
     saved = case.M * case.N * op.clamped + 12 * case.M * len(op.statistics)  # a bitmask may be bool
     return inputs + outputs + saved + 32 * case.N + _OTHER_BYTES
-
-
-def buffer_of(tensor: Tensor) -> Tensor:
-    """The whole storage behind ``tensor`` as bytes: uint8, one dimension."""
-    count = tensor.untyped_storage().nbytes()
-    plain = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return plain.set_(tensor.untyped_storage(), 0, (count,), (1,))
 
 
 def tensor_at(memory: Memory, place: Mapping[str, Any]) -> Tensor:

@@ -32,10 +32,10 @@ from normcheck.isolation.shared_memory import MIRROR_BYTES, DeviceMemory, HostMe
 from normcheck.runner import call, nvidia_driver
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
+from normcheck.runner.own_memory import Results
 from normcheck.runner.run import Forward, LocalRun
 
 _KEPT_RUNS = 3  # and as many graphs: later requests may still need them
-_KEPT_BYTES = 1 << 28  # the largest result that is kept to see whether the next one lies in the same memory
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _State:
     runs: deque[tuple[int, LocalRun]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
     returned: dict[str, Tensor] = field(default_factory=dict)
     forwards: deque[tuple[int, Forward]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
-    last: dict[str, Tensor] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     calls: int = 0
 
     @property
@@ -328,7 +328,7 @@ def _returned(
     state.returned.update({name: t for name, t in returned.items() if t.layout == torch.strided})
     places = [_shared(space, name, tensor) for name, tensor in returned.items()]
     for name, tensor in returned.items():
-        _require_own_memory(state, name, tensor, given)
+        state.results.require_own_memory(name, tensor, given)
     return {"returned": places}
 
 
@@ -341,21 +341,6 @@ def _shared(space: Space, name: str, tensor: Tensor) -> Message:
     if tensor.device.type != space.memory.device:
         return described
     return {**described, **space.copy_in_dense(tensor)}
-
-
-def _require_own_memory(state: _State, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> None:
-    """Raise Broken if a call returned the memory of an earlier result, which is still in use: it is kept here."""
-    before = state.last.pop(name, None)
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not tensor.numel():
-        return
-    place = tensor.untyped_storage().data_ptr()
-    if any(place == t.untyped_storage().data_ptr() for t in given.values()):
-        return
-    if before is not None and before.untyped_storage().data_ptr() == place:
-        text = f"{name} of two calls lies in the same memory: the second call overwrote the result of the first"
-        raise Broken("not_repeatable", name, text)
-    if tensor.untyped_storage().nbytes() <= _KEPT_BYTES:
-        state.last[name] = tensor.detach()
 
 
 _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {

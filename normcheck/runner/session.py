@@ -6,7 +6,8 @@ Such a process begins and ends only by ``with session_of(implementation) as sess
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -16,6 +17,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.arena import Surroundings
+from normcheck.runner.carried import CARRIER, CarriedRun
 from normcheck.runner.run import LocalRun, Run
 from normcheck.runner.time_limit import alarm
 
@@ -85,20 +87,27 @@ class LocalSession:
     def restart(self, *, cleanly: bool = False) -> None:
         """Do nothing: this process cannot be replaced."""
 
-    def case(self, case: Case, seconds: float) -> AbstractContextManager[None]:
+    @contextmanager
+    def case(self, case: Case, seconds: float) -> Iterator[None]:
         """See ``Session``. Code that does not return to Python is not interrupted."""
-        return alarm(seconds)
+        try:
+            with alarm(seconds):
+                yield
+        finally:
+            CARRIER.begin("")
 
     def home(self, case: Case, device: str) -> str:
-        """See ``Session``."""
-        return device
+        """See ``Session``. A small case of a GPU's kernel is on the CPU, which is faster than a thousand launches."""
+        return CARRIER.home(case, device)
 
     def copies(self, inputs: Inputs) -> Inputs:
         """See ``Session``."""
         return copied(inputs)
 
-    def run(self, surroundings: Surroundings) -> LocalRun:
+    def run(self, surroundings: Surroundings) -> Run:
         """See ``Session``."""
+        if CARRIER.device:
+            return CarriedRun(self._implementation, surroundings, CARRIER)
         return LocalRun(self._implementation, surroundings)
 
     def __enter__(self) -> Self:

@@ -36,7 +36,6 @@ from normcheck.errors import UsageError
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.golden.schema import geometries
 from normcheck.impls import discovery
-from normcheck.isolation.shared_memory import buffer_of
 from normcheck.result import Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.overwriting import put_back
@@ -714,10 +713,10 @@ def test_a_storage_that_was_resized_is_left_alone() -> None:
 def test_only_the_elements_are_put_back() -> None:
     for fields in LAYOUTS:
         inputs = make(replace(RMSNORM, **{"rows": "normal", **fields}), OPS["rmsnorm"], "cpu")
-        before = buffer_of(inputs.dy).clone()
+        before = guard_bands.buffer_of(inputs.dy).clone()
         with put_back(("dy",), inputs):
-            buffer_of(inputs.dy).fill_(0)
-        after = buffer_of(inputs.dy)
+            guard_bands.buffer_of(inputs.dy).fill_(0)
+        after = guard_bands.buffer_of(inputs.dy)
         width = inputs.dy.element_size()
         changed = (before != after).view(-1, width).any(1)
         inside = torch.zeros(len(changed), dtype=torch.bool)
