@@ -7,9 +7,11 @@ the reference's statistics, and gradients end to end.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TextIO
@@ -254,6 +256,19 @@ def _host(call: Callable[[], object], device: str, repeats: int = 50) -> float:
     return (time.perf_counter() - begun) / repeats * 1e3
 
 
+@contextmanager
+def _like_verify() -> Iterator[None]:
+    """In the block this process is as one of ``normcheck verify``: one thread, and no collection of old objects."""
+    threads = torch.get_num_threads()
+    gc.freeze()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        gc.unfreeze()
+
+
 def _cases_a_second(device: str, timeout: float, *, isolated: bool) -> float:
     """The rate of a cell, without its start: the difference of a long and of a short one."""
     small = replace(PROFILES["quick"].extent, rows=63, paired_rows=63, elements=40_000)
@@ -262,9 +277,10 @@ def _cases_a_second(device: str, timeout: float, *, isolated: bool) -> float:
     for cases in _CASES:
         (kernel,) = selected(_KERNEL, ("rmsnorm",), device, timeout, isolation=isolated)
         cell = Cell(OPS["rmsnorm"], kernel, "fp16", _KERNEL)
-        begun = time.perf_counter()
         plan = Plan((cell,), replace(profile, max_examples=cases), 0, device, timeout)
-        verdict = run_cell(cell, plan, lambda cases, worst: None, with_coverage=False)
-        found.append((verdict.cases, time.perf_counter() - begun))
+        with _like_verify():
+            begun = time.perf_counter()
+            verdict = run_cell(cell, plan, lambda cases, worst: None, with_coverage=False)
+            found.append((verdict.cases, time.perf_counter() - begun))
     (many, long), (few, short) = found
     return (many - few) / (long - short)
