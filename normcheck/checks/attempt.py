@@ -54,11 +54,13 @@ def run_case(
     floors: Mapping[str, float] | None = None,
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
+    upcoming: Case | None = None,
 ) -> Result:
     """Run one case under the plan's timeout, unless ``supports(case)`` refuses it.
 
     ``depth``: how far it is probed, unless it is too large. ``floors``: output -> ratio below which details are
-    not needed; ``watch`` is called with all that is compared.
+    not needed; ``watch`` is called with all that is compared. ``upcoming``: a case that may come next, whose inputs are
+    made while the kernel's process is at work.
     """
     depth = min(depth, deepest(case))
     work = partial(
@@ -71,6 +73,7 @@ def run_case(
         depth=depth,
         watch=watch,
         fused=plan.judge == FUSED,
+        upcoming=upcoming,
     )
     result = attempted(cell, case, plan, work)
     return replace(result, after=session_of(cell.implementation).before) if result.failed else result

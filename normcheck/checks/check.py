@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import ROOT_FIRST, Op
+from normcheck.cases.ops import OPS, ROOT_FIRST, Op
 from normcheck.checks.contract import Problem, usable_outputs
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
 from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
@@ -87,18 +87,19 @@ def check(
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
     fused: bool = False,
+    upcoming: Case | None = None,
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
     ``floors``: output -> ratio below which details are not needed; ``model`` replaces the one that the implementation
     declares; ``depth``: how far the case is probed; ``watch`` is called with all that is compared; ``fused``: the fused
-    judge may judge it, see ``oracle.judging``. Faults of the implementation are in the result; an exception is a fault
-    of normcheck.
+    judge may judge it, see ``oracle.judging``; ``upcoming``: a case that may come next, whose inputs are made while the
+    kernel's process is at work. Faults of the implementation are in the result; an exception is a fault of normcheck.
     """
     base = model or undeclared_model(implementation, device)
     session = session_of(implementation)
     home = session.home(case, device)
-    pristine = make(case, op, home)
+    pristine = _small_inputs(case, op.name) if case.small and home == "cpu" else make(case, op, home)
     given = session.copies(pristine)
     run = session.run(Surroundings())
     try:
@@ -106,8 +107,10 @@ def check(
         forward = run.forward(case, given)
         zeros = depth >= Depth.MEMORY and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
-        if session.isolated and not pristine.x.is_cuda:
-            judge.anticipate()  # while the kernel's process is at work
+        if session.isolated and home == "cpu":  # while the kernel's process is at work
+            judge.anticipate()
+            if upcoming is not None and upcoming.small:
+                _small_inputs(upcoming, op.name)
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
         result, saved, second = _checked(running)
     except UnsupportedCase as unsupported:
@@ -128,6 +131,12 @@ def check(
         return result
     probed = _probed(running, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
     return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
+
+
+@lru_cache(maxsize=2)
+def _small_inputs(case: Case, op: str) -> Inputs:
+    """The inputs of a small case on the CPU. Those of the present one and of the next are kept: no call gets them."""
+    return make(case, OPS[op], "cpu")
 
 
 _WEIGHED_ELEMENTS = 1 << 20

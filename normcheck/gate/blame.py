@@ -49,12 +49,14 @@ def spoilt(result: Result) -> bool:
     return crashed(result) or any(map(context_lost, result.problems))
 
 
-def run_surely(cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float], depth: Depth) -> Result:
+def run_surely(
+    cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float], depth: Depth, upcoming: Case | None = None
+) -> Result:
     """As ``run_case``, but a process that ends in its first case is no proof: the case runs again, from a new server.
 
     Other code under test may have damaged the process, or the fork server that it comes from.
     """
-    result = run_case(cell, case, plan, floors, depth)
+    result = run_case(cell, case, plan, floors, depth, upcoming=upcoming)
     if result.after or not crashed(result):
         return result
     session_of(cell.implementation).restart(cleanly=True)

@@ -154,6 +154,11 @@ class CoreRun:
                 self._skipped.append(planned)
         return None
 
+    @property
+    def upcoming(self) -> Case | None:
+        """The case that comes next if the present one changes nothing, None if that is not known."""
+        return self._queue.head.case if self._short is None and self._queue.head is not None else None
+
     def saw(self, step: Step, result: Result, seconds: float) -> None:
         """Count the ``result`` of a case that took so many ``seconds``."""
         planned = step.planned

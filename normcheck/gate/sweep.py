@@ -137,9 +137,9 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     found: list[Result] = []
     number, end = -1, math.inf
 
-    def run(case: Case, depth: Depth, *, own: bool = True) -> tuple[Result, float]:
+    def run(case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
-        result = run_surely(cell, case, plan, tally.floors, depth)
+        result = run_surely(cell, case, plan, tally.floors, depth, upcoming)
         seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         if own or result.failed:
             tally.add(result, seconds)
@@ -149,19 +149,21 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
             raise Stop
         return result, seconds
 
-    def fails(case: Case, is_large: bool = False) -> bool:
+    def fails(case: Case, is_large: bool = False, upcoming: Case | None = None) -> bool:
         nonlocal number
         number += 1
         if number >= most or (time.perf_counter() > end and not core.needs_more(tally.cases)):
             raise Stop
         if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
             depth = _depth(number)
-            result, seconds = run(case, depth)
+            result, seconds = run(case, depth, upcoming)
             core.saw_another(case, depth.name.lower(), result, seconds)
         return False
 
-    def fails_as_well(case: Case) -> bool:
-        return fails(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
+    def one_fails(batch: tuple[Case, ...]) -> bool:
+        for case, upcoming in zip(batch, (*batch[1:], None), strict=True):
+            fails(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())), upcoming=upcoming)
+        return False
 
     try:
         for case in _replayed(cell, plan, tally):
@@ -170,7 +172,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         with Ahead(cell, plan, core) as ahead:
             while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
                 number = step.number
-                result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], own=step.own)
+                result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], core.upcoming, own=step.own)
                 core.saw(step, result, seconds)
                 ahead.look()
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
@@ -182,7 +184,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
                 fails(case, is_large)
         batches = st.tuples(*[cases(choices(core.claims_to_draw))] * _BATCH)
         seed = seed_of(cell, plan.seed)
-        search(batches, lambda batch: any(map(fails_as_well, batch)), seed=seed, tries=most, phases=_DRAW)
+        search(batches, one_fails, seed=seed, tries=most, phases=_DRAW)
     except Stop:
         pass
     tally.failed_at = number
