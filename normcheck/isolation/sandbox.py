@@ -200,7 +200,8 @@ def _users_caches() -> dict[str, str]:
         "CUDA_CACHE_PATH": home / ".nv" / "ComputeCache",
         "XDG_CACHE_HOME": cache_home,
     }
-    return {name: os.environ.get(name) or str(path) for name, path in usual.items()}
+    compiled = {"PYTHONPYCACHEPREFIX": sys.pycache_prefix} if sys.pycache_prefix else {}
+    return {name: os.environ.get(name) or str(path) for name, path in usual.items()} | compiled
 
 
 def _user() -> str:
