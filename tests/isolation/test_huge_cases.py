@@ -58,7 +58,7 @@ class Silent:
     of_this_server = True
 
     def __init__(self, sandbox: object) -> None:
-        self.alive, self.opened, self.memory = True, "", HostMemory()
+        self.alive, self.opened, self.memory, self.idle_seconds = True, "", HostMemory(), 0.0
         self.made.append(self)
 
     def send(self, message: Message) -> None:
