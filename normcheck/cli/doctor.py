@@ -282,6 +282,12 @@ _HELD = (
         "a kernel can change the judge's limits, which ends it",
         "",
     ),
+    (
+        "services",
+        "a kernel cannot ask the services of this machine",
+        "a kernel can ask a service, such as a container's, to do what it may not",
+        "",
+    ),
     ("rights", "a kernel has no right of root", "a kernel has rights of root", "run it as a user, not as root"),
     ("programs", "a kernel starts no program with more rights", "a kernel can start sudo and the like", _NO_LANDLOCK),
 )

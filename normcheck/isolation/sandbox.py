@@ -13,6 +13,7 @@ import hashlib
 import os
 import resource
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -100,7 +101,7 @@ class Sandbox:
         with suppress(OSError):
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         with suppress(OSError):
-            seccomp.refuse_hands_on_others()
+            seccomp.refuse_hands_on_others(sockets=os.path.exists(_mps()))
         with suppress(OSError):
             landlock.restrict(writable)
 
@@ -108,13 +109,15 @@ class Sandbox:
 @dataclass(frozen=True)
 class Reach:
     """What a process can do to others: change a file of its user outside the sandbox, open the memory of the process
-    that judges, send signals to it, set its limits, use a right of root, and get one by starting a program that has it.
+    that judges, send signals to it, set its limits, ask services of this machine by a local socket, use a right of
+    root, and get one by starting a program that has it.
     """
 
     files: bool
     memory: bool
     signals: bool
     limits: bool
+    services: bool
     rights: bool
     programs: bool
 
@@ -126,6 +129,7 @@ class Reach:
             memory=_works(lambda: os.close(os.open(f"/proc/{judge}/mem", os.O_RDWR))),
             signals=_works(lambda: os.kill(judge, 0)),
             limits=_works(lambda: resource.prlimit(judge, resource.RLIMIT_CORE)),
+            services=_works(lambda: socket.socket(socket.AF_UNIX).close()),
             rights=int(_status("CapEff"), 16) != 0,
             programs=_status("NoNewPrivs") != "1",
         )
@@ -159,8 +163,12 @@ def open_memory() -> None:
 
 def _devices() -> tuple[str, ...]:
     nvidia = [name for name in os.listdir("/dev") if name.startswith("nvidia")]
-    mps = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # the server that shares a GPU listens there
-    return (*(f"/dev/{name}" for name in (*_DEVICES, *nvidia)), mps)
+    return (*(f"/dev/{name}" for name in (*_DEVICES, *nvidia)), _mps())
+
+
+def _mps() -> str:
+    """Where NVIDIA's server that shares a GPU listens, if there is one."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
 
 
 def _processes() -> str:

@@ -1,7 +1,8 @@
 """Linux's seccomp: system calls by which one process changes another are refused, to this process and what it starts.
 
-Landlock says nothing of them, and a user may set the limits of all of their processes. Facts are from seccomp(2), and
-the numbers from the kernel's tables of system calls.
+Landlock says nothing of them: a user may set the limits of all of their processes, and ask a service of theirs, such as
+a container's or a terminal's, to run a program outside the sandbox. Facts are from seccomp(2), and the numbers from the
+kernel's tables of system calls.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import errno
 import os
 import platform
+import socket
 import sys
 from dataclasses import dataclass
 
@@ -22,18 +24,21 @@ _X32 = 0x40000000  # system calls of another interface of the same processor hav
 
 @dataclass(frozen=True)
 class _Calls:
-    """The numbers of a processor's system calls. ``others``: those that are only about other processes."""
+    """The numbers of a processor's system calls. ``others``: those that are only about other processes, or go past
+    this filter.
+    """
 
     processor: int
     seccomp: int
     others: tuple[int, ...]
     prlimit: int
     setpriority: int
+    socket: int
 
 
-_CALLS = {  # others: ptrace, process_vm_readv, process_vm_writev, pidfd_getfd
-    "x86_64": _Calls(0xC000003E, 317, (101, 310, 311, 438), 302, 141),
-    "aarch64": _Calls(0xC00000B7, 277, (117, 270, 271, 438), 261, 140),
+_CALLS = {  # others: ptrace, process_vm_readv, process_vm_writev, pidfd_getfd, io_uring_setup
+    "x86_64": _Calls(0xC000003E, 317, (101, 310, 311, 438, 425), 302, 141, 41),
+    "aarch64": _Calls(0xC00000B7, 277, (117, 270, 271, 438, 425), 261, 140, 198),
 }
 
 
@@ -45,16 +50,17 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_uint16), ("steps", ctypes.POINTER(_Step))]
 
 
-def refuse_hands_on_others() -> None:
+def refuse_hands_on_others(*, sockets: bool) -> None:
     """From now on this thread and what it starts get EPERM for such calls: debugging another process, reading or
-    writing its memory, taking its files, setting its limits or its priority.
+    writing its memory, taking its files, setting its limits or its priority; and for local sockets, by which one asks
+    the services of this machine, unless they may have ``sockets``.
 
     Nothing happens on an unknown processor. The thread must have no new privileges. Raises OSError.
     """
     calls = _CALLS.get(platform.machine())
     if sys.platform != "linux" or calls is None:
         return
-    steps = _steps(calls)
+    steps = _steps(calls, sockets=sockets)
     program = _Program(len(steps), (_Step * len(steps))(*(_Step(*step) for step in steps)))
     flags = ctypes.c_ulong(_SET_FILTER), ctypes.c_ulong(_AT_FULL_SPEED)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +69,7 @@ def refuse_hands_on_others() -> None:
         raise OSError(error, f"seccomp: {os.strerror(error)}")
 
 
-def _steps(calls: _Calls) -> list[tuple[int, int, int, int]]:
+def _steps(calls: _Calls, *, sockets: bool) -> list[tuple[int, int, int, int]]:
     """The filter: (code, steps to skip if it holds, if it does not, value). The answers stand at its end."""
     body: list[tuple[int, str, str, int]] = [
         (_LOAD, "", "", _PROCESSOR_AT),
@@ -71,17 +77,20 @@ def _steps(calls: _Calls) -> list[tuple[int, int, int, int]]:
         (_LOAD, "", "", _NUMBER_AT),
         (_AT_LEAST, "refuse", "", _X32),
         *((_EQUAL, "refuse", "", number) for number in calls.others),
-        (_EQUAL, "first", "", calls.prlimit),
-        (_EQUAL, "second", "allow", calls.setpriority),
-        (_LOAD, "", "", _SECOND_AT),  # second: whose priority, 0 for its own
+        (_EQUAL, "limits", "", calls.prlimit),
+        (_EQUAL, "priority", "", calls.setpriority),
+        (_EQUAL, "allow" if sockets else "family", "allow", calls.socket),
+        (_LOAD, "", "", _SECOND_AT),  # priority: whose, 0 for its own
         (_EQUAL, "allow", "refuse", 0),
-        (_LOAD, "", "", _FIRST_AT),  # first: whose limits
+        (_LOAD, "", "", _FIRST_AT),  # limits: whose
         (_EQUAL, "allow", "refuse", 0),
+        (_LOAD, "", "", _FIRST_AT),  # family: of a socket
+        (_EQUAL, "refuse", "allow", socket.AF_UNIX),
         (_RETURN, "", "", _REFUSE),
         (_RETURN, "", "", _ALLOW),
     ]
     end = len(body)
-    place = {"second": end - 6, "first": end - 4, "refuse": end - 2, "allow": end - 1}
+    place = {"priority": end - 8, "limits": end - 6, "family": end - 4, "refuse": end - 2, "allow": end - 1}
     return [
         (code, place[yes] - at - 1 if yes else 0, place[no] - at - 1 if no else 0, value)
         for at, (code, yes, no, value) in enumerate(body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,8 +47,8 @@ def test_what_a_kernel_can_reach(tmp_path: Path) -> None:
     assert (loose.files, loose.signals, loose.limits, loose.rights) == (True, True, True, root)
     held = reach(str(file))
     assert held == Reach(
-        files=not landlock.version(), memory=False, signals=landlock.version() < 6, limits=False, rights=False,
-        programs=False,
+        files=not landlock.version(), memory=False, signals=landlock.version() < 6, limits=False,
+        services=Path("/tmp/nvidia-mps").exists(), rights=False, programs=False,
     )  # fmt: skip
 
 
@@ -92,24 +93,26 @@ def test_landlock_alone(tmp_path: Path) -> None:
 def test_seccomp_alone() -> None:
     """Its own limits it may set, as a library does that raises the number of files."""
 
-    def limit(number: int) -> Callable[[], object]:
-        def act() -> object:
+    me, high = os.getpid(), os.getpriority(os.PRIO_PROCESS, 0)
+
+    def filtered(act: Callable[[], object], sockets: bool = False) -> object:
+        def begin() -> object:
             sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
-            seccomp.refuse_hands_on_others()
-            return resource.prlimit(number, resource.RLIMIT_CORE)[0] is not None
+            seccomp.refuse_hands_on_others(sockets=sockets)
+            return str(act())[:0]
 
-        return act
+        return in_a_child(begin)
 
-    def nice(number: int) -> Callable[[], object]:
-        def act() -> object:
-            sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
-            seccomp.refuse_hands_on_others()
-            return os.setpriority(os.PRIO_PROCESS, number, os.getpriority(os.PRIO_PROCESS, number))
-
-        return act
-
-    assert (in_a_child(limit(0)), in_a_child(limit(os.getpid()))) == (True, "PermissionError")
-    assert (in_a_child(nice(0)), in_a_child(nice(os.getpid()))) == (None, "PermissionError")
+    refused = "PermissionError"
+    assert filtered(lambda: resource.prlimit(0, resource.RLIMIT_CORE)) == ""
+    assert filtered(lambda: resource.prlimit(me, resource.RLIMIT_CORE)) == refused
+    assert filtered(lambda: os.setpriority(os.PRIO_PROCESS, 0, high)) == ""
+    assert filtered(lambda: os.setpriority(os.PRIO_PROCESS, me, high)) == refused
+    assert filtered(socket.socketpair) == ""
+    assert filtered(lambda: socket.socket(socket.AF_INET)) == ""
+    assert filtered(lambda: socket.socket(socket.AF_UNIX)) == refused
+    assert filtered(lambda: socket.socket(socket.AF_UNIX), sockets=True) == ""
+    assert filtered(lambda: subprocess.run(["true"], check=True)) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may write there at all")
