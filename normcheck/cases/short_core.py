@@ -19,7 +19,7 @@ from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.cases.goals import Extent, Goals
 
 ORDER = (
-    (65, 1025), (300, 768), (20, 1), (1, 8200), (65537, 3), (65, 64), (5, 24), (33, 1024), (2, 4097), (300, 16),
+    (300, 768), (65, 1025), (20, 1), (1, 8200), (65537, 3), (65, 64), (5, 24), (33, 1024), (2, 4097), (300, 16),
     (65, 129), (3, 8192), (5, 1536),
 )  # fmt: skip
 """M and N of the shapes that tell most, which come first: ragged and round, many rows, one column, one row, past a
