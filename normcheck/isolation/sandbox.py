@@ -101,7 +101,7 @@ class Sandbox:
         with suppress(OSError):
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         with suppress(OSError):
-            seccomp.refuse_hands_on_others(sockets=os.path.exists(_mps()))
+            seccomp.refuse_hands_on_others(sockets=needs_sockets())
         with suppress(OSError):
             landlock.restrict(writable)
 
@@ -164,6 +164,11 @@ def open_memory() -> None:
 def _devices() -> tuple[str, ...]:
     nvidia = [name for name in os.listdir("/dev") if name.startswith("nvidia")]
     return (*(f"/dev/{name}" for name in (*_DEVICES, *nvidia)), _mps())
+
+
+def needs_sockets() -> bool:
+    """Whether a kernel must be able to use local sockets: CUDA does not start without."""
+    return os.path.exists("/dev/nvidiactl")
 
 
 def _mps() -> str:

@@ -48,7 +48,7 @@ def test_what_a_kernel_can_reach(tmp_path: Path) -> None:
     held = reach(str(file))
     assert held == Reach(
         files=not landlock.version(), memory=False, signals=landlock.version() < 6, limits=False,
-        services=Path("/tmp/nvidia-mps").exists(), rights=False, programs=False,
+        services=sandbox.needs_sockets(), rights=False, programs=False,
     )  # fmt: skip
 
 
