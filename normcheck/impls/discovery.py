@@ -264,6 +264,8 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _error_line(error: BaseException) -> str:
+    from normcheck.impls.kernels import on_cpu  # not before: it imports numpy
+
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    return f"{one_line(error_text(error), 300)}{where}"
+    return f"{one_line(error_text(error), 300)}{where}{on_cpu.because_of_no_gpu(error)}"

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import NAN, Pattern, allocated, band_of
 from normcheck.errors import Broken
+from normcheck.impls.kernels import on_cpu
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Arena(TorchFunctionMode):
         """Call ``func`` and move a factory's tensor between bands. What torch.compile traces is only called."""
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        func, args, kwargs = on_cpu.without_gpu(func, args, kwargs or {})
+        out = func(*args, **kwargs)
         fresh = _FACTORIES.get(func)
         if fresh is None or not _can_be_moved(out) or (kwargs and kwargs.get("out") is not None):
             return out

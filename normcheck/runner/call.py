@@ -26,6 +26,7 @@ from normcheck.cases.ops import GRADIENTS
 from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text, one_line, shown
 from normcheck.impls import adapt, source_location
 from normcheck.impls.implementation import Implementation
+from normcheck.impls.kernels import on_cpu
 from normcheck.runner import overwriting
 from normcheck.runner.arena import Arena
 from normcheck.runner.time_limit import TimeIsUp
@@ -191,8 +192,12 @@ def guarded(what: str, implementation: Implementation | None = None) -> Iterator
         raise
     except BaseException as error:  # not only Exception: pytest.skip raises a BaseException
         within, said = _within_interpreter(error), error_text(error)
+        if isinstance(within, UnsupportedCase):
+            raise within from error
         if within is not error:
             said = f"{error_text(within)}, in a kernel that Triton's interpreter runs, as there is no GPU"
+        else:
+            said = said.rstrip() + on_cpu.because_of_no_gpu(error)
         raise Broken("exception", "", f"{what} raised {said}", _frames(error, within, implementation)) from error
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from normcheck.errors import ExitCode
+from normcheck.errors import ExitCode, UnsupportedCase
 from normcheck.impls.kernels.on_cpu import LIBDEVICE
+from normcheck.runner.call import guarded
 from tests.command_line import Cli
 
 KERNEL = """
@@ -167,3 +169,80 @@ def test_what_a_kernel_raises_is_told_with_its_own_lines(tmp_path: Path, cli: Cl
     assert "mine.py:7 in inner: return value.nothing_of_this_name()" in said
     assert "mine.py:11 in kernel: inner(tl.load(x_ptr))" in said
     assert "triton/runtime" not in said
+
+
+def a_copy_of_libdevice() -> Any:
+    """As packages load it that look for the place where their triton has it."""
+    spec = importlib.util.find_spec("triton.language.extra.libdevice")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_copy_of_libdevice_computes_too() -> None:
+    copy = a_copy_of_libdevice()
+    x = torch.linspace(0.125, 3.0, 16)
+    y = torch.empty_like(x)
+    one[(1,)](x, y, copy.rsqrt, 16)
+    torch.testing.assert_close(y, x.double().rsqrt().float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("module", [libdevice, a_copy_of_libdevice()], ids=["libdevice", "copy"])
+def test_what_is_not_computed_is_refused_by_name(module: Any) -> None:
+    x = torch.ones(16)
+    with pytest.raises(UnsupportedCase, match=r"libdevice\.j0 runs on a GPU only"), guarded("forward"):
+        one[(1,)](x, torch.empty_like(x), module.j0, 16)
+
+
+BUFFERS = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, N, eps, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
+    rstd = 1 / tl.sqrt(tl.sum(x * x) / N + eps)
+    tl.store(rstd_ptr + row, rstd)
+    tl.store(y_ptr + row * N + cols, (x * rstd * weight).to(y_ptr.dtype.element_ty), mask=cols < N)
+
+def rmsnorm(x, weight, eps):
+    M, N = x.numel() // x.shape[-1], x.shape[-1]
+    rstd = torch.empty(M, dtype=torch.float32, device="cuda")
+    y = torch.zeros(x.shape, dtype=x.dtype, device=torch.device("cuda", 0))
+    weight = weight.to("cuda:0").cuda()
+    kernel[(M,)](x.contiguous(), weight, y, rstd, N, eps, BLOCK=triton.next_power_of_2(N))
+    return y
+"""
+
+
+@pytest.mark.slow
+def test_buffers_on_a_gpu_are_on_the_cpu(tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(BUFFERS, encoding="utf-8")
+    done = cli("verify", "--impl", str(file), *FEW)
+    assert done.code == ExitCode.PASS, done.out
+
+
+ASKS = """
+import torch
+HAS_GPU = torch.cuda.is_available()
+{then}
+
+def rmsnorm(x, weight, eps):
+    assert HAS_GPU
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+"""
+
+
+@pytest.mark.parametrize("then", ["", "assert HAS_GPU"], ids=["call", "import"])
+def test_an_error_for_want_of_a_gpu_says_so(then: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "library.py").write_text(ASKS.format(then=then), encoding="utf-8")
+    file = tmp_path / "mine.py"
+    file.write_text("from library import rmsnorm", encoding="utf-8")
+    done = cli("verify", "--impl", f"{file}:rmsnorm", "--op", "rmsnorm", *FEW)
+    assert "(torch.cuda.is_available() told library that there is no GPU)" in " ".join((done.out + done.err).split())
+    assert done.code != ExitCode.PASS

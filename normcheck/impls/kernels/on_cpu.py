@@ -1,24 +1,34 @@
 """What published Triton kernels ask of a GPU beside their arithmetic, answered on a machine without one.
 
 They are autotuned, call libdevice, take ``eps`` as a number that has ``to``, and ask how many multiprocessors there
-are. None of this is in Triton's interpreter, and none is a fault of theirs. What a kernel computes stays its own.
+are, or write "cuda" for the device of a buffer. None of this is in Triton's interpreter, and none is a fault of
+theirs. What a kernel computes stays its own.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+import re
 import sys
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+from normcheck.errors import UnsupportedCase
 
 _MULTIPROCESSORS, _WARP = 4, 32
 """Few, so that a kernel whose programs take several rows each does so on few rows."""
 
 _CAPABILITY = (9, 0)
+
+_GPU = re.compile(r"cuda(:\d+)?")
+
+_STATE = SimpleNamespace(without_gpu=False, told=set())
+"""``without_gpu``: whether torch.cuda is answered for. ``told``: the packages that asked whether there is a GPU."""
 
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -65,11 +75,31 @@ def answer(interpreter: Any, tl: Any) -> None:
 
     autotuner.Autotuner.run = _with_its_first_configuration(autotuner.Autotuner.run)
     interpreter._implicit_cvt = _with_floats(interpreter._implicit_cvt, interpreter, tl)
+    computed = {name: _on_tensors(name, compute, interpreter, tl) for name, compute in LIBDEVICE.items()}
     for module in (libdevice, of_cuda):
-        for name, compute in LIBDEVICE.items():
-            setattr(module, name, _on_tensors(name, compute, interpreter, tl))
+        _compute(module, computed)
     driver.set_active(_driver())
     _answer_for_cuda()
+
+
+def without_gpu(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
+    """A call of a function of torch, with the CPU for each GPU that it names where ``answer`` answers for one."""
+    if not _STATE.without_gpu:
+        return function, args, kwargs
+    import torch
+
+    if function is torch.Tensor.cuda:
+        return torch.Tensor.cpu, args[:1], {}
+    return function, tuple(map(_cpu_for_gpu, args)), {name: _cpu_for_gpu(arg) for name, arg in kwargs.items()}
+
+
+def because_of_no_gpu(error: BaseException) -> str:
+    """Words on an error of code that had asked whether there is a GPU, to follow its message; "" for any other."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    package = "" if traceback is None else _package(traceback.tb_frame)
+    return f" (torch.cuda.is_available() told {package} that there is no GPU)" if package in _STATE.told else ""
 
 
 def _with_its_first_configuration(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,6 +130,34 @@ def _with_floats(convert: Callable[[Any], Any], interpreter: Any, tl: Any) -> Ca
         return tl.tensor(interpreter.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
 
     return converted
+
+
+def _compute(module: ModuleType, computed: Mapping[str, Callable[..., Any]]) -> None:
+    """Have a module of libdevice's functions compute, and every copy of it that is loaded beside it.
+
+    Those that cannot be computed refuse: left alone they return None, and a kernel is told of what it did with that.
+    """
+    loader: Any = module.__spec__.loader if module.__spec__ else None
+    load = loader.exec_module
+
+    def replaced(copy: ModuleType) -> None:
+        own = {name for name, f in vars(copy).items() if inspect.isfunction(f) and f.__module__ == copy.__name__}
+        vars(copy).update({name: computed.get(name) or _refused(name) for name in own | {*computed}})
+
+    def loaded(copy: ModuleType) -> None:
+        load(copy)
+        replaced(copy)
+
+    replaced(module)
+    loader.exec_module = loaded
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def called(*_: Any, **__: Any) -> Any:
+        raise UnsupportedCase(f"libdevice.{name} runs on a GPU only: normcheck does not compute it on a CPU")
+
+    called.__name__ = name
+    return called
 
 
 def _on_tensors(name: str, compute: Callable[..., Any], interpreter: Any, tl: Any) -> Callable[..., Any]:
@@ -171,8 +229,10 @@ def _answer_for_cuda() -> None:
     }
     for name, function in answers.items():
         setattr(torch.cuda, name, _but_for_torch(getattr(torch.cuda, name), function))
+    torch.cuda.is_available = _noting_who_asks(torch.cuda.is_available)
     for name in ("device", "device_of"):
         setattr(torch.cuda, name, type(name, (getattr(torch.cuda, name),), _NOWHERE))
+    _STATE.without_gpu = True
 
 
 _NOWHERE: dict[str, Callable[..., None]] = {
@@ -188,7 +248,30 @@ def _but_for_torch(original: Any, answer: Callable[..., Any]) -> Callable[..., A
 
     @functools.wraps(original)
     def asked(*args: Any, **kwargs: Any) -> Any:
-        by = str(sys._getframe(1).f_globals.get("__name__", ""))
-        return (original if by.split(".")[0] == "torch" else answer)(*args, **kwargs)
+        return (original if _package(sys._getframe(1)) == "torch" else answer)(*args, **kwargs)
 
     return asked
+
+
+def _noting_who_asks(is_available: Callable[[], bool]) -> Callable[[], bool]:
+    """It still says no: who hears yes moves tensors to a GPU. What is raised for that is told with this reason."""
+
+    @functools.wraps(is_available)
+    def asked() -> bool:
+        _STATE.told.add(_package(sys._getframe(1)))
+        return is_available()
+
+    return asked
+
+
+def _package(frame: Any) -> str:
+    """The package, or the module outside of any, whose code runs in ``frame``."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _cpu_for_gpu(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, str):
+        return "cpu" if _GPU.fullmatch(value) else value
+    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
