@@ -30,12 +30,15 @@ def untried(package: str) -> str | None:
 
 
 def missing(module: str, package: str, device: str) -> str | None:
-    """Why ``module`` cannot run on ``device``, or None. ``package``: its name for the reader.
+    """Why ``module``, which needs a GPU, cannot run on ``device``, or None. ``package``: its name for the reader."""
+    return f"{package} needs an NVIDIA GPU" if device != "cuda" else not_working(module, package)
+
+
+def not_working(module: str, package: str) -> str | None:
+    """Why ``module`` cannot be used here, or None. ``package``: its name for the reader.
 
     An installed package is imported: it may be another one of that name, or built for another torch.
     """
-    if device != "cuda":
-        return f"{package} needs an NVIDIA GPU"
     if find_spec(module.partition(".")[0]) is None:
         return f"{package} is not installed"
     if reason := untried(package):

@@ -7,8 +7,7 @@ an offset of 0 that is rmsnorm, with 1 rmsnorm_gemma; "llama" is rmsnorm_llama. 
 None for the bias, which then has no gradient. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
 it is in no default set.
 
-On a CPU nothing runs: Triton's interpreter has no libdevice, from which Liger takes rsqrt, and passes a Python float to
-a kernel, which has no ``to`` for Liger to call.
+On a CPU Triton's interpreter runs it, where it is named.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import TABLE, Op
-from normcheck.impls._optional import missing, no_bias
+from normcheck.impls import triton
+from normcheck.impls._optional import no_bias, not_working
 from normcheck.impls.implementation import Implementation, Outputs
 
 if TYPE_CHECKING:
@@ -90,13 +90,7 @@ def _supports_rmsnorm(case: Case) -> str | None:
 
 def _unavailable(device: str) -> str | None:
     """Why Liger's kernels cannot run on ``cpu`` or ``cuda``, or None."""
-    from normcheck.impls.kernels.interpreted import enabled
-
-    if device == "cpu":
-        return "Liger's kernels need a GPU: they call libdevice, which Triton's interpreter has not"
-    if enabled():
-        return "TRITON_INTERPRET is set: kernels would be interpreted on the CPU; unset it to use the GPU"
-    return missing("liger_kernel.ops.layer_norm", "liger-kernel", device)
+    return triton.unavailable(device) or not_working("liger_kernel.ops.layer_norm", "liger-kernel")
 
 
 def _layernorm(name: str, *, with_bias: bool, by_default: tuple[str, ...]) -> Implementation:
