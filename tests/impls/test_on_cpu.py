@@ -230,19 +230,24 @@ def test_buffers_on_a_gpu_are_on_the_cpu(tmp_path: Path, cli: Cli) -> None:
 ASKS = """
 import torch
 HAS_GPU = torch.cuda.is_available()
-{then}
+{at_import}
 
 def rmsnorm(x, weight, eps):
-    assert HAS_GPU
-    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    {in_call}
 """
+NO_GPU = "(torch.cuda.is_available() told library that there is no GPU)"
 
 
-@pytest.mark.parametrize("then", ["", "assert HAS_GPU"], ids=["call", "import"])
-def test_an_error_for_want_of_a_gpu_says_so(then: str, tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "library.py").write_text(ASKS.format(then=then), encoding="utf-8")
+@pytest.mark.parametrize(
+    ("at_import", "in_call", "says"),
+    [("", "assert HAS_GPU", True), ("assert HAS_GPU", "", True), ("", "return x.nothing_of_this_name", False)],
+    ids=["call", "import", "own_fault"],
+)
+def test_an_error_for_want_of_a_gpu_says_so(at_import: str, in_call: str, says: bool, tmp_path: Path, cli: Cli) -> None:
+    library = ASKS.format(at_import=at_import, in_call=in_call or "pass")
+    (tmp_path / "library.py").write_text(library, encoding="utf-8")
     file = tmp_path / "mine.py"
     file.write_text("from library import rmsnorm", encoding="utf-8")
     done = cli("verify", "--impl", f"{file}:rmsnorm", "--op", "rmsnorm", *FEW)
-    assert "(torch.cuda.is_available() told library that there is no GPU)" in " ".join((done.out + done.err).split())
     assert done.code != ExitCode.PASS
+    assert (NO_GPU in " ".join((done.out + done.err).split())) == says
