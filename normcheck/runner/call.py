@@ -37,7 +37,6 @@ LONGEST_REASON = 500
 _SNAPSHOT_BYTES = 1 << 24  # results up to this size are checked for late changes, by streams that are still at work
 _OWN_FILES = (__file__, adapt.__file__, inspect.getfile(Arena), guard_bands.__file__, overwriting.__file__)
 _INTERPRETER = re.compile(r"triton/runtime/(interpreter|jit)\.py$|normcheck/impls/kernels/(interpreter|on_cpu)\.py$")
-_RAISE = re.compile(r"(raise|assert)\b")
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
@@ -197,15 +196,9 @@ def guarded(what: str, implementation: Implementation | None = None) -> Iterator
             raise within from error
         if within is not error:
             said = f"{error_text(within)}, in a kernel that Triton's interpreter runs, as there is no GPU"
-        elif _states(error):  # what goes wrong by itself is the kernel's own fault, GPU or not
+        elif said.rstrip().endswith(":"):  # a bare assert; an error that says what is wrong speaks for itself
             said = said.rstrip() + on_cpu.because_of_no_gpu(error)
         raise Broken("exception", "", f"{what} raised {said}", _frames(error, within, implementation)) from error
-
-
-def _states(error: BaseException) -> bool:
-    """Whether ``error`` was raised by a statement that does just that, and not by one that failed."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    return bool(last and _RAISE.match(last[0].line or ""))
 
 
 def _within_interpreter(error: BaseException) -> BaseException:
