@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+from normcheck.errors import NormcheckError, error_text
 from normcheck.impls import discovery
 from normcheck.isolation import landlock, seccomp
 
@@ -77,9 +78,12 @@ class Sandbox:
         return {"folder": self.folder, "caches": dict(self.caches)}
 
     def make(self) -> None:
-        """Make its folders, if they are not there. Raises OSError."""
-        for path in (self.folder, *self._environment.values()):
+        """Make its folders, if they are not there. Raises OSError, but not for a cache that the user may not make."""
+        for path in (self.folder, *(os.path.join(self.folder, place) for place in _CACHES.values())):
             os.makedirs(path, mode=0o700, exist_ok=True)
+        for path in self.caches.values():
+            with suppress(OSError):
+                os.makedirs(path, mode=0o700, exist_ok=True)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -204,7 +208,11 @@ def _mount(source: str, target: str, flags: int) -> None:
 
 def _users_caches() -> dict[str, str]:
     """Where compilers keep for this user what they have made, by the variable that says so."""
-    home, temporary = Path.home(), Path(tempfile.gettempdir())
+    temporary = Path(tempfile.gettempdir())
+    try:
+        home = Path.home()
+    except RuntimeError:  # a container's user without one
+        home = temporary
     cache_home = home / ".cache"
     usual = {
         "TRITON_CACHE_DIR": home / ".triton" / "cache",
@@ -227,7 +235,11 @@ def _user() -> str:
 @cache
 def _run_folder(process: int) -> str:
     """A folder of this ``process`` in the temporary folder, which is deleted when it ends."""
-    folder = tempfile.mkdtemp(prefix="normcheck-")
+    try:
+        folder = tempfile.mkdtemp(prefix="normcheck-")
+    except OSError as error:
+        expected = "expected a folder that can be written, for what kernels write; set TMPDIR, or --no-sandbox"
+        raise NormcheckError(f"TMPDIR={tempfile.gettempdir()}: {expected} ({error_text(error)})") from error
 
     def delete() -> None:
         if os.getpid() == process:  # not in a process that was forked from this one

@@ -139,6 +139,16 @@ def test_a_users_file_fills_no_cache_but_its_own() -> None:
     assert Sandbox.told(json.loads(json.dumps(own.as_message))) == own
 
 
+def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container's user often has none."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    own = Sandbox.of("torch")
+    own.make()
+    assert os.path.isdir(own.folder)
+    assert not os.path.isdir(own.caches["TRITON_CACHE_DIR"])
+
+
 WRITES = """
 import os, tempfile, torch
 from pathlib import Path
