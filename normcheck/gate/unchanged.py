@@ -6,30 +6,38 @@ sandbox; where there is none, this shows that it was done.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
 PACKAGES = ("normcheck", "torch", "triton")
+_OWN = "normcheck"
 _SHOWN = 3  # changed files that a message names
 
 Stamp = tuple[int, ...]
 
 
 class Files:
-    """The Python files of ``packages`` as they are when this is made: the digest and the stamp of each."""
+    """The Python files of ``packages`` as they are when this is made.
+
+    Of each the stamp is kept, and the digest if its installer did not: of torch's 46 MB pip has recorded them.
+    """
 
     def __init__(self, packages: tuple[str, ...] = PACKAGES) -> None:
         self._packages = packages
-        self._begun = {path: (_stamp(path), _digest(path)) for path in _files(packages)}
+        self._stamps = {path: _stamp(path) for path in _files(packages)}
+        own = tuple(package for package in packages if not _is_recorded(package))
+        self._digests = {path: _digest(path) for path in _files(own)}
 
     @classmethod
     def soon(cls) -> Future[Self]:
-        """These files, read by another thread: 46 MB, beside the import of torch."""
+        """These files, looked at by another thread, beside the import of torch."""
         with ThreadPoolExecutor(1, "normcheck-files") as pool:
             future = pool.submit(cls)
             pool.shutdown(wait=False)
@@ -38,14 +46,13 @@ class Files:
     def changed(self) -> str:
         """Which of them are others now, in words; "" if none is. A file is read only if its stamp has changed."""
         now = {path: _stamp(path) for path in _files(self._packages)}
-        found = sorted(path for path in now.keys() - self._begun.keys())
-        for path, (stamp, digest) in self._begun.items():
-            if now.get(path) != stamp and _digest(path) != digest:
-                found.append(path)
+        touched = [path for path, stamp in self._stamps.items() if now.get(path) != stamp]
+        known = {**_recorded(self._packages), **self._digests} if touched else {}
+        found = [*(now.keys() - self._stamps.keys()), *(p for p in touched if _digest(p) != known.get(p))]
         if not found:
             return ""
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        names = ", ".join(found[:_SHOWN]) + more
+        names = ", ".join(sorted(found)[:_SHOWN]) + more
         return f"while it ran, {names} changed: expected the files that judge to stay; install them anew, run again"
 
 
@@ -55,6 +62,24 @@ def _files(packages: tuple[str, ...]) -> Iterator[str]:
         for root in (spec.submodule_search_locations or ()) if spec else ():
             for folder, _, names in os.walk(root):
                 yield from (os.path.join(folder, name) for name in names if name.endswith((".py", ".toml")))
+
+
+def _is_recorded(package: str) -> bool:
+    """Whether the installer of a package has kept the digests of its files; of normcheck it may be an editable one."""
+    try:
+        return package != _OWN and distribution(package).read_text("RECORD") is not None
+    except PackageNotFoundError:
+        return False
+
+
+def _recorded(packages: tuple[str, ...]) -> dict[str, bytes]:
+    """File -> its digest as the installer has kept it."""
+    found = {}
+    for package in filter(_is_recorded, packages):
+        for file in distribution(package).files or ():
+            if file.hash is not None and file.hash.mode == "sha256" and file.suffix == ".py":
+                found[str(file.locate())] = base64.urlsafe_b64decode(file.hash.value + "=")
+    return found
 
 
 def _stamp(path: str) -> Stamp:
@@ -67,7 +92,8 @@ def _stamp(path: str) -> Stamp:
 
 
 def _digest(path: str) -> bytes:
+    """SHA-256 of a file, b"" if it cannot be read."""
     try:
-        return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).digest()
+        return hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
         return b""

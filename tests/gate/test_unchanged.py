@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normcheck.gate.unchanged import PACKAGES, Files
+from normcheck.gate.unchanged import PACKAGES, Files, _digest, _recorded
 
 
 @pytest.fixture
@@ -58,7 +58,17 @@ def test_of_many_some_are_named(package: Path) -> None:
 
 def test_what_judges_is_among_them() -> None:
     files = Files.soon().result()
-    names = {Path(path).name for path in files._begun}
+    names = {Path(path).name for path in files._stamps}
     assert PACKAGES == ("normcheck", "torch", "triton")
     assert {"compare.py", "tolerances.toml", "functional.py", "jit.py"} <= names
     assert files.changed() == ""
+
+
+def test_what_pip_has_recorded_is_read_only_if_it_was_touched() -> None:
+    """Another hard link to a file, as an installer makes it, touches it: that is no change."""
+    files = Files(("torch",))
+    assert files._digests == {}
+    path = next(iter(files._stamps))
+    files._stamps[path] = (0, 0, 0, 0)
+    assert files.changed() == ""
+    assert _recorded(("torch",))[path] == _digest(path) != b""
