@@ -183,23 +183,25 @@ def _mps() -> str:
 def _processes() -> str:
     """Where this process and those that it starts may write of /proc: CUDA names its threads there, or does not start.
 
-    All of it, if what is the system's there is read-only or not root's to write; else only this process's own.
+    All of it, if what is the system's there is read-only (``lock_system``) or not root's to write; else only this
+    process's own.
     """
-    if os.geteuid() == 0:
-        with suppress(OSError):
-            _lock_system()
-        if any(os.access(path, os.W_OK) for path in _SYSTEM):
-            return "/proc/self"
-    return "/proc"
+    return "/proc/self" if any(os.access(path, os.W_OK) for path in _SYSTEM) else "/proc"
 
 
-def _lock_system() -> None:
-    """Make the system's part of /proc read-only, for this process and those that it starts. Raises OSError."""
-    _called("unshare", ctypes.c_int(_CLONE_NEWNS))
-    _mount("none", "/", _MS_REC | _MS_PRIVATE)
-    for path in filter(os.path.exists, _SYSTEM):
-        _mount(path, path, _MS_BIND | _MS_REC)
-        _mount("none", path, _MS_BIND | _MS_REMOUNT | _MS_READ_ONLY)
+def lock_system() -> None:
+    """Make the system's part of /proc read-only, for this process and those that come from it, if root has the right.
+
+    The root of all workers does it once: a namespace of mounts for each of them would cost 10 ms at its start and end.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return
+    with suppress(OSError):
+        _called("unshare", ctypes.c_int(_CLONE_NEWNS))
+        _mount("none", "/", _MS_REC | _MS_PRIVATE)
+        for path in filter(os.path.exists, _SYSTEM):
+            _mount(path, path, _MS_BIND | _MS_REC)
+            _mount("none", path, _MS_BIND | _MS_REMOUNT | _MS_READ_ONLY)
 
 
 def _mount(source: str, target: str, flags: int) -> None:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import NoReturn
 
 from normcheck.isolation.messages import Inbox, Message
-from normcheck.isolation.sandbox import close_memory
+from normcheck.isolation.sandbox import close_memory, lock_system
 from normcheck.isolation.settling import adopt_orphans
 
 Run = Callable[[socket.socket], None]
@@ -34,9 +34,11 @@ CODE = struct.Struct("i")
 def main(number: int) -> NoReturn:
     """Be the root: import what workers need, then fork servers as the socket with this file descriptor asks for.
 
-    Its memory is closed to other processes, and that of what it forks.
+    Its memory is closed to other processes, and that of what it forks; for all of them what is the system's in /proc is
+    read-only.
     """
     close_memory()
+    lock_system()
     from normcheck.isolation import preload
 
     serve_forks(socket.socket(fileno=number), partial(serve_forks, run=preload.worker.serve))

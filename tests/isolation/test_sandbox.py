@@ -123,6 +123,7 @@ def test_the_systems_part_of_proc_is_closed_to_root(tmp_path: Path) -> None:
     name = ("sh", "-c", "echo x > /proc/self/comm")
 
     def act() -> list[object]:
+        sandbox.lock_system()
         folder.enter()
         writable = [path for path in sandbox._SYSTEM if os.access(path, os.W_OK)]
         return [writable, subprocess.run(name, check=False, stderr=subprocess.DEVNULL).returncode]
