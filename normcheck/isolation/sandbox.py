@@ -79,24 +79,23 @@ class Sandbox:
 
     def make(self) -> None:
         """Make its folders, if they are not there. Raises OSError, but not for a cache that the user may not make."""
-        for path in (self.folder, *(os.path.join(self.folder, place) for place in _CACHES.values())):
+        for path in (self.folder, *self._own.values()):
             os.makedirs(path, mode=0o700, exist_ok=True)
         for path in self.caches.values():
             with suppress(OSError):
                 os.makedirs(path, mode=0o700, exist_ok=True)
 
     @property
-    def _environment(self) -> dict[str, str]:
-        own = {name: os.path.join(self.folder, place) for name, place in _CACHES.items()}
-        return {**own, **self.caches}
+    def _own(self) -> dict[str, str]:
+        return {name: os.path.join(self.folder, place) for name, place in _CACHES.items()}
 
     def enter(self) -> None:
         """Put this process into the sandbox, for good. It has one thread, and has opened what it needs.
 
         What this system does not have is left out: ``Reach`` tells.
         """
-        os.environ.update(self._environment)
-        tempfile.tempdir = os.path.join(self.folder, _CACHES["TMPDIR"])
+        os.environ.update({**self._own, **self.caches})
+        tempfile.tempdir = self._own["TMPDIR"]
         if sys.platform != "linux":
             return
         processes = _processes()
@@ -240,8 +239,8 @@ def _run_folder(process: int) -> str:
     try:
         folder = tempfile.mkdtemp(prefix="normcheck-")
     except OSError as error:
-        expected = "expected a folder that can be written, for what kernels write; set TMPDIR, or --no-sandbox"
-        raise NormcheckError(f"TMPDIR={tempfile.gettempdir()}: {expected} ({error_text(error)})") from error
+        expected = "expected a folder that can be written, for what kernels write: set it to one"
+        raise NormcheckError(f"TMPDIR={os.environ.get('TMPDIR', '')}: {expected} ({error_text(error)})") from error
 
     def delete() -> None:
         if os.getpid() == process:  # not in a process that was forked from this one

@@ -44,6 +44,8 @@ def rmsnorm(x, weight, bias, *, eps):
     return (y if bias is None else y + bias.float()).to(x.dtype)
 """
 
+NOT_ACCUSED = "pass", "thin"  # a busy machine gets fewer cases into the seconds: that is no part of these tests
+
 DIES_IF_SECOND = """owner = DISK / "owner"
     if not owner.exists():
         owner.write_text(str(os.getpid()))
@@ -84,7 +86,7 @@ def test_shapes_that_were_compiled_ahead_are_cheap(
     start = ProcessSession.another
     monkeypatch.setattr(ProcessSession, "another", lambda self: workers.append(start(self)) or workers[-1])
     verdict = verdict_of(tmp_path)
-    assert verdict.status == "pass", verdict.detail
+    assert verdict.status in NOT_ACCUSED, verdict.detail
     (one,) = looked
     costs = one.core.costs
     assert costs.number(WARMED) >= 2
@@ -96,7 +98,7 @@ def test_shapes_that_were_compiled_ahead_are_cheap(
 @pytest.mark.slow
 def test_it_ends_if_the_compiler_keeps_nothing(tmp_path: Path, cores: None, looked: list[ahead.Ahead]) -> None:
     verdict = verdict_of(tmp_path, keeps=False)
-    assert verdict.status == "pass", verdict.detail
+    assert verdict.status in NOT_ACCUSED, verdict.detail
     assert 1 <= looked[0].core.costs.number(WARMED) <= 6  # some more may have been under way; fewer on a busy machine
 
 
@@ -106,7 +108,7 @@ def test_whatever_happens_to_it_is_no_part_of_the_verdict(
     tmp_path: Path, cores: None, looked: list[ahead.Ahead], what: str
 ) -> None:
     verdict = verdict_of(tmp_path, first=DIES_IF_SECOND.format(what=what).strip())
-    assert verdict.status == "pass", verdict.detail
+    assert verdict.status in NOT_ACCUSED, verdict.detail
     assert looked[0].core.costs.number(WARMED) == 0
     assert looked[0].asked > 0
 
@@ -114,5 +116,5 @@ def test_whatever_happens_to_it_is_no_part_of_the_verdict(
 @pytest.mark.slow
 def test_there_is_none_without_a_core_to_spare(tmp_path: Path, cores: None, looked: list[ahead.Ahead]) -> None:
     verdict = verdict_of(tmp_path, workers=2)
-    assert verdict.status == "pass", verdict.detail
+    assert verdict.status in NOT_ACCUSED, verdict.detail
     assert looked[0].asked == 0

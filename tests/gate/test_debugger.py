@@ -9,6 +9,7 @@ import pytest
 
 from normcheck.errors import ExitCode
 from tests.command_line import Cli, KernelFile
+from tests.plain_rmsnorm import THROUGH_AUTOGRAD
 
 STAGED = """
 import torch
@@ -24,23 +25,6 @@ def backward(dy, x, weight, bias, saved, *, eps):
     return {"dx": dy, "dw": weight}
 
 IMPLEMENTATIONS = (Implementation(name="mine", op="rmsnorm", forward=forward, backward=backward, biases=(False,)),)
-"""
-
-THROUGH_AUTOGRAD = """
-import torch
-
-class Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, eps):
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return dy, dy.sum(0), None
-
-def rmsnorm(x, weight, eps):
-    return Norm.apply(x, weight, eps)
 """
 
 SMALL = "rmsnorm fp16 M=3 N=4 eps=1e-05 rows=normal dy=normal layout=contiguous seed=0 bias=none"
@@ -72,7 +56,7 @@ def test_pdb_stops_where_forward_and_backward_return(
 def test_pdb_stops_in_a_plain_function_and_goes_on_to_a_breakpoint(
     kernel_file: KernelFile, cli: Cli, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    file = str(kernel_file(THROUGH_AUTOGRAD, name="mine.py"))
+    file = str(kernel_file(THROUGH_AUTOGRAD.format(backward="return dy, dy.sum(0), None"), name="mine.py"))
     commands = "up\np tuple(wide.shape)\ndown\np tuple(__return__.shape)\ntbreak {}:12\nc\np dy.shape == (3, 4)\nq\n"
     done = cli("repro", file, SMALL, "--pdb", "--device", "cpu", stdin=commands.format(file))
     shown = capfd.readouterr().out

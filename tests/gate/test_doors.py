@@ -8,6 +8,7 @@ import pytest
 
 from normcheck.errors import ExitCode
 from tests.command_line import Cli
+from tests.plain_rmsnorm import THROUGH_AUTOGRAD
 
 RIGHT = """
 import torch
@@ -94,26 +95,6 @@ def test_an_unexpected_signature_is_a_wrong_command(tmp_path: Path, cli: Cli) ->
     assert "expected a function rmsnorm(x, weight, eps) or rmsnorm(x, weight, bias, eps)" in done.err
 
 
-ENDS = """
-import os
-import time
-import torch
-
-class Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, eps):
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, dy):
-        {what}
-
-def rmsnorm(x, weight, eps):
-    return Norm.apply(x, weight, eps)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "says"),
@@ -123,7 +104,7 @@ def rmsnorm(x, weight, eps):
     ],
 )
 def test_what_ends_in_the_backward_of_autograd_is_told_so(tmp_path: Path, cli: Cli, what: str, says: str) -> None:
-    file = written(tmp_path, "mine.py", ENDS.format(what=what))
+    file = written(tmp_path, "mine.py", THROUGH_AUTOGRAD.format(backward=what))
     done = cli("verify", "--impl", file, *FEW, "--timeout", "1")
     assert done.code == ExitCode.FOUND
     assert says in " ".join(done.out.split())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from normcheck.errors import NormcheckError
 from normcheck.isolation import landlock, sandbox, seccomp
 from normcheck.isolation.sandbox import Reach, Sandbox
 from normcheck.isolation.select import reach, select_apart
@@ -148,6 +149,17 @@ def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyP
     own.make()
     assert os.path.isdir(own.folder)
     assert not os.path.isdir(own.caches["TRITON_CACHE_DIR"])
+
+
+def test_without_a_temporary_folder_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(prefix: str) -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(sandbox.tempfile, "mkdtemp", none)
+    monkeypatch.setattr(sandbox, "_run_folder", sandbox._run_folder.__wrapped__)
+    monkeypatch.setenv("TMPDIR", "/not/there")
+    with pytest.raises(NormcheckError, match="TMPDIR=/not/there: expected a folder that can be written"):
+        Sandbox.of("mine.py")
 
 
 WRITES = """

@@ -20,28 +20,9 @@ from normcheck.runner.carried import CARRIER, CarriedRun, Carrier
 from normcheck.runner.run import LocalRun
 from normcheck.runner.session import LocalSession, copied
 from tests.case_lines import case_of
+from tests.plain_rmsnorm import CASE, forward, plain
 
-CASE = case_of("rmsnorm fp16 M=5 N=24 layout=strided gap=8 seed=3")
 FAULTS = ("mA03", "mR01", "mW05", "mD02", "mF04", "X07", "X15", "P02", "P11")
-
-
-def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float) -> dict[str, Any]:
-    rstd = torch.rsqrt(x.float().square().mean(-1) + eps)
-    y = x.float() * rstd[..., None] * weight.float()
-    return {"y": (y if bias is None else y + bias.float()).to(x.dtype), "rstd": rstd}
-
-
-def backward(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: object, saved: dict[str, torch.Tensor], *, eps: float
-) -> dict[str, torch.Tensor]:
-    xhat = x.float() * saved["rstd"][:, None]
-    wd = dy.float() * weight.float()
-    dx = (wd - xhat * (xhat * wd).mean(-1, keepdim=True)) * saved["rstd"][:, None]
-    return {"dx": dx.to(x.dtype), "dw": (dy.float() * xhat).sum(0).to(weight.dtype), "db": dy.sum(0).to(weight.dtype)}
-
-
-def plain(**more: Any) -> Implementation:
-    return Implementation(**{"name": "mine", "op": "rmsnorm", "forward": forward, "backward": backward, **more})
 
 
 def by_autograd(**more: Any) -> Implementation:
