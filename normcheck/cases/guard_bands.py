@@ -27,29 +27,32 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Pattern:
-    """A fill of memory. ``bits``: dtype -> the bits of one element, as an integer of its size as torch has it."""
+    """A fill of memory. ``bits``: dtype -> the bits of one element, as an integer of its size as torch has it.
+
+    ``word``: the two bytes of which elements of every dtype consist, but for those of one byte. So memory can be filled
+    before it is known what will lie there.
+    """
 
     name: str
+    word: bytes
     bits: Mapping[torch.dtype, int]
 
 
-def _pattern(name: str, half: int, brain: int, single: int, double: int, byte: int, boolean: int) -> Pattern:
-    whole = {torch.uint8: byte, torch.int8: byte, torch.int16: byte * 0x0101, torch.int32: byte * 0x01010101}
-    floats = {torch.float16: half, torch.bfloat16: brain, torch.float32: single, torch.float64: double}
-    bits = {**floats, **whole, torch.int64: byte * 0x0101010101010101, torch.bool: boolean}
-    signed = {dtype: _signed(value, 8 * dtype.itemsize) for dtype, value in bits.items()}
-    return Pattern(name, MappingProxyType(signed))
+_WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
 
 
-def _signed(value: int, width: int) -> int:
-    return value - (1 << width) if width > 8 and value >= 1 << (width - 1) else value
+def _pattern(name: str, word: int, byte: int, boolean: int) -> Pattern:
+    two = word.to_bytes(2, "little")
+    wide = {dtype: int.from_bytes(two * (dtype.itemsize // 2), "little", signed=True) for dtype in _WIDE}
+    bits = {**wide, torch.uint8: byte, torch.int8: byte, torch.bool: boolean}
+    return Pattern(name, two, MappingProxyType(bits))
 
 
-NAN = _pattern("NaN", 0x7E5A, 0x7FDA, 0x7FDA5A5A, 0x7FFA5A5A5A5A5A5A, 0xFF, 1)
-"""A NaN whose payload no computation makes, so that a NaN written over it shows; integers: all ones."""
-LARGE = _pattern("a large number", 0x7753, 0x7149, 0x7149F2CA, 0x46293E5939A08CEA, 0x5A, 0)
-"""3e4 in fp16, 1e30 in other formats: unlike a NaN it is not lost in a comparison or an fmax."""
-NEGATIVE = _pattern("a large negative number", 0xF753, 0xF149, 0xF149F2CA, 0xC6293E5939A08CEA, 0x25, 0)
+NAN = _pattern("NaN", 0x7FFA, 0xFF, 1)
+"""A NaN whose payload no computation makes, so that a NaN written over it shows; integers: large, or all ones."""
+LARGE = _pattern("a large number", 0x7149, 0x5A, 0)
+"""1e4 in fp16, 1e30 in other formats: unlike a NaN it is not lost in a comparison or an fmax."""
+NEGATIVE = _pattern("a large negative number", 0xF149, 0x25, 0)
 
 PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE)}
 
@@ -188,7 +191,7 @@ def allocated(
 
     It is no view of another tensor. Also returns its buffer as integers, and its first and end index there.
     """
-    band, extent = _band(shape[-1] if shape else 1, like.element_size()), _extent(shape, stride)
+    band, extent = footprint(shape, stride, like.element_size())
     buffer = torch.empty(2 * band + extent, dtype=_INTEGER[like.element_size()], device=like.device)
     buffer.fill_(around.bits[like.dtype])
     if fresh is not None and fresh is not around:
@@ -202,6 +205,11 @@ def allocated(
 def band_of(bits: int, dtype: torch.dtype, device: torch.device, length: int) -> Tensor:
     """A band of ``length`` elements, each with these ``bits``, to compare with."""
     return torch.full((length,), bits, dtype=dtype, device=device)
+
+
+def footprint(shape: tuple[int, ...], stride: Sequence[int], size: int) -> tuple[int, int]:
+    """Elements of ``size`` bytes in a band beside a tensor, and from its first to its last, including gaps."""
+    return _band(shape[-1] if shape else 1, size), _extent(shape, stride)
 
 
 def _band(columns: int, size: int) -> int:

@@ -189,6 +189,8 @@ def strays(run: Run, named: Mapping[str, Tensor]) -> tuple[Problem, ...]:
     for name, elements, count, where in run.strays(named):
         what = name or f"a buffer of {_elements(elements)} that it allocated"
         message = f"{what}: {_elements(count)} outside it written to, the first {where}"
+        if not elements:
+            message = f"{count} bytes written to {where}"
         found.setdefault(name, Problem("out_of_bounds_write", name, message))
     return tuple(problem for name, problem in found.items() if name or len(found) == 1)
 

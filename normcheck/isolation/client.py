@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from normcheck.cases.case import Case
+from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, loses_context
 from normcheck.isolation import forkserver
@@ -21,6 +22,7 @@ from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of
 from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
+from normcheck.runner.arena import Stray
 from normcheck.runner.environment import memory_bytes
 
 START_SECONDS = 60.0
@@ -59,6 +61,7 @@ class Client:
         self._unanswered = ""  # the kind of the request that has not been answered yet
         self._cases: list[Case] = []  # in the present worker
         self.before: tuple[Case, ...] = ()
+        self.strays: list[Stray] = []  # that this process found once the latest answer was there
         self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
 
     @property
@@ -156,7 +159,7 @@ class Client:
         self._give_up()
         worker = self._running()
         if space is not None:
-            message |= self._where(space)
+            message |= {**self._where(space), "plot": self._plot(worker, space, message)}
         self._unanswered = str(message["do"])
         self._number += 1
         self._used = max(self._used, message.get("out", 0))
@@ -164,7 +167,16 @@ class Client:
         return self._number
 
     def collect(self) -> Message:
-        """Wait for the answer to a request. Raises Broken if the worker dies, takes too long or sends garbage."""
+        """Wait for the answer to a request. Raises Broken if the worker dies, takes too long or sends garbage.
+
+        Also if it does not tell where it has allocated, or has returned the memory of an earlier result again.
+        """
+        answer, worker = self._received()
+        self.strays = worker.ground.look(answer)
+        return answer
+
+    def _received(self) -> tuple[Message, Worker]:
+        """The answer to a request, and who gave it."""
         what, worker = self._unanswered, self._worker
         assert worker is not None
         self._unanswered = ""
@@ -186,12 +198,14 @@ class Client:
         failure = answer.get("broken")
         if isinstance(failure, dict) and loses_context(str(failure.get("message"))):
             self.close()  # nothing works any more in its GPU context
-        return answer
+        return answer, worker
 
     def _give_up(self) -> None:
         """Wait for the unanswered request, if any, and throw its answer away. The worker may end on it."""
         if self._unanswered and self.alive:
-            self.collect()
+            answer, worker = self._received()
+            with suppress(Broken):  # it is about a call that nobody asks for any more
+                worker.ground.look(answer)
 
     def _where(self, space: Space) -> Message:
         """What the worker must know of the memory of ``space``; once, the handle that opens it."""
@@ -199,6 +213,12 @@ class Client:
             return {"first": space.first, "mirrored": space.device != space.memory.device}
         known, self._opened = self._opened is space.memory, space.memory
         return {"opened": "" if known else space.memory.handle}
+
+    def _plot(self, worker: Worker, space: Space, message: Message) -> tuple[int, int] | None:
+        """Where a call may allocate that gets what lies in ``space``: its first byte and the end; None on a GPU."""
+        if self._device != "cpu":
+            return None
+        return worker.ground.lay(space.next - space.first, PATTERNS[message["surroundings"][-1]])
 
     def _device_memory(self) -> DeviceMemory:
         if not self._own_bytes:
@@ -261,5 +281,6 @@ def _end_of(answer: Message) -> int:
     """The byte at which the last tensor of an answer ends, according to the worker; at most 2^40."""
     returned = answer.get("returned")
     places = [p for p in returned if isinstance(p, dict)] if isinstance(returned, list) else []
+    places = [p for p in places if p.get("at") != p.get("lies")]  # not where it was allocated
     ends = [p["at"] + p["bytes"] for p in places if type(p.get("at")) is int and type(p.get("bytes")) is int]
     return min(max(ends, default=0), 1 << 40)

@@ -15,6 +15,7 @@ from typing import Any
 
 _WATCHING = (
     "normcheck.cases.guard_bands",
+    "normcheck.isolation.ground",
     "normcheck.isolation.intact",
     "normcheck.isolation.messages",
     "normcheck.isolation.shared_memory",

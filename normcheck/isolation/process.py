@@ -15,6 +15,7 @@ from contextlib import suppress
 from normcheck.errors import Broken
 from normcheck.isolation import forkserver
 from normcheck.isolation.descendants import busy_seconds, kill_children, kill_descendants
+from normcheck.isolation.ground import Ground
 from normcheck.isolation.messages import Garbled, Inbox, Message, packed
 from normcheck.isolation.sandbox import Sandbox, close_memory
 from normcheck.isolation.shared_memory import HostMemory
@@ -45,6 +46,7 @@ class Worker:
             close_memory()
             sandbox.make()
         self.memory = HostMemory()
+        self.ground = Ground(self.memory)
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
         self._process = forkserver.started(theirs)

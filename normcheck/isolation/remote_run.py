@@ -46,7 +46,8 @@ class RemoteRun:
     def __init__(self, client: Client, number: int, surroundings: Surroundings, *, by_autograd: bool) -> None:
         self._client, self._number, self._by_autograd = client, number, by_autograd
         self._floor = 0  # shared memory below this byte belongs to a graph that is still needed
-        self._strays: list[Stray] | None = None
+        self._strays: list[Stray] | None = None  # as the worker tells them
+        self._found: list[Stray] = []  # by this process, in memory that it has laid
         self._surroundings = [p.name for p in (surroundings.inputs, surroundings.fresh, surroundings.allocated)]
 
     def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
@@ -91,13 +92,13 @@ class RemoteRun:
         return copied_out(space, answer, "gradients")
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
-        """See ``runner.run.Run``; ``named`` is not needed, since the worker knows what it returned."""
+        """See ``runner.run.Run``; ``named`` is not needed: what was returned has told where it lies."""
         if self._strays is None and self._client.alive:
             self._client.post({"do": "strays", "run": self._number})
             answer = self._client.collect()
             raise_failure(answer)
             self._note_strays(answer)
-        return self._strays or []
+        return [*self._found, *(self._strays or [])]
 
     def _note_strays(self, answer: Message, space: Space | None = None) -> None:
         found = answer.get("strays")
@@ -154,6 +155,7 @@ class RemoteRun:
         finally:
             for copy in posted.copies:
                 copy.bring_back()
+        self._found += self._client.strays
         self._note_strays(answer, posted.space)
         raise_failure(answer)
         return answer, posted.space

@@ -32,6 +32,7 @@ _OTHER_BYTES = 1 << 24  # for parameters, their gradients and what aligns them
 MIRROR_BYTES = 1 << 26
 """Room for the tensors of any call of a small case, several times over."""
 
+_GROUND_SHARE = 8  # one byte of so many is for what a kernel's process allocates
 _KEPT_BYTES = 1 << 26  # stay in memory between cases; pages beyond go back to the system
 
 
@@ -52,13 +53,30 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """Shared memory of the CPU. ``fd``: the file behind it, which the other process maps as well."""
+    """Shared memory of the CPU. ``fd``: the file behind it, which the other process maps as well.
+
+    Tensors that are passed lie before byte ``size``. From there to ``end`` is what a kernel's process allocates from,
+    see ``ground``.
+    """
 
     device = "cpu"
 
     def __init__(self, fd: int | None = None) -> None:
         self.fd, self._map = _new_file() if fd is None else (fd, mmap.mmap(fd, 0))
-        self.size = len(self._map)
+        self.end = len(self._map) - mmap.PAGESIZE
+        self.size = self.end // _GROUND_SHARE * (_GROUND_SHARE - 1) // mmap.PAGESIZE * mmap.PAGESIZE
+
+    def owned(self, at: int, count: int) -> memoryview:
+        """``count`` bytes from ``at``, as an object: ``torch.frombuffer`` of it keeps it as long as it is used."""
+        return memoryview(self._map)[at : at + count]
+
+    def read(self, first: int, end: int) -> bytes:
+        """A copy of the bytes ``first`` to ``end``."""
+        return self._map[first:end]
+
+    def write(self, first: int, content: bytes) -> None:
+        """Write ``content`` from byte ``first`` on."""
+        self._map[first : first + len(content)] = content
 
     @cached_property
     def address(self) -> int:
@@ -76,8 +94,8 @@ class HostMemory:
 
     def part(self, at: int, count: int) -> Tensor:
         """See ``Memory``."""
-        if not (at >= 0 and count >= 0 and at + count <= self.size):
-            raise ValueError(f"{count} bytes from {at} are not within {self.size}")
+        if not (at >= 0 and count >= 0 and at + count <= self.end):
+            raise ValueError(f"{count} bytes from {at} are not within {self.end}")
         if not count:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=at)
@@ -237,23 +255,14 @@ class Space:
         if not 0 <= at < self.memory.size:
             at = self._reserved(count)
             part = self.memory.part(at, count).copy_(whole)
-        place = {
-            "at": at,
-            "bytes": count,
-            "dtype": _name(tensor.dtype),
-            "shape": list(tensor.shape),
-            "stride": list(tensor.stride()),
-            "offset": tensor.storage_offset(),
-        }
-        return place, SharedCopy(whole, part)
+        return {**place_of(tensor, at, count), "offset": tensor.storage_offset()}, SharedCopy(whole, part)
 
     def copy_in_dense(self, tensor: Tensor) -> dict[str, Any]:
         """Copy only the elements of ``tensor``, packed -> their place as plain data."""
         count = tensor.numel() * tensor.element_size()
         at = self._reserved(count)
         packed = self.memory.part(at, count).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        form = {"shape": list(packed.shape), "stride": list(packed.stride()), "offset": 0}
-        return {"at": at, "bytes": count, "dtype": _name(tensor.dtype), **form}
+        return place_of(packed, at, count)
 
     def _reserved(self, count: int) -> int:
         at = math.ceil(self.next / _ALIGNMENT) * _ALIGNMENT
@@ -262,6 +271,12 @@ class Space:
             needed, there = self.next / 2**30, self.memory.size / 2**30
             raise UnsupportedCase(f"needs {needed:.1f} GiB of shared memory, and there are {there:.1f} GiB")
         return at
+
+
+def place_of(tensor: Tensor, at: int, count: int) -> dict[str, Any]:
+    """The place of ``tensor``, whose first element is the first of ``count`` bytes from ``at``, as plain data."""
+    form = {"shape": list(tensor.shape), "stride": list(tensor.stride()), "offset": 0}
+    return {"at": at, "bytes": count, "dtype": _name(tensor.dtype), **form}
 
 
 def shared_bytes(case: Case) -> int:

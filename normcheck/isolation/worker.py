@@ -24,11 +24,20 @@ from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
+from normcheck.isolation.ground import Plot, on_plot
 from normcheck.isolation.intact import watched
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.sandbox import Reach, Sandbox, open_memory
 from normcheck.isolation.settling import close_all_but, settle
-from normcheck.isolation.shared_memory import MIRROR_BYTES, DeviceMemory, HostMemory, Mirror, Space, tensor_at
+from normcheck.isolation.shared_memory import (
+    MIRROR_BYTES,
+    DeviceMemory,
+    HostMemory,
+    Mirror,
+    Space,
+    place_of,
+    tensor_at,
+)
 from normcheck.runner import call, nvidia_driver
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
@@ -43,6 +52,7 @@ class _State:
     """State of the worker: its implementation, the shared memory, and the runs that later requests may need.
 
     ``shared``: device memory of the parent; ``mirror``: device memory in which the kernel finds what ``memory`` has.
+    ``plots``: where the latest call, the last one, and earlier ones allocated.
     """
 
     memory: HostMemory
@@ -55,6 +65,7 @@ class _State:
     returned: dict[str, Tensor] = field(default_factory=dict)
     forwards: deque[tuple[int, Forward]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
     results: Results = field(default_factory=Results)
+    plots: list[Plot] = field(default_factory=list)
     calls: int = 0
 
     @property
@@ -85,10 +96,14 @@ def serve(control: socket.socket) -> None:
     replaced = watched()
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
+        if message.get("plot"):
+            state.plots.append(Plot(state.memory, *message["plot"]))
         answer = _answer(state, message)
         if own := replaced():
             text = f"replaced {own}, by which normcheck watches it"
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
+        if message.get("plot"):
+            answer["plot"] = _allocated(state)
         control.sendall(packed({**answer, "number": message.get("number")}))
 
 
@@ -107,6 +122,14 @@ def _answer(state: _State, message: Message) -> Message:
     except BaseException as error:  # code under test may raise anything, KeyboardInterrupt too
         text = f"raised {error_text(error)}"
         return {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
+
+
+def _allocated(state: _State) -> Message:
+    """What the call took of its plot, and what is still in use of this one and those of earlier calls."""
+    kept = [block for plot in state.plots for block in plot.kept]
+    blocks = state.plots[-1].blocks
+    state.plots = [plot for plot in state.plots if plot.kept]
+    return {"blocks": blocks, "kept": kept}
 
 
 def _held(state: _State, error: BaseException) -> str:
@@ -184,7 +207,8 @@ def _forward(state: _State, message: Message) -> Message:
         inputs = Inputs(x, given["weight"], given.get("bias"), given.get("dy", x))
         with call.poisoned_memory():
             forward = run.forward(_plain_case(message, x), inputs).result()
-        answer = _returned(state, space, message, given, forward.outputs)
+        follow = message["graph"] and "dy" in given  # gradients, whose computation may overwrite y
+        answer = _returned(state, space, message, given, forward.outputs, in_place=not follow)
         if not message["graph"]:
             return answer  # the strays come with the answer to backward
         if forward.outputs["y"].requires_grad:
@@ -304,21 +328,33 @@ def _plain_case(message: Message, x: Tensor) -> Case:
 
 
 def _run(state: _State, message: Message) -> LocalRun:
-    """The run to which a call belongs, which begins with its first call."""
+    """The run to which a call belongs, which begins with its first call; what it allocates is placed on its plot."""
+    plot = state.plots[-1] if message.get("plot") else None
     for number, run in state.runs:
         if number == message["run"]:
+            run.place(plot)
             return run
     inputs, fresh, allocated = (PATTERNS[name] for name in message["surroundings"])
     run = LocalRun(state.chosen, Surroundings(inputs, fresh, allocated))
+    run.place(plot)
     state.runs.append((message["run"], run))
     state.returned.clear()
     return run
 
 
 def _returned(
-    state: _State, space: Space, message: Message, given: Mapping[str, Tensor], returned: Mapping[str, Tensor]
+    state: _State,
+    space: Space,
+    message: Message,
+    given: Mapping[str, Tensor],
+    returned: Mapping[str, Tensor],
+    *,
+    in_place: bool = True,
 ) -> Message:
-    """Copy what a call returned to shared memory. Raises Broken if an input got another shape, strides or storage."""
+    """Copy what a call returned to shared memory. Raises Broken if an input got another shape, strides or storage.
+
+    ``in_place``: what lies on a plot is in shared memory already, and is not changed before the answer is read.
+    """
     for name, place in {**message["saved"], **message["given"]}.items():
         now = given[name]
         geometry = (list(now.shape), list(now.stride()), now.storage_offset(), now.untyped_storage().nbytes())
@@ -326,21 +362,26 @@ def _returned(
             text = f"{name} was modified: its shape, strides or storage; inputs belong to the caller"
             raise Broken("input_modified", name, text)
     state.returned.update({name: t for name, t in returned.items() if t.layout == torch.strided})
-    places = [_shared(space, name, tensor) for name, tensor in returned.items()]
+    places = [_shared(space, name, tensor, in_place=in_place) for name, tensor in returned.items()]
     for name, tensor in returned.items():
         state.results.require_own_memory(name, tensor, given)
     return {"returned": places}
 
 
-def _shared(space: Space, name: str, tensor: Tensor) -> Message:
+def _shared(space: Space, name: str, tensor: Tensor, *, in_place: bool) -> Message:
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         return {"name": name, "unusable": f"{name} is a {type(tensor).__name__}: expected a plain torch.Tensor"}
     if tensor.layout != torch.strided:
         return {"name": name, "unusable": f"{name}.layout={tensor.layout}: expected a dense tensor"}
-    described = {"name": name, "device": tensor.device.type}
+    described: Message = {"name": name, "device": tensor.device.type}
     if tensor.device.type != space.memory.device:
         return described
-    return {**described, **space.copy_in_dense(tensor)}
+    lies = on_plot(space.memory, tensor)
+    if lies is not None:
+        described["lies"] = lies
+    if lies is None or not in_place or not tensor.is_contiguous():
+        return {**described, **space.copy_in_dense(tensor)}
+    return {**described, **place_of(tensor, lies, tensor.numel() * tensor.element_size())}
 
 
 _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {

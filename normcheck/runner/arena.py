@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from normcheck.cases import guard_bands
-from normcheck.cases.guard_bands import NAN, Pattern, allocated, band_of
+from normcheck.cases.guard_bands import NAN, Pattern, allocated, as_integers, band_of
 from normcheck.errors import Broken
 from normcheck.impls.kernels import on_cpu
 
@@ -32,8 +32,8 @@ class Surroundings:
 class Stray(NamedTuple):
     """Writes to the bands around one allocated block.
 
-    ``name``: the output that lies in the block, or ""; ``elements``: the size of the block; ``written``: the number of
-    changed elements in its bands; ``where``: the place of the first, in words.
+    ``name``: the output that lies in the block, or ""; ``elements``: the size of the block, 0 if there is no block;
+    ``written``: the number of changed elements in its bands, or of bytes; ``where``: the place of the first, in words.
     """
 
     name: str
@@ -42,17 +42,30 @@ class Stray(NamedTuple):
     where: str
 
 
+class Plot(Protocol):
+    """Memory that somebody else has laid with the pattern around allocated blocks, and looks at after the call."""
+
+    def take(self, count: int, band: int, size: int) -> Tensor | None:
+        """``count`` bytes for elements of ``size``, between two bands of ``band`` bytes: all of them; None if full.
+
+        uint8 (band + count + band,), a storage of its own.
+        """
+        ...
+
+
 class Arena(TorchFunctionMode):
     """While it is active, torch's factories return tensors between guard bands; uninitialised ones are poisoned.
 
     It sees calls from Python only; ``call.poisoned_memory`` has torch poison memory that C++ code allocates.
     ``beside``: the plain values that the run's first forward returned with its tensors, for the backward; None before.
+    ``plot``: where tensors on the CPU are placed as long as there is room; None, and behind that: in memory of its own.
     """
 
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__()
         self._fresh, self._around = surroundings.fresh, surroundings.allocated
         self.beside: Mapping[str, object] | None = None
+        self.plot: Plot | None = None
         self._blocks: list[tuple[Tensor, int, int, torch.dtype]] = []  # integer buffer; start, end, dtype of the tensor
         self._settled: list[tuple[str, Tensor]] = []  # name of a result, and whether it was whole when it was returned
 
@@ -67,10 +80,27 @@ class Arena(TorchFunctionMode):
         fresh = _FACTORIES.get(func)
         if fresh is None or not _can_be_moved(out) or (kwargs and kwargs.get("out") is not None):
             return out
-        shape, stride = tuple(out.shape), tuple(out.stride())
-        tensor, block = allocated(shape, stride, out, self._around, self._fresh if fresh else None)
-        self._blocks.append((*block, out.dtype))
+        tensor = self._on_plot(out, fresh)
+        if tensor is None:
+            shape, stride = tuple(out.shape), tuple(out.stride())
+            tensor, block = allocated(shape, stride, out, self._around, self._fresh if fresh else None)
+            self._blocks.append((*block, out.dtype))
         return tensor if fresh else tensor.copy_(out)
+
+    def _on_plot(self, like: Tensor, fresh: bool) -> Tensor | None:
+        """A tensor of this geometry on the plot, poisoned if it is ``fresh``; None if there is no room."""
+        if self.plot is None or like.is_cuda:
+            return None
+        shape, stride, size = tuple(like.shape), tuple(like.stride()), like.element_size()
+        band, extent = guard_bands.footprint(shape, stride, size)
+        place = self.plot.take(extent * size, band * size, size)
+        if place is None:
+            return None
+        if fresh and (size == 1 or self._fresh is not self._around):  # what was laid has elements of two bytes
+            inside = place[band * size : (band + extent) * size]
+            as_integers(inside.view(like.dtype)).fill_(self._fresh.bits[like.dtype])
+        tensor = torch.empty(0, dtype=like.dtype)
+        return tensor.set_(place.untyped_storage(), band, shape, stride)
 
     def _bands(self, buffer: Tensor, first: int, end: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """The two bands of a block as integers, each with what it was filled with."""

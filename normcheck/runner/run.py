@@ -17,7 +17,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call, graph
-from normcheck.runner.arena import Arena, Stray, Surroundings
+from normcheck.runner.arena import Arena, Plot, Stray, Surroundings
 
 T = TypeVar("T")
 
@@ -90,6 +90,10 @@ class LocalRun:
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
         """See ``Run``."""
         return Pending(partial(call.backward, self._implementation, case, inputs, saved, self._arena))
+
+    def place(self, plot: Plot | None) -> None:
+        """Have the next calls allocate on ``plot``, as long as there is room. Its owner looks for strays there."""
+        self._arena.plot = plot
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """See ``Run``."""

@@ -20,6 +20,7 @@ from normcheck.cases.ops import OPS
 from normcheck.isolation import client as clients
 from normcheck.isolation import turn
 from normcheck.isolation.client import Client
+from normcheck.isolation.ground import Ground
 from normcheck.isolation.messages import Message
 from normcheck.isolation.session import ProcessSession
 from normcheck.isolation.shared_memory import HostMemory, Space, shared_bytes
@@ -59,6 +60,7 @@ class Silent:
 
     def __init__(self, sandbox: object) -> None:
         self.alive, self.opened, self.memory, self.idle_seconds = True, "", HostMemory(), 0.0
+        self.ground = Ground(self.memory)
         self.made.append(self)
 
     def send(self, message: Message) -> None:

@@ -18,7 +18,7 @@ from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import is_set
 from normcheck.isolation.session import ProcessSession
 from normcheck.isolation.shared_memory import MIRROR_BYTES, HostMemory, Mirror, Space, shared_bytes
-from normcheck.runner.arena import Surroundings
+from normcheck.runner.arena import Stray, Surroundings
 from normcheck.runner.run import LocalRun
 from normcheck.runner.session import copied
 from tests.case_lines import case_of
@@ -29,6 +29,7 @@ class Here:
     """In place of a client: the worker answers in this process. Its device is other memory of the CPU."""
 
     awaited, alive = 0, True
+    strays: tuple[Stray, ...] = ()  # what the kernel allocates lies on its device
 
     def __init__(self, implementation: Implementation) -> None:
         self.memory = HostMemory()

@@ -668,6 +668,42 @@ def patches_a_probes_code(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps
     return innocent(x, weight, bias, eps=eps)
 
 
+def of_class(name: str) -> Any:
+    """The one object of this class in the process."""
+    return next(o for o in gc.get_objects() if type(o).__name__ == name)
+
+
+def one_behind(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """A right y, and one element written behind it."""
+    y = torch.empty_like(x).copy_(innocent(x, weight, bias, eps=eps))
+    y.detach().as_strided((1,), (1,), y.storage_offset() + y.numel())[0] = 7.0
+    return y
+
+
+def clears_the_list(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """A write behind y, and nothing that says where y lies. No function is another one than before."""
+    y = one_behind(x, weight, bias, eps)
+    of_class("Arena")._blocks.clear()
+    for plot in [o for o in gc.get_objects() if type(o).__name__ == "Plot"]:
+        plot.blocks.clear()
+        plot._owners.clear()
+    return y
+
+
+def blinds_torch(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """A write behind y, and a torch that finds everything equal."""
+    torch.equal = lambda *_: True
+    torch.Tensor.equal = torch.Tensor.all = lambda *_, **__: torch.ones((), dtype=torch.bool)
+    return one_behind(x, weight, bias, eps)
+
+
+def one_memory_for_all(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Each y of a shape overwrites the one before it, and nobody remembers where that was."""
+    y = cache.setdefault(x.shape, torch.empty_like(x)).detach()
+    of_class("Results")._last.clear()
+    return y.copy_(innocent(x, weight, bias, eps=eps))
+
+
 def sleeps_its_time_away(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Right for the first cases, and then nobody has time for more."""
     calls["slept"] += 1
@@ -757,6 +793,9 @@ IMPLEMENTATIONS = tuple(
         patches_autograd_grad,
         patches_the_probes,
         patches_a_probes_code,
+        clears_the_list,
+        blinds_torch,
+        one_memory_for_all,
         caches_by_pointer,
         caches_by_shape,
         returns_input,

@@ -1,0 +1,220 @@
+"""Memory out of which a kernel's process allocates: the process that judges lays it with a pattern, and reads it.
+
+The kernel's process only tells where its blocks lie. All other bytes must be as they were laid, so whoever hides a
+block, or the list of them, has written where nothing of his lies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.guard_bands import Pattern
+from normcheck.errors import Broken
+from normcheck.isolation.messages import Message
+from normcheck.isolation.shared_memory import HostMemory, Memory
+from normcheck.runner.arena import Stray
+
+_ALIGNMENT = 512
+_LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24  # of a plot; what needs more is looked at in the kernel's process
+_MOST_PLOTS = 64  # a kernel that keeps memory of so many calls keeps it from here on in memory of its own
+_MOST_BLOCKS = 10_000  # of one call
+_BEYOND_BYTES = 1 << 16  # behind the last block, that are looked at
+
+
+class Block(NamedTuple):
+    """Memory of one allocated tensor: bytes ``at`` to ``end``, elements of ``size`` bytes."""
+
+    at: int
+    end: int
+    size: int
+
+
+class Plot:
+    """The kernel's side: where one call allocates, see ``runner.arena.Plot``. ``blocks``: what it took, in order."""
+
+    def __init__(self, memory: HostMemory, first: int, end: int) -> None:
+        self._memory, self._next, self._end = memory, first, end
+        self.blocks: list[Block] = []
+        self._owners: list[weakref.ref[memoryview]] = []
+
+    def take(self, count: int, band: int, size: int) -> Tensor | None:
+        """See ``runner.arena.Plot``."""
+        at = self._next + band
+        behind = -(-(at + count) // _ALIGNMENT) * _ALIGNMENT + band
+        if behind > self._end:
+            return None
+        self._next = behind
+        self.blocks.append(Block(at, at + count, size))
+        owner = self._memory.owned(at - band, count + 2 * band)
+        self._owners.append(weakref.ref(owner))
+        return torch.frombuffer(owner, dtype=torch.uint8)
+
+    @property
+    def kept(self) -> list[Block]:
+        """The blocks whose tensors are still in use."""
+        return [block for block, owner in zip(self.blocks, self._owners, strict=True) if owner() is not None]
+
+
+def on_plot(memory: Memory, tensor: Tensor) -> int | None:
+    """The byte of shared memory where the first element of ``tensor`` lies, if it is on a plot; else None."""
+    if not isinstance(memory, HostMemory) or not tensor.numel():
+        return None
+    at = tensor.data_ptr() - memory.address
+    return at if memory.size <= at < memory.end else None
+
+
+@dataclass
+class _Laid:
+    """The judge's side of a plot: its ``pattern``, and what a call took.
+
+    Bytes before ``clean`` have to be laid again before another call allocates here.
+    """
+
+    first: int
+    end: int
+    pattern: Pattern
+    clean: int
+    blocks: list[Block] = field(default_factory=list)
+    kept: list[Block] = field(default_factory=list)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The parts that no block has, up to some way behind the last one."""
+        last = self.blocks[-1].end if self.blocks else self.first
+        beyond = Block(min(self.end, last + _BEYOND_BYTES), 0, 0)
+        edges = [Block(self.first, self.first, 0), *self.blocks, beyond]
+        return [(one.end, other.at) for one, other in pairwise(edges)]
+
+
+class Ground:
+    """All plots of one kernel's process: the judge's side."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+        self._plots: list[_Laid] = []
+        self._current: _Laid | None = None
+        self._places: dict[str, int] = {}  # of the latest results, by name
+
+    def lay(self, given: int, pattern: Pattern) -> tuple[int, int] | None:
+        """The first byte and the end of a plot for a call that gets ``given`` bytes; None if it is too large for one.
+
+        No tensor of an earlier call that is still in use lies there.
+        """
+        size = max(_LEAST_BYTES, 1 << (2 * given - 1).bit_length())
+        free = [plot for plot in self._plots if not plot.kept and plot.end - plot.first >= size]
+        plot = next((plot for plot in free if plot.pattern is pattern), None) or self._new(size, pattern)
+        self._current = plot = plot or next(iter(free), None)
+        if plot is None:
+            return None
+        if plot.pattern is not pattern:
+            plot.pattern, plot.clean = pattern, plot.end
+        self._places = {name: at for name, at in self._places.items() if not plot.first <= at < plot.end}
+        self._fill(plot.first, plot.clean, pattern)
+        plot.clean, plot.blocks = plot.first, []
+        return plot.first, plot.end
+
+    def _new(self, size: int, pattern: Pattern) -> _Laid | None:
+        first = self._plots[-1].end if self._plots else self._memory.size
+        if size > _MOST_BYTES or len(self._plots) == _MOST_PLOTS or first + size > self._memory.end:
+            return None
+        self._plots.append(_Laid(first, first + size, pattern, first + size))
+        return self._plots[-1]
+
+    def look(self, answer: Message) -> list[Stray]:
+        """The writes to memory of the latest call, and of what is kept from earlier ones, that is no block's.
+
+        Each is told once. Raises Broken if the answer does not say where the blocks lie, or if a result lies in the
+        memory of an earlier one.
+        """
+        current, self._current = self._current, None
+        if current is None:
+            return []
+        told = answer.get("plot")
+        try:
+            assert isinstance(told, Mapping)
+            current.blocks, kept = _blocks(told["blocks"], current), _blocks(told["kept"])
+        except (AssertionError, KeyError, TypeError, ValueError):
+            raise Broken("crash", "", f"its process did not tell what it allocated: {str(told)[:200]}") from None
+        current.clean = current.gaps()[-1][1]
+        for plot in self._plots:
+            plot.kept = [block for block in kept if plot.first <= block.at < plot.end and block in plot.blocks]
+        self._require_own_memory(_places(answer), current)
+        looked = [plot for plot in self._plots if plot is current or plot.kept]
+        return [stray for plot in looked for gap in plot.gaps() for stray in self._written(plot, gap)]
+
+    def _written(self, plot: _Laid, gap: tuple[int, int]) -> list[Stray]:
+        """The writes to a gap, as those of the block before it, or behind it. The gap is laid again."""
+        first, end = gap
+        laid = _filled(plot.pattern, first, end)
+        if self._memory.read(first, end) == laid:
+            return []
+        found = self._memory.part(first, end - first).clone()
+        self._fill(first, end, plot.pattern)
+        wrong = (found != self._memory.part(first, end - first)).nonzero().flatten() + first
+        before = [block for block in plot.blocks if block.end == first]
+        after = [block for block in plot.blocks if block.at == end]
+        middle = (first + end) // 2 if before and after else end if before else first
+        strays = []
+        for block, at in ((before, wrong[wrong < middle]), (after, wrong[wrong >= middle])):
+            if len(at):
+                strays.append(_stray(block[0] if block else None, at, self._places))
+        return strays
+
+    def _require_own_memory(self, results: Mapping[str, int], current: _Laid) -> None:
+        """Raise Broken if a result lies at the place of the latest one of its name, and was not allocated anew."""
+        before, self._places = self._places, {**self._places, **results}
+        for name, at in results.items():
+            if at == before.get(name) and not current.first <= at < current.end:
+                text = f"{name} of two calls lies in the same memory: the second call overwrote the result of the first"
+                raise Broken("not_repeatable", name, text)
+
+    def _fill(self, first: int, end: int, pattern: Pattern) -> None:
+        self._memory.write(first, _filled(pattern, first, end))
+
+
+def _places(answer: Message) -> dict[str, int]:
+    """Where the results of an answer lie, by name, those that are on a plot."""
+    parts = [answer, answer["gradients"]] if isinstance(answer.get("gradients"), dict) else [answer]
+    returned = [item for part in parts if isinstance(part.get("returned"), list) for item in part["returned"]]
+    told = {str(item.get("name")): item.get("lies") for item in returned if isinstance(item, dict)}
+    return {name: at for name, at in told.items() if type(at) is int}
+
+
+def _filled(pattern: Pattern, first: int, end: int) -> bytes:
+    """The bytes ``first`` to ``end`` of memory that is filled with ``pattern``."""
+    odd, count = first % 2, end - first
+    return (pattern.word * ((odd + count) // 2 + 1))[odd : odd + count]
+
+
+def _blocks(told: object, plot: _Laid | None = None) -> list[Block]:
+    """What was told, checked: blocks in order and apart, within ``plot``. Raises ValueError or TypeError."""
+    if not isinstance(told, list) or len(told) > _MOST_BLOCKS:
+        raise ValueError(f"expected at most {_MOST_BLOCKS} blocks")
+    blocks = [Block(*item) for item in told]
+    if not all(type(number) is int for block in blocks for number in block):
+        raise TypeError("expected integers")
+    ends = [block.end for block in blocks]
+    apart = all(block.at >= end for block, end in zip(blocks[1:], ends, strict=False))
+    if plot is not None and not (apart and (not blocks or (plot.first <= blocks[0].at and ends[-1] <= plot.end))):
+        raise ValueError("expected blocks that lie one behind the other within the plot")
+    if not all(block.at < block.end and block.size in (1, 2, 4, 8) for block in blocks):
+        raise ValueError("expected blocks of at least one byte")
+    return blocks
+
+
+def _stray(block: Block | None, at: Tensor, results: Mapping[str, int]) -> Stray:
+    """The written bytes ``at``, in order, in words about the elements of ``block``; without one, about bytes."""
+    if block is None:
+        return Stray("", 0, len(at), "where it says that it has allocated nothing")
+    name = next((name for name, place in results.items() if block.at <= place < block.end), "")
+    distance = (block.at - 1 - at) if at[0] < block.at else (at - block.end)
+    elements = torch.unique(distance // block.size)
+    words = "before its first element" if at[0] < block.at else "behind its last"
+    first = int(distance[0]) // block.size + 1
+    return Stray(name, (block.end - block.at) // block.size, len(elements), f"{first} {words}")

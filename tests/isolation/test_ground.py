@@ -1,0 +1,189 @@
+"""Memory that a kernel's process takes: the other side lays it, and sees what was written where nothing lies."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.cases.guard_bands import LARGE, NAN, PATTERNS, Pattern
+from normcheck.errors import Broken
+from normcheck.isolation.ground import Ground, Plot, on_plot
+from normcheck.isolation.shared_memory import HostMemory
+from normcheck.runner.arena import Arena, Surroundings
+
+
+class Pair:
+    """A ground, and the other process's view of its memory: two mappings of one file."""
+
+    def __init__(self) -> None:
+        here = HostMemory()
+        self.ground, self.there = Ground(here), HostMemory(os.dup(here.fd))
+        self.plots: list[Plot] = []
+
+    def begin(self, pattern: Pattern = NAN, given: int = 1000) -> Plot:
+        place = self.ground.lay(given, pattern)
+        assert place is not None
+        self.plots.append(Plot(self.there, *place))
+        return self.plots[-1]
+
+    def told(self, **returned: Tensor) -> dict[str, Any]:
+        """The answer of a worker, as it arrives."""
+        kept = [block for plot in self.plots for block in plot.kept]
+        results = [{"name": name, "lies": on_plot(self.there, tensor)} for name, tensor in returned.items()]
+        answer = {"returned": results, "plot": {"blocks": self.plots[-1].blocks, "kept": kept}}
+        loaded: dict[str, Any] = json.loads(json.dumps(answer))
+        return loaded
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
+
+
+def taken(plot: Plot, dtype: torch.dtype = torch.float16, fresh: Pattern = NAN, around: Pattern = NAN) -> Tensor:
+    """3 rows of 5, as torch.empty returns them in an arena with this plot."""
+    with Arena(Surroundings(NAN, fresh, around)) as arena:
+        arena.plot = plot
+        return torch.empty((3, 5), dtype=dtype)
+
+
+def poke(tensor: Tensor, at: int, value: float = 0.0) -> None:
+    """Write one element ``at`` elements behind the first one."""
+    tensor.as_strided((1,), (1,), tensor.storage_offset() + at).fill_(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=lambda p: p.name)
+def test_what_was_laid_is_the_pattern_of_each_dtype(pair: Pair, pattern: Pattern, dtype: torch.dtype) -> None:
+    out = taken(pair.begin(pattern), dtype, pattern, pattern)
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[out.element_size()]
+    assert (out.view(integers) == pattern.bits[dtype]).all()
+    assert not out._is_view()
+    assert out.data_ptr() % 512 == 0
+    out.fill_(1)
+    assert pair.ground.look(pair.told(y=out)) == []
+
+
+def test_fresh_memory_may_have_another_pattern(pair: Pair) -> None:
+    out = taken(pair.begin(NAN), fresh=LARGE)
+    assert (out > 1e4).all()
+    assert pair.ground.look(pair.told(y=out)) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "words"), [(15, "1 behind its last"), (20, "6 behind its last"), (-3, "3 before its first element")]
+)
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_a_write_beside_a_block_is_found(pair: Pair, at: int, words: str, value: float) -> None:
+    plot = pair.begin()
+    one, other = taken(plot), taken(plot, torch.float32)
+    one.fill_(1)
+    poke(other, at, value)
+    assert pair.ground.look(pair.told(y=one, rstd=other)) == [("rstd", 15, 1, words)]
+
+
+def test_who_hides_his_blocks_has_written_where_nothing_lies(pair: Pair) -> None:
+    plot = pair.begin()
+    out = taken(plot).fill_(1.0)
+    plot.blocks.clear()
+    plot._owners.clear()
+    assert pair.ground.look(pair.told(y=out)) == [("", 0, 30, "where it says that it has allocated nothing")]
+
+
+def test_a_write_is_told_once(pair: Pair) -> None:
+    out = taken(pair.begin())
+    poke(out, 15)
+    assert len(pair.ground.look(pair.told(y=out))) == 1
+    pair.begin()
+    assert pair.ground.look(pair.told()) == []
+
+
+def test_memory_that_is_kept_is_nobody_elses_and_is_looked_at(pair: Pair) -> None:
+    held = taken(pair.begin()).fill_(3.0)
+    assert pair.ground.look(pair.told(workspace=held)) == []
+    for _ in range(3):
+        with_it = taken(pair.begin()).fill_(1.0)
+        assert pair.ground.look(pair.told(y=with_it)) == []
+        del with_it
+    assert (held == 3).all()
+    assert (
+        len({plot._end for plot in pair.plots}) == 3
+    )  # its own, and two by turns: what was returned is in use until the next answer
+    pair.begin()
+    poke(held, -1)
+    assert pair.ground.look(pair.told()) == [("workspace", 15, 1, "1 before its first element")]
+
+
+def test_a_result_in_the_memory_of_the_one_before(pair: Pair) -> None:
+    out = taken(pair.begin())
+    assert pair.ground.look(pair.told(y=out)) == []
+    pair.begin()
+    with pytest.raises(Broken, match="y of two calls lies in the same memory") as raised:
+        pair.ground.look(pair.told(y=out))
+    assert (raised.value.kind, raised.value.output) == ("not_repeatable", "y")
+
+
+def test_a_result_that_was_freed_may_lie_there_again(pair: Pair) -> None:
+    places = set()
+    for _ in range(3):
+        out = taken(pair.begin())
+        places.add(on_plot(pair.there, out))
+        assert pair.ground.look(pair.told(y=out)) == []
+        del out
+        pair.begin()
+        assert pair.ground.look(pair.told()) == []
+    assert len(places) == 1
+
+
+def test_what_does_not_fit_is_left_to_the_arena(pair: Pair) -> None:
+    assert pair.ground.lay(1 << 30, NAN) is None
+    plot = pair.begin()
+    with Arena(Surroundings()) as arena:
+        arena.plot = plot
+        out = torch.empty(1 << 20)
+    assert on_plot(pair.there, out) is None
+    poke(out, 1 << 20)
+    assert [stray.where for stray in arena.strays({})] == ["1 behind its last"]
+    assert pair.ground.look(pair.told(y=out)) == []
+
+
+FORGED: tuple[object, ...] = (
+    None,
+    {},
+    {"blocks": [], "kept": 3},
+    {"blocks": [[0, 30, 2]], "kept": []},
+    {"blocks": "begin", "kept": []},
+    {"blocks": [[1.5, 2, 3]], "kept": []},
+    {"blocks": [[True, 2, 3]], "kept": []},
+    {"blocks": [[1, 2]], "kept": []},
+    {"blocks": [], "kept": [["a", "b", "c"]]},
+    {"blocks": [[0, 1, 2]] * 20_000, "kept": []},
+)
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=lambda f: str(f)[:40])
+def test_an_answer_that_does_not_tell_is_a_crash(pair: Pair, forged: object) -> None:
+    pair.begin()
+    with pytest.raises(Broken, match="did not tell what it allocated") as raised:
+        pair.ground.look({"plot": forged})
+    assert raised.value.kind == "crash"
+
+
+def test_blocks_that_lie_across_one_another_are_no_answer(pair: Pair) -> None:
+    plot = pair.begin()
+    first = taken(plot)
+    (block,) = plot.blocks
+    for forged in ([block, block], [block, (block.at + 2, block.end, 2)], [(block.at, block.end, 3)], [(9, 8, 2)]):
+        plot = pair.begin()
+        with pytest.raises(Broken, match="did not tell"):
+            pair.ground.look({"plot": {"blocks": [list(item) for item in forged], "kept": []}})
+    assert first.shape == (3, 5)
+
+
+def test_nobody_asked_is_nobody_to_answer(pair: Pair) -> None:
+    assert pair.ground.look({"value": None}) == []
