@@ -136,12 +136,14 @@ class Where:
 
     ``grid``: the share of wrong elements in each of at most 8 x 48 cells, which divide the output (a vector has one row
     of cells). ``rows``, ``columns``: the size of the output. ``summary``: in words, such as ``only column 128 of 129``.
+    ``ratios``: the largest error / bound in each of the cells, to three digits; () of an output that is too large.
     """
 
     rows: Count
     columns: Count
     grid: tuple[tuple[Number, ...], ...]
     summary: str
+    ratios: tuple[tuple[Number, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +250,12 @@ class Steadiness:
     cases: Count
 
 
+def three_digits(ratio: float) -> float:
+    """``ratio`` to three digits, or to four above 1 where three would be 1, the limit between right and wrong."""
+    rounded = float(f"{ratio:.3g}")
+    return max(rounded, 1.001) if ratio > 1 else rounded
+
+
 MOST_REFUSED = 1 / 3
 """The share of what it declares that an implementation may refuse and still count as having run."""
 
@@ -288,6 +296,10 @@ class Verdict:
     bits; ``invariance``: whether a row had the same bits among other rows; ``undeclared``: if the declaration widens a
     bound or leaves out a check, the worst element under the bounds of an implementation that declares nothing.
 
+    ``spread``: for each axis of the sweep the largest ratio of any output, to three digits, at each of its values. Axes
+    are ``M`` and ``N`` (a value is the power of two at or below), ``eps`` (the power of ten), ``rows``, ``dy`` and
+    ``layout``.
+
     ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
     the current directory is relative to it.
     """
@@ -319,6 +331,7 @@ class Verdict:
     core: Coverage | None = None
     shapes: Count | None = None
     error: Annotated[str, one_of("", IMPORT, ASLEEP)] = ""
+    spread: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:

@@ -27,6 +27,7 @@ def verdict(**changes: object) -> Verdict:
         cases=200,
         seconds=2.06,
         worst={"y": worst(0.9994), "rstd": worst(0.31), "dx": worst(0.724)},
+        spread={"M": {"1": 0.2, "32": 0.999}, "N": {"64": 0.7, "4096": 0.999}, "eps": {"1e-05": 0.999}},
     )
     changed = replace(plain, **changes)  # type: ignore[arg-type]
     return changed if "shapes" in changes else replace(changed, shapes=min(38, changed.cases))
@@ -35,7 +36,9 @@ def verdict(**changes: object) -> Verdict:
 def where() -> Where:
     """An output of 3 x 129 whose last column is wrong."""
     row = (0.0,) * 43
-    return Where(rows=3, columns=129, grid=(row, row, (*row[:-1], 1 / 3)), summary="only column 128 of 129, row 2")
+    ratios = ((0.4,) * 43, (0.02,) * 43, (*row[:-1], 3.05))
+    summary = "only column 128 of 129, row 2"
+    return Where(rows=3, columns=129, grid=(row, row, (*row[:-1], 1 / 3)), summary=summary, ratios=ratios)
 
 
 TERMS = {"store": 1.5e-4, "rstd": 3.2e-5, "c1": 1.1e-5, "c2": 4e-6, "ops": 2e-6, "underflow": 1e-6}

@@ -30,7 +30,7 @@ def _regime_cells() -> Iterable[str]:
 
 
 def _formats() -> Iterable[str]:
-    return ("json:",)
+    return ("json:", "html:")
 
 
 def _recipes() -> Iterable[str]:
@@ -78,7 +78,7 @@ class AuditOptions:
     device: Device = "auto"
     report: Annotated[
         tuple[str, ...],
-        Option(help="json:PATH; - is standard output.", names=_formats, open=True, read=several),
+        Option(help="json:PATH or html:PATH; - is standard output.", names=_formats, open=True, read=several),
     ] = ()
     workers: Annotated[
         int | None, Option(help="Processes; by default one a core, at most 8.", check=within(1, 256))

@@ -68,7 +68,7 @@ def _lines(console: Console, audit: Audit, run: dict[str, tuple[Outcome, ...]]) 
     for id, cells in run.items():
         status = audit.status_of(cells)
         cases, slowest = max(cell.cases for cell in cells), max(cell.seconds for cell in cells)
-        numbers = (_share(cells), _finding_words(cells), f"{cases:,}", _text.seconds(slowest))
+        numbers = (share(cells), finding_words(cells), f"{cases:,}", _text.seconds(slowest))
         words = (text_of(console, word) for word in (short(id, 32), *numbers))
         table.add_row(text_of(console, (MARKS[status], STYLES[status])), *words)
     header, *lines = table_lines(console, table, wrap=False)
@@ -80,19 +80,20 @@ def _lines(console: Console, audit: Audit, run: dict[str, tuple[Outcome, ...]]) 
     return header, lines
 
 
-def _share(cells: Sequence[Outcome]) -> str:
+def share(cells: Sequence[Outcome]) -> str:
+    """How many of the cells that were run were killed: ``3/4``."""
     exercised = [cell for cell in cells if cell.status != NOT_EXERCISED]
     return f"{sum(cell.status == KILLED for cell in exercised)}/{len(exercised)}"
 
 
-def _finding_words(cells: Sequence[Outcome]) -> str:
+def finding_words(cells: Sequence[Outcome]) -> str:
     """The findings that killed the cells, the most frequent first: ``y, rstd``, ``dx unwritten``."""
-    words = [_kind_words(cell) for cell in cells if cell.status == KILLED]
+    words = [kind_words(cell) for cell in cells if cell.status == KILLED]
     ranked = sorted(dict.fromkeys(words), key=lambda word: -words.count(word))
     return short(", ".join(ranked), 14)
 
 
-def _kind_words(cell: Outcome | Control) -> str:
+def kind_words(cell: Outcome | Control) -> str:
     """A cell's finding in a few characters: ``dx``, ``y shape``, ``crash``."""
     kind = "" if cell.kind == "mismatch" and cell.output else cell.kind.replace("_", " ")
     return " ".join(word for word in (short(cell.output, 40), kind) if word)
@@ -115,7 +116,7 @@ def _put_case(console: Console, cells: tuple[Outcome, ...]) -> None:
     """Print one case that kills the mutant, shrunk. It is on one line however long, so that it can be pasted."""
     killed = next((cell for cell in cells if cell.status == KILLED), None)
     if killed is not None:
-        words = f"{_kind_words(killed)}: {killed.case or killed.reason}"
+        words = f"{kind_words(killed)}: {killed.case or killed.reason}"
         put(console, (words, "dim"), indent=INDENT, wrap=False)
 
 
@@ -146,7 +147,7 @@ def _put_controls(console: Console, audit: Audit) -> None:
     outcome = (f"{len(audit.accused):,} accused ({accused})", "bold red") if accused else "none accused"
     put(console, f"{kernels}, {counted(cells, 'cell')}, {counted(cases, 'case')}: ", outcome)
     for control in audit.accused:
-        words = f"{short(control.name)} {_cell(control)}: {_kind_words(control)}"
+        words = f"{short(control.name)} {_cell(control)}: {kind_words(control)}"
         put(console, (f"{'ACCUSED':<{INDENT}}", STYLES[SURVIVED]), words, hang=INDENT)
         put_lines(console, control.message, indent=INDENT)
         put(console, control.case, indent=INDENT, wrap=False)
@@ -180,11 +181,12 @@ def _put_environment(console: Console, audit: Audit) -> None:
 
 def _put_score(console: Console, audit: Audit) -> None:
     """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
-    word, style = _word(audit)
-    put(console, (word, style), f"  {_score(audit)}", wrap=False)
+    word, style = summary(audit)
+    put(console, (word, style), f"  {score_words(audit)}", wrap=False)
 
 
-def _word(audit: Audit) -> tuple[str, str]:
+def summary(audit: Audit) -> tuple[str, str]:
+    """The outcome in capitals, and its style."""
     if not audit.complete:
         return "INCOMPLETE", "bold yellow"
     if audit.exit_code == ExitCode.NOTHING:
@@ -196,7 +198,8 @@ def _word(audit: Audit) -> tuple[str, str]:
     return status.upper(), STATUS_STYLES[status]
 
 
-def _score(audit: Audit) -> str:
+def score_words(audit: Audit) -> str:
+    """The score in one line."""
     if not audit.outcomes and not audit.controls:
         return f"no cell is left of what was asked; {_duration(audit.seconds)}"
     score, regimes = audit.score, tuple(audit.regimes.values())

@@ -6,12 +6,13 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from types import MappingProxyType
 from typing import TextIO
 
-from normcheck.audit import catalogue, json
+from normcheck.audit import catalogue, html, json
 from normcheck.audit import report as report
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import REGIMES, Regime
@@ -26,6 +27,7 @@ from normcheck.cases.ops import OPS
 from normcheck.errors import ExitCode, UsageError, one_of
 from normcheck.gate import decision
 from normcheck.isolation.pool import spread
+from normcheck.reports._page import NEEDS
 from normcheck.reports.targets import Target, screen, targets, written
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
@@ -58,7 +60,7 @@ def audit(options: AuditOptions, argv: tuple[str, ...]) -> int:
         exit_code=exit_code(outcomes, controls, recipe=options.recipe, complete=complete),
         complete=complete,
     )
-    unwritten = [why for target in report_targets if (why := written(target, partial(json.write, done)))]
+    unwritten = [why for target in report_targets if (why := written(target, partial(_WRITERS[target.format], done)))]
     for why in unwritten:
         print(f"normcheck: {why}", file=sys.stderr)
     report.render(done, report.console_for(stream), details=bool(options.mutant))
@@ -173,8 +175,8 @@ def _run_all(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[lis
     return [results[index] for index in sorted(results)], complete
 
 
+_WRITERS: Mapping[str, Callable[[Audit, TextIO], None]] = MappingProxyType({"json": json.write, "html": html.write})
+
+
 def _targets(options: AuditOptions) -> tuple[Target, ...]:
-    for text in options.report:
-        if text.partition(":")[0] != "json":
-            raise UsageError(f"report={text}: expected json:PATH, the only format of an audit besides the terminal")
-    return targets(options.report, ("json",))
+    return targets(options.report, tuple(_WRITERS), needs={"html": NEEDS})

@@ -1,4 +1,4 @@
-"""The report files of a bench: ``csv`` with a line per speed, ``json`` with everything, ``png`` with a plot.
+"""The report files of a bench: ``csv``, a line per speed; ``json``, everything; ``png`` and ``html``, to look at.
 
 The CSV's header is ``COLUMNS``; columns are only ever added, at its end. ``status`` is measured, fail (a finding: no
 number), skip or error. Times are in milliseconds and GB/s in 1e9 bytes a second, both to six digits. Unknown values are
@@ -26,7 +26,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TextIO
 
-from normcheck.bench import plot
+from normcheck.bench import html, plot
 from normcheck.bench.speed import Bench, Speed, Times
 from normcheck.reports.document import text_of
 from normcheck.reports.targets import Target, unwritten, written
@@ -67,6 +67,11 @@ def _line(speed: Speed) -> dict[str, object]:
     copy_ms = _six(speed.copy_times.median) if speed.copy_times is not None else None
     derived = {"detail": " ".join(detail.split()), "copy_ms": copy_ms, "copy_gb_per_s": _six(speed.copy_gb_per_s)}
     return {name: value for name, value in {**entry, **derived}.items() if name in COLUMNS}
+
+
+def write_html(bench: Bench, stream: TextIO) -> None:
+    """Write a page to look at."""
+    html.write(bench, document(bench), stream)
 
 
 def write_json(bench: Bench, stream: TextIO) -> None:
@@ -135,4 +140,6 @@ def _failure(finding: Finding) -> Json:
     return {name: getattr(finding, name) for name in ("kind", "output", "case", "message", "reproduce", "ratio")}
 
 
-_WRITERS: Mapping[str, Callable[[Bench, TextIO], None]] = MappingProxyType({"csv": write_csv, "json": write_json})
+_WRITERS: Mapping[str, Callable[[Bench, TextIO], None]] = MappingProxyType(
+    {"csv": write_csv, "html": write_html, "json": write_json}
+)

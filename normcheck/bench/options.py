@@ -8,7 +8,7 @@ from typing import Annotated
 
 from normcheck.gate.options import Device, Dtypes, Impls, Ops, Option, TimeBudget, Timeout, several
 
-FORMATS = ("csv", "json", "png")
+FORMATS = ("csv", "json", "png", "html")
 """The formats of ``--report FORMAT:PATH``."""
 
 
@@ -41,7 +41,7 @@ class BenchOptions:
     report: Annotated[
         tuple[str, ...],
         Option(
-            help="csv:PATH, json:PATH or png:PATH; - is standard output.",
+            help="csv:PATH, json:PATH, png:PATH or html:PATH; - is standard output.",
             names=_formats,
             open=True,
             read=several,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from normcheck.bench.speed import MEASURED, Bench, Speed
@@ -22,8 +21,6 @@ def check(paths: Iterable[str]) -> None:
     for path in paths:
         if path == "-":
             raise UsageError("report=png:-: expected a path, a picture is not for standard output")
-        if find_spec("matplotlib") is None:
-            raise UsageError(f"report=png:{path}: expected matplotlib; pip install 'normcheck[plot]'")
 
 
 def save(bench: Bench, path: str) -> None:
@@ -38,7 +35,7 @@ def save(bench: Bench, path: str) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(_title(bench))
     for number, table in enumerate(tables, 1):
-        _panel(figure.add_subplot(rows, columns, number), table, bench.implementations)
+        panel(figure.add_subplot(rows, columns, number), table, bench.implementations)
     lines = {
         str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()
     }  # the legend is under the panels: within one it would hide lines
@@ -51,11 +48,18 @@ def _title(bench: Bench) -> str:
     return f"{what} on {short(bench.environment.get('device', bench.device), 80)}"
 
 
-def _panel(axes: Axes, table: Sequence[Speed], names: Sequence[str]) -> None:
-    """Draw one table as lines; every implementation has the same colour in all panels."""
+def panel(axes: Axes, table: Sequence[Speed], names: Sequence[str]) -> None:
+    """Draw one table as lines; every implementation has one colour in all panels, the copy that of the text."""
+    import matplotlib
+
     ceiling = {s.point.N: s.copy_gb_per_s for s in table if s.copy_gb_per_s is not None}
     axes.plot(
-        list(ceiling), list(ceiling.values()), color="black", linestyle="--", marker="_", label="copy of the same bytes"
+        list(ceiling),
+        list(ceiling.values()),
+        color=matplotlib.rcParams["text.color"],
+        linestyle="--",
+        marker="_",
+        label="copy of the same bytes",
     )
     for name in names:
         own = [s for s in table if s.implementation == name and s.status == MEASURED]

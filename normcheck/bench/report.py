@@ -167,6 +167,12 @@ def _put_method(console: Console, bench: Bench) -> None:
 
 def _put_summary(console: Console, bench: Bench) -> None:
     """Print the last line. It is one line however long, so that ``tail -1`` shows all of it."""
+    word, style, rest = summary(bench)
+    put(console, (word, style), f"  {rest}", wrap=False)
+
+
+def summary(bench: Bench) -> tuple[str, str, str]:
+    """The outcome in capitals, its style, and what was measured."""
     words = {
         ExitCode.PASS: ("MEASURED", "green"),
         ExitCode.FOUND: ("FAIL", "bold red"),
@@ -183,4 +189,4 @@ def _put_summary(console: Console, bench: Bench) -> None:
     if skipped := bench.with_status(SKIP):
         tally.append(f"{percent(len(skipped), len(bench.speeds))} not run")
     word, style = words.get(ExitCode(bench.exit_code), nothing)
-    put(console, (word, style), f"  {', '.join(tally)}; {_text.seconds(bench.seconds)}", wrap=False)
+    return word, style, f"{', '.join(tally)}; {_text.seconds(bench.seconds)}"

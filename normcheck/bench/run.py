@@ -29,6 +29,7 @@ from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, ExitCode, UnsupportedCase, UsageError, itself_failed
 from normcheck.gate import decision
 from normcheck.gate.plan import PROFILES, Plan
+from normcheck.reports._page import NEEDS
 from normcheck.reports.targets import screen, targets
 from normcheck.result import Finding
 from normcheck.runner.call import refusal
@@ -46,7 +47,7 @@ def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
     if options.suite == judge.SUITE:
         return judge.bench(options, argv)
     begun = time.perf_counter()
-    report_targets = targets(options.report, FORMATS)
+    report_targets = targets(options.report, FORMATS, needs={"png": ("matplotlib",), "html": NEEDS})
     if any(target.format == "png" for target in report_targets):
         plot.check(target.path for target in report_targets if target.format == "png")
     device = device_for(options.device)

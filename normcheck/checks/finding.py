@@ -6,8 +6,6 @@ import math
 import shlex
 from dataclasses import replace
 
-from torch import Tensor
-
 from normcheck.cases.case import EXPANDED, STRIDED, Case
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import own_limit
@@ -157,22 +155,25 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         mismatched=mismatched,
         numel=c.numel,
         terms=tuple(Term(name=name, value=value) for name, value in worst.terms),
-        where=_where(first.output, c.wrong),
+        where=_where(first.output, c),
     )
 
 
-def _where(output: str, wrong: Tensor) -> Where:
+def _where(output: str, c: Comparison) -> Where:
+    assert c.wrong is not None
     if output in STATISTICS:
-        return locate(wrong.reshape(-1, 1))
-    return locate(wrong.reshape(1, -1) if output in ("dw", "db") or wrong.dim() != 2 else wrong)
+        shape: tuple[int, ...] = (-1, 1)
+    else:
+        shape = (1, -1) if output in ("dw", "db") or c.wrong.dim() != 2 else tuple(c.wrong.shape)
+    return locate(c.wrong.reshape(shape), None if c.ratios is None else c.ratios.reshape(shape))
 
 
 def with_larger(found: Finding, larger: Result) -> Finding:
     """``found``, with where ``larger`` is wrong in the same output, if that names a pattern and not the same one."""
-    masks = [c.comparison.wrong for c in larger.wrong if (c.output, c.check) == (found.output, found.check)]
-    if found.where is None or not masks or masks[0] is None:
+    same = [c.comparison for c in larger.wrong if (c.output, c.check) == (found.output, found.check)]
+    if found.where is None or not same or same[0].wrong is None:
         return found
-    where = _where(found.output, masks[0])
+    where = _where(found.output, same[0])
     if where.summary == found.where.summary or not names_a_pattern(where.summary):
         return found
     return replace(found, larger=Larger(case=str(larger.case), where=where))

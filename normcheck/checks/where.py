@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from normcheck.cases.guard_bands import BLOCK_ELEMENTS
-from normcheck.result import Where
+from normcheck.result import Where, three_digits
 
 GRID_ROWS, GRID_COLUMNS = 8, 48
 _CHANCE = 1e-6
@@ -21,10 +22,14 @@ _FEWEST_REPEATS = 3
 _BLOCKS = tuple(2**k for k in range(3, 15))
 
 
-def locate(wrong: Tensor) -> Where:
-    """Describe where ``wrong``, bool (rows, columns), is True: at least one element, out of its bound."""
+def locate(wrong: Tensor, ratios: Tensor | None = None) -> Where:
+    """Describe where ``wrong``, bool (rows, columns), is True: at least one element, out of its bound.
+
+    ``ratios``: error / bound of each element, of the same shape.
+    """
     rows, columns = wrong.shape
-    return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong))
+    pooled = () if ratios is None else _pooled(ratios)
+    return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong), ratios=pooled)
 
 
 def names_a_pattern(summary: str) -> bool:
@@ -66,6 +71,21 @@ def _grid(wrong: Tensor) -> tuple[tuple[float, ...], ...]:
     cells.index_add_(1, column_cell, shares)
     sizes = heights[:, None] * column_cell.bincount(minlength=across)[None, :]
     return tuple(tuple(row) for row in (cells / sizes).tolist())
+
+
+def _pooled(ratios: Tensor) -> tuple[tuple[float, ...], ...]:
+    """The largest of each cell of the grid, to three digits."""
+    rows, columns = ratios.shape
+    by_row = torch.stack([ratios[part].amax(0) for part in _parts(rows, GRID_ROWS)])
+    cells = torch.stack([by_row[:, part].amax(1) for part in _parts(columns, GRID_COLUMNS)], 1)
+    return tuple(tuple(map(three_digits, row)) for row in cells.tolist())
+
+
+def _parts(size: int, most: int) -> list[slice]:
+    """At most ``most`` parts of ``size`` elements, of which element i lies in part ``i * parts // size``."""
+    parts = min(size, most)
+    edges = [-(-part * size // parts) for part in range(parts + 1)]
+    return [slice(first, end) for first, end in pairwise(edges)]
 
 
 def _summary(wrong: Tensor) -> str:

@@ -45,4 +45,4 @@ def targets_of(options: VerifyOptions, read: Sequence[str] = ()) -> tuple[Target
     """Where the reports go. Raises UsageError for a file that the run reads: one of ``read`` or of another option."""
     files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in options.impl]
     read = (*files, *read, options.known_failures, options.baseline, options.config)
-    return targets(options.report, tuple(formats()), read)
+    return targets(options.report, tuple(formats()), read, {name: format.needs for name, format in formats().items()})

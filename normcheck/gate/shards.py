@@ -148,7 +148,13 @@ def _cell(parts: Sequence[Verdict]) -> Verdict:
         undeclared=_joined([v.undeclared for v in parts], _worse),
         core=_core([v.core for v in parts if v.core is not None]),
         shapes=max((v.shapes for v in parts if v.shapes is not None), default=None),
+        spread=_joined([v.spread for v in parts], _at_values),
     )
+
+
+def _at_values(a: Mapping[str, float], b: Mapping[str, float]) -> Mapping[str, float]:
+    """The larger ratio at each value of an axis."""
+    return _joined([a, b], max)
 
 
 def _core(parts: Sequence[Coverage]) -> Coverage | None:

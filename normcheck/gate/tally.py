@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from normcheck.impls import source_location
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
-from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst
+from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
 
 _MOST = 20  # different reasons, and notes, in a report
 
@@ -53,6 +54,7 @@ class Tally:
     too_slow: dict[str, None] = field(default_factory=dict)
     failed_at: int = 0
     undeclared: dict[str, Worst] = field(default_factory=dict)
+    spread: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def floors(self) -> Mapping[str, float]:
@@ -95,8 +97,12 @@ class Tally:
             _keep(self.undeclared, result.case, checked)
 
     def note(self, case: Case, checked: Checked) -> None:
-        """Keep the worst of each output."""
+        """Keep the worst of each output, and of all outputs at each value of each axis."""
         _keep(self.worst, case, checked)
+        ratio = three_digits(checked.comparison.ratio)
+        for axis, value in _axes(case).items():
+            by_value = self.spread.setdefault(axis, {})
+            by_value[value] = max(by_value.get(value, 0.0), ratio)
 
     def verdict(self, bare: Verdict, op: Op, failure: Finding | None) -> Verdict:
         """``bare``, a verdict of no case, with the counts of all cases: fail if there is a ``failure``, else pass."""
@@ -125,6 +131,7 @@ class Tally:
             backward_refused=dict(self.backward_refused),
             undeclared=dict(self.undeclared),
             shapes=len(self.shapes),
+            spread={axis: dict(values) for axis, values in self.spread.items()},
         )
 
     def skipped(self, bare: Verdict, otherwise: str) -> Verdict:
@@ -141,6 +148,13 @@ class Tally:
             empty=old.empty + (zeros == total),
             checks=old.checks + 1,
         )
+
+
+def _axes(case: Case) -> dict[str, str]:
+    """Where a case lies on each axis of a spread, see ``Verdict``."""
+    sizes = {name: str(1 << n.bit_length() - 1 if n else 0) for name, n in (("M", case.M), ("N", case.N))}
+    eps = f"1e{math.floor(math.log10(case.eps)):+03d}" if case.eps > 0 else "0"
+    return {**sizes, "eps": eps, "rows": case.rows, "dy": case.dy, "layout": case.layout}
 
 
 def _keep(worst: dict[str, Worst], case: Case, checked: Checked) -> None:

@@ -18,6 +18,9 @@ from normcheck.oracle.rounding import Bound, half_ulp
 _INFINITE = 1e200  # a ratio above it comes from NO_ROOM, a bound that stands for 0
 
 
+_MOST_RATIOS = 1 << 24  # elements whose ratios are kept
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """The expected values of a block of an output and their bound, in fp64, (m, N), (m, 1) or (N,).
@@ -52,7 +55,8 @@ class Comparison:
     ``ratio``: the largest error / bound (NaN counts as infinite). ``max_abs``, ``max_ulp`` and ``worst`` are filled
     in only if the ratio is above 1 or above the caller's ``floor``. ``wrong``: bool like the block, None if nothing is
     wrong. ``uncheckable``: the number of elements without a finite bound. ``zeros``: the number of elements with a
-    finite bound that a 0 would pass as well; None if they were not counted.
+    finite bound that a 0 would pass as well; None if they were not counted. ``ratios``: error / bound of each element,
+    fp32 like ``wrong``, with 0 in blocks of rows that are right; None if nothing is wrong, or there are too many.
     """
 
     ratio: float
@@ -64,6 +68,7 @@ class Comparison:
     non_finite: bool = False
     wrong: Tensor | None = None
     worst: Element | None = None
+    ratios: Tensor | None = None
 
 
 def compare(
@@ -108,7 +113,8 @@ def _with_worst(brief: Comparison, ratio: Tensor, error: Tensor, got: Tensor, he
     if not failed:
         return found
     wrong = ~(ratio <= 1)
-    return replace(found, wrong=wrong, non_finite=bool((wrong & ~torch.isfinite(got)).any()))
+    ratios = ratio.float() if ratio.numel() <= _MOST_RATIOS else None
+    return replace(found, wrong=wrong, non_finite=bool((wrong & ~torch.isfinite(got)).any()), ratios=ratios)
 
 
 def _error(actual: Tensor, held: Expectation) -> Tensor:
@@ -192,20 +198,27 @@ def merge(blocks: list[tuple[int, Comparison]], rows: int) -> Comparison:
     if len(blocks) == 1:
         return blocks[0][1]
     worst = max((b for _, b in blocks), key=lambda b: b.ratio)
-    wrong: Tensor | None = None
-    for first, block in blocks:
-        if block.wrong is not None:
-            if wrong is None:
-                wrong = block.wrong.new_zeros((rows, block.wrong.shape[1]))
-            wrong[first : first + block.wrong.shape[0]] = block.wrong
+    numel = sum(b.numel for _, b in blocks)
     return Comparison(
         ratio=worst.ratio,
-        numel=sum(b.numel for _, b in blocks),
+        numel=numel,
         uncheckable=sum(b.uncheckable for _, b in blocks),
         zeros=sum(b.zeros or 0 for _, b in blocks) if worst.zeros is not None else None,
         max_abs=max(b.max_abs for _, b in blocks),
         max_ulp=max(b.max_ulp for _, b in blocks),
         non_finite=any(b.non_finite for _, b in blocks),
-        wrong=wrong,
+        wrong=_whole([(first, b.wrong) for first, b in blocks], rows),
         worst=worst.worst,
+        ratios=_whole([(first, b.ratios) for first, b in blocks], rows) if numel <= _MOST_RATIOS else None,
     )
+
+
+def _whole(blocks: list[tuple[int, Tensor | None]], rows: int) -> Tensor | None:
+    """One tensor of ``rows`` rows from blocks of it, with zeros for each that is None; None if all are."""
+    whole: Tensor | None = None
+    for first, block in blocks:
+        if block is not None:
+            if whole is None:
+                whole = block.new_zeros((rows, block.shape[1]))
+            whole[first : first + block.shape[0]] = block
+    return whole

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from normcheck.errors import UsageError, complaint, one_line, shown
@@ -25,11 +26,19 @@ LARGEST_BYTES = 1 << 28
 """Bytes that a file may have at most; a report of 10,000 cells has 40 million."""
 
 
+EMBEDDED = "normcheck-report"
+"""The id of the element of a page that has the document from which the page was made."""
+
+
 def load(file: str, schema: str) -> dict[str, Any]:
-    """The object in a JSON file of this ``schema``. Raises UsageError, in one line, for any other file."""
+    """The object in a JSON file of this ``schema``, or in a page of HTML that was made from it.
+
+    Raises UsageError, in one line, for any other file.
+    """
     where = one_line(file, 200)
     try:
         text = contents(file, LARGEST_BYTES).decode("utf-8-sig")
+        text = _embedded(text) if text[:15].lower() == "<!doctype html>" else text
         value = json.loads(text, parse_constant=_constant, object_pairs_hook=once)
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: expected {schema}, in UTF-8 (byte {error.start} is not)") from error
@@ -62,7 +71,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def text_of(document: object, indent: int = 2) -> str:
+def text_of(document: object, indent: int | None = 2) -> str:
     """``document`` as JSON and a newline, in ASCII, so that no encoding of a stream can refuse it."""
     return json.dumps(plain(document), indent=indent, allow_nan=False) + "\n"
 
@@ -86,6 +95,36 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         raise ValueError("a key of an object is there twice")
     return result
+
+
+class _Embedded(HTMLParser):
+    """Collects the text of the elements with the id EMBEDDED, whatever else a page has."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.found: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "script" and ("id", EMBEDDED) in attrs
+        self.found += [""] * self._inside
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.found[-1] += data
+
+
+def _embedded(page: str) -> str:
+    """The JSON text in a page. Raises ValueError unless there is one."""
+    reader = _Embedded()
+    reader.feed(page)
+    reader.close()
+    if len(reader.found) != 1:
+        raise ValueError(f"{len(reader.found)} elements of the page have the id {EMBEDDED}, and one is expected")
+    return reader.found[0]
 
 
 def _constant(name: str) -> NoReturn:

@@ -15,11 +15,15 @@ from normcheck.result import SweepResult
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A format of ``--report NAME:PATH``; a module of this package declares one as ``REPORT``."""
+    """A format of ``--report NAME:PATH``; a module of this package declares one as ``REPORT``.
+
+    ``needs``: modules without which it cannot be written.
+    """
 
     name: str
     write: Callable[[SweepResult, TextIO], None]
     summary: str
+    needs: tuple[str, ...] = ()
 
 
 @cache

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 from normcheck.errors import UsageError, one_line, one_of
@@ -26,10 +28,15 @@ class Target:
         return f"report={self.format}:{one_line(self.path, 200)}"
 
 
-def targets(reports: Sequence[str], formats: Collection[str], read: Iterable[str] = ()) -> tuple[Target, ...]:
+def targets(
+    reports: Sequence[str],
+    formats: Collection[str],
+    read: Iterable[str] = (),
+    needs: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> tuple[Target, ...]:
     """The target in each of ``reports``, checked. Raises UsageError for one that could not be written later.
 
-    ``read``: files that the run reads, which are no target.
+    ``read``: files that the run reads, which are no target; ``needs``: format -> the modules that it is made with.
     """
     found = []
     for text in reports:
@@ -39,6 +46,11 @@ def targets(reports: Sequence[str], formats: Collection[str], read: Iterable[str
         if path != "-" and not _writable(Path(path)):
             raise UsageError(
                 f"report={one_line(text, 200)}: expected a path of a file that can be written, in a folder that exists"
+            )
+        missing = [module for module in needs.get(name, ()) if find_spec(module) is None]
+        if missing:
+            raise UsageError(
+                f"report={one_line(text, 200)}: expected {' and '.join(missing)}; pip install 'normcheck[plot]'"
             )
         found.append(Target(name, path))
     if sum(target.path == "-" for target in found) > 1:

@@ -17,6 +17,7 @@ from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
 from normcheck.reports._failure import kind_words, put_failure
+from normcheck.reports._reasons import case_reasons, reasons
 from normcheck.reports._summary import REMEDIES, is_of_doctor, put_summary
 from normcheck.reports._text import (
     LONGEST_MESSAGE,
@@ -69,13 +70,13 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
             put_lines(console, verdict.detail, indent=2)
-    _put_section(console, "Not imported", _reasons(run, "error", IMPORT), step="what else was asked for was checked.")
-    _put_section(console, "Not judged, because the kernel slept", _reasons(run, "error", ASLEEP))
-    _put_section(console, "Not judged, because normcheck failed", _reasons(run, "error"), step=f"{REMEDIES['']}.")
+    _put_section(console, "Not imported", reasons(run, "error", IMPORT), step="what else was asked for was checked.")
+    _put_section(console, "Not judged, because the kernel slept", reasons(run, "error", ASLEEP))
+    _put_section(console, "Not judged, because normcheck failed", reasons(run, "error"), step=f"{REMEDIES['']}.")
     if verbosity >= 0:
         doctor = "normcheck doctor says what to do about each." if any(map(is_of_doctor, run.verdicts)) else ""
-        _put_section(console, "Not run", _reasons(run, "skip"), step=doctor)
-        _put_section(console, "Cases not run", _case_reasons(run, every=verbosity > 0))
+        _put_section(console, "Not run", reasons(run, "skip"), step=doctor)
+        _put_section(console, "Cases not run", case_reasons(run, every=verbosity > 0))
     if run.messages:
         put(console, "")
     for message in run.messages:
@@ -105,37 +106,16 @@ def _apart_from_dtype(verdict: Verdict) -> Hashable:
     return verdict.op, verdict.implementation, verdict.known, repr(told)
 
 
-def _reasons(run: SweepResult, status: str, error: str = "") -> dict[str, list[tuple[Verdict, str]]]:
-    """Reason -> the cells of this status, and of this ``error``, that have it, in the order of the run."""
-    reasons: dict[str, list[tuple[Verdict, str]]] = {}
-    for verdict in run.verdicts:
-        if (verdict.status, verdict.error) == (status, error):
-            reasons.setdefault(verdict.detail or "no reason given", []).append((verdict, ""))
-    return reasons
-
-
-def _case_reasons(run: SweepResult, *, every: bool = False) -> dict[str, list[tuple[Verdict, str]]]:
-    """Reason -> the cells in which cases were skipped for it, with how many. ``every``: also of skipped cells."""
-    reasons: dict[str, list[tuple[Verdict, str]]] = {}
-    for verdict in run.verdicts:
-        if every or verdict.status != "skip":
-            for reason, count in verdict.skipped.items():
-                reasons.setdefault(reason, []).append((verdict, f" ({count:,})"))
-    return reasons
-
-
-def _put_section(
-    console: Console, title: str, reasons: dict[str, list[tuple[Verdict, str]]], *, step: str = ""
-) -> None:
+def _put_section(console: Console, title: str, found: dict[str, list[tuple[Verdict, str]]], *, step: str = "") -> None:
     """Print each reason once, with the cells that it holds for; dtypes of one op and implementation together.
 
     ``step``: what to do next, "" if another section has it.
     """
-    if not reasons:
+    if not found:
         return
     put(console, "")
     put(console, (title, "bold"))
-    for reason, cells in reasons.items():
+    for reason, cells in found.items():
         together: dict[str, list[str]] = {}
         for verdict, count in cells:
             dtypes = together.setdefault(f"{short(verdict.op)} {short(verdict.implementation)}", [])

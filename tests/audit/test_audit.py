@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from normcheck.audit import catalogue, equivalence, trial
+from normcheck.audit import catalogue, equivalence, html, trial
 from normcheck.audit import json as audit_json
 from normcheck.audit import report as report
 from normcheck.audit import run as audit
@@ -32,6 +32,8 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.gate.plan import PROFILES, Profile
 from normcheck.reports._text import console_for
 from tests.command_line import Cli
+from tests.hostile_text import HARM
+from tests.pages import require_sound
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
 TINY = ("--op", "rmsnorm", "--dtype", "fp32", "--device", "cpu", "--workers", "1")
@@ -289,7 +291,7 @@ def test_an_interrupted_audit_reports_what_was_done(
         (("--dtype", "fp8"), "dtype=fp8: expected one of fp16"),
         (("--profile", "slow"), "profile=slow: expected one of quick, ci, deep"),
         (("--workers", "0"), "workers=0: expected an integer from 1"),
-        (("--report", "terminal:-"), "report=terminal:-: expected json:PATH"),
+        (("--report", "terminal:-"), "report=terminal:-: expected FORMAT:PATH with FORMAT one of json, html"),
         (("--report", "json:no/such/folder.json"), "report=json:no/such/folder.json: expected a path"),
         (("--recipe", "guess"), "recipe=guess: expected "),
         (("--regime", "wide"), "regime=wide: expected one of tall, one_n:1, "),
@@ -550,3 +552,35 @@ def test_progress_on_a_terminal_only() -> None:
     assert pipe.getvalue() == ""
     assert re.search(r"\[1/8\] [0-9.]+ s  cells: 1 killed", terminal.getvalue())
     assert terminal.getvalue().endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize("harm", ["", *HARM])
+def test_the_page_of_an_audit(harm: str) -> None:
+    """It says what the terminal says, foreign text is text in it, and it is the JSON report as well."""
+    told = accusing()
+    odd = replace(told.outcomes[0], id=f"odd{harm}", what=harm, case=harm)
+    accused = replace(told.controls[-1], name=f"other{harm}", message=harm or "dx is off")
+    told = replace(told, outcomes=(*told.outcomes, odd), controls=(*told.controls, accused), argv=("audit", harm))
+    stream, plain = io.StringIO(), io.StringIO()
+    html.write(told, stream)
+    audit_json.write(told, plain)
+    page = require_sound(stream.getvalue())
+    (data,) = re.findall(r'<script type="application/json" id="normcheck-report">(.*?)</script>', stream.getvalue())
+    assert json.loads(data) == json.loads(plain.getvalue())
+    assert page.headings[1:] == ["FAIL", "Score", "Planted faults", "Correct kernels", "How it was made"]
+    for words in (
+        "3 of 3 killed",
+        "the variance is divided by N - 1",
+        "✓ killed",
+        "shows on a GPU only",
+        "✓ left alone",
+    ):
+        assert words in page.text, words
+    assert page.text.count("✗ accused: dx") == 2
+
+
+def test_the_page_of_a_survivor() -> None:
+    stream = io.StringIO()
+    html.write(sample(), stream)
+    page = require_sound(stream.getvalue())
+    assert "✗ survived" in page.text and "largest ratio 0.97 (y)" in page.text

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from normcheck.bench import report as bench_report
 from normcheck.bench import run as bench_module
 from normcheck.bench.options import BenchOptions
 from normcheck.bench.plan import sizes_of
-from normcheck.bench.run import exit_code
+from normcheck.bench.run import bench, exit_code
 from normcheck.bench.speed import BACKWARD, DIRECTIONS, FORWARD, Bench, Count, Point, Speed, Times
 from normcheck.bench.suites import OWN_COUNTS, SUITES, suite_of
 from normcheck.bench.timing import in_turn, sets_needed, timed
@@ -30,7 +31,10 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls import discovery
+from normcheck.reports import targets
 from tests.command_line import Cli, KernelFile
+from tests.hostile_text import HARM
+from tests.pages import require_sound
 
 TUTORIAL, PYTORCH = SUITES["triton-tutorial"], SUITES["pytorch-layernorm-backward"]
 
@@ -362,10 +366,11 @@ def test_sizes_are_pairs() -> None:
             sizes_of([text])
 
 
-def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"normcheck\[plot\]"):
-        plot.check(["out.png"])
+@pytest.mark.parametrize("name", ["png", "html"])
+def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(targets, "find_spec", lambda module: None if module == "matplotlib" else module)
+    with pytest.raises(UsageError, match=rf"report={name}:out: expected matplotlib; pip install 'normcheck\[plot\]'"):
+        bench(BenchOptions(report=(f"{name}:out",)), ())
 
 
 def a_speed(**fields: object) -> Speed:
@@ -460,3 +465,27 @@ def test_many_columns_are_split_to_the_width_of_the_console() -> None:
 def test_counts_leave_out_a_bias_that_is_not_there() -> None:
     count = Count(text="", matrices=0, bias_vectors=1)
     assert count.bytes(a_speed().point) == 16 and count.bytes(replace(a_speed().point, bias=False)) == 0
+
+
+@pytest.mark.parametrize("harm", ["", *HARM])
+def test_the_page_of_a_bench(harm: str) -> None:
+    """A table and a picture for each direction; foreign text is text in it, and it is the JSON report as well."""
+    speeds = [
+        a_speed(
+            point=Point(op="layernorm", dtype="fp16", M=4, N=n), direction=d, implementation=i, times=T, copy_times=T
+        )
+        for n in (8, 256)
+        for i in ("one", f"other{harm}")
+        for d in DIRECTIONS
+    ]
+    speeds.append(a_speed(implementation=f"third{harm}", status="skip", detail=f"no GPU{harm}"))
+    told = replace(a_bench(*speeds), method=f"a clock{harm}")
+    stream = io.StringIO()
+    files.write_html(told, stream)
+    page = require_sound(stream.getvalue())
+    (data,) = re.findall(r'<script type="application/json" id="normcheck-report">(.*?)</script>', stream.getvalue())
+    assert json.loads(data) == json.loads(json.dumps(files.document(told)))
+    titles = [f"layernorm {direction}, fp16, M = 4" for direction in DIRECTIONS]
+    assert page.headings[1:] == ["MEASURED", *titles, "Without a number", "How it was made"]
+    assert sum(tag == "svg" for tag, _ in page.elements) == 2
+    assert "(100%)" in page.text and "no GPU" in page.text

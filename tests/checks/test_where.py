@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from normcheck.checks import where
 from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate, names_a_pattern
+from normcheck.result import three_digits
 
 
 def wrong(rows: int, columns: int, at: Sequence[int] | slice, *, down: Sequence[int] | slice = slice(None)) -> Tensor:
@@ -64,6 +66,25 @@ def test_the_picture_has_the_share_of_each_cell() -> None:
     assert (len(where.grid), len(where.grid[0])) == (GRID_ROWS, GRID_COLUMNS)
     assert where.grid[0][:3] == (0.5, 0.25, 0.0)  # cells of 2 x 2
     assert sum(map(sum, where.grid)) == 0.75
+
+
+def test_each_cell_has_its_largest_ratio() -> None:
+    """Parts are those of the picture, and no ratio is rounded across 1."""
+    for rows, columns in ((2 * GRID_ROWS + 3, 2 * GRID_COLUMNS + 5), (1, 7), (300, 1), (8, 48)):
+        ratios = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows)) * 3
+        found = locate(ratios > 1, ratios)
+        down, across = len(found.grid), len(found.grid[0])
+        assert (len(found.ratios), len(found.ratios[0])) == (down, across)
+        largest = [[0.0] * across for _ in range(down)]
+        for row in range(rows):
+            for column in range(columns):
+                cell = row * down // rows, column * across // columns
+                largest[cell[0]][cell[1]] = max(largest[cell[0]][cell[1]], float(ratios[row, column]))
+        assert found.ratios == tuple(tuple(map(three_digits, row)) for row in largest)
+    assert [three_digits(r) for r in (0.12345, 0.9999, 1.0, 1.00001, 1.0049, 12345.0, math.inf)] == [
+        *(0.123, 1.0, 1.0, 1.001, 1.001, 12300.0, math.inf)
+    ]
+    assert locate(torch.ones(2, 2, dtype=torch.bool)).ratios == ()
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])

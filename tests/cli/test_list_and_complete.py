@@ -139,7 +139,7 @@ def test_a_shell_completes_commands_options_and_their_values() -> None:
         ("audit --regime la", ["late_rows"]),
         ("audit --cells ", ["every", "turns"]),
         ("audit --regime-cells ", ["one", "every"]),
-        ("audit --report ", ["json:"]),
+        ("audit --report ", ["json:", "html:"]),
         ("bench --suite triton", ["triton-tutorial"]),
         ("bench --report p", ["png:"]),
         ("bench --dtype b", ["bf16"]),
