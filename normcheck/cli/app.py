@@ -57,10 +57,11 @@ def verify(given: Given) -> None:
 
         files = Files.soon()
         from normcheck.gate.run import run
+        from normcheck.gate.watch import watch
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
-        raise typer.Exit(run(checked, tuple(sys.argv[1:]), files))
+        raise typer.Exit((watch if checked.watch else run)(checked, tuple(sys.argv[1:]), files))
 
 
 app.command()(merge)

@@ -274,6 +274,10 @@ class VerifyOptions:
     config: Annotated[
         str, Option(help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.", stored=False)
     ] = ""
+    watch: Annotated[
+        bool,
+        Option(help="Run again when a file under test is saved, until Ctrl-C.", flags=("--watch",), stored=False),
+    ] = False
     quiet: Annotated[
         bool, Option(help="Show only failures and the last line.", flags=("-q", "--quiet"), stored=False)
     ] = False

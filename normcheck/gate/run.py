@@ -55,7 +55,7 @@ def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> 
     terms = terms_of(options, plan.required)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     stream = screen(targets)
-    verdicts, complete = _sweep(plan, stream, options, terms)
+    verdicts, complete = swept(plan, stream, options, terms)
     result = run_of(options, plan, verdicts, start, argv)
     result = concluded(replace(result, complete=complete), terms)
     result = doubted(result, begun.changed())
@@ -104,8 +104,17 @@ def publish(
     return result.exit_code
 
 
-def _sweep(plan: Plan, stream: TextIO, options: VerifyOptions, terms: Terms) -> tuple[tuple[Verdict, ...], bool]:
-    """The verdicts in the order of their cells, and whether the run got to its end without being interrupted."""
+def swept(
+    plan: Plan,
+    stream: TextIO,
+    options: VerifyOptions,
+    terms: Terms,
+    given_up: Callable[[], bool] = lambda: False,
+) -> tuple[tuple[Verdict, ...], bool]:
+    """The verdicts in the order of their cells, and whether the run got to its end without being interrupted.
+
+    ``given_up``: asked after each case whether to stop, as by Ctrl-C.
+    """
     verdicts: dict[int, Verdict] = {}
     keys = [cell.key for cell in plan.cells]
     try:
@@ -115,6 +124,8 @@ def _sweep(plan: Plan, stream: TextIO, options: VerifyOptions, terms: Terms) -> 
 
             def progress(index: int, cases: int, worst: float) -> None:
                 live.update(index, keys[index], cases, worst)
+                if given_up():
+                    raise KeyboardInterrupt
 
             for index, verdict in _verdicts(plan, workers_of(options, plan), progress):
                 verdicts[index] = verdict
