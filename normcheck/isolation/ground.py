@@ -56,6 +56,10 @@ class Plot:
         self._owners.append(weakref.ref(owner))
         return torch.frombuffer(owner, dtype=torch.uint8)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """See ``runner.arena.Plot``."""
+        return on_plot(self._memory, tensor) is not None
+
     @property
     def kept(self) -> list[Block]:
         """The blocks whose tensors are still in use."""

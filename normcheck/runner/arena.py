@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import NAN, Pattern, allocated, as_integers, band_of
@@ -52,6 +53,10 @@ class Plot(Protocol):
         """
         ...
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` lies here, or on the plot of an earlier call."""
+        ...
+
 
 class Arena(TorchFunctionMode):
     """While it is active, torch's factories return tensors between guard bands; uninitialised ones are poisoned.
@@ -76,9 +81,11 @@ class Arena(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
         func, args, kwargs = on_cpu.without_gpu(func, args, kwargs or {})
+        if func in _RESIZING or kwargs.get("out") is not None:
+            return self._resized(func, args, kwargs)
         out = func(*args, **kwargs)
         fresh = _FACTORIES.get(func)
-        if fresh is None or not _can_be_moved(out) or (kwargs and kwargs.get("out") is not None):
+        if fresh is None or not _can_be_moved(out):
             return out
         tensor = self._on_plot(out, fresh)
         if tensor is None:
@@ -86,6 +93,41 @@ class Arena(TorchFunctionMode):
             tensor, block = allocated(shape, stride, out, self._around, self._fresh if fresh else None)
             self._blocks.append((*block, out.dtype))
         return tensor if fresh else tensor.copy_(out)
+
+    def _resized(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call ``func``, which may resize tensors. One that grows gets memory of its own: its bands are no room."""
+        own = [t for t in tree_leaves((args[:1], kwargs.get("out"))) if type(t) is Tensor and self._has_bands(t)]
+        before = [(t, *_footprint(t)) for t in own]
+        try:
+            out = func(*args, **kwargs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error):
+                raise
+            for tensor in own:  # what lies on a plot cannot grow beyond its bands
+                _move(tensor, tensor.clone())
+            return func(*args, **kwargs)
+        for tensor, band, extent in before:
+            if _footprint(tensor)[1] > extent and self._has_bands(tensor):
+                self._move_out(tensor, band, extent)
+        return out
+
+    def _has_bands(self, tensor: Tensor) -> bool:
+        if tensor.layout != torch.strided or tensor.dtype not in NAN.bits:
+            return False
+        place = tensor.untyped_storage().data_ptr()
+        on_plot = self.plot is not None and self.plot.holds(tensor)
+        return on_plot or any(place == buffer.data_ptr() for buffer, *_ in self._blocks)
+
+    def _move_out(self, tensor: Tensor, band: int, extent: int) -> None:
+        """Give ``tensor``, which lies in the band behind it as well, other memory, and fill the band again."""
+        value, size = tensor.clone(), tensor.element_size()
+        behind = guard_bands.buffer_of(tensor)[(band + extent) * size :]
+        if size == 1 and self.plot is not None and self.plot.holds(tensor):
+            first = (band + extent) % 2
+            behind[::2], behind[1::2] = self._around.word[first], self._around.word[1 - first]
+        else:
+            as_integers(behind.view(tensor.dtype)).fill_(self._around.bits[tensor.dtype])
+        _move(tensor, value)
 
     def _on_plot(self, like: Tensor, fresh: bool) -> Tensor | None:
         """A tensor of this geometry on the plot, poisoned if it is ``fresh``; None if there is no room."""
@@ -154,6 +196,17 @@ _FACTORIES: Mapping[Callable[..., Any], bool] = MappingProxyType(
     }
 )
 """Factory function -> whether the memory that it returns is uninitialised."""
+
+
+_RESIZING = frozenset((torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_))
+
+
+def _footprint(tensor: Tensor) -> tuple[int, int]:
+    return guard_bands.footprint(tuple(tensor.shape), tensor.stride(), tensor.element_size())
+
+
+def _move(tensor: Tensor, to: Tensor) -> None:
+    tensor.set_(to.untyped_storage(), 0, to.shape, to.stride())
 
 
 def _can_be_moved(out: object) -> bool:

@@ -152,6 +152,32 @@ def test_what_does_not_fit_is_left_to_the_arena(pair: Pair) -> None:
     assert pair.ground.look(pair.told(y=out)) == []
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+@pytest.mark.parametrize("rows", [6, 6000], ids=["into its band", "beyond it"])
+@pytest.mark.parametrize("planned", [True, False], ids=["plot", "own memory"])
+def test_what_is_watched_can_grow(pair: Pair, planned: bool, rows: int, dtype: torch.dtype) -> None:
+    """As every tensor can: by itself, and as what another operation writes to. Its bands are no room for it."""
+    x = torch.arange(rows * 5).remainder(7).view(rows, 5).to(dtype)
+    plot = pair.begin()
+    with Arena(Surroundings()) as arena:
+        arena.plot = plot if planned else None
+        grown = torch.zeros(2, 3, dtype=dtype)
+        kept = torch.ones(2, 3, dtype=dtype)
+        assert plot.holds(grown) == planned
+        grown.resize_(rows * 4).fill_(1)
+        written = torch.empty(3, dtype=dtype)
+        torch.add(x[:, 0], x[:, 1], out=written)
+        place = kept.data_ptr()
+        torch.add(kept, kept, out=kept)
+        kept.resize_(3, 2)
+        with pytest.raises(RuntimeError, match="shape"):
+            torch.zeros(2, 3).view(7)
+    assert torch.equal(grown, torch.ones(rows * 4, dtype=dtype)) and torch.equal(written, x[:, 0] + x[:, 1])
+    assert kept.data_ptr() == place and kept.tolist() == [[2, 2]] * 3  # as large as before: where it was
+    assert pair.ground.look(pair.told()) == [] and arena.strays({}) == []
+
+
 FORGED: tuple[object, ...] = (
     None,
     {},
