@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TextIO
 import torch
 from rich.console import Console
 
-from normcheck.errors import ExitCode, NormcheckError, UsageError, one_line
+from normcheck.errors import ExitCode, NormcheckError, UsageError, error_text, one_line
 from normcheck.gate.decision import concluded, terms_of
 from normcheck.gate.early import targets_of
 from normcheck.gate.options import VerifyOptions
@@ -31,6 +31,7 @@ from normcheck.gate.prepare import prepared
 from normcheck.gate.run import doubted, publish, run_of, swept
 from normcheck.gate.unchanged import Files
 from normcheck.isolation import forkserver
+from normcheck.isolation.sandbox import RUN_FOLDER
 from normcheck.reports import terminal
 from normcheck.reports._cells import name_of
 from normcheck.reports._failure import put_failure
@@ -58,8 +59,11 @@ def _folder(spec: str) -> str:
     name = spec if spec.endswith(".py") else spec.rpartition(":")[0]
     if name.endswith(".py"):
         return str(Path(name).resolve().parent)
-    package = find_spec(name.partition(".")[0]) if name else None
-    return str(Path(package.origin).parent) if package is not None and package.origin else ""
+    with suppress(ImportError, ValueError):
+        package = find_spec(name.partition(".")[0]) if name else None
+        if package is not None and package.origin and Path(package.origin).is_file():
+            return str(Path(package.origin).parent)
+    return ""
 
 
 class Saves:
@@ -74,6 +78,7 @@ class Saves:
         self._saved, self._stop, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._running = threading.Lock()
         self._ended.set()
+        self._failed = ""  # why the thread ended
         self.names: tuple[str, ...] = ()
 
     def __enter__(self) -> Saves:
@@ -91,8 +96,11 @@ class Saves:
         return self._saved.is_set()
 
     def wait(self) -> None:
-        """Wait until a file is saved."""
-        self._saved.wait()
+        """Wait until a file is saved. Raises NormcheckError if nobody can see that any more."""
+        while not self._failed and not self._saved.wait(1.0):
+            pass
+        if self._failed:
+            raise NormcheckError(f"watch: expected folders that can be watched ({self._failed})")
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -106,13 +114,21 @@ class Saves:
                 self._ended.set()
 
     def _look(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            self._failed = error_text(error)
+            self._saved.set()
+
+    def _watch(self) -> None:
         from watchfiles import Change, DefaultFilter, watch
 
         class Sources(DefaultFilter):
             """Sources, but not in the folders of tools, such as .git and __pycache__."""
 
             def __call__(self, change: Change, path: str) -> bool:
-                return path.endswith(_SUFFIXES) and super().__call__(change, path)
+                own = f"{os.sep}{RUN_FOLDER}" in path  # what kernels compile
+                return path.endswith(_SUFFIXES) and not own and super().__call__(change, path)
 
         for changes in watch(
             *self._folders,

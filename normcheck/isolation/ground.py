@@ -7,7 +7,7 @@ block, or the list of them, has written where nothing of his lies.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from normcheck.runner.arena import Stray
 _ALIGNMENT = 512
 _LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24  # of a plot; what needs more is looked at in the kernel's process
 _MOST_PLOTS = 64  # a kernel that keeps memory of so many calls keeps it from here on in memory of its own
-_MOST_BLOCKS = 10_000  # of one call
+_MOST_BLOCKS = 500  # of one call; what it allocates beyond is looked at in the kernel's process
 _BEYOND_BYTES = 1 << 16  # behind the last block, that are looked at
 
 
@@ -37,28 +37,34 @@ class Block(NamedTuple):
 
 
 class Plot:
-    """The kernel's side: where one call allocates, see ``runner.arena.Plot``. ``blocks``: what it took, in order."""
+    """The kernel's side: where one call allocates, see ``runner.arena.Plot``. ``blocks``: what it took, in order.
 
-    def __init__(self, memory: HostMemory, first: int, end: int) -> None:
-        self._memory, self._next, self._end = memory, first, end
+    ``earlier``: the plots of earlier calls. A call without a plot of its own has one that ends where it begins.
+    """
+
+    def __init__(self, memory: HostMemory, first: int, end: int, earlier: Sequence[Plot] = ()) -> None:
+        self._memory, self._next, self._end, self._earlier = memory, first, end, earlier
         self.blocks: list[Block] = []
+        self._ends: dict[int, int] = {}  # address of a block's storage -> address behind the block
         self._owners: list[weakref.ref[memoryview]] = []
 
     def take(self, count: int, band: int, size: int) -> Tensor | None:
         """See ``runner.arena.Plot``."""
         at = self._next + band
         behind = -(-(at + count) // _ALIGNMENT) * _ALIGNMENT + band
-        if behind > self._end:
+        if behind > self._end or len(self.blocks) == _MOST_BLOCKS:
             return None
         self._next = behind
         self.blocks.append(Block(at, at + count, size))
+        self._ends[self._memory.address + at - band] = self._memory.address + at + count
         owner = self._memory.owned(at - band, count + 2 * band)
         self._owners.append(weakref.ref(owner))
         return torch.frombuffer(owner, dtype=torch.uint8)
 
-    def holds(self, tensor: Tensor) -> bool:
-        """See ``runner.arena.Plot``."""
-        return on_plot(self._memory, tensor) is not None
+    def end_of(self, storage: int) -> int | None:
+        """See ``runner.arena.Plot``. Of two blocks at one place the later one counts."""
+        ends = (plot._ends.get(storage) for plot in (self, *reversed(self._earlier)))
+        return next((end for end in ends if end is not None), None)
 
     @property
     def kept(self) -> list[Block]:
@@ -142,12 +148,13 @@ class Ground:
         told = answer.get("plot")
         try:
             assert isinstance(told, Mapping)
-            current.blocks, kept = _blocks(told["blocks"], current), _blocks(told["kept"])
+            current.blocks = _blocks(told["blocks"], _MOST_BLOCKS, current)
+            kept = frozenset(_blocks(told["kept"], _MOST_BLOCKS * _MOST_PLOTS))
         except (AssertionError, KeyError, TypeError, ValueError):
             raise Broken("crash", "", f"its process did not tell what it allocated: {str(told)[:200]}") from None
         current.clean = current.gaps()[-1][1]
         for plot in self._plots:
-            plot.kept = [block for block in kept if plot.first <= block.at < plot.end and block in plot.blocks]
+            plot.kept = [block for block in plot.blocks if block in kept]
         self._require_own_memory(_places(answer), current)
         looked = [plot for plot in self._plots if plot is current or plot.kept]
         return [stray for plot in looked for gap in plot.gaps() for stray in self._written(plot, gap)]
@@ -186,7 +193,7 @@ def _places(answer: Message) -> dict[str, int]:
     """Where the results of an answer lie, by name, those that are on a plot."""
     parts = [answer, answer["gradients"]] if isinstance(answer.get("gradients"), dict) else [answer]
     returned = [item for part in parts if isinstance(part.get("returned"), list) for item in part["returned"]]
-    told = {str(item.get("name")): item.get("lies") for item in returned if isinstance(item, dict)}
+    told = {str(item.get("name"))[:100]: item.get("lies") for item in returned if isinstance(item, dict)}
     return {name: at for name, at in told.items() if type(at) is int}
 
 
@@ -196,10 +203,10 @@ def _filled(pattern: Pattern, first: int, end: int) -> bytes:
     return (pattern.word * ((odd + count) // 2 + 1))[odd : odd + count]
 
 
-def _blocks(told: object, plot: _Laid | None = None) -> list[Block]:
+def _blocks(told: object, most: int, plot: _Laid | None = None) -> list[Block]:
     """What was told, checked: blocks in order and apart, within ``plot``. Raises ValueError or TypeError."""
-    if not isinstance(told, list) or len(told) > _MOST_BLOCKS:
-        raise ValueError(f"expected at most {_MOST_BLOCKS} blocks")
+    if not isinstance(told, list) or len(told) > most:
+        raise ValueError(f"expected at most {most} blocks")
     blocks = [Block(*item) for item in told]
     if not all(type(number) is int for block in blocks for number in block):
         raise TypeError("expected integers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import getpass
 import hashlib
 import os
@@ -48,6 +49,9 @@ _CACHES = {
     "TMPDIR": "tmp",
 }
 """Variable of the environment that says where a compiler keeps what it has made -> its folder in a sandbox."""
+
+
+RUN_FOLDER = "normcheck-run-"
 
 
 @dataclass(frozen=True)
@@ -235,9 +239,17 @@ def _user() -> str:
 
 @cache
 def _run_folder(process: int) -> str:
-    """A folder of this ``process`` in the temporary folder, which is deleted when it ends."""
+    """A folder of this ``process`` in the temporary folder, which is deleted when it ends.
+
+    Those of runs that were killed, and could not delete them, are deleted first.
+    """
     try:
-        folder = tempfile.mkdtemp(prefix="normcheck-")
+        with suppress(OSError):  # a folder that nobody may list
+            _delete_abandoned(tempfile.gettempdir())
+        folder = tempfile.mkdtemp(prefix=RUN_FOLDER)
+        with suppress(OSError):  # a file system without locks: nobody deletes it, if this process cannot
+            while _lock(folder, os.O_CREAT) is None:  # somebody took it for abandoned, before it was locked
+                folder = tempfile.mkdtemp(prefix=RUN_FOLDER)
     except OSError as error:
         expected = "expected a folder that can be written, for what kernels write: set it to one"
         raise NormcheckError(f"TMPDIR={os.environ.get('TMPDIR', '')}: {expected} ({error_text(error)})") from error
@@ -248,6 +260,35 @@ def _run_folder(process: int) -> str:
 
     atexit.register(delete)
     return folder
+
+
+def _lock(folder: str, more: int = 0) -> int | None:
+    """Lock a run's folder until this process ends -> the descriptor of its lock; None if another process has it.
+
+    Raises OSError if there is no lock to take, or if this file system has none.
+    """
+    lock = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | more, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            return lock
+    except BlockingIOError:
+        pass
+    except OSError:
+        os.close(lock)
+        raise
+    os.close(lock)  # another process has it, or has just deleted it with its folder
+    return None
+
+
+def _delete_abandoned(temporary: str) -> None:
+    """Delete this user's folders of runs that have ended: nobody holds their locks."""
+    for entry in os.scandir(temporary):
+        with suppress(OSError):  # without a lock: it is being made, or somebody else's
+            own = entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+            if entry.name.startswith(RUN_FOLDER) and own and (lock := _lock(entry.path)) is not None:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                os.close(lock)
 
 
 def _drop_capabilities() -> None:

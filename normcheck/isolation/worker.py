@@ -97,7 +97,8 @@ def serve(control: socket.socket) -> None:
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
         if message.get("plot"):
-            state.plots.append(Plot(state.memory, *message["plot"]))
+            first, end = message["plot"]
+            state.plots.append(Plot(state.memory, first, end, tuple(state.plots)))
         answer = _answer(state, message)
         if own := replaced():
             text = f"replaced {own}, by which normcheck watches it"
@@ -329,7 +330,7 @@ def _plain_case(message: Message, x: Tensor) -> Case:
 
 def _run(state: _State, message: Message) -> LocalRun:
     """The run to which a call belongs, which begins with its first call; what it allocates is placed on its plot."""
-    plot = state.plots[-1] if message.get("plot") else None
+    plot = state.plots[-1] if message.get("plot") else Plot(state.memory, 0, 0, tuple(state.plots))
     for number, run in state.runs:
         if number == message["run"]:
             run.place(plot)

@@ -31,7 +31,8 @@ def put_page(stream: TextIO, template: str, document: Mapping[str, Any], **shown
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     data = text_of(document, indent=None).rstrip().replace("<", "\\u003c")
     fixed = {"style": Markup(style), "digest": digest, "data": Markup(data), "embedded": EMBEDDED}
-    stream.write(_templates().get_template(template).render(**fixed, **shown))
+    page = _templates().get_template(template).render(**fixed, **shown)
+    stream.write(page.encode("ascii", "xmlcharrefreplace").decode("ascii"))  # no stream's encoding can refuse it
 
 
 def _templates() -> Environment:

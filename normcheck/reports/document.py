@@ -120,8 +120,11 @@ class _Embedded(HTMLParser):
 def _embedded(page: str) -> str:
     """The JSON text in a page. Raises ValueError unless there is one."""
     reader = _Embedded()
-    reader.feed(page)
-    reader.close()
+    try:
+        reader.feed(page)
+        reader.close()
+    except AssertionError as error:  # of the parser, about a declaration that is none
+        raise ValueError(str(error)) from error
     if len(reader.found) != 1:
         raise ValueError(f"{len(reader.found)} elements of the page have the id {EMBEDDED}, and one is expected")
     return reader.found[0]

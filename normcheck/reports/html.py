@@ -208,7 +208,8 @@ def _heat(found: Finding) -> dict[str, Any] | None:
     Of the larger case if there is one: it was kept for its pattern.
     """
     where = found.where if found.larger is None else found.larger.where
-    if where is None or not where.ratios or not where.ratios[0]:
+    lengths = set() if where is None else {len(row) for row in where.ratios}
+    if where is None or len(lengths) != 1 or 0 in lengths:  # also a report that somebody edited
         return None
     size = f"{where.rows:,} x {where.columns:,}"
     largest = max(max(row) for row in where.ratios)
@@ -298,7 +299,7 @@ def _drawn(
     lines: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequence[str], label: str, number: int
 ) -> Any:
     top = 2 * min(
-        max(5.0, *(ratio for line in lines.values() for own in line.values() for ratio in own.values())), _HIGH
+        max([5.0, *(ratio for line in lines.values() for own in line.values() for ratio in own.values())]), _HIGH
     )
     with figure(10.0, 6.5) as drawing:
         for position, axis in enumerate((*_NUMBERS, *_KINDS), 1):

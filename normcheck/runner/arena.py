@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -53,8 +53,8 @@ class Plot(Protocol):
         """
         ...
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` lies here, or on the plot of an earlier call."""
+    def end_of(self, storage: int) -> int | None:
+        """The address behind the block whose storage begins at this address, here or on the plot of an earlier call."""
         ...
 
 
@@ -95,39 +95,37 @@ class Arena(TorchFunctionMode):
         return tensor if fresh else tensor.copy_(out)
 
     def _resized(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call ``func``, which may resize tensors. One that grows gets memory of its own: its bands are no room."""
-        own = [t for t in tree_leaves((args[:1], kwargs.get("out"))) if type(t) is Tensor and self._has_bands(t)]
-        before = [(t, *_footprint(t)) for t in own]
+        """Call ``func``, which may resize tensors. One that grows out of its block gets memory of its own."""
+        found = [
+            t for t in tree_leaves((args[:1], kwargs.get("out"))) if type(t) is Tensor and self._end(t) is not None
+        ]
+        held = [_Held.of(tensor, self._end(tensor) or 0) for tensor in found]
         try:
             out = func(*args, **kwargs)
         except RuntimeError as error:
-            if "not resizable" not in str(error):
+            if not held or "not resizable" not in str(error):
                 raise
-            for tensor in own:  # what lies on a plot cannot grow beyond its bands
-                _move(tensor, tensor.clone())
+            for each in held:  # what lies on a plot cannot grow beyond its bands
+                each.restore()
+                _move(each.tensor, each.tensor.clone())
             return func(*args, **kwargs)
-        for tensor, band, extent in before:
-            if _footprint(tensor)[1] > extent and self._has_bands(tensor):
-                self._move_out(tensor, band, extent)
+        for each in held:
+            end = self._end(each.tensor)
+            if end is not None and _last_byte(each.tensor) > end:
+                value = each.tensor.clone()
+                each.restore_behind(end)
+                _move(each.tensor, value)
         return out
 
-    def _has_bands(self, tensor: Tensor) -> bool:
-        if tensor.layout != torch.strided or tensor.dtype not in NAN.bits:
-            return False
+    def _end(self, tensor: Tensor) -> int | None:
+        """The address behind the block in whose memory ``tensor`` lies; None if it lies in none."""
+        if tensor.layout != torch.strided:
+            return None
         place = tensor.untyped_storage().data_ptr()
-        on_plot = self.plot is not None and self.plot.holds(tensor)
-        return on_plot or any(place == buffer.data_ptr() for buffer, *_ in self._blocks)
-
-    def _move_out(self, tensor: Tensor, band: int, extent: int) -> None:
-        """Give ``tensor``, which lies in the band behind it as well, other memory, and fill the band again."""
-        value, size = tensor.clone(), tensor.element_size()
-        behind = guard_bands.buffer_of(tensor)[(band + extent) * size :]
-        if size == 1 and self.plot is not None and self.plot.holds(tensor):
-            first = (band + extent) % 2
-            behind[::2], behind[1::2] = self._around.word[first], self._around.word[1 - first]
-        else:
-            as_integers(behind.view(tensor.dtype)).fill_(self._around.bits[tensor.dtype])
-        _move(tensor, value)
+        for buffer, _, end, _ in self._blocks:
+            if buffer.data_ptr() == place:
+                return place + end * buffer.element_size()
+        return None if self.plot is None else self.plot.end_of(place)
 
     def _on_plot(self, like: Tensor, fresh: bool) -> Tensor | None:
         """A tensor of this geometry on the plot, poisoned if it is ``fresh``; None if there is no room."""
@@ -201,8 +199,36 @@ _FACTORIES: Mapping[Callable[..., Any], bool] = MappingProxyType(
 _RESIZING = frozenset((torch.Tensor.resize_, torch.Tensor.resize_as_, torch.resize_as_))
 
 
-def _footprint(tensor: Tensor) -> tuple[int, int]:
-    return guard_bands.footprint(tuple(tensor.shape), tensor.stride(), tensor.element_size())
+@dataclass(frozen=True)
+class _Held:
+    """A tensor in a block, before a call that may resize it: its geometry, and the bytes ``behind`` the block."""
+
+    tensor: Tensor
+    storage: torch.UntypedStorage
+    geometry: tuple[int, torch.Size, tuple[int, ...]]
+    behind: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor, end: int) -> Self:
+        whole = guard_bands.buffer_of(tensor)
+        geometry = int(tensor.storage_offset()), tensor.shape, tensor.stride()
+        return cls(tensor, tensor.untyped_storage(), geometry, whole[end - whole.data_ptr() :].clone())
+
+    def restore(self) -> None:
+        """Give the tensor its geometry again, which torch changes before it sees that the memory cannot grow."""
+        self.tensor.set_(self.storage, *self.geometry)
+
+    def restore_behind(self, end: int) -> None:
+        """Write the bytes behind the block again."""
+        whole = guard_bands.buffer_of(self.tensor)
+        first = end - whole.data_ptr()
+        whole[first : first + len(self.behind)] = self.behind
+
+
+def _last_byte(tensor: Tensor) -> int:
+    """The address behind the last element."""
+    _, extent = guard_bands.footprint(tuple(tensor.shape), tensor.stride(), tensor.element_size())
+    return tensor.data_ptr() + extent * tensor.element_size()
 
 
 def _move(tensor: Tensor, to: Tensor) -> None:

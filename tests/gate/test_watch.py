@@ -19,7 +19,7 @@ import pytest
 import rich
 from rich.console import Console
 
-from normcheck.errors import UsageError
+from normcheck.errors import NormcheckError, UsageError
 from normcheck.gate import watch
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.watch import Saves, watched
@@ -155,7 +155,7 @@ def test_without_what_watches_it_says_what_to_install(monkeypatch: pytest.Monkey
 def test_what_is_watched(tmp_path: Path) -> None:
     """Folders of files, one each; of a package its own. Nothing is imported for it."""
     one, other = (tmp_path / name / "mine.py" for name in ("a", "b"))
-    specs = (f"{one}", f"{one}:rmsnorm", f"{other}:x", "torch", "rich.no.such.module:name")
+    specs = (f"{one}", f"{one}:rmsnorm", f"{other}:x", "torch", "rich.no.such.module:name", "sys:x", "__main__:x")
     folders = watched(VerifyOptions(impl=specs))
     assert folders == (str(one.parent), str(other.parent), str(Path(rich.__file__).parent))
 
@@ -180,6 +180,25 @@ def test_files_that_are_no_sources_start_nothing(tmp_path: Path) -> None:
         (tmp_path / "kernel.cu").write_text("x", encoding="utf-8")
 
     assert saves_in(tmp_path, act) == ("kernel.cu",)
+
+
+def test_what_kernels_compile_starts_nothing(tmp_path: Path) -> None:
+    """The folder of a run may lie in the one that is watched, as /tmp does."""
+
+    def act() -> None:
+        own = tmp_path / "normcheck-run-abc" / "triton"
+        own.mkdir(parents=True)
+        time.sleep(0.3)
+        (own / "launcher.c").write_text("x", encoding="utf-8")
+        time.sleep(0.5)
+        (tmp_path / "mine.py").write_text("x", encoding="utf-8")
+
+    assert saves_in(tmp_path, act) == ("mine.py",)
+
+
+def test_a_folder_that_cannot_be_watched_is_said(tmp_path: Path) -> None:
+    with Saves((str(tmp_path / "none"),)) as saves, pytest.raises(NormcheckError, match="folders that can be watched"):
+        saves.wait()
 
 
 def test_a_run_that_does_not_end_by_itself_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

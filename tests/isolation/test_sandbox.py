@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -149,6 +150,52 @@ def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyP
     own.make()
     assert os.path.isdir(own.folder)
     assert not os.path.isdir(own.caches["TRITON_CACHE_DIR"])
+
+
+def test_folders_of_killed_runs_are_deleted_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other: not of a run that goes on, of one that begins, or what only looks like one."""
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    names = ("normcheck-run-killed", "normcheck-run-running", "normcheck-run-begins", "normcheck-run-link", "other")
+    killed, running, begins, link, other = (tmp_path / name for name in names)
+    for folder in (killed, running, begins, other):
+        folder.mkdir()
+    (killed / "kernel").mkdir()
+    for folder in (killed, running, other):
+        (folder / ".lock").touch()
+    link.symlink_to(other)
+    held = sandbox._lock(str(running))
+    made = sandbox._run_folder.__wrapped__(0)  # of another process: this one does not delete it
+    assert held is not None
+    os.close(held)
+    assert sorted(tmp_path.iterdir()) == sorted([running, begins, link, other, Path(made)])
+    assert sandbox._lock(made) is None  # it has it already
+
+
+def test_without_locks_a_run_has_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have none: then the folder of a killed run stays, and nothing else is different."""
+
+    def none(lock: int, how: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sandbox.fcntl, "flock", none)
+    folders = [sandbox._run_folder.__wrapped__(0) for _ in range(2)]
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(folders)
+
+
+def test_a_folder_that_was_just_deleted_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    lock, deleted = sandbox.fcntl.flock, []
+
+    def late(descriptor: int, how: int) -> None:
+        if not deleted:
+            deleted.append(next(tmp_path.iterdir()))
+            shutil.rmtree(deleted[0])
+        lock(descriptor, how)
+
+    monkeypatch.setattr(sandbox.fcntl, "flock", late)
+    made = Path(sandbox._run_folder.__wrapped__(0))
+    assert made.is_dir() and [made] == [*tmp_path.iterdir()] and made not in deleted
 
 
 def test_without_a_temporary_folder_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.guard_bands import LARGE, NAN, NEGATIVE
 from normcheck.errors import Broken
+from normcheck.impls.kernels.interpreter import enable
 from normcheck.runner import arena
 from normcheck.runner.arena import Arena, Surroundings
 
@@ -228,6 +229,8 @@ def test_on_a_gpu() -> None:
 
 def test_what_torch_compile_traces_is_let_through() -> None:
     """A compiled kernel is compiled in an arena too; dynamo cannot trace what an arena does."""
+    if not torch.cuda.is_available():
+        enable()  # dynamo imports triton, and another test of this process may need its interpreter
 
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(x: torch.Tensor) -> torch.Tensor:
