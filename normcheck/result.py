@@ -163,6 +163,21 @@ class Larger:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A known fault that foretells all that a kernel returned, and is the only one that does.
+
+    ``name`` is for programs; ``words`` say what the kernel does. It foretells ``elements`` elements of all outputs in
+    ``cases`` cases, each to within its bound; ``others``: how many other known faults do not.
+    """
+
+    name: str
+    words: str
+    cases: Count
+    elements: Count
+    others: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One fault that one case showed.
 
@@ -173,7 +188,8 @@ class Finding:
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
     the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
     and its remedy in one line, "" if it is not known for sure. ``explain``: the command that shows this bound, term by
-    term, "" if there is none. ``larger``: a case that shows a pattern which the smallest hides.
+    term, "" if there is none. ``larger``: a case that shows a pattern which the smallest hides. ``explanation``: a
+    known fault that explains all of it, None if none does, or several do.
     """
 
     kind: Annotated[str, one_of(*KINDS)]
@@ -200,6 +216,7 @@ class Finding:
     cause: str = ""
     explain: str = ""
     larger: Larger | None = None
+    explanation: Explanation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

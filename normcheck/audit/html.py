@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from normcheck.audit import json
-from normcheck.audit.report import finding_words, kind_words, score_words, share, summary
+from normcheck.audit.report import explanation_words, finding_words, kind_words, score_words, share, summary
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Audit, Control, Outcome
 from normcheck.reports import _text
 from normcheck.reports._page import put_page
@@ -34,6 +34,7 @@ def write(audit: Audit, stream: TextIO) -> None:
         facts=[
             ("planted faults", f"{len(score.killed):,} of {score.run:,} killed"),
             ("correct kernels", f"{len(audit.accused):,} of {len(judged):,} cells accused"),
+            *([("explanations", explanation_words(audit))] if audit.asked else []),
             ("cells not judged", f"{len(audit.errors):,}"),
             ("complete", "yes" if audit.complete else "no: the audit was stopped"),
         ],
@@ -66,6 +67,7 @@ def _mutant(audit: Audit, id: str, cells: Sequence[Outcome]) -> dict[str, str]:
         "finding": finding_words(cells),
         "cases": f"{max(cell.cases for cell in cells):,}",
         "what": short(cells[0].what, 300),
+        "explanation": short(", ".join(dict.fromkeys(c.explanation for c in cells if c.explanation)), 120),
         "case": short(first.case if outcome == KILLED and first.case else where, 400),
     }
 

@@ -70,4 +70,7 @@ def _counts(audit: Audit) -> Json:
         "control_cases": sum(control.cases for control in audit.controls),
         "accused": len(audit.accused),
         "median_seconds": audit.median_seconds,
+        "asked": len(audit.asked),
+        "explained": len(audit.explained),
+        "explained_wrongly": len(audit.misled),
     }

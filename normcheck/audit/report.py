@@ -50,6 +50,7 @@ def render(audit: Audit, console: Console, *, details: bool = False) -> None:
             _put_case(console, cells)
     _put_regimes(console, audit)
     _put_controls(console, audit)
+    _put_explanations(console, audit)
     _put_not_exercised(console, audit)
     put(console, "")
     _put_environment(console, audit)
@@ -156,6 +157,25 @@ def _put_controls(console: Console, audit: Audit) -> None:
             put(console, f"{short(control.name)} {_cell(control)}: ", (control.reason, "dim"), indent=2, hang=4)
 
 
+def _put_explanations(console: Console, audit: Audit) -> None:
+    """Print how many of the wrong values the desk explained, and those that it explained wrongly."""
+    if not audit.asked:
+        return
+    put(console, "")
+    put(console, ("Explanations", "bold"))
+    style = STYLES[SURVIVED] if audit.misled else STYLES[KILLED]
+    put(console, (explanation_words(audit), style), indent=2, hang=4)
+    for cell in audit.misled:
+        put(console, (f"{short(cell.id)} {_cell(cell)} was named {short(cell.explanation)}", "red"), indent=4, hang=4)
+
+
+def explanation_words(audit: Audit) -> str:
+    """How many of the faults that were found by a wrong value were named rightly, how many wrongly."""
+    asked, right = len(audit.asked), len(audit.explained)
+    wrong = f"{len(audit.misled)} wrongly" if audit.misled else "none wrongly"
+    return f"named rightly {right:,} of {asked:,} wrong values ({right / asked:.0%}), {wrong}"
+
+
 def _put_not_exercised(console: Console, audit: Audit) -> None:
     """Print each reason once, with its mutants; with the cell as well if other cells of the mutant were run."""
     reasons: dict[str, dict[str, None]] = {}
@@ -223,6 +243,8 @@ def score_words(audit: Audit) -> str:
         kernels = counted(len({control.name for control in audit.controls if not control.reason}), "correct kernel")
         accused = list(dict.fromkeys(control.name for control in audit.accused))
         words.append(f"{kernels}: {f'{len(accused)} accused' if accused else 'none accused'}")
+    if audit.asked:
+        words.append(explanation_words(audit))
     median = f"median {_text.seconds(audit.median_seconds)} a cell, " if audit.exercised else ""
     return f"{', '.join(words)}; {median}{_duration(audit.seconds)}"
 

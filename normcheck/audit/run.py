@@ -68,11 +68,15 @@ def audit(options: AuditOptions, argv: tuple[str, ...]) -> int:
 
 
 def exit_code(outcomes: Sequence[Outcome], controls: Sequence[Control], *, recipe: str, complete: bool) -> ExitCode:
-    """The exit code of an audit: a broken promise or a false alarm decides first. A recipe is measured, not judged."""
+    """The exit code of an audit: a broken promise, a wrong name or a false alarm decides first.
+
+    A recipe is measured, not judged.
+    """
     statuses = {outcome.status for outcome in outcomes}
+    misled = any(outcome.asked and outcome.explanation and not outcome.rightly for outcome in outcomes)
     promise_broken = any(outcome.status == SURVIVED and outcome.promised for outcome in outcomes)
     return decision.exit_code(
-        found=not recipe and (promise_broken or any(control.accused for control in controls)),
+        found=not recipe and (promise_broken or misled or any(control.accused for control in controls)),
         broken=ERROR in statuses or any(control.error for control in controls),
         enough=bool(statuses & {KILLED, SURVIVED}),
         complete=complete,
@@ -103,7 +107,9 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
     every = () if narrowed else pairs(tuple(REGIMES.values()), runnable, ops, dtypes)
     sampled = sample([p for p in every if _is_promised(p, options.profile) and not _is_slow(p.mutant, device)])
     mutants = [
-        trial(name=mutant.id, op=op, dtype=dtype, shrink=whole and not number)  # the report shows one case of each
+        trial(  # the report shows one case of each, and says what it might be
+            name=mutant.id, op=op, dtype=dtype, shrink=whole and not number, explain=not number and not options.recipe
+        )
         for mutant in chosen
         if not (options.recipe and _is_slow(mutant, "cpu"))
         for number, (op, dtype) in enumerate(_cells(mutant, ops, dtypes, every=whole))

@@ -22,6 +22,9 @@ class Outcome:
     ``reason`` given). ``kind``, ``output``, ``case``: those of the finding that killed it; the case of a mutant's first
     cell was shrunk. ``cases`` ran in ``seconds``. ``what`` and ``source`` are the mutant's. ``promised``: this profile
     promises to kill it. ``regime``: the calls that have the fault, "" for all.
+
+    ``asked``: it was killed by a wrong value, and the desk was asked what that might be. ``explanation`` is what it
+    named, "" if nothing, and ``rightly`` whether that is so.
     """
 
     id: str
@@ -38,6 +41,9 @@ class Outcome:
     source: str = ""
     promised: bool = True
     regime: str = ""
+    asked: bool = False
+    explanation: str = ""
+    rightly: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +132,21 @@ class Audit:
         statuses = {cell.status for cell in cells}
         order = (KILLED, SURVIVED, ERROR) if self.recipe else (SURVIVED, ERROR, KILLED)
         return next((status for status in order if status in statuses), NOT_EXERCISED)
+
+    @property
+    def asked(self) -> tuple[Outcome, ...]:
+        """The cells of which the desk was asked what is wrong."""
+        return tuple(outcome for outcome in self.outcomes if outcome.asked)
+
+    @property
+    def explained(self) -> tuple[Outcome, ...]:
+        """Those of which it named the right fault."""
+        return tuple(outcome for outcome in self.asked if outcome.rightly)
+
+    @property
+    def misled(self) -> tuple[Outcome, ...]:
+        """Those of which it named a wrong one."""
+        return tuple(outcome for outcome in self.asked if outcome.explanation and not outcome.rightly)
 
     @property
     def exercised(self) -> tuple[Outcome, ...]:

@@ -7,11 +7,13 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 
 from normcheck.audit import catalogue
 from normcheck.audit.equivalence import differs_from_clean, first_failing_case
+from normcheck.audit.explanations import is_right
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import REGIMES, Regime
@@ -23,8 +25,9 @@ from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
 from normcheck.cases.ops import OPS, Op
 from normcheck.checks.cell import Cell
+from normcheck.desk.explain import VALUES
 from normcheck.errors import itself_failed
-from normcheck.gate.options import VerifyOptions
+from normcheck.gate.options import PROMISING, VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
@@ -32,8 +35,8 @@ from normcheck.result import CellKey, Finding, Verdict
 from normcheck.runner.device import device_for
 from normcheck.runner.time_limit import TimeIsUp, alarm
 
-PROMISES = ("quick", "ci", "deep")
-"""Profiles, the cheapest first. If one of them promises to kill a mutant, so do those after it."""
+PROMISES = PROMISING
+"""If one of these profiles promises to kill a mutant, so do those after it."""
 
 CONTROL_CASES = 30
 TIMEOUT = VerifyOptions.timeout
@@ -46,7 +49,7 @@ class Trial:
 
     ``name``: a mutant's id, or with ``control`` the name of a correct kernel. ``recipe``: judge by this recipe instead
     of the gate, unless it is empty. ``regime``: the fault is there only in the calls of this regime, unless it is
-    empty. ``shrink``: also look for a simpler failing case.
+    empty. ``shrink``: also look for a simpler failing case. ``explain``: also ask the desk what a wrong value might be.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Trial:
     recipe: str = ""
     regime: str = ""
     shrink: bool = True
+    explain: bool = False
 
 
 TrialResult = Outcome | Control
@@ -156,7 +160,16 @@ def _outcome(trial: Trial) -> Outcome:
         cases=verdict.cases,
         seconds=verdict.seconds,
         reason=reason,
+        **_explanation(trial, failure),
     )
+
+
+def _explanation(trial: Trial, failure: Finding | None) -> dict[str, Any]:
+    """What the desk says of a planted fault that was found by a wrong value."""
+    if failure is None or failure.kind not in VALUES or not trial.explain:
+        return {}
+    name = failure.explanation.name if failure.explanation else ""
+    return {"asked": True, "explanation": name, "rightly": is_right(name, trial.name)}
 
 
 def _within(trial: Trial) -> tuple[Regime, Mutant, Op, str, Plan]:
@@ -206,6 +219,8 @@ def _verdict(trial: Trial, implementation: Implementation) -> Verdict:
         profile = replace(profile, max_examples=CONTROL_CASES, seconds=600.0, large_share=0.0)
     if not trial.shrink:
         profile = replace(profile, shrink_seconds=0.0)
+    if not trial.explain:
+        profile = replace(profile, explain_seconds=0.0)
     cell = Cell(OPS[trial.op], implementation, trial.dtype, trial.name)
     plan = Plan((cell,), profile, trial.seed, trial.device, TIMEOUT)
     return run_cell(cell, plan, lambda cases, worst: None, with_coverage=not trial.control)

@@ -57,11 +57,13 @@ def verify(given: Given) -> None:
 
         files = Files.soon()
         from normcheck.gate.run import run
+        from normcheck.gate.soak import soak
         from normcheck.gate.watch import watch
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
-        raise typer.Exit((watch if checked.watch else run)(checked, tuple(sys.argv[1:]), files))
+        job = soak if checked.profile == "soak" else watch if checked.watch else run
+        raise typer.Exit(job(checked, tuple(sys.argv[1:]), files))
 
 
 app.command()(merge)

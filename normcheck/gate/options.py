@@ -79,9 +79,17 @@ def dtypes() -> Iterable[str]:
     return DTYPES
 
 
+PROMISING = ("quick", "ci", "deep")
+"""Profiles that end by themselves, the cheapest first: what one of them finds, those after it find as well."""
+
+
 def profiles() -> Iterable[str]:
     """Names of profiles, those of ``plan.PROFILES``, which cannot be imported without torch."""
-    return "quick", "ci", "deep"
+    return *PROMISING, "soak"
+
+
+def _sweeping() -> Iterable[str]:
+    return PROMISING
 
 
 def judges() -> Iterable[str]:
@@ -202,7 +210,7 @@ Impls = Annotated[
 Dtypes = Annotated[
     tuple[str, ...], Option(help="fp16, bf16 or fp32; may repeat. Default: all.", names=dtypes, read=_dtypes)
 ]
-Profile = Annotated[str, Option(help="quick, ci or deep: how much a cell may cost.", names=profiles)]
+Profile = Annotated[str, Option(help="quick, ci or deep: how much a cell may cost.", names=_sweeping)]
 Seed = Annotated[int, Option(help="Another seed draws other cases; random draws one.", read=_seed, text=True)]
 Device = Annotated[str, Option(help="auto, cpu or cuda.", names=devices)]
 Reports = Annotated[
@@ -231,7 +239,9 @@ class VerifyOptions:
     op: Ops = ()
     impl: Impls = ()
     dtype: Dtypes = ()
-    profile: Profile = "quick"
+    profile: Annotated[
+        str, Option(help="quick, ci or deep: how much a cell may cost; soak runs until it is stopped.", names=profiles)
+    ] = "quick"
     max_examples: Annotated[int | None, Option(help="Cases per cell, its core included.", check=_count)] = None
     time_budget: TimeBudget = None
     seed: Seed = 0

@@ -51,6 +51,7 @@ class Profile:
     ``extent``: the size of its core, which may take ``core_seconds`` without compiling and the like. Other cases
     follow for ``seconds``; core and others together are at most ``max_examples`` cases. ``shrink_seconds``: limit of
     the search for a more telling failing case, and of that for a simpler one; neither takes more than ``seconds``.
+    ``explain_seconds``: limit of the search for a known fault that explains a failure.
 
     ``large_share``: a large case is run only if it is expected to take at most this share of the seconds that are left.
     On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``powers``: on
@@ -71,6 +72,7 @@ class Profile:
     powers: tuple[int, ...] = ()
     sanitizer: bool = False
     shrink_seconds: float = 45.0
+    explain_seconds: float = 10.0
 
 
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
@@ -86,6 +88,7 @@ PROFILES = {
             "ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (1000, 20)), large_times=4, powers=(31,)
         ),
         Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP, large_times=25, powers=(31, 32), sanitizer=True),
+        Profile("soak", 1000, 20.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
     )
 }
 

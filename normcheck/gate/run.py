@@ -96,12 +96,17 @@ def publish(
 
     ``cells``: the summary has a line for each cell; ``verbosity``: -1 quiet, 1 verbose.
     """
-    unwritten = tuple(filter(None, [_written(result, target) for target in targets]))
+    unwritten = write_reports(result, targets)
     if unwritten and not result.exit_code:  # a report that is missing must not look like a pass
         result = replace(result, status="error", exit_code=ExitCode.BROKEN)
     result = replace(result, messages=(*unwritten, *result.messages))
     terminal.render(result, terminal.console_for(stream), cells=cells, verbosity=verbosity)
     return result.exit_code
+
+
+def write_reports(result: SweepResult, targets: Sequence[Target]) -> tuple[str, ...]:
+    """Write the reports of a run; returns why some could not be written."""
+    return tuple(filter(None, [_written(result, target) for target in targets]))
 
 
 def swept(

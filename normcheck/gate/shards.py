@@ -43,7 +43,7 @@ def merged(runs: Sequence[tuple[str, SweepResult]]) -> SweepResult:
         first,
         seconds=max(run.seconds for run in shards),
         environment={**first.environment, **({"device": ", ".join(machines)} if machines else {})},
-        verdicts=tuple(sensible(_cell(parts)) for parts in cells.values()),
+        verdicts=tuple(sensible(one_verdict(parts)) for parts in cells.values()),
         status="",
         exit_code=ExitCode.BROKEN,
         messages=(),
@@ -104,8 +104,8 @@ def _key(verdict: Verdict) -> CellKey:
     return verdict.key.on(verdict.device)
 
 
-def _cell(parts: Sequence[Verdict]) -> Verdict:
-    """The verdict of a cell from those of its shards."""
+def one_verdict(parts: Sequence[Verdict]) -> Verdict:
+    """The verdict of a cell from those of its shards, or of its rounds."""
     first = parts[0]
     failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
     broken = next((v for v in parts if v.status == "error"), None)

@@ -23,7 +23,7 @@ CORES_A_GPU_CELL = 1.3
 MOST_A_GPU = 12
 """More processes than these and their kernels' only wait for each other: a GPU gives each its turn."""
 
-CELL_BYTES = {"quick": 9 << 30, "ci": 40 << 30, "deep": 40 << 30}
+CELL_BYTES = {"quick": 9 << 30, "ci": 40 << 30, "deep": 40 << 30, "soak": 9 << 30}
 """Of a GPU's memory for a cell, by profile: two CUDA contexts, half a GiB each, the tensors that are shared, and what
 judges them. Quick hardly gets to the large cases; ci and deep must have room for all that one cell alone would run."""
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._picture import picture
-from normcheck.reports._text import Part, compact, exact, percent, put, put_lines, short, ulps
-from normcheck.result import Finding, Larger, Where
+from normcheck.reports._text import Part, compact, counted, exact, percent, put, put_lines, short, ulps
+from normcheck.result import Explanation, Finding, Larger, Where
 
 TITLES = {
     "mismatch": "{output} is wrong",
@@ -42,6 +42,8 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
     put(console, mark, " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
     put_lines(console, known, indent=2, label="Known: ")
     put_lines(console, finding.cause, indent=2, label="Cause: ", style="bold")
+    if finding.explanation is not None:
+        put_lines(console, explanation_words(finding.explanation), indent=2, label="Might be: ", style="bold")
     if not _says_nothing_new(finding):
         put_lines(console, finding.message, indent=2)
     _put_numbers(console, finding)
@@ -60,6 +62,12 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
         put(console, "Explain: ", finding.explain, wrap=False)
     if finding.reproduce:
         put(console, "Reproduce: ", (finding.reproduce, "bold"), wrap=False)
+
+
+def explanation_words(explanation: Explanation) -> str:
+    """What the kernel might do, with the evidence."""
+    evidence = f"this foretells all {explanation.elements:,} elements of {counted(explanation.cases, 'case')}"
+    return f"{short(explanation.words, 300)}; {evidence}, and none of {explanation.others:,} other known faults does"
 
 
 def headline(finding: Finding) -> str:

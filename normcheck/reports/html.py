@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from normcheck.reports import _text
 from normcheck.reports._cells import MARKS, name_of
-from normcheck.reports._failure import headline, kind_words
+from normcheck.reports._failure import explanation_words, headline, kind_words
 from normcheck.reports._page import NEEDS, put_page
 from normcheck.reports._plain_text import block, environment, is_known, messages
 from normcheck.reports._reasons import case_reasons, reasons
@@ -198,6 +198,8 @@ def _facts(found: Finding) -> Iterator[tuple[str, str]]:
         yield "in a larger case", f"{short(found.larger.where.summary, 400)}: {found.larger.case}"
     if found.cause:
         yield "cause", short(found.cause, 600)
+    if found.explanation is not None:
+        yield "might be", explanation_words(found.explanation)
     if found.reproduce:
         yield "to paste", found.reproduce
 

@@ -1,0 +1,138 @@
+"""Which of the desk's explanations is right for which planted fault.
+
+Written by hand from what each fault does, not from what the desk says of it: any other name is a wrong one. A fault
+that is not here has no right explanation, and naming one is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_RIGHT = {
+    # statistics
+    "eps_outside": "mF07 casting-eps-outside",
+    "eps_missing": "mF06",
+    "eps_to_n": "mF08",
+    "eps_1e-5": "mF09",
+    "eps_fp16": "mF10",
+    "eps_twice": "mF11",
+    "eps_tenth": "eps-tenth",
+    "n_minus_1": "mF03",
+    "padded_divisor": "mF02",
+    "tail_not_masked": "mF01",
+    "variance_one_pass": "mF04 mF05",
+    "mean_missing": "mF19",
+    "mean_subtracted": "mF18",
+    "last_column_left_out": "mF14",
+    "stats_without_tail_8": "mF15",
+    "stats_without_short_warp": "mF24",
+    "stats_without_last_8": "stats-last-block-missing",
+    "stats_accumulated_io": "mF12",
+    "squares_fp16": "mF13",
+    "rstd_io_saved": "mF16 stats-bf16-saved",
+    "mean_io_saved": "mF17",
+    "variance_for_rstd": "mF20",
+    "rstd_2_11": "mF21",
+    "rstd_1e-5": "rstd-off-1e-5",
+    "variance_io": "mF22",
+    "rstd_io": "mF23 stats-bf16-used stats-fp16-used",
+    "rstd_bf16": "mF23 stats-bf16-used",
+    "rstd_fp16": "mF23 stats-fp16-used",
+    "stats_io": "stats-bf16-used stats-fp16-used",
+    "stats_bf16": "stats-bf16-used",
+    "stats_fp16": "stats-fp16-used",
+    "rstd_bf16_saved": "stats-bf16-saved",
+    "stats_io_saved": "stats-bf16-saved",
+    "stats_bf16_saved": "stats-bf16-saved",
+    # weight, bias, y
+    "bias_missing": "mA04",
+    "bias_before_weight": "mA05",
+    "bias_left": "mA10",
+    "weight_first": "mA06",
+    "weight_left": "mA07",
+    "weight_twice": "mA09",
+    "weight_as_bf16": "X17",
+    "weight_rounded": "llama-weight-rounded",
+    "one_plus_missing": "mA02 gemma-weight",
+    "one_plus_missing_backward": "mD06 gemma-weight-b",
+    "one_plus_missing_both": "zero-centered-no-one",
+    "one_plus_rounded": "mA01 gemma-scale-rounded",
+    "one_plus_rounded_backward": "mA01b gemma-scale-rounded-b",
+    "one_plus_rounded_both": "zero-centered-one-plus-io",
+    "xhat_rounded": "mA03 gemma-xhat-rounded",
+    "xhat_not_rounded": "llama-unrounded",
+    "xhat_truncated": "llama-truncated",
+    "rstd_rounded_in_xhat": "llama-rstd-rounded",
+    "y_truncated": "mA08",
+    "y_rounded_twice": "y-double-rounding",
+    "stores_truncated": "store-truncated",
+    # bits
+    "bits_ge_lower": "mB01",
+    "bits_le_upper": "mB03 mB12",
+    "bits_inclusive": "relu-limits-inclusive",
+    "bits_of_stored_y": "mB02",
+    "bits_before_bias": "mB04",
+    "bits_of_xhat": "mB08",
+    "bits_of_x": "mB10",
+    "bits_order": "bitmask-msb-first",
+    "bits_order_both": "mB05",
+    "bits_tail_dropped": "mB07",
+    "bits_last_flipped": "mB13",
+    "dy_not_masked": "mB09",
+    "dw_not_masked": "mW17",
+    # dx
+    "dx_c1_missing": "mD01",
+    "dx_c2_missing": "mD02",
+    "dx_padded_divisor": "mD03",
+    "dx_c1_without_weight": "mD04",
+    "dx_c1_sign": "mD05",
+    "dx_c1_rstd_missing": "mD07",
+    "dx_rstd_missing": "mD08",
+    "dx_in_place": "mD12",
+    "dx_over_8_rows": "mD14",
+    "dx_c1_along_columns": "mD15",
+    "xhat_from_y_clamped": "mD17",
+    "dx_means_accumulated_io": "mD18",
+    "xhat_from_y": "mD19",
+    "dx_weight_missing": "mD20",
+    "dx_rstd_twice": "mD21",
+    "dx_c1_n_minus_1": "dx-c1-n-1",
+    "dx_last_column_left_out": "dx-last-element-missing",
+    "backward_not_centered": "bwd-x-not-centered",
+    "dx_c1_accumulated_io": "dx-c1-accumulated-io mD18",
+    # dw, db
+    "dw_without_tail_8": "mW01",
+    "dw_without_tail_4": "dw-tail-rows-missing",
+    "dw_lost_partial_1_of_4": "mW03",
+    "dw_tiles_of_8_io": "mW04",
+    "dw_without_xhat": "mW05",
+    "dw_without_mean": "mW06",
+    "dw_without_rstd": "mW07",
+    "dw_one_plus": "mW09",
+    "dw_over_m": "mW10",
+    "dw_onto_ones": "mW11",
+    "dw_tail_wraps_8": "mW13",
+    "dw_tail_repeats_8": "mW14",
+    "dw_bf16": "mW15",
+    "dw_io": "mW15",
+    "dw_first_row_missing": "mW16",
+    "dw_first_1056_rows": "mW18",
+    "dw_row_0_missing": "dw-row-0-missing",
+    "dw_of_unrounded_xhat": "llama-dw-unrounded",
+    "dw_of_rounded_xhat": "gemma-dw-rounded",
+    "dw_accumulated_io": "dw-accumulated-bf16 dw-accumulated-fp16",
+    "dw_accumulated_bf16": "dw-accumulated-bf16",
+    "dw_accumulated_fp16": "dw-accumulated-fp16",
+    "dw_4_partials_io": "dw-partials-io",
+    "dw_only_twice": "X20",
+    "db_of_dx": "X23",
+}
+
+RIGHT: Mapping[str, frozenset[str]] = MappingProxyType({name: frozenset(ids.split()) for name, ids in _RIGHT.items()})
+"""Explanation -> the ids of the planted faults for which it is right."""
+
+
+def is_right(explanation: str, mutant: str) -> bool:
+    """Whether this is what a planted fault does. ``mutant``: its id, without that of a regime."""
+    return mutant in RIGHT.get(explanation, ())

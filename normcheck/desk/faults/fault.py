@@ -1,0 +1,110 @@
+"""A known fault as data, and what several of them are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.ops import Op
+from normcheck.desk.formula import Call, Formula, stored
+
+BF16, FP16 = FORMATS["bf16"], FORMATS["fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault that is known.
+
+    ``name`` is for programs, ``words`` say what the kernel does; faults that differ in what nobody would call another
+    fault have one name. ``takes``: the ops that can have it. ``narrow``: only if the io dtype is narrower than fp32.
+    ``but``: an io dtype in which it has another name.
+    """
+
+    name: str
+    words: str
+    formula: Formula
+    takes: Callable[[Op], bool]
+    narrow: bool = False
+    but: str = ""
+
+
+def any_op(op: Op) -> bool:
+    """Every op."""
+    return True
+
+
+def centered_ops(op: Op) -> bool:
+    """Ops that subtract a mean."""
+    return op.centered
+
+
+def raw_ops(op: Op) -> bool:
+    """Ops that subtract none."""
+    return not op.centered
+
+
+def zero_centered_ops(op: Op) -> bool:
+    """Ops that add 1 to the weight."""
+    return op.zero_centered
+
+
+def plain_scale_ops(op: Op) -> bool:
+    """Ops that take the weight as it is."""
+    return not op.zero_centered
+
+
+def clamped_ops(op: Op) -> bool:
+    """Ops that clip y and save bits."""
+    return op.clamped
+
+
+def biased_ops(op: Op) -> bool:
+    """Ops that may have a bias."""
+    return op.takes_bias
+
+
+def rounding_ops(op: Op) -> bool:
+    """Ops that round xhat."""
+    return op.rounds_xhat
+
+
+def not_rounding_ops(op: Op) -> bool:
+    """Ops that do not round xhat."""
+    return not op.rounds_xhat
+
+
+def fault(
+    name: str, words: str, *, takes: Callable[[Op], bool] = any_op, narrow: bool = False, but: str = "", **steps: Any
+) -> Fault:
+    """A fault that differs from the textbook in ``steps``."""
+    return Fault(name=name, words=words, formula=Formula(**steps), takes=takes, narrow=narrow, but=but)
+
+
+def sum_n(t: Tensor) -> Tensor:
+    """(M, N) -> (M, 1): the sum over a row."""
+    return t.sum(1, keepdim=True)
+
+
+def chain(terms: Tensor, fmt: Format) -> Tensor:
+    """(K, L) fp32 -> (L,) fp64: the terms added one by one, every partial sum rounded. In fp32, since a term that lies
+    between two numbers of the format goes with its last bit."""
+    dtype: torch.dtype = getattr(torch, fmt.torch_name)
+    total = torch.zeros(terms.shape[1:])
+    for term in terms.float().unbind(0):
+        total = (total + term).to(dtype).float()
+    return total.double()
+
+
+def chain_n(t: Tensor, fmt: Format) -> Tensor:
+    """(M, N) -> (M, 1): ``_chain`` over the columns."""
+    return chain(t.t(), fmt)[:, None]
+
+
+def storing(names: str, how: Callable[[Tensor, Format], Tensor]) -> Callable[[Call, Tensor, Format, str], Tensor]:
+    """A store that does ``how`` to the outputs ``names``, and rounds the others to nearest."""
+    return lambda c, t, fmt, name: how(t, fmt) if name in names.split() else stored(t, fmt)

@@ -1,0 +1,19 @@
+"""The list of known faults.
+
+Every one was made by somebody. A fault is in it if its formula foretells the wrong numbers; one whose numbers hang on
+the order of its sums, or on what memory held before, is not.
+"""
+
+from __future__ import annotations
+
+from normcheck.cases.ops import Op
+from normcheck.desk.faults import affine, bits, dx, statistics, sums
+from normcheck.desk.faults.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (*statistics.FAULTS, *affine.FAULTS, *bits.FAULTS, *dx.FAULTS, *sums.FAULTS)
+"""Every known fault, those of the statistics first."""
+
+
+def known(op: Op, dtype: str) -> tuple[Fault, ...]:
+    """The faults that a kernel of ``op`` with io ``dtype`` can have."""
+    return tuple(f for f in FAULTS if f.takes(op) and f.but != dtype and not (f.narrow and dtype == "fp32"))
