@@ -19,8 +19,8 @@ _RIGHT = {
     "eps_twice": "mF11",
     "eps_tenth": "eps-tenth",
     "n_minus_1": "mF03",
-    "padded_divisor": "mF02",
-    "tail_not_masked": "mF01",
+    "padded_divisor": "mF02 mF02.triton",
+    "tail_not_masked": "mF01 mF01.triton",
     "variance_one_pass": "mF04 mF05",
     "mean_missing": "mF19",
     "mean_subtracted": "mF18",
@@ -84,7 +84,7 @@ _RIGHT = {
     # dx
     "dx_c1_missing": "mD01",
     "dx_c2_missing": "mD02",
-    "dx_padded_divisor": "mD03",
+    "dx_padded_divisor": "mD03 mD03.triton",
     "dx_c1_without_weight": "mD04",
     "dx_c1_sign": "mD05",
     "dx_c1_rstd_missing": "mD07",
@@ -103,7 +103,7 @@ _RIGHT = {
     "dx_c1_accumulated_io": "dx-c1-accumulated-io mD18",
     # dw, db
     "dw_without_tail_8": "mW01",
-    "dw_without_tail_4": "dw-tail-rows-missing",
+    "dw_without_tail_4": "dw-tail-rows-missing mW01.triton",
     "dw_lost_partial_1_of_4": "mW03",
     "dw_tiles_of_8_io": "mW04",
     "dw_without_xhat": "mW05",

@@ -8,7 +8,9 @@ of fp32 arithmetic either way and then stored as the formula stores it, can be w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of, make
 from normcheck.cases.ops import Op
 from normcheck.checks.check import Result
-from normcheck.desk.formula import TEXTBOOK, Call, Formula, by_autograd
+from normcheck.desk.formula import BACKWARD, TEXTBOOK, Call, Formula, by_autograd
 from normcheck.oracle import backward_bounds, bitmask, casting, forward_bounds, reference, rounding
 from normcheck.oracle.backward_bounds import Block, Doubt
 from normcheck.oracle.forward_bounds import StatisticsBound
@@ -37,10 +39,22 @@ class Expected:
     high: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward of a formula: its results, the errors of its statistics, the bits in doubt, what it foretells."""
+
+    call: Call
+    given: StatisticsBound
+    doubt: Tensor | None
+    expected: tuple[Expected, ...]
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What a kernel returned in one case, on the CPU: ``returned`` by name, bits as bool. ``own_backward``: gradients
-    are of a backward of its own, which was given ``bits``, those of the reference (None if the op has none)."""
+    are of a backward of its own, which was given ``bits``, those of the reference (None if the op has none).
+    ``joined``: how many gradients of x autograd has rounded to the io dtype and then added.
+    """
 
     op: Op
     case: Case
@@ -49,6 +63,7 @@ class Evidence:
     returned: Mapping[str, Tensor]
     own_backward: bool
     bits: Tensor | None
+    joined: int
 
     @property
     def io(self) -> Format:
@@ -59,6 +74,16 @@ class Evidence:
     def weight(self) -> Format:
         """The format of weight, bias, dw and db."""
         return FORMATS[self.case.weight_format]
+
+    @cached_property
+    def forward(self) -> Forward:
+        """The textbook's forward, which every fault of a backward shares."""
+        return _forward(TEXTBOOK, self)
+
+    @cached_property
+    def is_right_forward(self) -> bool:
+        """Whether the textbook explains what forward returned."""
+        return all(_lies_within(self.returned[e.output], e) for e in self.forward.expected)
 
 
 def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
@@ -77,12 +102,14 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         returned["bitmask"] = bits_of(returned["bitmask"], case)
     own_bits = "bitmask" not in returned  # a backward that was given none computes them
     rules = rounding.rules(op, result.model)
-    return Evidence(op, case, rules, inputs, returned, own_backward, None if own_bits else bits)
+    return Evidence(op, case, rules, inputs, returned, own_backward, None if own_bits else bits, result.joined)
 
 
 def explains(formula: Formula, found: Evidence) -> bool:
     """Whether every element that was returned lies where ``formula`` puts it."""
     with torch.no_grad():
+        if _has_usual_forward(formula) and not found.is_right_forward:
+            return False
         return all(_lies_within(found.returned[e.output], e) for e in _expected(formula, found))
 
 
@@ -104,9 +131,31 @@ def _lies_within(returned: Tensor, expected: Expected) -> bool:
     return bool((inside | overflow | _is_unbounded(expected)).all())
 
 
+def _has_usual_forward(formula: Formula) -> bool:
+    return formula.changed <= _AFTER_FORWARD
+
+
+_AFTER_FORWARD = BACKWARD - {"read"}
+
+
 def _expected(formula: Formula, found: Evidence) -> Iterator[Expected]:
     """What ``formula`` foretells of each output that was returned, in the order in which a kernel computes them."""
-    call = Call(
+    forward = found.forward if _has_usual_forward(formula) else _forward(formula, found)
+    yield from forward.expected
+    if "dx" not in found.returned or formula.lossy:
+        return
+    gradients: dict[str, Tensor] = {}
+    call = copy(forward.call)
+    call.formula = formula
+    if not found.own_backward and not formula.is_backward:
+        call = _call(formula, found)
+        with torch.enable_grad():
+            gradients = by_autograd(call)
+    yield from _gradients(call, found, gradients, forward.doubt, forward.given)
+
+
+def _call(formula: Formula, found: Evidence) -> Call:
+    return Call(
         formula=formula,
         op=found.op,
         inputs=found.inputs,
@@ -116,28 +165,23 @@ def _expected(formula: Formula, found: Evidence) -> Iterator[Expected]:
         limits=found.case.option_values,
         own={"y": found.returned["y"].double()},
     )
-    gradients: dict[str, Tensor] = {}
-    has_gradients = "dx" in found.returned
-    if not found.own_backward and has_gradients and not formula.is_backward:
-        with torch.enable_grad():
-            _, gradients = by_autograd(call)
-    else:
-        call.forward()
+
+
+def _forward(formula: Formula, found: Evidence) -> Forward:
+    call = _call(formula, found)
+    call.forward()
     rows = reference.Rows(call.x, call.m if found.op.centered else None, call.v, call.r, call.xh)
     given = _given(call, found, rows)
-    yield from _statistics(call, found, given)
     before = _before_store(call, found, rows, given)
-    fmt = format_of(found.returned["y"].dtype)
-    yield _moved(call, "y", call.y, before, fmt)
-    doubt = None
+    y = _moved(call, "y", call.y, before, format_of(found.returned["y"].dtype))
+    doubt, bits = None, []
     if found.op.clamped:
         how = found.rules.model.bitmask_compare
         doubt = bitmask.doubtful(call.z, before, found.case.option_values, found.io, how)
-    if "bitmask" in found.returned and doubt is not None:
-        bits = formula.mask_out(call).double()
-        yield Expected("bitmask", torch.where(doubt, 0.0, bits), torch.where(doubt, 1.0, bits))
-    if has_gradients and not formula.lossy:
-        yield from _gradients(call, found, gradients, doubt, given)
+        if "bitmask" in found.returned:
+            own = formula.mask_out(call).double()
+            bits = [Expected("bitmask", torch.where(doubt, 0.0, own), torch.where(doubt, 1.0, own))]
+    return Forward(call, given, doubt, (*_statistics(call, found, given), y, *bits))
 
 
 def _statistics(call: Call, found: Evidence, given: StatisticsBound) -> Iterator[Expected]:
@@ -240,6 +284,8 @@ def _gradients(
         sums = backward_bounds.output_dx(rules, unmasked, _FP32, doubt)[1]
     parts = (usual.wd.abs() + (call.xh * usual.c1).abs() + (0.0 if usual.c2 is None else usual.c2.abs())) * call.r.abs()
     error = bound.upper * _grown(gradients["dx"], parts, 1) * (1 + ("dx" in changed))
+    if found.joined > 1:  # x was upcast more than once, which is a fault of its own: nothing is foretold of dx
+        error = torch.full_like(error, torch.inf)
     yield _moved(call, "dx", gradients["dx"], error, found.io)
     by_name = {
         "dw": (backward_bounds.output_dw, usual.dw, None if doubt is None else doubt.dw, sums.dy_xhat),

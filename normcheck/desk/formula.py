@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -201,7 +202,7 @@ class Formula:
     dw: Step = lambda c: c.rows(c.dy * c.of_dw())
     db: Step = lambda c: c.rows(c.dy)
 
-    @property
+    @cached_property
     def changed(self) -> frozenset[str]:
         """Names of the steps that are not the textbook's."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not f.default)
@@ -209,19 +210,20 @@ class Formula:
     @property
     def is_backward(self) -> bool:
         """Whether it differs in a backward of its own, which autograd would not make of its forward."""
-        return bool(self.changed & _BACKWARD)
+        return bool(self.changed & BACKWARD)
 
 
-_BACKWARD = frozenset(
+BACKWARD = frozenset(
     ("read", "sum_m", "mask_in", "masked", "center_b", "xhat_b", "gamma_b", "wdy", "mean1", "mean2", "dx", "dw", "db")
 )
+"""The steps that change a backward of the formula's own."""
 
 TEXTBOOK = Formula()
 """The formulas of the reference, once more."""
 
 
-def by_autograd(call: Call) -> tuple[Tensor, dict[str, Tensor]]:
-    """Run the forward of ``call`` with autograd's graph: y without it, and dx, dw and db."""
+def by_autograd(call: Call) -> dict[str, Tensor]:
+    """Run the forward of ``call``, and return dx, dw and db by autograd."""
     leaves: dict[str, Any] = {"dx": call.x.requires_grad_(), "dw": call.w.requires_grad_()}
     if call.b is not None:
         leaves["db"] = call.b.requires_grad_()
@@ -233,4 +235,4 @@ def by_autograd(call: Call) -> tuple[Tensor, dict[str, Tensor]]:
     for name in ("x", "w", "b", "m", "xc", "v", "r", "g", "xh", "p", "z", "y"):
         tensor = getattr(call, name)
         setattr(call, name, None if tensor is None else tensor.detach())
-    return call.y, made
+    return made

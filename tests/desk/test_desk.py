@@ -1,0 +1,234 @@
+"""What a wrong output might be: the known fault that explains all of it is named, and nothing else ever is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.audit import catalogue
+from normcheck.audit.explanations import RIGHT
+from normcheck.cases.case import Case
+from normcheck.cases.claims import claims_of
+from normcheck.cases.ops import OPS
+from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.checks.probes import Depth
+from normcheck.desk import explain
+from normcheck.desk.explain import explanation
+from normcheck.desk.fit import Evidence, evidence, explains
+from normcheck.desk.formula import TEXTBOOK
+from normcheck.desk.known import FAULTS, known
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.impls.implementation import Implementation
+from normcheck.reports.document import load
+from tests.command_line import Cli, KernelFile
+from tests.plain_rmsnorm import plain
+
+PLAN = Plan((), PROFILES["quick"], 0, "cpu", 60.0)
+
+
+def cell_of(implementation: Implementation, dtype: str = "fp16") -> Cell:
+    return Cell(OPS[implementation.op], implementation, dtype, implementation.name)
+
+
+def named(implementation: Implementation, dtype: str = "fp16", **case: Any) -> str:
+    """What the desk names, for the failure of a small case."""
+    cell = cell_of(implementation, dtype)
+    values: dict[str, Any] = {"M": 9, "N": 40, "eps": 1e-3, "seed": 9, **case}
+    clips = cell.op.clips((0.0, 6.0)) if cell.op.clamped else ()
+    bias = cell.op.takes_bias and True in implementation.biases
+    failed = run_case(cell, Case(op=cell.op.name, dtype=dtype, bias=bias, options=clips, **values), PLAN)
+    assert failed.failed
+    found = explanation(cell, failed, PLAN, seconds=60.0)
+    return found.name if found else ""
+
+
+def cases_of(cell: Cell) -> Iterator[Result]:
+    claims = claims_of(cell.op, cell.implementation, cell.dtype)
+    for number, values in enumerate(explain._CASES):
+        yield run_case(cell, explain._case(claims, values, number), PLAN, depth=Depth.OFF)
+
+
+@pytest.mark.slow
+def test_the_textbook_explains_every_correct_kernel() -> None:
+    """So what it does not explain is wrong, and the bounds around its numbers are wide enough."""
+    tried = 0
+    for number, control in enumerate(catalogue.controls()):
+        dtype = control.dtypes[number % len(control.dtypes)]
+        cell = cell_of(control, dtype)
+        if control.name.endswith(".triton"):
+            continue
+        for result in cases_of(cell):
+            found = evidence(cell.op, result, own_backward=control.backward is not None)
+            assert found is None or explains(TEXTBOOK, found), f"{control.name} {control.op} {result.case}"
+            tried += found is not None
+    assert tried > 300
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x.float().square().mean(-1, keepdim=True)
+
+
+PLAIN: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps).pow(1.01) * w.float(),  # nobody's fault
+    "eps_outside": lambda x, w, eps: x.float() / (_rms(x).sqrt() + eps) * w.float(),
+    "eps_twice": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + 2 * eps) * w.float(),
+    "eps_1e-6": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + 1e-6) * w.float(),
+    "eps_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x)) * w.float(),
+    "not_divided": lambda x, w, eps: x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + eps) * w,
+    "padded_divisor": lambda x, w, eps: (
+        x.float() * torch.rsqrt(_rms(x) * x.shape[-1] / (1 << (x.shape[-1] - 1).bit_length()) + eps) * w.float()
+    ),
+    "mean_subtracted": lambda x, w, eps: (
+        x.float() * torch.rsqrt(x.float().var(-1, keepdim=True, unbiased=False) + eps) * w.float()
+    ),
+    "rstd_squared": lambda x, w, eps: x.float() / (_rms(x) + eps) * w.float(),
+    "one_plus_unasked": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps) * (1 + w.float()),
+    "weight_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps),
+    "dx_c1_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps).detach() * w.float(),
+    "all_io": lambda x, w, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w.to(x.dtype),
+    "last_column_left_out": lambda x, w, eps: (
+        x.float() * torch.rsqrt(x.float()[..., :-1].square().sum(-1, keepdim=True) / x.shape[-1] + eps) * w.float()
+    ),
+}
+"""Name of the fault -> a plain function that has it, whose gradients autograd makes."""
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_function_with_a_fault_is_told_which(name: str) -> None:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
+        return {"y": PLAIN[name](x, weight, eps).to(x.dtype)}
+
+    assert named(plain(forward=forward, backward=None, biases=(False,))) == name
+
+
+@pytest.mark.parametrize(
+    ("op", "mutant", "name"),
+    [
+        ("layernorm", "mF03", "n_minus_1"),
+        ("layernorm", "mF01", "tail_not_masked"),
+        ("layernorm", "mF19", "mean_missing"),
+        ("layernorm", "mD02", "dx_c2_missing"),
+        ("layernorm_zero_centered", "mA02", "one_plus_missing"),
+        ("rmsnorm", "mD08", "dx_rstd_missing"),
+        ("layernorm", "mF12", "stats_accumulated_io"),
+        ("layernorm_relu_bitmask", "bitmask-msb-first", "bits_order"),
+        ("layernorm_relu_bitmask", "mB01", "bits_ge_lower"),
+        ("layernorm", "X24", ""),  # which is known to nobody
+    ],
+)
+def test_a_kernel_with_its_own_backward_is_told_which(op: str, mutant: str, name: str) -> None:
+    assert named(catalogue.mutants()[mutant].make(op), rows="normal" if mutant == "X24" else "shifted") == name
+
+
+def test_rows_read_as_if_they_were_packed() -> None:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
+        packed = x.as_strided(x.shape, (x.shape[-1], 1)).float()
+        rstd = torch.rsqrt(packed.square().mean(-1, keepdim=True) + eps)
+        y = packed * rstd * weight.float()
+        return {"y": (y if bias is None else y + bias.float()).to(x.dtype), "rstd": rstd.squeeze(-1)}
+
+    assert named(plain(forward=forward), layout="x_strided", gap=8) == "row_stride_of_x_ignored"
+
+
+def test_a_fault_that_is_there_in_some_calls_only_is_not_named() -> None:
+    """Its formula is wrong about the calls that are right: it does not explain all of what was returned."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
+        mean = x.float().square().mean(-1, keepdim=True)
+        rstd = 1 / (mean.sqrt() + eps) if x.shape[-1] == 40 else torch.rsqrt(mean + eps)
+        y = x.float() * rstd * weight.float()
+        return {"y": (y if bias is None else y + bias.float()).to(x.dtype), "rstd": rstd.squeeze(-1)}
+
+    assert named(plain(forward=forward)) == ""
+
+
+def test_of_faults_that_fit_alike_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small case is not enough to tell them apart, and there are no others to look at."""
+    monkeypatch.setattr(explain, "_CASES", ())
+    assert named(plain(forward=_eps_outside)) == ""
+
+
+def _eps_outside(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
+    rstd = 1 / (x.float().square().mean(-1, keepdim=True).sqrt() + eps)
+    y = x.float() * rstd * weight.float()
+    return {"y": (y if bias is None else y + bias.float()).to(x.dtype), "rstd": rstd.squeeze(-1)}
+
+
+HARMLESS = {"dw_first_128_rows", "dw_first_256_rows", "dw_first_512_rows", "dw_first_1024_rows", "dw_first_1056_rows"}
+HARMLESS |= {"dw_first_2048_rows", "dw_first_4096_rows", "bits_of_stored_y"}
+"""Known faults that no case of ``explain._CASES`` shows: the failing case alone does."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_each_known_fault_is_told_from_the_textbook(op: str) -> None:
+    """The textbook's own numbers are explained by no fault, in all cases together, but by the harmless ones."""
+    left = {dtype: {f.name: f for f in known(OPS[op], dtype)} for dtype in ("fp16", "fp32")}
+    kernel = next(c for c in catalogue.controls() if c.op == op and c.backward is not None)
+    for dtype in left:
+        cell = cell_of(kernel, dtype)
+        for result in cases_of(cell):
+            found = evidence(cell.op, result, own_backward=True)
+            assert isinstance(found, Evidence)
+            left[dtype] = {name: f for name, f in left[dtype].items() if explains(f.formula, found)}
+    unseen = set(left["fp16"]) & set(left["fp32"])
+    assert {name for name in unseen if not name.startswith("row_stride_of_dy")} <= HARMLESS | {"variance_one_pass"}
+
+
+def test_names_are_for_programs_and_words_for_people() -> None:
+    words = {fault.name: fault.words for fault in FAULTS}
+    assert all(words[fault.name] == fault.words for fault in FAULTS)  # one name, one meaning
+    assert all(name.isascii() and " " not in name and len(text) < 130 for name, text in words.items())
+    assert all(fault.formula.changed or fault.formula.one_pass for fault in FAULTS)
+
+
+def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
+    assert set(RIGHT) <= {fault.name for fault in FAULTS}
+    assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())
+    for (one, its), (other, others) in product(RIGHT.items(), repeat=2):
+        alike = {one, other} <= {name for name in RIGHT if "io" in name or "16" in name or "accumulated" in name}
+        assert one == other or alike or not its & others  # only the dtype of a rounding may have two names
+
+
+def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
+    path = kernel_file(
+        "import torch\n",
+        "def rmsnorm(x, weight, bias=None, eps=1e-6):\n",
+        "    y = x.float() / (x.float().square().mean(-1, keepdim=True).sqrt() + eps) * weight.float()\n",
+        "    return (y if bias is None else y + bias.float()).to(x.dtype)\n",
+    )
+    done = cli(
+        "verify", "--impl", str(path), "--dtype", "fp16", "--report", "json:out.json", "--report", "html:out.html"
+    )
+    assert done.code == 1
+    said = " ".join(done.out.split())
+    assert "Might be: eps is added outside the root: 1 / (sqrt(v) + eps); this foretells all" in said
+    with open("out.json", encoding="utf-8") as stream:
+        report = json.load(stream)
+    found = report["verdicts"][0]["failure"]["explanation"]
+    assert found["name"] == "eps_outside"
+    assert found["cases"] >= 6
+    assert found["others"] > 100
+    assert load("out.json") is not None
+    with open("out.html", encoding="utf-8") as stream:
+        assert "eps is added outside the root" in stream.read()
+
+
+def test_the_audit_counts_it(cli: Cli) -> None:
+    done = cli("audit", "--mutant", "mF07", "--mutant", "X24", "--op", "rmsnorm", "--dtype", "fp16")
+    assert "named rightly 1 of 2 wrong values (50%), none wrongly" in " ".join(done.out.split())
+
+
+def test_a_wrong_name_fails_the_audit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normcheck.audit.explanations.RIGHT", {})
+    done = cli("audit", "--mutant", "mF07", "--op", "rmsnorm", "--dtype", "fp16", "--workers", "1")
+    assert done.code == 1
+    assert "was named eps_outside" in done.out
