@@ -216,7 +216,8 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
     checked = begun() + gradients.checked
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     if kept:
-        checked += judge_special(op, case, running.pristine, {**kept, **gradients.end_to_end}, running.model)
+        returned = {**kept, **gradients.end_to_end}
+        checked += judge_special(op, case, running.pristine, returned, running.model, saved.doubt)
     result = Result(
         case,
         running.model,

@@ -38,12 +38,12 @@ def judge_recorded(recorded: RecordedCase, device: str) -> Result:
     missing = tuple(name for name in op.outputs if name not in outputs)
     if "y" not in outputs:
         return Result(case, model, problems=recorded.problems, not_returned=missing)
-    checked, gradients = _checked(recorded, judge_of(op, case, inputs, model, {}, zeros=True), inputs, outputs)
+    checked, gradients, doubt = _checked(recorded, judge_of(op, case, inputs, model, {}, zeros=True), inputs, outputs)
     undeclared: tuple[Checked, ...] = ()
     if is_wider(model, base):
-        undeclared, _ = _checked(recorded, judge_of(op, case, inputs, base, {}), inputs, outputs)
+        undeclared, _, _ = _checked(recorded, judge_of(op, case, inputs, base, {}), inputs, outputs)
     if is_special(case):
-        checked += judge_special(op, case, inputs, {**outputs, **gradients.end_to_end}, model)
+        checked += judge_special(op, case, inputs, {**outputs, **gradients.end_to_end}, model, doubt)
     problems = dict.fromkeys((*recorded.problems, *gradients.problems))
     absent = missing + gradients.not_returned
     notes = (*gradients.notes, *filter(None, [what_an_infinity_does(op, case, inputs, outputs)]))
@@ -53,11 +53,11 @@ def judge_recorded(recorded: RecordedCase, device: str) -> Result:
 
 def _checked(
     recorded: RecordedCase, judge: Judge, inputs: Inputs, outputs: Mapping[str, Tensor]
-) -> tuple[tuple[Checked, ...], Gradients]:
-    """Every check of values by one judge, and the gradients with their problems and notes."""
+) -> tuple[tuple[Checked, ...], Gradients, Tensor | None]:
+    """Every check of values by one judge, the gradients with their problems and notes, and the bits in doubt."""
     checked, saved = judge_forward(judge, outputs)
     gradients = _gradients(recorded, judge, inputs, outputs, saved)
-    return checked + gradients.checked, gradients
+    return checked + gradients.checked, gradients, saved.doubt
 
 
 def _never_called(*arguments: object, **options: object) -> Any:

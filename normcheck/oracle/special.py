@@ -8,7 +8,8 @@ no values, and NaN may stand for infinity. A saved rstd may be finite if the ref
 max(variance, 0): the check of y covers that row.
 
 NaN is not between the limits: its bit is 0, and no gradient passes. The definition of a clamped op leaves open whether
-NaN is clamped to a limit, and whether a cotangent is masked by a product or a choice. Both are right.
+NaN is clamped to a limit, and whether a cotangent is masked by a product or a choice. Both are right. Whether a bit in
+doubt lets a cotangent pass is open as well: one that is not finite may reach the gradients, or not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import reduce
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -43,10 +45,15 @@ def is_special(case: Case) -> bool:
     return case.M > 0 and (case.rows in NOT_FINITE or case.dy in NOT_FINITE)
 
 
-def judge_special(op: Op, case: Case, inputs: Inputs, returned: Outputs, model: Model) -> tuple[Checked, ...]:
-    """Check which elements of ``returned`` (outputs and end-to-end gradients) are finite, for a special case."""
+def judge_special(
+    op: Op, case: Case, inputs: Inputs, returned: Outputs, model: Model, doubt: Tensor | None
+) -> tuple[Checked, ...]:
+    """Check which elements of ``returned`` (outputs and end-to-end gradients) are finite, for a special case.
+
+    ``doubt``: bool (M, N), the bits that a correct kernel may set or not; None if the op has no bits.
+    """
     rows = _rows(op, case, inputs)
-    allowed = list(_allowed(op, case, inputs, rows))
+    allowed = list(_allowed(op, case, inputs, rows, doubt))
     if model.special == "row":
         allowed += [_with_spoilt_rows(one, ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1)) for one in allowed]
     no_overflow = ~_may_overflow(op, case, rows, model)
@@ -69,7 +76,7 @@ def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs)
     """SPOILS_ROW or LEAVES_ROW, what an infinity in x did to its row of y; "" if the formula leaves no choice."""
     if case.rows != "inf" or "y" not in returned:
         return ""
-    each = [torch.isfinite(one["y"]) for one in _allowed(op, case, inputs, _rows(op, case, inputs))]
+    each = [torch.isfinite(one["y"]) for one in _allowed(op, case, inputs, _rows(op, case, inputs), None)]
     exact = reduce(torch.logical_and, each)
     rest = exact & ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1, keepdim=True)
     if not bool(rest.any()):
@@ -105,8 +112,11 @@ def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Ten
     return finite & (unsteady if checkable is None else unsteady | ~checkable)
 
 
-def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows) -> Iterator[Outputs]:
-    """Outputs and gradients in fp64, once for each reading of the op: a clamped op has several."""
+def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Tensor | None) -> Iterator[Outputs]:
+    """Outputs and gradients in fp64, once for each reading of the op: a clamped op has several.
+
+    Bits in ``doubt`` are all 0 in one reading and all 1 in another: so most, or least, of the gradients is finite.
+    """
     dy = inputs.dy.reshape(case.M, case.N).double()
     g = reference.scale(op, inputs.weight).g
     bias = None if inputs.bias is None else inputs.bias.double()
@@ -117,9 +127,10 @@ def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows) -> Iterat
         yield _with_gradients(op, rows, g, dy, {**saved, "y": forward.y})
         return
     lower = case.option_values["lower_clip"]
-    bits = reference.bits(forward.z, case.option_values)
+    certain = reference.bits(forward.z, case.option_values)
+    either = (certain,) if doubt is None else (certain & ~doubt, certain | doubt)
     clamped_nan = torch.where(torch.isnan(forward.z), lower, forward.y)
-    for y in (forward.y, clamped_nan):
+    for y, bits in product((forward.y, clamped_nan), either):
         for masked in (dy * bits, torch.where(bits, dy, 0.0)):
             whole = _with_gradients(op, rows, g, masked, {**saved, "y": y})
             yield whole

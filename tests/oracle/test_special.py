@@ -109,6 +109,24 @@ def test_where_the_definition_leaves_a_choice_all_are_right() -> None:
                 assert not result.failed, (fields, wrong(result))
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dy", ["nan", "inf"])
+@pytest.mark.parametrize("make", ["autograd_var", "autograd_squares", "autograd_functional", "fp64_inside"])
+def test_whether_a_nan_passes_by_a_bit_in_doubt_is_open(make: str, dy: str, dtype: str) -> None:
+    """The squares of the largest numbers overflow in fp32, so z is whatever it is, and with it what passes to db."""
+    (control,) = (c for c in CONTROLS if c.name == make and c.op == "layernorm_relu_bitmask")
+    for seed in range(6):
+        assert not result_of(control, rows="largest", dy=dy, dtype=dtype, M=1, N=13, seed=seed).failed
+
+
+def test_a_nan_that_is_lost_in_db_by_a_bit_of_no_doubt() -> None:
+    kernel = Kernel(db=lambda c: torch.nansum(c.dy, 0))
+    for clips in ((-1e4, 1e4), (-0.5, 1.0)):
+        options = (("lower_clip", clips[0]), ("upper_clip", clips[1]))
+        result = result_of(kernel.implementation("mine", "layernorm_relu_bitmask"), dy="nan", options=options)
+        assert wrong(result) == {"db": SPECIAL}
+
+
 UNORDERED = Kernel(mask=lambda c: ~((c.z <= c.lo) | (c.z >= c.hi)))
 """Bits that say "not outside the limits": 1 for NaN."""
 
@@ -201,5 +219,5 @@ def test_constant_rows_with_a_tiny_eps_may_overflow() -> None:
         inputs = make(case, op, "cpu")
         whole = ~torch.isnan(inputs.dy).any(1, keepdim=True)
         dx = torch.where(whole, torch.inf, torch.nan).expand(case.M, case.N).half()
-        (checked,) = judge_special(op, case, inputs, {"dx": dx}, model)
+        (checked,) = judge_special(op, case, inputs, {"dx": dx}, model, None)
         assert (not checked.comparison.ratio <= 1) == wrong_elements
