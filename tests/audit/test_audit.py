@@ -106,7 +106,9 @@ def document() -> Any:
 def test_a_mutant_of_the_project_is_killed(run: Cli) -> None:
     done = run("--mutant", "mD01", *TINY, "--seed", "3", "--report", "json:out.json")
     assert (done.code, done.err) == (0, "")
-    assert done.last.startswith("PASS  1 of 1 mutant killed (1 cell); median ")
+    assert done.last.startswith(
+        "PASS  1 of 1 mutant killed (1 cell), named rightly 1 of 1 wrong values (100%), none wrongly; "
+    )
     found = document()
     assert list(found)[:5] == ["schema", "normcheck", "argv", "seed", "profile"]
     assert (found["schema"], found["seed"], found["profile"], found["recipe"]) == (
@@ -136,7 +138,9 @@ def test_a_survivor_fails_the_audit(run: Cli, plant: Callable[..., None]) -> Non
     assert "survived rmsnorm fp32: " in done.out
     assert "core not finished, 40 cases are allowed: " in " ".join(done.out.split())  # a thin pass survives as well
     assert "; largest ratio " in " ".join(done.out.split())
-    assert done.last.startswith("FAIL  1 of 2 mutants killed (1 of 2 cells), 1 survived: none, 1 not exercised; ")
+    assert done.last.startswith(
+        "FAIL  1 of 2 mutants killed (1 of 2 cells), 1 survived: none, 1 not exercised, named rightly 0 of 1 wrong values (0%), none wrongly; "
+    )
     assert (document()["killed"], document()["survivors"], document()["not_exercised"]) == (1, ["none"], ["absent"])
 
 
@@ -229,7 +233,7 @@ def test_a_false_alarm_fails_the_audit(run: Cli, plant: Callable[..., None]) -> 
     done = run(*TINY, "--report", "json:out.json")
     assert done.code == 1
     assert "2 correct kernels, 2 cells, 31 cases: 1 accused (50.0%)\nACCUSED   wrong rmsnorm fp32: y\n" in done.out
-    assert "2 correct kernels: 1 accused; " in done.last
+    assert "2 correct kernels: 1 accused, named rightly 0 of 1 wrong values (0%), none wrongly; " in done.last
     assert [control["accused"] for control in document()["controls"]] == [False, True]
     assert document()["controls"][0]["cases"] == 30
 
@@ -329,7 +333,9 @@ def test_by_turns_each_mutant_runs_in_each_of_its_ops_in_one_dtype() -> None:
     every, turns = plain(chosen("every")), plain(chosen("turns"))
     cells = [(t.name, t.op) for t in turns]
     assert cells == list(dict.fromkeys((t.name, t.op) for t in every))
-    assert {replace(t, shrink=True) for t in turns} <= {replace(t, shrink=True) for t in every}
+    full = {"shrink": True, "explain": True}
+    assert {replace(t, **full) for t in turns} <= {replace(t, **full) for t in every}
+    assert sum(t.explain for t in turns) == sum(t.explain for t in every) == len({t.name for t in every})
     assert not any(t.shrink for t in turns)
     assert sum(t.shrink for t in every) == len({t.name for t in every})
     for id, fault in catalogue.mutants().items():
@@ -367,7 +373,9 @@ def test_turns_are_the_same_on_every_machine() -> None:
 def test_a_mutant_by_turns_has_one_cell_of_an_op(run: Cli, plant: Callable[..., None]) -> None:
     plant("twice")
     done = run("--op", "rmsnorm", "--device", "cpu", "--workers", "1", "--cells", "turns")
-    assert done.last.startswith("PASS  1 of 1 mutant killed (1 cell); ")
+    assert done.last.startswith(
+        "PASS  1 of 1 mutant killed (1 cell), named rightly 0 of 1 wrong values (0%), none wrongly; "
+    )
 
 
 # --- Processes

@@ -127,7 +127,7 @@ def test_a_shell_completes_commands_options_and_their_values() -> None:
     assert completed("normcheck ver") == ["verify"]
     assert "--known-failures" in completed("normcheck verify --kn")
     assert completed("normcheck verify --op rms") == [op for op in OPS if op.startswith("rms")]
-    assert completed("normcheck verify --profile ") == ["quick", "ci", "deep"]
+    assert completed("normcheck verify --profile ") == ["quick", "ci", "deep", "soak"]
 
 
 @pytest.mark.parametrize(
