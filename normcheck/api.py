@@ -21,9 +21,10 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
+from normcheck.gate.engine import verdict_of
 from normcheck.gate.options import VerifyOptions, built
 from normcheck.gate.plan import Plan, profile_of
-from normcheck.gate.run import run_of, verdict_of
+from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
 from normcheck.impls.adapt import adapt

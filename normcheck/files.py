@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import tempfile
@@ -29,6 +30,14 @@ def contents(path: str | Path, most: int, *, follow_links: bool = True) -> bytes
     if size > most:
         raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most:,} bytes")
     return data
+
+
+def digest(path: str) -> str:
+    """The SHA-256 of a file in hexadecimal; "" if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def resolved(path: str) -> str:

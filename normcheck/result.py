@@ -106,6 +106,9 @@ def one_of(*choices: str) -> Only:
 IMPORT, ASLEEP = "import", "asleep"
 """Why a cell could not be judged, if not by a failure of normcheck: see ``Verdict``."""
 
+ELSEWHERE = "another shard judges it"
+"""Why a cell is skipped that is not of this shard: the ``detail`` of its verdict."""
+
 
 @dataclass(frozen=True)
 class CellKey:
@@ -318,7 +321,8 @@ class Verdict:
     ``layout``.
 
     ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
-    the current directory is relative to it.
+    the current directory is relative to it. ``source``: the SHA-256 of that file as it was judged. ``machine``: which
+    ``host`` judged it, on a GPU with its model (``gpu``), ``uuid`` and ``driver``.
     """
 
     op: str
@@ -349,6 +353,8 @@ class Verdict:
     shapes: Count | None = None
     error: Annotated[str, one_of("", IMPORT, ASLEEP)] = ""
     spread: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    source: str = ""
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
@@ -368,6 +374,11 @@ class Verdict:
     def key(self) -> CellKey:
         """The key of the cell, without its device."""
         return CellKey(self.op, self.implementation, self.dtype)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another shard judges the cell."""
+        return self.status == "skip" and self.detail == ELSEWHERE
 
     @property
     def no_backward(self) -> bool:

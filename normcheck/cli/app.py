@@ -49,7 +49,7 @@ def verify(given: Given) -> None:
     with blamed(values):
         checked = built(VerifyOptions, values)
         looked_at(checked)
-        if checked.isolation:
+        if checked.isolation and not checked.scheduler:
             from normcheck.isolation.forkserver import start_early
 
             start_early(checked.device)
@@ -62,8 +62,15 @@ def verify(given: Given) -> None:
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
-        job = soak if checked.profile == "soak" else watch if checked.watch else run
-        raise typer.Exit(job(checked, tuple(sys.argv[1:]), files))
+        if checked.watch and checked.profile != "soak":
+            raise typer.Exit(watch(checked, tuple(sys.argv[1:]), files))
+        job = soak if checked.profile == "soak" else run
+        if not checked.scheduler:
+            raise typer.Exit(job(checked, tuple(sys.argv[1:]), files))
+        from normcheck.cluster.engine import cluster_of
+
+        with cluster_of(checked) as engine:
+            raise typer.Exit(job(checked, tuple(sys.argv[1:]), files, engine))
 
 
 app.command()(merge)

@@ -111,7 +111,7 @@ def decide(
     code = exit_code(
         found=bool(faults) or any(v.status == "fail" and not v.known for v in verdicts),
         broken=any(v.status == "error" for v in verdicts),
-        enough=not absent and any(v.status != "skip" for v in verdicts),
+        enough=not absent and any(v.status != "skip" or (terms.shard and v.elsewhere) for v in verdicts),
     )
     return _STATUS[code], code if complete else ExitCode.INTERRUPTED, (*faults, *absent)
 
@@ -185,7 +185,9 @@ def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[
     own = [v for v in verdicts if v.implementation == name]
     absent = []
     for op in dict.fromkeys(v.op for v in own):
-        cells = [v for v in own if v.op == op]
+        cells = [v for v in own if v.op == op and not (terms.shard and v.elsewhere)]
+        if not cells:
+            continue
         if all(v.status == "skip" for v in cells):
             absent.append((op, cells[0].detail))
         else:

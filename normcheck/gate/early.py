@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from normcheck.errors import UsageError, one_line, one_of
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
@@ -19,6 +20,8 @@ def looked_at(options: VerifyOptions) -> None:
     if options.report:
         targets_of(options)
     shard_parts(options.shard)
+    if options.scheduler and find_spec("distributed") is None:
+        raise UsageError(f"scheduler={options.scheduler}: expected distributed; pip install 'normcheck[cluster]'")
     known = discovery.implementations()
     if all(spec in known for spec in options.impl) and "require" not in options.from_config:
         required(options.require, options.impl or tuple(known))

@@ -196,6 +196,15 @@ def _seed(value: object) -> object:
     return int(value)
 
 
+SCHEDULERS = ("local", "slurm", "tcp://", "tls://")
+
+
+def _scheduler(value: str) -> None:
+    """``local``, ``slurm``, or the address of a Dask scheduler."""
+    if value and not re.fullmatch(r"local|slurm|(tcp|tls)://[^\s:/]+:[0-9]{1,5}", value):
+        raise ValueError(f"{one_line(value, 120)}: expected local, slurm, tcp://HOST:PORT or tls://HOST:PORT")
+
+
 Ops = Annotated[tuple[str, ...], Option(help="Op to check; may repeat. Default: all.", names=ops, read=several)]
 Impls = Annotated[
     tuple[str, ...],
@@ -275,7 +284,20 @@ class VerifyOptions:
     judge: Annotated[
         str, Option(help="fused (default): on a GPU, what passes is judged by few kernels; plain.", names=judges)
     ] = "fused"
+    scheduler: Annotated[
+        str,
+        Option(
+            help="Dask judges the cells: local, slurm, or an existing cluster at tcp://HOST:PORT.",
+            names=lambda: SCHEDULERS,
+            open=True,
+            check=_scheduler,
+        ),
+    ] = ""
     shard: Annotated[str, Option(help="K/N: of all cases those of job K of N; see normcheck merge.", stored=False)] = ""
+    timings: Annotated[
+        str,
+        Option(help="JSON report of an earlier run: --shard then shares out whole cells, by the seconds they took."),
+    ] = ""
     database: Annotated[str, Option(help="Folder of cases that failed: kept there, and run first next time.")] = ""
     known_failures: Annotated[str, Option(help="File of cells that are known to fail: OP IMPL DTYPE  # reason.")] = ""
     baseline: Annotated[str, Option(help="File of normcheck baseline make; drift from it fails.")] = ""
@@ -306,6 +328,10 @@ class VerifyOptions:
         """Refuse options that contradict each other."""
         if self.workers is not None and self.workers > 1 and not self.isolation:
             raise UsageError(f"workers={self.workers}: expected 1 with --no-isolation, where all is one process")
+        if self.scheduler and not self.isolation:
+            raise UsageError(f"scheduler={self.scheduler}: expected no --no-isolation; other processes judge")
+        if self.scheduler and self.watch:
+            raise UsageError(f"scheduler={self.scheduler}: expected no --watch with it, which is for this machine")
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
 

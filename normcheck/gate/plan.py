@@ -107,7 +107,8 @@ class Plan:
 
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
     before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``. ``workers``:
-    cells that run side by side.
+    cells that run side by side. ``expected_seconds``: what a cell took in an earlier run. ``elsewhere``: cells that
+    another shard judges.
     """
 
     cells: tuple[Cell, ...]
@@ -120,6 +121,8 @@ class Plan:
     required: tuple[str, ...] = ()
     judge: str = FUSED
     workers: int = 1
+    expected_seconds: Mapping[CellKey, float] = field(default_factory=dict)
+    elsewhere: frozenset[CellKey] = frozenset()
 
 
 def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:

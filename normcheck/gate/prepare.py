@@ -11,6 +11,7 @@ from normcheck.errors import ImportFailed
 from normcheck.gate import replay
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan, plan_of
+from normcheck.gate.timings import timed
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.device import device_for
@@ -27,6 +28,8 @@ def prepared(options: VerifyOptions) -> Plan:
         raise next(iter(failed.values()))
     chosen = [(spec, implementation) for spec, own in found.items() for implementation in _there(spec, ops, own)]
     plan = plan_of(options, device, chosen)
+    if options.timings:
+        plan = timed(plan, options.timings)
     if not options.database:
         return plan
     return replace(plan, replays=replay.replays(options.database, plan.cells, parsed))

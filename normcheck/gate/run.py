@@ -3,67 +3,60 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TextIO
 
 import torch
 
-from normcheck.checks.attempt import why_not
-from normcheck.checks.cell import Cell
-from normcheck.errors import ExitCode, ImportFailed, UsageError, itself_failed
+from normcheck.errors import ExitCode
 from normcheck.gate.decision import Terms, concluded, marked, terms_of
 from normcheck.gate.early import targets_of
+from normcheck.gate.engine import THIS_MACHINE, Engine
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
-from normcheck.gate.prepare import prepared
 from normcheck.gate.replay import keep
-from normcheck.gate.sanity import sensible
-from normcheck.gate.sweep import Progress, run_cell
-from normcheck.gate.tally import uncounted
 from normcheck.gate.unchanged import Files
-from normcheck.gate.workers import patience, start_judge, workers_of
-from normcheck.isolation.pool import spread
 from normcheck.reports import terminal
 from normcheck.reports.report import formats
 from normcheck.reports.targets import Target, screen, written
-from normcheck.result import IMPORT, SweepResult, Verdict
-from normcheck.runner.environment import environment
+from normcheck.result import SweepResult, Verdict
 from normcheck.runner.interruption import interruptible
-from normcheck.runner.session import session_of
 
 MOST_EXAMPLES = 10**15
 """What a report says if even more cases were allowed; beyond it, readers of JSON lose digits."""
 
 
-def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
+def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine = THIS_MACHINE) -> int:
     """Check everything that ``options`` ask for; returns the exit code. Raises UsageError before anything runs.
 
-    ``files``: those that judge, which must be the same before the verdict is told.
+    ``files``: those that judge, which must be the same before the verdict is told. ``engine``: who judges the cells.
     """
     start = time.perf_counter()
     gc.freeze()  # torch's objects live until the end: no collection looks at them, and the last one is 0.3 s shorter
     targets = targets_of(options)
     begun = files.result()  # before any code under test runs
-    plan = prepared(options)
+    plan = engine.planned(options)
     terms = terms_of(options, plan.required)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     stream = screen(targets)
-    verdicts, complete = swept(plan, stream, options, terms)
-    result = run_of(options, plan, verdicts, start, argv)
+    verdicts, complete = swept(plan, stream, options, terms, engine=engine)
+    result = run_of(options, plan, verdicts, start, argv, engine)
     result = concluded(replace(result, complete=complete), terms)
     result = doubted(result, begun.changed())
     return publish(result, targets, stream, verbosity=options.verbosity)
 
 
 def run_of(
-    options: VerifyOptions, plan: Plan, verdicts: tuple[Verdict, ...], start: float, argv: tuple[str, ...] = ()
+    options: VerifyOptions,
+    plan: Plan,
+    verdicts: tuple[Verdict, ...],
+    start: float,
+    argv: tuple[str, ...] = (),
+    engine: Engine = THIS_MACHINE,
 ) -> SweepResult:
     """The run that began at ``start`` (of time.perf_counter) with these verdicts: an error until ``concluded``."""
     return SweepResult(
@@ -71,7 +64,7 @@ def run_of(
         seed=plan.seed,
         profile=plan.profile.name,
         seconds=time.perf_counter() - start,
-        environment=environment(plan.device),
+        environment=engine.environment(plan.device),
         status="error",
         exit_code=ExitCode.BROKEN,
         verdicts=verdicts,
@@ -115,6 +108,7 @@ def swept(
     options: VerifyOptions,
     terms: Terms,
     given_up: Callable[[], bool] = lambda: False,
+    engine: Engine = THIS_MACHINE,
 ) -> tuple[tuple[Verdict, ...], bool]:
     """The verdicts in the order of their cells, and whether the run got to its end without being interrupted.
 
@@ -132,7 +126,7 @@ def swept(
                 if given_up():
                     raise KeyboardInterrupt
 
-            for index, verdict in _verdicts(plan, workers_of(options, plan), progress):
+            for index, verdict in engine.verdicts(plan, options, progress):
                 verdicts[index] = verdict
                 trouble = keep(options.database, verdict) if options.database else ""
                 if trouble:
@@ -141,70 +135,6 @@ def swept(
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True
-
-
-def _verdicts(plan: Plan, workers: int, progress: Callable[[int, int, float], None]) -> Iterator[tuple[int, Verdict]]:
-    """(index, verdict) of every cell: one after another in this process, or side by side in ``workers`` processes."""
-    if workers == 1:
-        with ExitStack() as started:
-            for index, cell in enumerate(plan.cells):
-                progress(index, 0, 0.0)
-                for following in plan.cells[index + 1 : index + 2]:
-                    _start_ahead(following, plan, started)
-                yield index, verdict_of(cell, plan, partial(progress, index))
-        return
-    alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers), workers=workers)
-    jobs = [(cell, alike) for cell in plan.cells]
-    start = partial(start_judge, plan.device, workers)
-    # Seconds of a cell, by implementation: the long ones first, so that all end together.
-    longest: dict[str, float] = {}
-
-    def cost(job: tuple[Cell, Plan]) -> float:
-        return longest.get(job[0].implementation.name, math.inf)
-
-    def apart(job: tuple[Cell, Plan]) -> bool:
-        return False
-
-    found = spread(_run_job, jobs, workers=workers, start=start, died=_judge_died, apart=apart, cost=cost)
-    for index, verdict in found:
-        name = verdict.implementation
-        longest[name] = max(verdict.seconds, longest.get(name, 0.0))
-        yield index, verdict
-
-
-def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:
-    """Start the process of the next cell while the present cell is judged; ``started`` ends it if nobody else does."""
-    with suppress(ImportFailed):  # the cell meets it again
-        if why_not(cell, plan.device):
-            return
-        session = session_of(cell.implementation)
-        started.push(session)
-        with suppress(OSError):  # the cell meets the error again, and reports it
-            session.start()
-
-
-def _run_job(job: tuple[Cell, Plan]) -> Verdict:
-    return verdict_of(*job, lambda cases, worst: None)
-
-
-def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
-    cell, plan = job
-    return uncounted(cell, plan.device, "error", detail="the process that judged it ended")
-
-
-def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
-    """The verdict of a cell. A fault of normcheck itself makes it an ``error``, and the other cells go on.
-
-    A verdict that contradicts itself is an ``error`` as well: normcheck may have been edited.
-    """
-    try:
-        return sensible(run_cell(cell, plan, progress))
-    except ImportFailed as failed:
-        return replace(uncounted(cell, plan.device, "error", detail=str(failed)), error=IMPORT)
-    except UsageError:
-        raise
-    except Exception as error:
-        return uncounted(cell, plan.device, "error", detail=itself_failed(error))
 
 
 def _written(result: SweepResult, target: Target) -> str:

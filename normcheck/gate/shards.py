@@ -16,7 +16,7 @@ from normcheck.result import CellKey, Coverage, Steadiness, SweepResult, Uncheck
 
 T = TypeVar("T")
 
-_SAME_VERSIONS = ("normcheck", "torch", "triton", "cudnn_frontend", "hypothesis", "cuda", "cudnn_backend")
+SAME_VERSIONS = ("normcheck", "torch", "triton", "cudnn_frontend", "hypothesis", "cuda", "cudnn_backend")
 """These decide which cases are drawn and what computes them. Host, driver and patch of Python may differ."""
 
 
@@ -38,6 +38,8 @@ def merged(runs: Sequence[tuple[str, SweepResult]]) -> SweepResult:
     for run in shards:
         for verdict in run.verdicts:
             cells.setdefault(_key(verdict), []).append(sensible(verdict))
+    for key, parts in cells.items():
+        _check_parts(key, parts, complete=all(run.complete for run in shards))
     machines = dict.fromkeys(run.environment["device"] for run in shards if "device" in run.environment)
     return replace(
         first,
@@ -88,7 +90,7 @@ def _check_alike(one: tuple[str, SweepResult], other: tuple[str, SweepResult]) -
     (file, a), (second, b) = one, other
     facts: list[tuple[str, object, object]] = [("seed", a.seed, b.seed), ("profile", a.profile, b.profile)]
     facts += [(name, a.budget.get(name), b.budget.get(name)) for name in {**a.budget, **b.budget}]
-    facts += [(name, a.environment.get(name), b.environment.get(name)) for name in _SAME_VERSIONS]
+    facts += [(name, a.environment.get(name), b.environment.get(name)) for name in SAME_VERSIONS]
     for name, own, its in facts:
         if own != its:
             said = (one_line(str(value), 80) for value in (its, own))
@@ -100,13 +102,31 @@ def _check_alike(one: tuple[str, SweepResult], other: tuple[str, SweepResult]) -
         raise UsageError(f"{second}: expected the cells of {file}; {which} is only in one of them")
 
 
+def _check_parts(key: CellKey, parts: Sequence[Verdict], *, complete: bool) -> None:
+    """Raise UsageError if the parts of a cell are of different kernels, or if whole cells went to no shard, or two."""
+    name = one_line(str(key), 120)
+    ran = [v for v in parts if not v.elsewhere]
+    if len(ran) < len(parts) and len(ran) != 1 and (complete or ran):
+        raise UsageError(
+            f"{name}: {len(ran)} shards judged it: expected one, so the same --timings for each; run them again"
+        )
+    sources = {v.source: v for v in ran if v.source}
+    if len(sources) > 1:
+        a, b = list(sources.values())[:2]
+        where = [one_line(v.machine.get("host", "another machine"), 60) for v in (a, b)]
+        raise UsageError(
+            f"{name}: {one_line(a.file, 200) or 'its file'} was another on {where[1]} than on {where[0]} "
+            f"(sha256 {b.source[:12]}, {a.source[:12]}): expected one version; run them again"
+        )
+
+
 def _key(verdict: Verdict) -> CellKey:
     return verdict.key.on(verdict.device)
 
 
 def one_verdict(parts: Sequence[Verdict]) -> Verdict:
     """The verdict of a cell from those of its shards, or of its rounds."""
-    first = parts[0]
+    first = next((v for v in parts if not v.elsewhere), parts[0])
     failed = min((v for v in parts if v.status == "fail"), key=_when, default=None)
     broken = next((v for v in parts if v.status == "error"), None)
     status = next((s for s in ("fail", "error", "thin", "pass") if any(v.status == s for v in parts)), "skip")
@@ -149,7 +169,13 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
         core=_core([v.core for v in parts if v.core is not None]),
         shapes=max((v.shapes for v in parts if v.shapes is not None), default=None),
         spread=_joined([v.spread for v in parts], _at_values),
+        machine=_joined([v.machine for v in parts], _listed),
     )
+
+
+def _listed(a: str, b: str) -> str:
+    """The machines of both, each once."""
+    return ", ".join(dict.fromkeys([*a.split(", "), *b.split(", ")]))
 
 
 def _at_values(a: Mapping[str, float], b: Mapping[str, float]) -> Mapping[str, float]:

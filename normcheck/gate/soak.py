@@ -21,9 +21,9 @@ from rich.console import Console
 from normcheck.errors import UsageError
 from normcheck.gate.decision import Terms, concluded, terms_of
 from normcheck.gate.early import targets_of
+from normcheck.gate.engine import THIS_MACHINE, Engine
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
-from normcheck.gate.prepare import prepared
 from normcheck.gate.run import doubted, publish, run_of, swept, write_reports
 from normcheck.gate.shards import one_verdict
 from normcheck.gate.unchanged import Files
@@ -36,7 +36,7 @@ FOLDER = "normcheck-soak"
 """Where failing cases are kept, in the present folder, if ``--database`` names no other."""
 
 
-def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
+def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine = THIS_MACHINE) -> int:
     """Run rounds until Ctrl-C or SIGTERM, or until each cell has ``--max-examples`` cases; returns the exit code.
 
     Being stopped is how such a run ends: 0 if nothing was found, 1 if something was, 130 if no round was complete.
@@ -45,7 +45,7 @@ def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) ->
     start = time.perf_counter()
     options = _checked(options)
     targets, begun = targets_of(options), files.result()
-    plan = prepared(replace(options, max_examples=None))
+    plan = engine.planned(replace(options, max_examples=None))
     most = min(options.max_examples or math.inf, plan.profile.max_examples)
     plan = replace(plan, profile=replace(plan.profile, max_examples=int(most)))
     terms = terms_of(options, plan.required)
@@ -54,11 +54,11 @@ def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) ->
     console = terminal.console_for(stream)
     rounds: dict[CellKey, list[Verdict]] = {cell.key: [] for cell in plan.cells}
     number, goes_on = 0, True
-    result = _so_far(options, plan, rounds, start, argv, terms, rounds_done=0)
+    result = _so_far(options, plan, rounds, start, argv, terms, engine, rounds_done=0)
     while goes_on and (left := _left(plan, rounds, options.max_examples)):
-        goes_on = _round(replace(left, seed=plan.seed + number), rounds, stream, options, terms)
+        goes_on = _round(replace(left, seed=plan.seed + number), rounds, stream, options, terms, engine)
         number += goes_on
-        result = _so_far(options, plan, rounds, start, argv, terms, rounds_done=number)
+        result = _so_far(options, plan, rounds, start, argv, terms, engine, rounds_done=number)
         write_reports(result, [target for target in targets if target.path != "-"])
         _put_round(console, number, result, quiet=options.quiet)
     if not number:
@@ -90,10 +90,15 @@ def _left(plan: Plan, rounds: dict[CellKey, list[Verdict]], most: int | None) ->
 
 
 def _round(
-    plan: Plan, rounds: dict[CellKey, list[Verdict]], stream: TextIO, options: VerifyOptions, terms: Terms
+    plan: Plan,
+    rounds: dict[CellKey, list[Verdict]],
+    stream: TextIO,
+    options: VerifyOptions,
+    terms: Terms,
+    engine: Engine,
 ) -> bool:
     """Run the cells of ``plan`` once and keep their verdicts; whether all were run, and nobody stopped it."""
-    verdicts, complete = swept(plan, stream, replace(options, quiet=True, verbose=False), terms)
+    verdicts, complete = swept(plan, stream, replace(options, quiet=True, verbose=False), terms, engine=engine)
     for verdict in verdicts:
         seed = f"seed {plan.seed}"
         found = replace(verdict, notes=(*verdict.notes, f"found with {seed}")) if verdict.failure else verdict
@@ -108,11 +113,12 @@ def _so_far(
     start: float,
     argv: tuple[str, ...],
     terms: Terms,
+    engine: Engine,
     *,
     rounds_done: int,
 ) -> SweepResult:
     verdicts = tuple(in_rounds(own) for own in rounds.values() if own)
-    result = run_of(options, plan, verdicts, start, argv)
+    result = run_of(options, plan, verdicts, start, argv, engine)
     budget = {"max_examples": float(options.max_examples or 0), "seconds": plan.profile.seconds, "rounds": rounds_done}
     if not options.max_examples:
         del budget["max_examples"]

@@ -7,14 +7,14 @@ sandbox; where there is none, this shows that it was done.
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Self
+
+from normcheck.files import digest
 
 PACKAGES = ("normcheck", "torch", "triton")
 _OWN = "normcheck"
@@ -33,7 +33,7 @@ class Files:
         self._packages = packages
         self._stamps = {path: _stamp(path) for path in _files(packages)}
         own = tuple(package for package in packages if not _is_recorded(package))
-        self._digests = {path: _digest(path) for path in _files(own)}
+        self._digests = {path: digest(path) for path in _files(own)}
 
     @classmethod
     def soon(cls) -> Future[Self]:
@@ -48,7 +48,7 @@ class Files:
         now = {path: _stamp(path) for path in _files(self._packages)}
         touched = [path for path, stamp in self._stamps.items() if now.get(path) != stamp]
         known = {**_recorded(self._packages), **self._digests} if touched else {}
-        found = [*(now.keys() - self._stamps.keys()), *(p for p in touched if _digest(p) != known.get(p))]
+        found = [*(now.keys() - self._stamps.keys()), *(p for p in touched if digest(p) != known.get(p))]
         if not found:
             return ""
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -72,13 +72,13 @@ def _is_recorded(package: str) -> bool:
         return False
 
 
-def _recorded(packages: tuple[str, ...]) -> dict[str, bytes]:
+def _recorded(packages: tuple[str, ...]) -> dict[str, str]:
     """File -> its digest as the installer has kept it."""
     found = {}
     for package in filter(_is_recorded, packages):
         for file in distribution(package).files or ():
             if file.hash is not None and file.hash.mode == "sha256" and file.suffix == ".py":
-                found[str(file.locate())] = base64.urlsafe_b64decode(file.hash.value + "=")
+                found[str(file.locate())] = base64.urlsafe_b64decode(file.hash.value + "=").hex()
     return found
 
 
@@ -89,11 +89,3 @@ def _stamp(path: str) -> Stamp:
     except OSError:
         return ()
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _digest(path: str) -> bytes:
-    """SHA-256 of a file, b"" if it cannot be read."""
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).digest()
-    except OSError:
-        return b""

@@ -41,8 +41,12 @@ def workers_of(options: VerifyOptions, plan: Plan) -> int:
         return max(1, min(options.workers, cells))
     if plan.device == "cpu" or not options.isolation or cells < 2:
         return 1
-    free = [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
-    return fitting(cells, _cores(), free, plan.profile.name)
+    return fitting(cells, cores_here(), free_bytes(), plan.profile.name)
+
+
+def free_bytes() -> list[int]:
+    """The free memory of each GPU."""
+    return [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
 
 
 def fitting(cells: int, cores: int, free: Sequence[int], profile: str) -> int:
@@ -56,21 +60,35 @@ def patience(workers: int, cores: int | None = None) -> float:
 
     With more of them than the cores are for, each process waits for its turn: that is no fault of a kernel.
     """
-    return max(1.0, CORES_A_CELL * workers / (cores or _cores()))
+    return max(1.0, CORES_A_CELL * workers / (cores or cores_here()))
 
 
 def start_judge(device: str, workers: int) -> None:
     """Prepare this new process for judging cells. It gets one GPU, and its share of that GPU's memory."""
     gc.freeze()
-    torch.set_num_threads(1)
+    share = 1
     if device == "cuda":
         number = int(re.split("[-:]", multiprocessing.current_process().name)[-1])  # SpawnProcess-2: the second one
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-        gpus = visible.split(",")
+        gpus = visible_gpus()
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[(number - 1) % len(gpus)]
-        torch.cuda.set_per_process_memory_fraction(_JUDGES_SHARE / -(-workers // len(gpus)))
+        share = -(-workers // len(gpus))
+    take_share(device, share)
     device_for(device)
 
 
-def _cores() -> int:
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    return [gpu for gpu in visible.split(",") if gpu]
+
+
+def take_share(device: str, share: int) -> None:
+    """Have this process use one thread, and of its GPU's memory what ``share`` judges on one GPU leave it."""
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(_JUDGES_SHARE / share)
+
+
+def cores_here() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0))

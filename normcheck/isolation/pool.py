@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
@@ -70,21 +70,40 @@ def _until_a_death(
 
     No more jobs are submitted than there are processes, so that these suspects are few.
     """
-    dead = False
-    while (waiting or running) and not dead:
-        try:
-            while waiting and len(running) < workers:
-                dearest = max(waiting, key=lambda one: cost(one[1]))
-                running[pool.submit(work, dearest[1])] = dearest
-                waiting.remove(dearest)
-        except BrokenProcessPool:
-            return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            if isinstance(future.exception(), BrokenProcessPool):
-                dead = True
-                continue
-            result = future.result()
-            yield running.pop(future)[0], result
+    try:
+        for done in in_turn(pool, lambda: workers, work, waiting, running, cost):
+            dead = False
+            for future in done:
+                if isinstance(future.exception(), BrokenProcessPool):
+                    dead = True
+                    continue
+                result = future.result()
+                yield running.pop(future)[0], result
+            if dead:
+                return
+    except BrokenProcessPool:
+        return
+
+
+def in_turn(
+    executor: Executor,
+    most: Callable[[], int],
+    work: Callable[[Job], Done],
+    waiting: list[tuple[int, Job]],
+    running: dict[Future[Done], tuple[int, Job]],
+    cost: Callable[[Job], float],
+    seconds: float | None = None,
+) -> Iterator[Collection[Future[Done]]]:
+    """Hand ``waiting`` to ``executor``, the dearest first, never more than ``most()`` at a time, until all is done.
+
+    Yields those that are done, which the caller takes out of ``running``; none, if ``seconds`` pass without any.
+    """
+    while waiting or running:
+        while waiting and len(running) < most():
+            dearest = max(waiting, key=lambda one: cost(one[1]))
+            running[executor.submit(work, dearest[1])] = dearest
+            waiting.remove(dearest)
+        yield wait(running, timeout=seconds, return_when=FIRST_COMPLETED).done
 
 
 def _alone(work: Callable[[Job], Done], job: Job, start: Start, died: Callable[[Job], Done]) -> Done:

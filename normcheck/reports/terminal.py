@@ -102,7 +102,8 @@ def _apart_from_dtype(verdict: Verdict) -> Hashable:
     assert finding is not None
     lines = (finding.case, finding.reproduce, finding.explain)
     case, reproduce, explain = (text.replace(f" {verdict.dtype} ", " ") for text in lines)
-    told = replace(finding, case=case, reproduce=reproduce, explain=explain, larger=None)
+    might_be = finding.explanation and replace(finding.explanation, cases=0, elements=0, others=0)
+    told = replace(finding, case=case, reproduce=reproduce, explain=explain, larger=None, explanation=might_be)
     return verdict.op, verdict.implementation, verdict.known, repr(told)
 
 

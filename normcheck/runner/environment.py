@@ -36,6 +36,20 @@ def environment(device: str) -> dict[str, str]:
     return {name: value for name, value in described.items() if value}
 
 
+@cache
+def machine(device: str) -> dict[str, str]:
+    """Which machine this is: its ``host``; for ``cuda`` also the ``gpu``'s model, its ``uuid`` and the ``driver``."""
+    found = {"host": platform.node()}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found |= {
+            "gpu": properties.name,
+            "uuid": str(getattr(properties, "uuid", "")),
+            "driver": nvidia_driver.version(),
+        }
+    return {name: value for name, value in found.items() if value}
+
+
 def memory_bytes(device: str) -> int:
     """Bytes of the machine's memory; for ``cuda``, the bytes of the GPU's memory that this process can still use."""
     if device == "cuda":

@@ -139,7 +139,8 @@ def test_a_survivor_fails_the_audit(run: Cli, plant: Callable[..., None]) -> Non
     assert "core not finished, 40 cases are allowed: " in " ".join(done.out.split())  # a thin pass survives as well
     assert "; largest ratio " in " ".join(done.out.split())
     assert done.last.startswith(
-        "FAIL  1 of 2 mutants killed (1 of 2 cells), 1 survived: none, 1 not exercised, named rightly 0 of 1 wrong values (0%), none wrongly; "
+        "FAIL  1 of 2 mutants killed (1 of 2 cells), 1 survived: none, 1 not exercised, "
+        "named rightly 0 of 1 wrong values (0%), none wrongly; "
     )
     assert (document()["killed"], document()["survivors"], document()["not_exercised"]) == (1, ["none"], ["absent"])
 

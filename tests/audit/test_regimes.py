@@ -292,7 +292,16 @@ def test_an_audit_of_everything_has_a_sample_of_each_regime() -> None:
     sampled = Counter(t.regime for t in every if t.regime)
     assert sampled == dict.fromkeys(REGIMES, SAMPLED)
     assert [t for t in every if not t.regime and not t.control] == [
-        trial.Trial(name=fault.id, op=op, dtype=dtype, profile="quick", seed=0, device="cpu", shrink=not number)
+        trial.Trial(
+            name=fault.id,
+            op=op,
+            dtype=dtype,
+            profile="quick",
+            seed=0,
+            device="cpu",
+            shrink=not number,
+            explain=not number,
+        )
         for fault in MUTANTS.values()
         for number, (op, dtype) in enumerate(product(fault.ops, fault.dtypes))
     ]

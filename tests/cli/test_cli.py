@@ -374,7 +374,7 @@ def test_a_fault_of_normcheck_itself(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     done, document = report(cli, "--impl", "torch", "--op", "rmsnorm")
     assert (done.code, document["status"], document["verdicts"][0]["status"]) == (3, "error", "error")
     assert "our own fault" in document["verdicts"][0]["detail"]
-    monkeypatch.setattr("normcheck.gate.run.prepared", broken)
+    monkeypatch.setattr("normcheck.gate.engine.prepared", broken)
     done = cli("verify", *FEW)
     assert done.code == 3
     assert "Traceback" in done.err

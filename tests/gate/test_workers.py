@@ -12,7 +12,8 @@ import torch
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.gate import run, workers
+from normcheck.gate import engine, workers
+from normcheck.gate.engine import THIS_MACHINE
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.workers import fitting, patience, workers_of
@@ -54,7 +55,7 @@ def plan(cells: int, device: str = "cuda") -> Plan:
 def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (H200, H200 + GIB))
-    monkeypatch.setattr(workers, "_cores", lambda: 16)
+    monkeypatch.setattr(workers, "cores_here", lambda: 16)
 
 
 @pytest.mark.usefixtures("an_h200")
@@ -84,16 +85,18 @@ def test_the_judges_of_a_crowd_have_the_longer_limit(monkeypatch: pytest.MonkeyP
         given.extend(plan for _, plan in jobs)
         yield from ()
 
-    monkeypatch.setattr(run, "spread", spread)
-    monkeypatch.setattr(workers, "_cores", lambda: 4)
-    assert list(run._verdicts(plan(9, "cpu"), 6, lambda *_: None)) == []
+    monkeypatch.setattr(engine, "spread", spread)
+    monkeypatch.setattr(workers, "cores_here", lambda: 4)
+    assert list(THIS_MACHINE.verdicts(plan(9, "cpu"), VerifyOptions(workers=6), lambda *_: None)) == []
     assert [each.timeout for each in given] == [180.0] * 9
 
 
 def test_one_cell_needs_no_pool(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "spread", None)
-    monkeypatch.setattr(run, "verdict_of", lambda cell, plan, progress: run.uncounted(cell, "cpu", "skip", detail="no"))
+    monkeypatch.setattr(engine, "spread", None)
+    monkeypatch.setattr(
+        engine, "verdict_of", lambda cell, plan, progress: engine.uncounted(cell, "cpu", "skip", detail="no")
+    )
     one = ("verify", "--impl", "torch", "--op", "rmsnorm", "--device", "cpu", "--workers", "8", "--dtype")
     assert cli(*one, "fp16").out.count("NOTHING CHECKED  1 cell skipped") == 1
     with pytest.raises(TypeError):
-        run._verdicts(plan(2, "cpu"), 2, lambda *_: None).__next__()
+        next(THIS_MACHINE.verdicts(plan(2, "cpu"), VerifyOptions(workers=2), lambda *_: None))

@@ -1,0 +1,158 @@
+"""Who judges the cells of a run: this machine, or whoever else has the same three methods (``normcheck.cluster``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from normcheck.checks.attempt import why_not
+from normcheck.checks.cell import Cell
+from normcheck.errors import ImportFailed, UsageError, itself_failed
+from normcheck.files import digest
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.plan import Plan
+from normcheck.gate.prepare import prepared
+from normcheck.gate.sanity import sensible
+from normcheck.gate.sweep import Progress, run_cell
+from normcheck.gate.tally import uncounted
+from normcheck.gate.workers import patience, start_judge, workers_of
+from normcheck.impls import source_location
+from normcheck.isolation.pool import spread
+from normcheck.result import ELSEWHERE, IMPORT, Verdict
+from normcheck.runner.environment import environment, machine
+from normcheck.runner.session import session_of
+
+
+class CellProgress(Protocol):
+    """Told how far a cell of the plan is."""
+
+    def __call__(self, index: int, cases: int, worst: float) -> None:
+        """The cell ``index`` has run so many ``cases``, and has this ``worst`` ratio."""
+
+
+class Engine(Protocol):
+    """Judges the cells of a plan."""
+
+    def planned(self, options: VerifyOptions) -> Plan:
+        """The plan that ``options`` ask for, ready to run. Raises UsageError."""
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """The machine and the versions of its libraries, by name."""
+
+    def verdicts(self, plan: Plan, options: VerifyOptions, progress: CellProgress) -> Iterator[tuple[int, Verdict]]:
+        """(index, verdict) of every cell of ``plan``, in the order in which they are finished."""
+
+
+class ThisMachine:
+    """One cell after another in this process, or side by side in several of its own."""
+
+    def planned(self, options: VerifyOptions) -> Plan:
+        """The plan that ``options`` ask for; on return everything is ready to run it. Raises UsageError."""
+        return prepared(options)
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """This machine and the versions of its libraries."""
+        return environment(device)
+
+    def verdicts(self, plan: Plan, options: VerifyOptions, progress: CellProgress) -> Iterator[tuple[int, Verdict]]:
+        """(index, verdict) of every cell."""
+        workers = workers_of(options, plan)
+        if workers == 1:
+            with ExitStack() as started:
+                for index, cell in enumerate(plan.cells):
+                    progress(index, 0, 0.0)
+                    for following in plan.cells[index + 1 : index + 2]:
+                        _start_ahead(following, plan, started)
+                    yield index, verdict_of(cell, plan, partial(progress, index))
+            return
+        alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers), workers=workers)
+        cost = Cost(plan)
+        found = spread(
+            _run_job,
+            [(cell, alike) for cell in plan.cells],
+            workers=workers,
+            start=partial(start_judge, plan.device, workers),
+            died=_judge_died,
+            apart=lambda job: False,
+            cost=lambda job: cost.of(job[0]),
+        )
+        for index, verdict in found:
+            cost.add(verdict)
+            yield index, verdict
+
+
+THIS_MACHINE = ThisMachine()
+
+
+class Cost:
+    """The seconds that a cell of ``plan`` will take, so that the long ones begin first and all end together.
+
+    They are those that the plan expects, or that the longest cell of the same implementation has taken so far.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._expected = plan.expected_seconds
+        self._longest: dict[str, float] = {}
+
+    def add(self, verdict: Verdict) -> None:
+        """Learn from a cell that is finished."""
+        name = verdict.implementation
+        self._longest[name] = max(verdict.seconds, self._longest.get(name, 0.0))
+
+    def of(self, cell: Cell) -> float:
+        """Seconds; infinite for a cell of which nothing is known."""
+        known = self._longest.get(cell.implementation.name, math.inf)
+        return self._expected.get(cell.key, known)
+
+
+def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:
+    """Start the process of the next cell while the present cell is judged; ``started`` ends it if nobody else does."""
+    with suppress(ImportFailed):  # the cell meets it again
+        if cell.key in plan.elsewhere or why_not(cell, plan.device):
+            return
+        session = session_of(cell.implementation)
+        started.push(session)
+        with suppress(OSError):  # the cell meets the error again, and reports it
+            session.start()
+
+
+def _run_job(job: tuple[Cell, Plan]) -> Verdict:
+    return verdict_of(*job, lambda cases, worst: None)
+
+
+def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
+    return judge_died(*job)
+
+
+def judge_died(cell: Cell, plan: Plan) -> Verdict:
+    """The verdict of a cell whose judge died twice: no finding, since nothing is known of the kernel."""
+    return uncounted(cell, plan.device, "error", detail="the process that judged it ended")
+
+
+def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
+    """The verdict of a cell. A fault of normcheck itself makes it an ``error``, and the other cells go on.
+
+    A verdict that contradicts itself is an ``error`` as well: normcheck may have been edited. So is that of a file that
+    changed meanwhile, since some of its cases were of the one version, and some of the other.
+    """
+    if cell.key in plan.elsewhere:
+        return uncounted(cell, plan.device, "skip", detail=ELSEWHERE)
+    file = source_location.of(cell.implementation).file
+    source = digest(file)
+    try:
+        where = machine(plan.device)
+        verdict = replace(sensible(run_cell(cell, plan, progress)), source=source, machine=where)
+    except ImportFailed as failed:
+        return replace(uncounted(cell, plan.device, "error", detail=str(failed)), error=IMPORT)
+    except UsageError:
+        raise
+    except Exception as error:
+        return uncounted(cell, plan.device, "error", detail=itself_failed(error))
+    if digest(file) == source:
+        return verdict
+    detail = f"{source_location.relative(file)} changed while it was judged: expected one version of it; run again"
+    return uncounted(cell, plan.device, "error", detail=detail)
