@@ -289,11 +289,11 @@ SUMS: tuple[tuple[Sum, int, int | str], ...] = (
     (one_by_one, 2, "any"),
     (one_by_one, 3, "any"),
     (one_by_one, 8, "any"),
-    (pairwise, 8, "any"),
-    (blocks_of_two, 8, 2),
+    (pairwise, 5, "any"),
+    (blocks_of_two, 6, 2),
 )
 """Orders of adding, numbers of terms, the ``chain`` that a kernel declares. A product by the reciprocal of a power of
-two is exact: of these numbers, 3 is the one at which a mean has all of its roundings."""
+two is exact, so not all of them are powers of two."""
 
 MOST_RUNNING = 10
 """The longest row here with a running mean. From 11 on the standard model gives it more than the bound does: it takes

@@ -6,10 +6,12 @@ proof's goal has the table's number in it. docs/bounds.md says what is proved an
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,7 @@ def test_every_count_has_a_proof() -> None:
     assert {order.count for order in BY_GAPPA} == set(table().count)
 
 
+@pytest.mark.slow
 @needs_gappa
 @pytest.mark.parametrize("order", BY_GAPPA, ids=str)
 def test_gappa_proves_the_count(order: Order) -> None:
@@ -77,21 +80,33 @@ def test_gappa_proves_the_count(order: Order) -> None:
     assert proved_by_gappa(order, numbers), f"this is not so:\n{script(order, numbers)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", BY_INTERVALS, ids=str)
 def test_intervals_prove_the_count_for_terms_of_any_sign(order: Order) -> None:
     numbers = with_count(order.count, table().count[order.count])
     assert proved_by_intervals(order, numbers), f"{order}: {order.count} = {numbers.count[order.count]} is too small"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", SPARE)
 def test_what_is_spare_is_not_needed(count: str) -> None:
     numbers = with_count(count, least(count))
     assert all(proved_by_intervals(order, numbers) for order in BY_INTERVALS if order.count == count)
 
 
+def test_the_page_says_what_is_proved_and_what_is_spare() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bounds.md").read_text(encoding="utf-8")
+    said = re.findall(r"^\| `(\w+)` \| (\d+) \| (-?\d+) \| (Gappa.*?) \|", page, re.MULTILINE)
+    assert [(count, int(value), int(needed)) for count, value, needed, _ in said] == [
+        (count, value, least(count)) for count, value in table().count.items()
+    ]
+    assert {count for count, _, _, by in said if "intervals" in by} == {order.count for order in BY_INTERVALS}
+
+
 # a count that is one too small
 
 
+@pytest.mark.slow
 @needs_gappa
 @pytest.mark.parametrize("count", sorted({order.count for order in BY_GAPPA} - {"mean"}))
 def test_gappa_refuses_a_count_that_is_one_too_small(count: str) -> None:
@@ -100,6 +115,7 @@ def test_gappa_refuses_a_count_that_is_one_too_small(count: str) -> None:
     assert not all(proved_by_gappa(order, numbers) for order in BY_GAPPA if order.count == count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", sorted({order.count for order in BY_INTERVALS}))
 def test_intervals_refuse_a_count_that_is_one_too_small(count: str) -> None:
     numbers = with_count(count, least(count) - 1)
