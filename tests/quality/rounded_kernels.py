@@ -28,6 +28,9 @@ class Arithmetic(Protocol):
     def difference(self, name: str, less: str) -> Number:
         """``name`` - ``less`` of two numbers in fp32, rounded; its size is free, however large the two are."""
 
+    def one_plus(self, name: str) -> Number:
+        """1 + ``name``, rounded; its size is as free as that of a difference."""
+
     def constant(self, value: int) -> Number:
         """A number that is known when the kernel is written: 1, N, or how many have come."""
 
@@ -47,8 +50,8 @@ class Order:
     each in a summand of its own. ``negative``: those that are subtracted. ``negligible``: leaves that may be 0.
     ``divides_by``: the root that a kernel divides by, if it does: that of the saved rstd (``"root"``), or one that was
     rounded from fp64 as the saved rstd was (``"fp64"``). ``unsaved``: its leaf is a statistic in fp64, and is held
-    against that leaf rounded to fp32. ``by_gappa``: whether Gappa reaches it; it does not see that a
-    number which occurs twice is the same one.
+    against that leaf rounded to fp32. ``by_gappa``: whether Gappa reaches it; it does not see that a number which occurs
+    twice is the same one.
     """
 
     count: str
@@ -97,8 +100,7 @@ def averaged(arithmetic: Arithmetic, total: Number, n: int) -> Number:
 
 def weight(arithmetic: Arithmetic, *, zero_centered: bool, i: int | str = "") -> Number:
     """g: the weight as stored, or 1 + weight."""
-    w = arithmetic.leaf(f"w{i}")
-    return arithmetic.constant(1) + w if zero_centered else w
+    return arithmetic.one_plus(f"w{i}") if zero_centered else arithmetic.leaf(f"w{i}")
 
 
 def xhat(arithmetic: Arithmetic, *, centered: bool, divided: bool, i: int | str = "") -> Number:

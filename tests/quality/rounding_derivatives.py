@@ -108,6 +108,9 @@ class Tracing:
     def difference(self, name: str, less: str) -> Traced:
         return self.roundings.rounded(self.leaf(name).value, {})
 
+    def one_plus(self, name: str) -> Traced:
+        return self.roundings.rounded(self.leaf(name).value, {})
+
     def constant(self, value: int) -> Traced:
         return Traced(self.roundings, iv.mpf(value), {}, Fraction(value))
 

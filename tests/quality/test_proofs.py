@@ -81,6 +81,23 @@ def test_gappa_proves_the_count(order: Order) -> None:
 
 
 @pytest.mark.slow
+@needs_gappa
+def test_no_script_is_true_of_anything() -> None:
+    """As it would be if what it is given cannot be: there is no kernel without a rounding."""
+    for order in BY_GAPPA:
+        if "N = " not in order.name or order.name.endswith("N = 2"):
+            assert not proved_by_gappa(replace(order, allowed=lambda rules: 0.0), with_count("y", 4)), order
+
+
+@needs_gappa
+def test_a_hint_that_is_not_so_is_no_proof() -> None:
+    order = next(order for order in BY_GAPPA if order.divides_by == "root")
+    text = script(order, with_count("y", 4)).replace("-(r - 1 / root) / r", "-(r - 1 / root) / (2 * r)")
+    with pytest.raises(ValueError, match="not trivially equal"):
+        proves(str(GAPPA), text)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("order", BY_INTERVALS, ids=str)
 def test_intervals_prove_the_count_for_terms_of_any_sign(order: Order) -> None:
     numbers = with_count(order.count, table().count[order.count])
@@ -133,6 +150,9 @@ class Numbers:
 
     def difference(self, name: str, less: str) -> Any:
         return self.leaf(name) - self.leaf(less)
+
+    def one_plus(self, name: str) -> Any:
+        return self.make(1) + self.leaf(name)
 
     def constant(self, value: int) -> Any:
         return self.make(value)
