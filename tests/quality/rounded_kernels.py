@@ -50,7 +50,7 @@ class Order:
     each in a summand of its own. ``negative``: those that are subtracted. ``negligible``: leaves that may be 0.
     ``divides_by``: the root that a kernel divides by, if it does: that of the saved rstd (``"root"``), or one that was
     rounded from fp64 as the saved rstd was (``"fp64"``). ``unsaved``: its leaf is a statistic in fp64, and is held
-    against that leaf rounded to fp32. ``by_gappa``: whether Gappa reaches it; it does not see that a number which occurs
+    against that leaf rounded to fp32. ``by_gappa``: whether Gappa reaches it; it does not see that a number that occurs
     twice is the same one.
     """
 
