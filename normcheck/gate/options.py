@@ -196,7 +196,9 @@ def _seed(value: object) -> object:
     return int(value)
 
 
-SCHEDULERS = ("local", "slurm", "tcp://", "tls://")
+def _schedulers() -> Iterable[str]:
+    """What a shell offers for --scheduler."""
+    return "local", "slurm", "tcp://", "tls://"
 
 
 def _scheduler(value: str) -> None:
@@ -288,7 +290,7 @@ class VerifyOptions:
         str,
         Option(
             help="Dask judges the cells: local, slurm, or an existing cluster at tcp://HOST:PORT.",
-            names=lambda: SCHEDULERS,
+            names=_schedulers,
             open=True,
             check=_scheduler,
         ),

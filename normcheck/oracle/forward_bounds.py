@@ -103,7 +103,7 @@ def output_y(
     """Bound of y (m, N), stored in ``fmt``. Covers ((x-m) r) g + b and (x-m) (r g) + b, with or without FMA.
 
     ``bias_abs`` is |bias| (N,). The error of the final add is at most |p|: if g == 0, the add is exact, and so is the
-    bit.
+    bit. A kernel that flushes subnormal numbers reads a subnormal bias as 0.
     """
     z_abs = fwd.z.abs()
     before = _before_store(rules, rows, fwd, z_abs, scale, bias_abs, given)
@@ -158,4 +158,6 @@ def _before_store(
     before.add_(p_abs, alpha=2.0**-51)  # the reference's own rounding
     if scale.where is not None:
         before *= scale.where
+    if bias_abs is not None:
+        before += torch.where(bias_abs < eta, bias_abs, 0.0)
     return before

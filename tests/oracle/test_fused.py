@@ -87,6 +87,17 @@ def test_with_the_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference(case_of("layernorm", "bf16", M=6, N=530)) == ""
 
 
+@pytest.mark.parametrize("op", ["layernorm", "layernorm_relu_bitmask", "rmsnorm"])
+def test_a_subnormal_bias_may_be_read_as_zero(op: str) -> None:
+    """Of weights as small, y is nothing else; no case of a sweep has such."""
+    case = case_of(op, "fp32", M=3, N=40, weight_dtype="fp32")
+    usual = make(case, OPS[op], DEVICE)
+    assert usual.bias is not None
+    tiny = replace(usual, weight=usual.weight * 2.0**-126, bias=usual.bias * 2.0**-128)
+    judge = judge_of(OPS[op], case, tiny, table().model, {}, zeros=True)
+    assert trial.disagreement(judge, trial.right_kernel(OPS[op], case, tiny)) == ""
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_every_layout(layout: str) -> None:
     gap = 3 if "strided" in layout else 0

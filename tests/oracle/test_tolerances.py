@@ -104,6 +104,21 @@ def test_store() -> None:
     assert float(store(doubled, t(1.0), FP16, "y")) == 2.0**-10
 
 
+@pytest.mark.parametrize("weight", [0.95 * 2.0**-126, 0.0])
+@pytest.mark.parametrize("flushes", [True, False])
+def test_a_subnormal_bias_may_be_read_as_zero(weight: float, flushes: bool) -> None:
+    """Where a kernel flushes, the product and the bias are both 0 to it; elsewhere neither is."""
+    rmsnorm, bias = OPS["rmsnorm"], t(0.95 * 2.0**-126)
+    rows = reference.normalise(rmsnorm, t(1.0).reshape(1, 1), 0.0)
+    scale = reference.scale(rmsnorm, torch.tensor([weight]))
+    forward = reference.forward(rmsnorm, rows, scale.g, bias, {})
+    model = rules(rmsnorm, Model(ftz=flushes))
+    bound = forward_bounds.output_y(model, rows, forward, scale, bias, EXACT, FP32)
+    assert bool((forward.y.abs() <= bound.y.upper).all()) == flushes  # the error of 0
+    usual = forward_bounds.output_y(model, rows, forward, scale, bias * 2, EXACT, FP32)
+    assert float(usual.before_store) <= (2.0**-126 * (1 + 1e-6) if weight else 0)  # it is not read as 0
+
+
 # the table and what an implementation declares
 
 

@@ -114,6 +114,8 @@ def bounds_of(
             by_size = 2 * before + tl.abs(p)
             before = tl.where(by_add < by_size, by_add, by_size) + b_abs * (2.0**-51)
         before = tl.where(g != 0, before, 0.0)
+        if BIAS:
+            before += tl.where(b_abs < eta, b_abs, 0.0)
         upper = before
         lower = before
     if STORED:
