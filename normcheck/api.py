@@ -22,7 +22,7 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
-from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.options import PROMISING, VerifyOptions, built
 from normcheck.gate.plan import Plan, profile_of
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
@@ -100,6 +100,8 @@ def _options(dtypes: str | Sequence[str], given: Mapping[str, Any]) -> VerifyOpt
     several = isinstance(dtypes, list | tuple) and dtypes and all(isinstance(dtype, str) for dtype in dtypes)
     if not several and not isinstance(dtypes, str):
         raise UsageError(f"dtypes={shown(dtypes)}: expected {one_of(DTYPES)}, or a list of them")
+    if given.get("profile") == "soak":
+        raise UsageError(f"profile=soak: expected {one_of(PROMISING)}; it ends by Ctrl-C, and no test suite does")
     wanted = tuple(dict.fromkeys(map(named, (dtypes,) if isinstance(dtypes, str) else dtypes)))
     check_names("dtypes", wanted, DTYPES)
     return built(VerifyOptions, {**given, "dtype": wanted, "isolation": False})

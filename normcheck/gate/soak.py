@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import TextIO
 
@@ -31,6 +32,7 @@ from normcheck.reports import terminal
 from normcheck.reports._text import put
 from normcheck.reports.targets import screen
 from normcheck.result import CellKey, SweepResult, Verdict
+from normcheck.runner.interruption import interruptible
 
 FOLDER = "normcheck-soak"
 """Where failing cases are kept, in the present folder, if ``--database`` names no other."""
@@ -54,13 +56,14 @@ def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], en
     console = terminal.console_for(stream)
     rounds: dict[CellKey, list[Verdict]] = {cell.key: [] for cell in plan.cells}
     number, goes_on = 0, True
-    result = _so_far(options, plan, rounds, start, argv, terms, engine, rounds_done=0)
-    while goes_on and (left := _left(plan, rounds, options.max_examples)):
-        goes_on = _round(replace(left, seed=plan.seed + number), rounds, stream, options, terms, engine)
-        number += goes_on
-        result = _so_far(options, plan, rounds, start, argv, terms, engine, rounds_done=number)
-        write_reports(result, [target for target in targets if target.path != "-"])
-        _put_round(console, number, result, quiet=options.quiet)
+    with suppress(KeyboardInterrupt), interruptible():  # also between two rounds
+        while goes_on and (left := _left(plan, rounds, options.max_examples)):
+            goes_on = _round(replace(left, seed=plan.seed + number), rounds, stream, options, terms, engine)
+            number += goes_on
+            result = _so_far(options, plan, rounds, start, argv, terms, engine, rounds_done=number)
+            write_reports(result, [target for target in targets if target.path != "-"])
+            _put_round(console, number, result, quiet=options.quiet)
+    result = _so_far(options, plan, rounds, start, argv, terms, engine, rounds_done=number)
     if not number:
         result = concluded(replace(result, complete=False), terms)
     return publish(doubted(result, begun.changed()), targets, stream, cells=True, verbosity=options.verbosity)
@@ -140,7 +143,8 @@ def _put_round(console: Console, number: int, result: SweepResult, *, quiet: boo
     if quiet or not number:
         return
     cases, failed = sum(v.cases for v in result.verdicts), sum(v.status == "fail" for v in result.verdicts)
-    words = f"Round {number}: {cases:,} cases in {len(result.verdicts)} cells so far, {failed} failed"
+    cells = len(result.verdicts)
+    words = f"Round {number}: {cases:,} cases in {cells} {'cell' if cells == 1 else 'cells'} so far, {failed} failed"
     put(console, (f"{words}; {result.seconds / 60:,.0f} min. Ctrl-C ends.", "dim"), wrap=False)
     if console.file is not sys.stderr:
         console.file.flush()
