@@ -125,7 +125,7 @@ def _known(key: str, value: object) -> object:
 def _rooted(key: str, value: Any, path: Path) -> Any:
     """``value`` with its paths, which are relative to the file, made relative to the current folder."""
     folder = path.parent.resolve()  # not path.resolve().parent: the file may be a link to one kept elsewhere
-    if key in ("known_failures", "baseline", "database"):
+    if key in ("known_failures", "baseline", "database", "timings"):
         return _path(value, folder)
     if key == "impl":
         return tuple(_spec(spec, folder) for spec in value)

@@ -293,6 +293,7 @@ class VerifyOptions:
             names=_schedulers,
             open=True,
             check=_scheduler,
+            stored=False,
         ),
     ] = ""
     shard: Annotated[str, Option(help="K/N: of all cases those of job K of N; see normcheck merge.", stored=False)] = ""

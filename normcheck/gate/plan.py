@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES
@@ -78,16 +79,16 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
-_DEEP = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
+_CI_SHORT = ShortLimits(150.0, 300.0, 1000, 20, (1000, 20))
+_DEEP_SHORT = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
+_DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": True, "explain_seconds": 60.0}
 
 PROFILES = {
     profile.name: profile
     for profile in (
         Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
-        Profile(
-            "ci", 1500, 45.0, _CI, 300.0, ShortLimits(150.0, 300.0, 1000, 20, (1000, 20)), large_times=4, powers=(31,)
-        ),
-        Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP, large_times=25, powers=(31, 32), sanitizer=True),
+        Profile("ci", 1500, 45.0, _CI, 300.0, _CI_SHORT, large_times=4, powers=(31,), explain_seconds=40.0),
+        Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP_SHORT, **_DEEP),
         Profile("soak", 1000, 20.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
     )
 }

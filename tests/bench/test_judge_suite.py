@@ -58,8 +58,10 @@ def test_small_cases_of_a_cell_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(rate > 0 for rate in rates)  # 16 cases more may take less time on a machine that is busy for a moment
 
 
-def test_the_docs_quote_the_record() -> None:
-    record = json.loads((ROOT / "golden/gpu/judge_h200.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("name", "device"), [("judge_h200", "NVIDIA H200"), ("judge_h100", "NVIDIA H100 80GB HBM3")])
+def test_the_docs_quote_the_records(name: str, device: str) -> None:
+    record = json.loads((ROOT / f"golden/gpu/{name}.json").read_text(encoding="utf-8"))
+    assert record["environment"]["device"] == device
     page = (ROOT / "docs/judge.md").read_text(encoding="utf-8")
     for c in record["costs"]:
         times = " | ".join(f"{c[name] / c['copy']:.1f}" for name in ("judge", "record", "inputs"))

@@ -40,6 +40,7 @@ baseline = "baseline.json"
 drift_ratio = 3
 drift_ulp = 2.5
 database = ".normcheck"
+timings = "out/last.json"
 report = ["json:out/report.json", "terminal:-"]
 """
 
@@ -54,6 +55,7 @@ def test_every_key_and_paths_from_the_folder_of_the_file(tmp_path: Path, monkeyp
     assert values["impl"] == ("../../kernels/mine.py", "../../kernels/mine.py:fused", "torch", "package.module:f")
     assert values["op"] == ("rmsnorm",)
     assert values["known_failures"] == "../../known.txt"
+    assert values["timings"] == "../../out/last.json"
     assert values["report"] == ("json:../../out/report.json", "terminal:-")
     assert (values["seed"], values["timeout"], values["part"]) == ("7", 9.5, False)
     assert values["allow_thin"] is True

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from normcheck.gate.unchanged import PACKAGES, Files, _digest, _recorded
+from normcheck.files import digest
+from normcheck.gate.unchanged import PACKAGES, Files, _recorded
 
 
 @pytest.fixture
@@ -71,4 +72,4 @@ def test_what_pip_has_recorded_is_read_only_if_it_was_touched() -> None:
     path = next(iter(files._stamps))
     files._stamps[path] = (0, 0, 0, 0)
     assert files.changed() == ""
-    assert _recorded(("torch",))[path] == _digest(path) != b""
+    assert _recorded(("torch",))[path] == digest(path) != ""

@@ -45,7 +45,7 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
     """``normcheck verify`` without options: cases and shapes enough in nearly every cell."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] < 125  # 120 are wanted; another run of older code took 118
+    assert run["seconds"] <= 120
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
@@ -59,10 +59,11 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
         assert (cell["device"], cell["failure"]) == ("cuda", None)
         assert cell["status"] == "pass" or (cell["status"] == "thin" and cell["detail"].startswith("core not finished"))
         assert cell["cases"] >= 100
+        assert cell["seconds"] <= 20
         assert cell["shapes"] >= (4 if cell["implementation"] == "torch_compile" else 5)
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
-    assert sum(cell["shapes"] < 6 for cell in cells.values() if cell["implementation"] != "torch_compile") <= 5
-    assert sum(cell["status"] == "thin" for cell in cells.values()) <= 14
+    assert sum(cell["shapes"] < 6 for cell in cells.values() if cell["implementation"] != "torch_compile") <= 2
+    assert sum(cell["status"] == "thin" for cell in cells.values()) <= 4
 
 
 @pytest.mark.parametrize("op", ["rmsnorm_llama", "rmsnorm_gemma"])
@@ -74,11 +75,12 @@ def test_the_other_castings_ran_on_a_gpu_and_passed(op: str) -> None:
     assert all(cell["status"] == "pass" and cell["cases"] > 200 for cell in cells.values())
 
 
+@pytest.mark.parametrize(("of", "device"), [("", "NVIDIA H200"), ("-h100", "NVIDIA H100 80GB HBM3")])
 @pytest.mark.parametrize("name", SUITES)
-def test_every_number_of_the_recorded_benches_is_of_a_verified_kernel(name: str) -> None:
-    bench = json.loads((FOLDER.parent / "bench" / f"{name}.json").read_text(encoding="utf-8"))
+def test_every_number_of_the_recorded_benches_is_of_a_verified_kernel(name: str, of: str, device: str) -> None:
+    bench = json.loads((FOLDER.parent / "bench" / f"{name}{of}.json").read_text(encoding="utf-8"))
     assert (bench["schema"], bench["complete"]) == ("normcheck-bench/1", True)
-    assert bench["environment"]["device"] == "NVIDIA H200"
+    assert bench["environment"]["device"] == device
     measured = [speed for speed in bench["speeds"] if speed["status"] == "measured"]
     assert all(speed["cases"] == 3 and speed["verified_rows"] > 0 for speed in measured)
     for direction in DIRECTIONS:
