@@ -327,11 +327,11 @@ def test_a_fault_in_it_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.
         kernel = trial.right_kernel(op, case, make(case, op, DEVICE))
         found.append(faulty.disagreement(judge_for(case), kernel))
         found += [name for name, wrong in trial.wrong_kernels(kernel) if faulty._passes(judge_for(case), wrong, name)]
-        if any(found):
+        if any(found) or ratios_differ(case, monkeypatch, sys.modules["normcheck.oracle.fused.judge"]):
             return
-    for case in (*cases, case_of("rmsnorm_llama", "fp16", M=20, N=40)):
-        if ratios_differ(case, monkeypatch, sys.modules["normcheck.oracle.fused.judge"]):
-            return
+    llama = case_of("rmsnorm_llama", "fp16", M=20, N=40)
+    if ratios_differ(llama, monkeypatch, sys.modules["normcheck.oracle.fused.judge"]):
+        return
     pytest.fail(f"{fault}: not found")
 
 
