@@ -120,7 +120,10 @@ def test_it_says_what_one_machine_says(cli: Cli, kernel_file: KernelFile) -> Non
     )
     alone = cli(*argv)
     expected = report()
-    done = cli(*argv, "--scheduler", "local", "--workers", "2")
+    with ThreadPoolExecutor(1) as pool:
+        looked = pool.submit(what_is_answered)
+        done = cli(*argv, "--scheduler", "local", "--workers", "2")
+        answers = looked.result()
     found = report()
     assert done.code == alone.code == 1
     assert [of(v) for v in found["verdicts"]] == [of(v) for v in expected["verdicts"]]
@@ -131,6 +134,21 @@ def test_it_says_what_one_machine_says(cli: Cli, kernel_file: KernelFile) -> Non
         assert cell["machine"]["host"]
         assert len(cell["source"]) == 64
     assert not judges()
+    # Who can talk to a scheduler runs code: this one can be talked to in its process only.
+    assert all(address.startswith("127.0.0.1:") for address in answers)
+    assert set(answers.values()) <= {b"HTTP/1.1 404"}
+
+
+def what_is_answered() -> dict[str, bytes]:
+    """What the addresses answer that this process and its judges listen at, once it has some."""
+    until(judges)
+    mine = psutil.Process().net_connections("inet") + [c for j in judges() for c in j.net_connections("inet")]
+    found = {}
+    for ip, port in {c.laddr for c in mine if c.status == psutil.CONN_LISTEN}:
+        with socket.create_connection(("127.0.0.1", port)) as other:
+            other.sendall(b"GET /info/main/workers.html HTTP/1.0\r\n\r\n")
+            found[f"{ip}:{port}"] = other.recv(12)
+    return found
 
 
 def of(cell: dict[str, Any]) -> dict[str, Any]:
@@ -209,30 +227,6 @@ def test_a_file_that_is_saved_meanwhile_gives_no_verdict(cli: Cli, slow_file: An
     first, second = report()["verdicts"]
     assert "changed while it was judged: expected one version of it" in first["detail"]
     assert (first["status"], second["status"]) == ("error", "thin")
-
-
-@pytest.mark.slow
-def test_nobody_else_can_reach_it(cli: Cli, slow_file: Any) -> None:
-    """Who can talk to a scheduler runs code: this one can be talked to in its process only."""
-    path, began = slow_file(0.1)
-
-    def answers() -> dict[str, bytes]:
-        """What the addresses answer that this process and its judges listen at."""
-        until(lambda: began.stat().st_size)
-        mine = psutil.Process().net_connections("inet") + [c for j in judges() for c in j.net_connections("inet")]
-        found = {}
-        for ip, port in {c.laddr for c in mine if c.status == psutil.CONN_LISTEN}:
-            with socket.create_connection(("127.0.0.1", port)) as other:
-                other.sendall(b"GET /info/main/workers.html HTTP/1.0\r\n\r\n")
-                found[f"{ip}:{port}"] = other.recv(12)
-        return found
-
-    with ThreadPoolExecutor(1) as pool:
-        looked = pool.submit(answers)
-        assert cli(*of_a_slow_kernel(path), "--scheduler", "local", "--allow-thin").code == 0
-        found = looked.result()
-    assert all(address.startswith("127.0.0.1:") for address in found)
-    assert set(found.values()) <= {b"HTTP/1.1 404"}
 
 
 # --- An existing cluster
