@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -12,6 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.cases.case_line import parsed
+from normcheck.cases.ops import OPS
+from normcheck.checks.check import check
 from normcheck.golden.judge import judge_recorded
 from normcheck.golden.schema import RecordedCase
 from normcheck.golden.store import read
@@ -27,6 +32,27 @@ JUDGED = 60
 def test_they_are_there_and_small() -> None:
     assert RECORDS
     assert sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file()) < 5_000_000
+
+
+SOAK = json.loads((GOLDEN / "soak.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("found", SOAK["accused"], ids=lambda found: found["case"])
+def test_no_correct_kernel_that_the_soak_accused_is_accused_today(found: dict[str, str]) -> None:
+    case = parsed(found["case"])
+    (kernel,) = (c for c in CONTROLS if (c.op, c.name) == (case.op, found["implementation"]))
+    result = check(kernel, OPS[case.op], case, "cpu")
+    assert not result.failed, found["why"]
+
+
+def test_the_soak_is_as_its_page_says() -> None:
+    assert (SOAK["schema"], SOAK["cases"]) == ("normcheck-soak/1", sum(piece["cases"] for piece in SOAK["pieces"]))
+    accused = {(parsed(one["case"]).op, one["implementation"], parsed(one["case"]).dtype) for one in SOAK["accused"]}
+    for piece in SOAK["pieces"]:
+        assert {tuple(cell) for cell in piece["failed"]} <= accused
+        assert all(ratio <= 1 for ratio in piece["worst"].values())
+    page = (GOLDEN.parent / "docs" / "cases.md").read_text(encoding="utf-8")
+    assert f"{SOAK['cases']:,} cases" in page
 
 
 @pytest.mark.slow
