@@ -106,6 +106,9 @@ def one_of(*choices: str) -> Only:
 IMPORT, ASLEEP = "import", "asleep"
 """Why a cell could not be judged, if not by a failure of normcheck: see ``Verdict``."""
 
+JUDGE_DIED = "the process that judged it ended"
+"""Why a cell is an error whose judge died twice: nothing is known of its kernel."""
+
 ELSEWHERE = "another shard judges it"
 """Why a cell is skipped that is not of this shard: the ``detail`` of its verdict."""
 

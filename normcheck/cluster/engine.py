@@ -26,7 +26,7 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.cluster.judges import DIED, Judges, judged
+from normcheck.cluster.judges import Judges, judged
 from normcheck.cluster.lines import Answer, CellName, Job, answer_of, sent
 from normcheck.errors import NormcheckError, UsageError, error_text, one_line
 from normcheck.gate import replay
@@ -40,7 +40,7 @@ from normcheck.gate.timings import timed
 from normcheck.gate.workers import CORES_A_CELL, cores_here, fitting, free_bytes, visible_gpus
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.pool import in_turn
-from normcheck.result import ELSEWHERE, Verdict
+from normcheck.result import ELSEWHERE, JUDGE_DIED, Verdict
 from normcheck.runner.device import device_there
 
 GPU = "GPU"
@@ -233,7 +233,7 @@ class Cluster:
             return uncounted(cell, plan.device, "error", detail=error_text(error, 300))
         verdict = answer.verdict
         if verdict is None or answer.failed or answer.usage:
-            if answer.failed == DIED:
+            if answer.failed == JUDGE_DIED:
                 return judge_died(cell, plan)
             detail = answer.failed or answer.usage or "a worker sent no verdict"
             return uncounted(cell, plan.device, "error", detail=detail)

@@ -13,8 +13,7 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from normcheck.cluster.lines import Answer
-
-DIED = "the process that judged it ended"
+from normcheck.result import JUDGE_DIED
 
 
 class Judge:
@@ -88,7 +87,7 @@ class Judges(WorkerPlugin):
                 self._free.put(judge)
                 return answer
             self._given_up(judge)
-        return Answer(failed=DIED).line
+        return Answer(failed=JUDGE_DIED).line
 
     def _taken(self) -> Judge | None:
         with suppress(Empty):

@@ -22,7 +22,7 @@ from normcheck.gate.tally import uncounted
 from normcheck.gate.workers import patience, start_judge, workers_of
 from normcheck.impls import source_location
 from normcheck.isolation.pool import spread
-from normcheck.result import ELSEWHERE, IMPORT, Verdict
+from normcheck.result import ELSEWHERE, IMPORT, JUDGE_DIED, Verdict
 from normcheck.runner.environment import environment, machine
 from normcheck.runner.session import session_of
 
@@ -130,7 +130,7 @@ def _judge_died(job: tuple[Cell, Plan]) -> Verdict:
 
 def judge_died(cell: Cell, plan: Plan) -> Verdict:
     """The verdict of a cell whose judge died twice: no finding, since nothing is known of the kernel."""
-    return uncounted(cell, plan.device, "error", detail="the process that judged it ended")
+    return uncounted(cell, plan.device, "error", detail=JUDGE_DIED)
 
 
 def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:

@@ -23,12 +23,11 @@ from distributed import LocalCluster
 from normcheck.cluster import engine
 from normcheck.cluster.engine import Cluster
 from normcheck.cluster.judge import answered
-from normcheck.cluster.judges import DIED
 from normcheck.cluster.lines import Answer, CellName, Job, answer_of, job_of, sent
 from normcheck.errors import UsageError
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.result import Verdict
+from normcheck.result import JUDGE_DIED, Verdict
 from tests.command_line import Cli, Done, KernelFile
 from tests.hostile_text import HARM
 from tests.sample_runs import verdict
@@ -178,7 +177,7 @@ def test_a_judge_that_dies_twice_is_an_error_and_no_finding(cli: Cli, slow_file:
         done = cli(*of_a_slow_kernel(path), "--scheduler", "local", "--report", "json:out.json")
         assert killed.result() == 2
     (cell,) = report()["verdicts"]
-    assert (done.code, cell["status"], cell["failure"], cell["detail"]) == (3, "error", None, DIED)
+    assert (done.code, cell["status"], cell["failure"], cell["detail"]) == (3, "error", None, JUDGE_DIED)
 
 
 def of_a_slow_kernel(path: Path) -> tuple[str, ...]:
@@ -439,7 +438,7 @@ def test_only_what_fits_the_cell_is_taken() -> None:
         ("{}", "a worker sent no verdict"),
         (right(dtype="fp32"), "instead"),
         (right(device="cuda"), "instead"),
-        (Answer(failed=DIED).line, DIED),
+        (Answer(failed=JUDGE_DIED).line, JUDGE_DIED),
         (Answer(usage="impl=x: expected y").line, "impl=x: expected y"),
     ):
         (found,) = judged_as(answer)

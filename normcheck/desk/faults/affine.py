@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from normcheck.cases.dtypes import Format
 from normcheck.desk.faults.fault import (
     BF16,
     FP16,
+    Fault,
     biased_ops,
     clamped_ops,
     fault,
@@ -77,6 +79,18 @@ def _rows_as_packed(names: str) -> Callable[[Tensor, str], Tensor]:
         return t.as_strided((t.numel(),), (1,)).reshape(t.shape)
 
     return read
+
+
+def _xhat_rounded(**steps: Any) -> Fault:
+    """Several ways of one fault, which differ in what comes after it."""
+    return fault(
+        "xhat_rounded",
+        "xhat is rounded to the io dtype before it is multiplied by the weight, which this op does not do",
+        casts=True,
+        takes=not_rounding_ops,
+        narrow=True,
+        **steps,
+    )
 
 
 FAULTS = (
@@ -170,31 +184,9 @@ FAULTS = (
         gamma_b=_as_bf16,
         narrow=True,
     ),
-    fault(
-        "xhat_rounded",
-        "xhat is rounded to the io dtype before it is multiplied by the weight, which this op does not do",
-        casts=True,
-        dw=lambda c: c.rows(c.dy * c.xh),
-        takes=not_rounding_ops,
-        narrow=True,
-    ),
-    fault(
-        "xhat_rounded",
-        "xhat is rounded to the io dtype before it is multiplied by the weight, which this op does not do",
-        casts=True,
-        lossy=True,
-        takes=not_rounding_ops,
-        narrow=True,
-    ),
-    fault(
-        "xhat_rounded",
-        "xhat is rounded to the io dtype before it is multiplied by the weight, which this op does not do",
-        casts=True,
-        preact=lambda c: c.plus_b(through(c.p, c.io)),
-        lossy=True,
-        takes=not_rounding_ops,
-        narrow=True,
-    ),
+    _xhat_rounded(dw=lambda c: c.rows(c.dy * c.xh)),
+    _xhat_rounded(lossy=True),
+    _xhat_rounded(lossy=True, preact=lambda c: c.plus_b(through(c.p, c.io))),
     fault(
         "xhat_not_rounded",
         "xhat is not rounded to the io dtype before it is multiplied by the weight: this op does that",
@@ -246,14 +238,12 @@ FAULTS = (
         "the rows of x and dy are read as if they were packed: x.stride(-2) and dy.stride(-2) are ignored",
         read=_rows_as_packed("x dy"),
     ),
-    fault(
-        "row_stride_of_x_ignored",
-        "the rows of x are read as if they were packed: x.stride(-2) is ignored",
-        read=_rows_as_packed("x"),
-    ),
-    fault(
-        "row_stride_of_dy_ignored",
-        "the rows of dy are read as if they were packed: dy.stride(-2) is ignored",
-        read=_rows_as_packed("dy"),
+    *(
+        fault(
+            f"row_stride_of_{name}_ignored",
+            f"the rows of {name} are read as if they were packed: {name}.stride(-2) is ignored",
+            read=_rows_as_packed(name),
+        )
+        for name in ("x", "dy")
     ),
 )

@@ -101,7 +101,7 @@ def chain(terms: Tensor, fmt: Format) -> Tensor:
 
 
 def chain_n(t: Tensor, fmt: Format) -> Tensor:
-    """(M, N) -> (M, 1): ``_chain`` over the columns."""
+    """(M, N) -> (M, 1): ``chain`` over the columns."""
     return chain(t.t(), fmt)[:, None]
 
 
