@@ -27,7 +27,7 @@ from normcheck.gate.plan import Plan, profile_of
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
-from normcheck.impls.adapt import adapt
+from normcheck.impls.adapt import adapt, require_residual
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.reports import terminal
@@ -157,7 +157,9 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
             "of its own: lambda x, w, b, eps: torch.func.functional_call(module, {'weight': w}, (x,))"
         )
     name = one_line(getattr(fn, "__name__", type(fn).__name__), 120)
-    return discovery.wrapped(*adapt(fn, name), op, name, _source(fn)), _spec(fn)
+    adapted = adapt(fn, name)
+    require_residual(adapted, fn, OPS[op], name)
+    return discovery.wrapped(adapted.forward, adapted.biases, op, name, _source(fn)), _spec(fn)
 
 
 def _source(fn: Any) -> str:

@@ -31,7 +31,7 @@ KINDS = (
 )
 """Every ``Finding.kind``."""
 
-OUTPUTS = ("y", "mean", "rstd", "bitmask", "dx", "dw", "db")
+OUTPUTS = ("y", "residual_out", "mean", "rstd", "bitmask", "dx", "dresidual", "dw", "db")
 """Every output that an op may have, in the order of reports: y first."""
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -12,7 +12,7 @@ from typing import Any
 
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
-from normcheck.cases.ops import RELU6
+from normcheck.cases.ops import OPS, RELU6
 
 Value = tuple[str, Any]
 """An axis, and one of its values."""
@@ -107,6 +107,9 @@ PAIRS = (
     ("weight_dtype", "weights"), ("weight_dtype", "dy"), ("weight_dtype", "probe"), ("weight_dtype", "rows"),
     ("eps", "rows"), ("eps", "layout"), ("clips", "weights"), ("clips", "bias"), ("dy", "rows"),
     ("n", "special"), ("width", "special"), ("m", "special"),
+    ("n", "residual"), ("m", "residual"), ("layout", "residual"), ("residual", "rows"), ("residual", "probe"),
+    ("n", "residual_dtype"), ("layout", "residual_dtype"), ("residual_dtype", "residual"),
+    ("weight_dtype", "residual_dtype"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "N" is the first size of each class only, "m" and "n" are classes of M
 and N, "width" is a class of N without its fit, "special" is one of SPECIAL, or a kind of dy that is not finite."""
@@ -145,6 +148,8 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
         "bias": (case.bias,),
         "eps": (case.eps,),
         "clips": (tuple(value for _, value in case.options),) if case.options else (),
+        "residual": (case.residual,) if OPS[case.op].adds_residual else (),
+        "residual_dtype": (case.residual_dtype,) if OPS[case.op].adds_residual else (),
         "probe": (probe,),
     }
 

@@ -14,7 +14,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
-from normcheck.cases.data_kinds import WEIGHT_KINDS
+from normcheck.cases.data_kinds import RESIDUAL_KINDS, WEIGHT_KINDS
 from normcheck.cases.goals import Extent
 
 LARGE = {
@@ -101,4 +101,7 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
         "options": claims.op.clips(clips),
         "seed": order.randrange(1000),
     }
+    if claims.op.adds_residual:
+        values["residual"] = order.choice(RESIDUAL_KINDS)
+        values["residual_dtype"] = order.choice(claims.values("residual_dtype"))
     return Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **{**values, **fixed})

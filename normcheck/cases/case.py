@@ -43,7 +43,8 @@ class Case:
     ``M`` rows of ``N`` elements; ``eps`` is the op's epsilon; ``rows``, ``dy`` and ``weights`` are kinds of data
     (``data_kinds.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False if the op is called
     without one; ``gap`` counts the elements behind each row of a strided tensor; ``options`` are the op's own numbers
-    (``lower_clip``, ``upper_clip``) as pairs in order of name.
+    (``lower_clip``, ``upper_clip``) as pairs in order of name. ``residual`` is a kind of data as well, and
+    ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual.
     """
 
     op: str
@@ -60,6 +61,8 @@ class Case:
     bias: bool = True
     gap: int = 0
     options: tuple[tuple[str, float], ...] = ()
+    residual: str = "normal"
+    residual_dtype: str = "same"
 
     @property
     def rank(self) -> int:
@@ -88,6 +91,11 @@ class Case:
         return self.dtype if self.weight_dtype == "same" else self.weight_dtype
 
     @property
+    def residual_format(self) -> str:
+        """The name of the dtype of residual, residual_out and their gradients."""
+        return self.dtype if self.residual_dtype == "same" else self.residual_dtype
+
+    @property
     def unusual(self) -> tuple[str, ...]:
         """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
         refusable = {
@@ -95,6 +103,7 @@ class Case:
             f"N={self.N}": self.N > MOST_COLUMNS,
             f"layout={self.layout}": self.layout == "misaligned" or self.layout in EXPANDED,
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
+            "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
         }
         return tuple(words for words, unusual in refusable.items() if unusual)
 
@@ -119,6 +128,10 @@ class Case:
             words.append(f"weight_dtype={self.weight_dtype}")
         if not self.bias:
             words.append("bias=none")
+        if self.residual != "normal":
+            words.append(f"residual={self.residual}")
+        if self.residual_dtype != "same":
+            words.append(f"residual_dtype={self.residual_dtype}")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, STRIDED, Case
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError, one_line, one_of, shown
@@ -56,6 +56,8 @@ def parse(line: str) -> Case:
         bias=_choice(named, "bias", ("yes", "none")) == "yes",
         gap=_integer(named, "gap", 0),
         options=tuple((name, _number(named, name, 0.0)) for name in sorted(own)),
+        residual=_choice(named, "residual", RESIDUAL_KINDS),
+        residual_dtype=_choice(named, "residual_dtype", ("same", "fp32")),
     )
     _validate(case)
     return case
@@ -70,6 +72,8 @@ def _validate(case: Case) -> None:
         raise UsageError(f"eps={case.eps!r}: expected 0 or a normal fp32 number > 0, kernels take it as one")
     if case.weight_dtype == "fp32" and case.dtype == "fp32":
         raise UsageError("weight_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
+    if case.residual_dtype == "fp32" and case.dtype == "fp32":
+        raise UsageError("residual_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
     if bool(case.gap) != (case.layout in STRIDED):
         raise UsageError(f"gap={case.gap} layout={case.layout}: expected gap > 0 exactly for a strided layout")
     clips = dict(case.options)
@@ -88,6 +92,8 @@ def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> No
         if name not in named:
             raise UsageError(f"{name} is missing in the case line: {op} has it, expected {name}=<number>")
     known = {f.name for f in fields(Case)} - {"op", "dtype", "options"}
+    if not OPS[op].adds_residual:
+        known -= {"residual", "residual_dtype"}
     for name in named:
         if name not in known and name not in own:
             raise UsageError(f"{_said(name, named[name])}: expected {one_of(sorted({*known, *own}))} for {op}")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from normcheck.cases.case import EXPANDED, STRIDED, Case
 from normcheck.cases.ops import Op
 
-REFUSABLE = ("bias", "weight_dtype", "layout")
+REFUSABLE = ("bias", "weight_dtype", "layout", "residual_dtype")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
 
 
@@ -22,6 +22,10 @@ class Declared(Protocol):
 
     @property
     def weight_dtypes(self) -> Sequence[str]:
+        """io, fp32."""
+
+    @property
+    def residual_dtypes(self) -> Sequence[str]:
         """io, fp32."""
 
     @property
@@ -54,6 +58,7 @@ class Claims:
     biases: tuple[bool, ...]
     weight_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
+    residual_dtypes: tuple[str, ...] = ("same",)
     shapes: tuple[tuple[int, int], ...] = ()
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
@@ -72,28 +77,37 @@ class Claims:
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """The values of one of REFUSABLE that were not refused; the simplest one if all were."""
-        every = {"bias": self.biases, "weight_dtype": self.weight_dtypes, "layout": self.layouts}[axis]
+        every = {
+            "bias": self.biases,
+            "weight_dtype": self.weight_dtypes,
+            "layout": self.layouts,
+            "residual_dtype": self.residual_dtypes,
+        }[axis]
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
 
     def takes(self, case: Case) -> bool:
         """Whether no value of ``case`` was refused so far."""
-        values = {"M": case.M, "N": case.N, "bias": case.bias, "weight_dtype": case.weight_dtype, "layout": case.layout}
-        return all(self.admits(axis, value) for axis, value in values.items())
+        return all(self.admits(axis, getattr(case, axis)) for axis in ("M", "N", *REFUSABLE))
 
 
 def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
     """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything."""
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
-    wide = dtype != "fp32" and "fp32" in implementation.weight_dtypes
-    weight_dtypes = (("same",) if "io" in implementation.weight_dtypes or dtype == "fp32" else ()) + ("fp32",) * wide
     return Claims(
         op=op,
         dtype=dtype,
         biases=biases,
-        weight_dtypes=weight_dtypes or ("same",),
+        weight_dtypes=_relative(implementation.weight_dtypes, dtype),
         layouts=_layouts(implementation),
+        residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
     )
+
+
+def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
+    """The values of ``Case.weight_dtype``, or of ``Case.residual_dtype``, for x in ``dtype``."""
+    wide = dtype != "fp32" and "fp32" in declared
+    return ((("same",) if "io" in declared or dtype == "fp32" else ()) + ("fp32",) * wide) or ("same",)
 
 
 def _layouts(implementation: Declared) -> tuple[str, ...]:
@@ -122,4 +136,6 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"
     if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
+    if case.residual_dtype == "fp32" and "fp32" not in implementation.residual_dtypes:
+        return 'residual_dtype=fp32: residual_dtypes=("io",) is declared'
     return ""

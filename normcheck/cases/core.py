@@ -16,7 +16,7 @@ from typing import Any
 
 from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value, column_class, covered, pairs_of, row_class, values_of
 from normcheck.cases.case import EXPANDED, Case
-from normcheck.cases.claims import Claims
+from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 
 ALL_OPENED = 1000
@@ -97,10 +97,10 @@ _NEUTRAL: Mapping[str, Any] = {
     "weights": "normal",
 }
 
-_OF_ROWS, _OF_COLUMNS = ("M", "m"), ("N", "n", "width", "fit")
-"""The axes that M decides, and those that N decides."""
+_OF_ROWS, _OF_COLUMNS, _OF_RESIDUAL = ("M", "m"), ("N", "n", "width", "fit"), ("residual", "residual_dtype")
+"""The axes that M decides, those that N decides, and those of an op that adds a residual."""
 
-_CHOSEN = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips")
+_CHOSEN = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_RESIDUAL)
 """The other axes of a case, in the order in which the design chooses their values."""
 
 
@@ -112,6 +112,8 @@ def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str,
         yield 5, 24, "normal", {**_NEUTRAL, "weight_dtype": weight_dtype}
     for layout in claims.layouts[1:]:
         yield 5, 24, "shifted", {**_NEUTRAL, "layout": layout}
+    for residual_dtype in claims.residual_dtypes[1:]:
+        yield 5, 24, "normal", {**_NEUTRAL, "residual_dtype": residual_dtype}
 
 
 def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
@@ -175,7 +177,7 @@ class Design:
             yield self.recorded(planned)
 
     def _admits(self, axis: str, value: Any) -> bool:
-        return axis not in ("bias", "weight_dtype", "layout") or self._claims.admits(axis, value)
+        return axis not in REFUSABLE or self._claims.admits(axis, value)
 
     def recorded(self, planned: Planned) -> Planned:
         """This case, whose goals are left no more."""
@@ -283,7 +285,7 @@ class Design:
         values = dict(fixed)
         chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
         for axis in _CHOSEN:
-            if axis == "clips" and not self._claims.op.clamped:
+            if axis not in self.axes:
                 continue
             if axis not in values:
                 values[axis] = self._choice(axis, size, chosen, values)
@@ -341,6 +343,7 @@ class Design:
             bias=values["bias"],
             gap=GAPS[self.number % len(GAPS)] if "strided" in layout else 0,
             options=self._claims.op.clips(values.get("clips", ())),
+            **{axis: values[axis] for axis in _OF_RESIDUAL if axis in values},
         )
 
     def _probe(self, size: Size, case: Case) -> str:

@@ -188,6 +188,23 @@ WEIGHT_KINDS = ("normal", "small", "probe")
 and 8 times normal ones; if the factor of xhat is 0, the bias of a clamped op is a limit, so that z ties with it."""
 
 
+RESIDUAL_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "normal": lambda n, x: n,
+        "large": lambda n, x: 64.0 * n,
+        "half": lambda n, x: -0.5 * x,
+        "small": lambda n, x: n * 2.0**-6,
+        "opposite": lambda n, x: -x * (1.0 + n * 2.0**-5),
+    }
+)
+"""Every kind of residual: name -> residual (M, N) in fp64, from its own normal-like numbers and from x. ``large``: as
+deep in a model, where the sum of all layers is larger than one; ``half``: the sum keeps the kind of x, at half its
+size; ``opposite``: the sum cancels."""
+
+RESIDUAL_KINDS = tuple(RESIDUAL_VALUES)
+"""Kinds of residuals, simplest first. Beside a row of SPECIAL_ROWS a residual is ``normal``."""
+
+
 def weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
     """weight and bias (N,) in fp64 from normal-like ``n`` (2, N)."""
     weight, bias = n[0], n[1]

@@ -27,7 +27,7 @@ from normcheck.cases.axes import (
 )
 from normcheck.cases.case import EXPANDED
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, WEIGHT_KINDS
 
 Goals = frozenset[Value | Pair]
 """Values, and pairs of values, that a core must cover."""
@@ -112,6 +112,8 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
     }
     if claims.op.clamped:
         axes["clips"] = CLIPS
+    if claims.op.adds_residual:
+        axes |= {"residual": RESIDUAL_KINDS, "residual_dtype": claims.values("residual_dtype")}
     if 0 in sizes.heights:
         axes["empty"] = tuple((axis, value) for axis in WITHOUT_ROWS for value in _without_rows(axis, claims, columns))
     if claims.shapes:

@@ -5,26 +5,36 @@ Every random number is a hash of its position; only exact or singly rounded fp64
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
 from normcheck.cases.case import EXPANDED, Case
-from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
+from normcheck.cases.data_kinds import (
+    DY_VALUES,
+    ONLY_ROW,
+    RESIDUAL_VALUES,
+    ROW_VALUES,
+    ROWS,
+    SPECIAL_ROWS,
+    Field,
+    weights,
+)
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import elements, placed, untouched
-from normcheck.cases.ops import OPS, RELU6, Op
+from normcheck.cases.ops import DRESIDUAL, OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
 
 SLAB_ELEMENTS = 1 << 22
-_X, _DY, _ROW, _WEIGHT, _BIAS = range(5)  # independent streams of one seed
+_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT = range(7)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +43,52 @@ class Inputs:
 
     ``x``, ``dy``: (M, N), or (B, S, N) if the case has rank 3, in the io dtype; last stride 1, row stride N, or N + gap
     if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias`` (None if the
-    case has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    case has none): (N,). ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. Each
+    lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
     """
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
     dy: Tensor
+    residual: Tensor | None = None
+    dresidual_out: Tensor | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of each input, without a bias that is None."""
-        for name in ("x", "weight", "bias", "dy"):
+        """Name and tensor of each input, without those that are None."""
+        for name in ("x", "weight", "bias", "dy", *RESIDUAL_INPUTS):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """These inputs with ``change`` applied to every tensor."""
-        bias = None if self.bias is None else change(self.bias)
-        return Inputs(change(self.x), change(self.weight), bias, change(self.dy))
+        return replace(self, **{name: change(tensor) for name, tensor in self.named()})
+
+    @property
+    def cotangents(self) -> dict[str, Tensor]:
+        """dy, and that of residual_out if the op adds a residual."""
+        return {name: tensor for name, tensor in self.named() if name in ("dy", "dresidual_out")}
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """The inputs that have a gradient, by its name, in the order in which a backward returns them."""
+        named = dict(self.named())
+        return {gradient: named[name] for gradient, name in GRADIENT_OF.items() if name in named}
+
+
+RESIDUAL_INPUTS = ("residual", "dresidual_out")
+"""The inputs of an op that adds a residual, beside those of every op."""
+
+
+def inputs_of(named: Mapping[str, Tensor]) -> Inputs:
+    """The inputs of these names. Those of a forward alone may lack dy: x stands for it."""
+    optional = {name: named.get(name) for name in ("bias", *RESIDUAL_INPUTS)}
+    return Inputs(named["x"], named["weight"], dy=named.get("dy", named["x"]), **optional)
+
+
+GRADIENT_OF = MappingProxyType({"dx": "x", DRESIDUAL: "residual", "dw": "weight", "db": "bias"})
+"""Gradient -> the input of which it is one."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -73,9 +110,12 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
+    if made.residual is not None:
+        _fill_residual(case, made)
     if case.rank == 3:
         shape = (case.batch, case.M // case.batch, case.N)
-        made = replace(made, x=made.x.view(shape), dy=made.dy.view(shape))
+        of_rows = ("x", "dy", *RESIDUAL_INPUTS)
+        made = replace(made, **{name: tensor.view(shape) for name, tensor in made.named() if name in of_rows})
     return made
 
 
@@ -105,6 +145,20 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
     for tensor, values in zip((made.weight, made.bias), weights(case, op, parameters), strict=True):
         if tensor is not None:
             tensor.copy_(values.float())  # rounded to fp32 first: every device does that alike
+
+
+def _fill_residual(case: Case, made: Inputs) -> None:
+    """Write the residual and its cotangent, which are (M, N) yet. ``made`` has x."""
+    assert made.residual is not None and made.dresidual_out is not None
+    kind = RESIDUAL_VALUES["normal" if case.rows in SPECIAL_ROWS else case.residual]
+    device, height = made.x.device.type, slab_height(case)
+    for first in range(0, case.M, height):
+        rows = slice(first, min(first + height, case.M))
+        count = (rows.stop - rows.start) * case.N
+        pieces = [(_RESIDUAL, first * case.N, count), (_DRESIDUAL_OUT, first * case.N, count)]
+        own, cotangents = normal(hashed(case.seed, pieces, device)).view(2, -1, case.N)
+        made.residual[rows] = kind(own, made.x[rows].double()).float()
+        made.dresidual_out[rows] = cotangents.float()
 
 
 def nan_bits(case: Case) -> int:
@@ -160,12 +214,18 @@ def _unfilled(case: Case, device: str) -> Inputs:
     """The tensors of a case, unfilled, with x and dy (M, N)."""
     io = torch_dtype(case.dtype)
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    return Inputs(x, _parameter(case, device), _parameter(case, device) if case.bias else None, dy)
+    made = Inputs(x, _parameter(case, device), _parameter(case, device) if case.bias else None, dy)
+    if not OPS[case.op].adds_residual:
+        return made
+    wide = torch_dtype(case.residual_format)
+    cotangent = _placed(case, "dresidual_out", wide, device)
+    return replace(made, residual=_placed(case, "residual", wide, device), dresidual_out=cotangent)
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
-    """An unfilled x or dy (M, N) in the layout of the case."""
-    stride = (case.N + (case.gap if case.layout in ("strided", "rank3_strided", f"{name}_strided") else 0), 1)
+    """An unfilled tensor (M, N) in the layout of the case: a residual lies as x does, its cotangent as dy."""
+    like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
+    stride = (case.N + case.gaps[like], 1)
     if name == "dy" and case.layout in EXPANDED:
         stride = (0, int(case.layout == "dy_expanded"))
     return placed((case.M, case.N), stride, dtype, device, shift=_shift(case))

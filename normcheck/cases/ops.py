@@ -16,7 +16,10 @@ STATISTICS = ("mean", "rstd")
 GRADIENTS = ("dx", "dw", "db")
 """The gradients that a backward returns, db only with a bias."""
 
-ROOT_FIRST = (*STATISTICS, "y", "bitmask", *GRADIENTS)
+RESIDUAL_OUT, DRESIDUAL = "residual_out", "dresidual"
+"""The sum that an op with a residual stores, and the gradient of its residual."""
+
+ROOT_FIRST = (RESIDUAL_OUT, *STATISTICS, "y", "bitmask", "dx", DRESIDUAL, "dw", "db")
 """Every output in the order in which they are computed: the first wrong one is the root of the others."""
 
 RELU6 = (0.0, 6.0)
@@ -34,8 +37,12 @@ class Op:
 
     ``biases``: the values that ``Case.bias`` may have, simplest first. ``formula`` and ``source`` are for readers.
 
+    If it ``adds_residual``, x above is x + residual, which ``oracle/residual.py`` explains; that sum is an output as
+    well, and its cotangent is added to dx, which is the gradient of the residual too.
+
     The rounding of xhat passes gradients through unchanged. Raises ValueError for an op that rounds xhat and is
-    centred, zero-centred, clamped or biased: no bound is derived for it.
+    centred, zero-centred, clamped or biased, and for one that adds a residual and is clamped or rounds xhat: no bound
+    is derived for it.
     """
 
     name: str
@@ -43,6 +50,7 @@ class Op:
     zero_centered: bool = False
     clamped: bool = False
     rounds_xhat: bool = False
+    adds_residual: bool = False
     biases: tuple[bool, ...] = (True,)
     formula: str
     source: str
@@ -52,6 +60,8 @@ class Op:
             raise ValueError(
                 f"op={self.name}: expected rounds_xhat=True with no centered, zero_centered, clamped, bias"
             )
+        if self.adds_residual and (self.clamped or self.rounds_xhat):
+            raise ValueError(f"op={self.name}: expected adds_residual=True with no clamped, rounds_xhat")
 
     @property
     def takes_bias(self) -> bool:
@@ -61,7 +71,7 @@ class Op:
     @property
     def of_models(self) -> bool:
         """Whether the op is an RMSNorm as language models write it: no bias, no clip, and a casting of its own."""
-        return not (self.centered or self.clamped or self.takes_bias)
+        return not (self.centered or self.clamped or self.takes_bias or self.adds_residual)
 
     @property
     def weight_offset(self) -> float:
@@ -76,7 +86,12 @@ class Op:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs that forward may return, y first."""
-        return ("y", *self.statistics, *(("bitmask",) if self.clamped else ()))
+        residual = (RESIDUAL_OUT,) if self.adds_residual else ()
+        return ("y", *residual, *self.statistics, *(("bitmask",) if self.clamped else ()))
+
+    def gradients(self, *, bias: bool) -> tuple[str, ...]:
+        """The gradients that a backward returns, if the op is called with a bias or without."""
+        return ("dx", *((DRESIDUAL,) if self.adds_residual else ()), *GRADIENTS[1 : 2 + bias])
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -144,12 +159,31 @@ TABLE = (
         source="GemmaRMSNorm of Hugging Face transformers; dw is the gradient of weight itself",
     ),
 )
-"""Every op, the plain ones first."""
+"""The ops of one input, the plain ones first."""
 
-OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in sorted(TABLE, key=lambda op: op.name)})
+FUSED_ADD = (
+    Op(
+        name="fused_add_rmsnorm",
+        centered=False,
+        adds_residual=True,
+        biases=(False,),
+        formula="s = x + residual;  y = s * rstd * weight,  rstd = 1 / sqrt(mean(s^2) + eps);  residual_out = s",
+        source="the decoder layers of Llama, Qwen, DeepSeek, Mistral; dx = dresidual = rmsnorm's dx + dresidual_out",
+    ),
+    Op(
+        name="fused_add_layernorm",
+        centered=True,
+        adds_residual=True,
+        formula="s = x + residual;  y = layernorm(s);  residual_out = s",
+        source="the layers of GPT-2, BERT, OPT; dx = dresidual = layernorm's dx + dresidual_out",
+    ),
+)
+"""The ops that add a residual first."""
+
+OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in sorted((*TABLE, *FUSED_ADD), key=lambda op: op.name)})
 """Name -> op, in alphabetical order."""
 
 
 def names_of(holds: Callable[[Op], bool]) -> tuple[str, ...]:
-    """The names of the ops for which ``holds`` is true, in the order of the table."""
+    """The names of the ops of one input for which ``holds`` is true, in the order of the table."""
     return tuple(op.name for op in TABLE if holds(op))

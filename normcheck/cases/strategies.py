@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import STRIDED, Case
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.ops import OPS
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ SIZES_N = (
 GAPS = (1, 3, 8, 64)
 ELEMENTS = (4096, 4096, 4096, 32768)
 """The largest M * N of a drawn case, to which M is cut."""
+_NO_RESIDUAL = ("normal", "same")
 ORIGINAL_WEIGHT = 3
 """How often a failing case's own value is listed among simpler ones when a smaller case is searched."""
 
@@ -48,6 +49,7 @@ class Choices:
     eps: tuple[float, ...]
     clips: tuple[tuple[float, float], ...]
     layout: tuple[tuple[str, int], ...]  # name, gap
+    residual: tuple[tuple[str, str], ...]  # its kind, its dtype; () if the op adds none
     seeds: int
 
 
@@ -70,6 +72,9 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         eps=EPS,
         clips=CLIPS if claims.op.clamped else (),
         layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
+        residual=tuple((kind, dtype) for dtype in claims.values("residual_dtype") for kind in RESIDUAL_KINDS)
+        if claims.op.adds_residual
+        else (),
         seeds=seeds,
     )
 
@@ -89,6 +94,7 @@ def within(all_: Choices, case: Case) -> Choices:
         eps=_up_to(all_.eps, case.eps),
         clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
         layout=_up_to(all_.layout, (case.layout, case.gap)),
+        residual=_up_to(all_.residual, (case.residual, case.residual_dtype)) if all_.residual else (),
         seeds=case.seed,
     )
 
@@ -104,13 +110,13 @@ def cases(c: Choices) -> st.SearchStrategy[Case]:
     It is one tuple of strategies, which draws in two thirds of the time of a composite.
     """
     shapes = st.sampled_from(c.shapes) if c.shapes else st.tuples(st.sampled_from(c.m), st.sampled_from(c.n))
-    fields = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout, c.clips or ((),))
+    fields = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout, c.clips or ((),), c.residual or (_NO_RESIDUAL,))
     drawn = st.tuples(shapes, *(st.sampled_from(values) for values in fields), st.integers(0, c.seeds))
     return drawn.map(partial(_case, c))
 
 
 def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
-    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, seed = drawn
+    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, residual, seed = drawn
     return Case(
         op=c.op,
         dtype=c.dtype,
@@ -125,5 +131,7 @@ def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
         layout=layout,
         gap=gap,
         options=OPS[c.op].clips(clips),
+        residual=residual[0],
+        residual_dtype=residual[1],
         seed=seed,
     )

@@ -25,6 +25,7 @@ from normcheck.impls.implementation import NotImported
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.judging import FUSED
+from normcheck.oracle.residual import SUMS
 from normcheck.oracle.tolerances import table
 from normcheck.runner import call
 from normcheck.runner.environment import memory_bytes
@@ -55,12 +56,13 @@ def run_case(
     depth: Depth = Depth.ROWS,
     watch: Callable[[Expectation], None] | None = None,
     upcoming: Case | None = None,
+    sums: tuple[str, ...] = SUMS,
 ) -> Result:
     """Run one case under the plan's timeout, unless ``supports(case)`` refuses it.
 
     ``depth``: how far it is probed, unless it is too large. ``floors``: output -> ratio below which details are
     not needed; ``watch`` is called with all that is compared. ``upcoming``: a case that may come next, whose inputs are
-    made while the kernel's process is at work.
+    made while the kernel's process is at work. ``sums``: see ``check``.
     """
     depth = min(depth, deepest(case))
     work = partial(
@@ -74,6 +76,7 @@ def run_case(
         watch=watch,
         fused=plan.judge == FUSED,
         upcoming=upcoming,
+        sums=sums,
     )
     result = attempted(cell, case, plan, work)
     return replace(result, after=session_of(cell.implementation).before) if result.failed else result
@@ -170,6 +173,7 @@ def _needed(case: Case, device: str) -> int:
     else:
         gaps = sum(case.gaps.values())
         tensors = rows * (16 * case.N + 6 * gaps) * item  # inputs and copies, outputs, gradients, all of it twice
+        tensors += tensors * OPS[case.op].adds_residual  # as many again, and sums
     making = _MAKING_BYTES * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
     return tensors + making + _JUDGING_BYTES * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
 

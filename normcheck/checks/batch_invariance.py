@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -67,8 +68,7 @@ def _alone(subject: Subject) -> dict[str, bool]:
         shape = (1, 1, case.N) if case.rank == 3 else (1, case.N)
         return guard_bands.in_bands(rows.reshape(case.M, case.N)[row].reshape(shape), NAN)
 
-    i = subject.inputs
-    inputs = Inputs(one(i.x), i.weight, i.bias, one(i.dy))
+    inputs = _of_rows(subject.inputs, one)
     bits = None if subject.bits is None else subject.bits[row : row + 1]
     started = start(subject.implementation, alone, inputs, Surroundings())
     seen, _ = observe(subject.implementation, subject.op, alone, started, bits)
@@ -85,7 +85,12 @@ def _rolled(inputs: Inputs) -> Inputs:
     def roll(t: Tensor) -> Tensor:
         return t.reshape(-1, t.shape[-1]).roll(1, 0).reshape(t.shape)
 
-    return Inputs(roll(inputs.x), inputs.weight, inputs.bias, roll(inputs.dy))
+    return _of_rows(inputs, roll)
+
+
+def _of_rows(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    """The inputs with ``change`` applied to those that have rows."""
+    return replace(inputs, **{n: change(t) for n, t in inputs.named() if n not in ("weight", "bias")})
 
 
 def _by_row(t: Tensor, rows: int) -> Tensor:

@@ -22,12 +22,14 @@ from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
 from normcheck.checks.probes import Depth, probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
+from normcheck.checks.sums import fitting
 from normcheck.checks.undeclared import undeclared
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Checked, Reference, judge_of
-from normcheck.oracle.judging import begin_forward, judge_forward, judge_gradients
+from normcheck.oracle.judging import Begun, begin_forward, judge_forward, judge_gradients
+from normcheck.oracle.residual import SUMS
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
 from normcheck.runner import call
@@ -43,7 +45,8 @@ class Result:
     None if none ran; ``seen`` is what the first run returned; ``staged`` are the gradients of a backward fed with the
     reference's statistics. ``joined``: if it failed, how many gradients of x autograd added in half precision.
     ``undeclared``: the checks as they are without the implementation's declarations, if these widen a bound.
-    ``after``: the earlier cases of the kernel's own process, if the case failed in one.
+    ``after``: the earlier cases of the kernel's own process, if the case failed in one. ``sums``: of an op that adds a
+    residual, those that the case fits, of the ones that it may, or else of all; None if it declares its own.
     """
 
     case: Case
@@ -59,6 +62,7 @@ class Result:
     joined: int = 0
     undeclared: tuple[Checked, ...] = ()
     after: tuple[Case, ...] = ()
+    sums: tuple[str, ...] | None = None
 
     @property
     def home(self) -> str:
@@ -88,13 +92,15 @@ def check(
     watch: Callable[[Expectation], None] | None = None,
     fused: bool = False,
     upcoming: Case | None = None,
+    sums: tuple[str, ...] = SUMS,
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
     ``floors``: output -> ratio below which details are not needed; ``model`` replaces the one that the implementation
     declares; ``depth``: how far the case is probed; ``watch`` is called with all that is compared; ``fused``: the fused
     judge may judge it, see ``oracle.judging``; ``upcoming``: a case that may come next, whose inputs are made while the
-    kernel's process is at work. Faults of the implementation are in the result; an exception is a fault of normcheck.
+    kernel's process is at work; ``sums``: those that may be normed if the op adds a residual and the implementation
+    declares none. Faults of the implementation are in the result; an exception is a fault of normcheck.
     """
     base = model or undeclared_model(implementation, device)
     session = session_of(implementation)
@@ -112,7 +118,7 @@ def check(
             if upcoming is not None and upcoming.small:
                 _small_inputs(upcoming, op.name)
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
-        result, saved, second = _checked(running)
+        result, saved, second = _checked(running, sums)
     except UnsupportedCase as unsupported:
         return Result(case, model or table().model, refused=call.refusal(unsupported))
     except Broken as broken:
@@ -178,7 +184,7 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     return declared_model(base, declared, implementation.name) if declared else base
 
 
-def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | None]:
+def _checked(running: InFlight, may_be: tuple[str, ...]) -> tuple[Result, Reference | None, Started | None]:
     """Judge every output -> the result; what the reference saves, None if no probe can run; the second run, or None."""
     implementation, op, case = running.implementation, running.op, running.case
     forward = running.forward.result()
@@ -192,32 +198,24 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
     if "y" not in outputs:
         return Result(case, running.model, (), problems, missing, notes=notes), None, None
     kept = {name: t.clone() for name, t in Seen(outputs).named.items()} if is_special(case) else {}
-    if kept:  # copies, since backward can write to them
+    if kept and not op.adds_residual:  # copies, since backward can write to them
         notes += tuple(filter(None, [what_an_infinity_does(op, case, running.pristine, kept)]))
     unusable = bool(problems) and implementation.backward is not None
-    second = None
-    if implementation.backward is None:
-        own_gradients, refused = by_autograd(case, forward, running.given.dy)
-        second = running.second_if_probed()
-        begun, saved = begin_forward(running.judge, outputs)
-        gradients = Gradients(not_returned=gradient_names(running.given), refused=refused)
-        if not refused:
-            gradients = autograd_checks(running.judge, running.pristine, outputs, own_gradients, saved)
-    elif unusable:  # the gradients of a backward with wrong or missing inputs say nothing about it
-        begun, saved = begin_forward(running.judge, outputs)
-        names = ", ".join(problem.output for problem in problems)
-        gradients = Gradients(notes=(f"gradients not checked: {names} cannot be used as forward returned it",))
-    else:
-        pending = None if op.clamped else running.backward(outputs)  # a clamped op waits for the reference's bits
-        begun, saved = begin_forward(running.judge, outputs)
-        running.settled(begun)
-        gradients = backward_checks(running, outputs, saved, pending)
-        second = gradients.second
-    checked = begun() + gradients.checked
+    by_graph = by_autograd(case, forward, running.given) if implementation.backward is None else None
+    sums: tuple[str, ...] | None = None
+    second = running.second_if_probed() if by_graph else None
+    for fit in fitting(running, outputs, may_be):
+        running, sums = fit.running, fit.sums
+        begun, saved, gradients = _judged(running, outputs, problems, by_graph)
+        second = gradients.second or second
+        checked = begun() + gradients.checked
+        if all(c.comparison.ratio <= 1 for c in gradients.checked):
+            break
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     if kept:
         returned = {**kept, **gradients.end_to_end}
-        checked += judge_special(op, case, running.pristine, returned, running.model, saved.doubt)
+        summed = replace(running.pristine, x=running.judge.x) if op.adds_residual else running.pristine
+        checked += judge_special(op, case, summed, returned, running.model, saved.doubt)
     result = Result(
         case,
         running.model,
@@ -229,8 +227,37 @@ def _checked(running: InFlight) -> tuple[Result, Reference | None, Started | Non
         staged=gradients.staged,
         joined=forward.joined() if any(not c.comparison.ratio <= 1 for c in checked) else 0,
         undeclared=undeclared(running, outputs, gradients),
+        sums=sums,
     )
     return result, None if unusable else saved, second
+
+
+def _judged(
+    running: InFlight,
+    outputs: Mapping[str, Tensor],
+    problems: tuple[Problem, ...],
+    by_graph: tuple[dict[str, Tensor], str] | None,
+) -> tuple[Begun, Reference, Gradients]:
+    """Begin to judge what forward returned -> that, what the reference saves, and the gradients judged.
+
+    ``problems``: of what forward returned; ``by_graph``: gradients by autograd, and why they were refused; None if the
+    implementation has a backward, which is called.
+    """
+    if by_graph is not None:
+        own_gradients, refused = by_graph
+        begun, saved = begin_forward(running.judge, outputs)
+        if refused:
+            return begun, saved, Gradients(not_returned=gradient_names(running.given), refused=refused)
+        return begun, saved, autograd_checks(running.judge, running.pristine, outputs, own_gradients, saved)
+    if problems:  # the gradients of a backward with wrong or missing inputs say nothing about it
+        begun, saved = begin_forward(running.judge, outputs)
+        names = ", ".join(problem.output for problem in problems)
+        note = f"gradients not checked: {names} cannot be used as forward returned it"
+        return begun, saved, Gradients(notes=(note,))
+    pending = None if running.op.clamped else running.backward(outputs)  # a clamped op waits for the reference's bits
+    begun, saved = begin_forward(running.judge, outputs)
+    running.settled(begun)
+    return begun, saved, backward_checks(running, outputs, saved, pending)
 
 
 def _probed(running: InFlight, result: Result, saved: Reference, second: Started | None, *, rows: bool) -> Probed:

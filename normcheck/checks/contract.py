@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import Op
+from normcheck.cases.ops import RESIDUAL_OUT, Op
 from normcheck.oracle.bitmask import packed_columns
 
 
@@ -37,11 +37,17 @@ def usable_outputs(
     problems: list[Problem] = []
     for name in op.outputs:
         if name not in returned:
+            if name == RESIDUAL_OUT:
+                expected = f"{name} was not returned: forward gives y and {name}, as a dict or as two tensors"
+                problems.append(Problem("missing", name, expected))
             continue
         tensor = returned[name].detach()
         if name == "y":
             allowed = tuple(map(torch_dtype, op.y_dtypes(case.dtype, case.weight_format)))
             problem = _tensor_problem(name, tensor, tuple(inputs.x.shape), allowed, inputs.x.device)
+        elif inputs.residual is not None and name == RESIDUAL_OUT:
+            like = inputs.residual
+            problem = _tensor_problem(name, tensor, tuple(like.shape), (like.dtype,), like.device)
         elif name == "bitmask":
             problem = _bitmask_problem(tensor, case, inputs.x.device)
         else:
@@ -57,13 +63,10 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
     """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem."""
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
-    for name, like in (("dx", inputs.x), ("dw", inputs.weight), ("db", inputs.bias)):
-        if like is None:
-            continue
+    gives = "dx, dw and, with a bias, db" if inputs.residual is None else "dx, dresidual, dw and, with a bias, db"
+    for name, like in inputs.leaves.items():
         if name not in returned:
-            problems.append(
-                Problem("missing", name, f"{name} was not returned: a backward gives dx, dw and, with a bias, db")
-            )
+            problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))
             continue
         tensor = returned[name].detach()
         problem = _tensor_problem(name, tensor, tuple(like.shape), (like.dtype,), like.device)

@@ -112,7 +112,7 @@ def _call_both(
     if between is not None:
         run.forward(case, between).result()
     if implementation.backward is None:
-        gradients, why_refused = by_autograd(case, forward, given.dy)
+        gradients, why_refused = by_autograd(case, forward, given)
         return Seen(outputs, {} if why_refused else usable_gradients(given, gradients)[0], why_refused), ()
     saved = {name: guard_bands.in_bands(t, started.around) for name, t in with_bits(outputs, bits).items()}
     before = {name: guard_bands.copy(t, NAN) for name, t in saved.items()}
@@ -133,11 +133,11 @@ def _call_both(
     return Seen(outputs, gradients), ()
 
 
-def by_autograd(case: Case, forward: Forward, dy: Tensor) -> tuple[dict[str, Tensor], str]:
+def by_autograd(case: Case, forward: Forward, inputs: Inputs) -> tuple[dict[str, Tensor], str]:
     """Gradients through the y of ``forward``, by name; and why they were refused, "" if they were not."""
     try:
         with refused_clearly(case):
-            return forward.by_autograd(dy), ""
+            return forward.by_autograd(inputs.cotangents), ""
     except UnsupportedCase as refused:
         return {}, refusal(refused)
 

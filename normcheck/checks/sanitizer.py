@@ -95,7 +95,7 @@ def main(spec: str, name: str, line: str) -> None:
     plain = call.Unwatched()
     if implementation.backward is None:
         leaves = call.differentiable(inputs)
-        call.autograd(call.forward(implementation, case, leaves, plain)["y"], leaves, leaves.dy, plain)
+        call.autograd(call.forward(implementation, case, leaves, plain), leaves, plain)
     else:
         call.backward(implementation, case, inputs, call.forward(implementation, case, inputs, plain), plain)
 

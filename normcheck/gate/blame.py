@@ -18,6 +18,7 @@ from normcheck.checks.finding import signature
 from normcheck.checks.probes import Depth
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk
+from normcheck.oracle.residual import SUMS
 from normcheck.result import Finding
 from normcheck.runner.session import session_of
 
@@ -50,17 +51,23 @@ def spoilt(result: Result) -> bool:
 
 
 def run_surely(
-    cell: Cell, case: Case, plan: Plan, floors: Mapping[str, float], depth: Depth, upcoming: Case | None = None
+    cell: Cell,
+    case: Case,
+    plan: Plan,
+    floors: Mapping[str, float],
+    depth: Depth,
+    upcoming: Case | None = None,
+    sums: tuple[str, ...] = SUMS,
 ) -> Result:
     """As ``run_case``, but a process that ends in its first case is no proof: the case runs again, from a new server.
 
     Other code under test may have damaged the process, or the fork server that it comes from.
     """
-    result = run_case(cell, case, plan, floors, depth, upcoming=upcoming)
+    result = run_case(cell, case, plan, floors, depth, upcoming=upcoming, sums=sums)
     if result.after or not crashed(result):
         return result
     session_of(cell.implementation).restart(cleanly=True)
-    again = run_case(cell, case, plan, floors, depth)
+    again = run_case(cell, case, plan, floors, depth, sums=sums)
     return again if again.failed else replace(again, notes=(*again.notes, _ONCE.format(case, result.problems[-1])))
 
 
@@ -184,7 +191,7 @@ def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Findin
     lines = [str(case) for case in (*needed, blame.result.case)]
     reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *lines))
     if not 0 < len(needed) <= _MOST_PASTED:
-        reproduce = _whole_sweep(cell, plan)
+        reproduce = whole_sweep(cell, plan)
     if not spoilt(blame.result):
         return replace(failure, advice=f"{_REMAINED}{_after(needed)}. {failure.advice}".strip(), reproduce=reproduce)
     if not count:
@@ -207,7 +214,7 @@ def _after(needed: Sequence[Case]) -> str:
     return f"; it takes {needed[0] if len(needed) == 1 else f'{len(needed)} of the cases before it'}"
 
 
-def _whole_sweep(cell: Cell, plan: Plan) -> str:
+def whole_sweep(cell: Cell, plan: Plan) -> str:
     """The command that runs the same cases of this cell in the same order."""
     shard = [] if plan.shard == (1, 1) else ["--shard", f"{plan.shard[0]}/{plan.shard[1]}"]
     words = ["normcheck", "verify", "--impl", cell.spec, "--op", cell.op.name, "--dtype", cell.dtype]

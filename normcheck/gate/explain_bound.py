@@ -12,7 +12,7 @@ import torch
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import GRADIENTS, OPS, Op
+from normcheck.cases.ops import DRESIDUAL, OPS, Op
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
 from normcheck.errors import UsageError, one_line, one_of, shown
@@ -87,8 +87,7 @@ def explain(question: Question, stream: TextIO) -> None:
 
 def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
     """``--at`` as an index into ``output`` of ``case``. Raises UsageError, with the range of each index."""
-    gradients = GRADIENTS if case.bias else GRADIENTS[:2]
-    names = (*op.outputs, *gradients)
+    names = (*op.outputs, *op.gradients(bias=case.bias))
     if output not in names:
         said = one_line(output, 60) or shown(output)
         raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")
@@ -139,7 +138,8 @@ def element(part: Expectation, at: tuple[int, ...]) -> ElementBound:
     terms = sorted(((n, v) for n, v in terms if v > 0), key=lambda term: -term[1])
     rest = max(above, below) - sum(v for _, v in terms)
     half = float(rounding.half_ulp(part.expected[place].abs().reshape(1), part.fmt))
-    reasons = (REASONS.get((part.output, name), "").format(fmt=part.fmt.name) for name, _ in terms)
+    output = "dx" if part.output == DRESIDUAL else part.output
+    reasons = (REASONS.get((output, name), "").format(fmt=part.fmt.name) for name, _ in terms)
     return ElementBound(
         check=part.check,
         expected=expected,

@@ -22,7 +22,7 @@ from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
 from normcheck.desk.explain import VALUES, explanation
 from normcheck.gate.ahead import Ahead
-from normcheck.gate.blame import Blame, blamed, run_surely, with_blame
+from normcheck.gate.blame import Blame, blamed, run_surely, whole_sweep, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop, search, seed_of, widened
@@ -66,15 +66,18 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
         final = failed is not None and _context_lost(cell, failed)
         failure = None
         if failed is not None:
-            blame = Blame(failed) if final else blamed(cell, plan, failed)
+            torn = tally.torn(failed)
+            blame = Blame(failed) if final or torn else blamed(cell, plan, failed)
             smallest = blame.result
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
             failure = with_blame(cell, plan, blame, failure)
-            if failure.where is not None:
+            if torn:
+                failure = replace(failure, advice=torn, reproduce=whole_sweep(cell, plan))
+            if failure.where is not None and not torn:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
-            if blame.alone and not final:
+            if blame.alone and not (final or torn):
                 failure = _explained(cell, plan, smallest, failure)
     bare = uncounted(cell, plan.device, "skip", seconds=time.perf_counter() - start)
     if failure is None and not tally.cases:
@@ -151,7 +154,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
 
     def run(case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
-        result = run_surely(cell, case, plan, tally.floors, depth, upcoming)
+        result = run_surely(cell, case, plan, tally.floors, depth, upcoming, tally.sums)
         seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         if own or result.failed:
             tally.add(result, seconds)
@@ -262,7 +265,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     """
     most = min(plan.profile.seconds / 4, _TELLING_SECONDS, plan.profile.shrink_seconds)
     best, end = failed, time.perf_counter() + most
-    if _context_lost(cell, failed) or died(failed):
+    if _context_lost(cell, failed) or died(failed) or tally.torn(failed):
         return failed
     for case in telling(claims_of(cell.op, cell.implementation, cell.dtype), plan.seed):
         if time.perf_counter() > end or timed_out(best):

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import GRADIENTS, Op
+from normcheck.cases.ops import Op
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.errors import one_line
 from normcheck.impls import source_location
 from normcheck.oracle.judge import Checked
+from normcheck.oracle.residual import IN_WORDS, SUMS
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
 from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
@@ -32,7 +33,10 @@ def uncounted(cell: Cell, device: str, status: str, *, detail: str = "", seconds
 
 @dataclass
 class Tally:
-    """Counts over the cases of a cell so far. ``base``: the model of an implementation that declares nothing."""
+    """Counts over the cases of a cell so far. ``base``: the model of an implementation that declares nothing.
+
+    ``excluded``: each of ``oracle.residual.SUMS`` that does not fit all cases -> the first case that it does not fit.
+    """
 
     base: Model
     cases: int = 0
@@ -55,6 +59,7 @@ class Tally:
     failed_at: int = 0
     undeclared: dict[str, Worst] = field(default_factory=dict)
     spread: dict[str, dict[str, float]] = field(default_factory=dict)
+    excluded: dict[str, Case] = field(default_factory=dict)
 
     @property
     def floors(self) -> Mapping[str, float]:
@@ -91,10 +96,30 @@ class Tally:
             _count(self.invariance, result.probed.invariant)
         if replace(result.model, reason="") != self.base:  # a reason alone declares nothing
             for key, value in vars(result.model).items():
-                if value != getattr(self.base, key):
+                if value != getattr(self.base, key) and (key != "sum" or result.sums is None):
                     self.declared[key] = one_line(str(value), 500)
         for checked in result.undeclared:
             _keep(self.undeclared, result.case, checked)
+        if result.sums and not result.failed:
+            for each in self.sums:
+                if each not in result.sums:
+                    self.excluded[each] = result.case
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """The sums of a residual that fit all cases so far."""
+        return tuple(each for each in SUMS if each not in self.excluded)
+
+    def torn(self, result: Result) -> str:
+        """Advice on a case that fits a sum, but none of those that fit all cases before it; "" for any other."""
+        if not result.sums or {*result.sums} & {*self.sums}:
+            return ""
+        others = "; ".join(f"{case} does not fit {each}" for each, case in self.excluded.items() if each in result.sums)
+        return (
+            f"This case fits another sum of the residual: sum={' or '.join(result.sums)}. But {others}. "
+            "Does the kernel norm the stored sum in some cases, and the one in fp32 in others? "
+            "Declare the one that is meant, such as model={'sum': 'rounded'}."
+        )
 
     def note(self, case: Case, checked: Checked) -> None:
         """Keep the worst of each output, and of all outputs at each value of each axis."""
@@ -110,6 +135,10 @@ class Tally:
         notes = list(self.notes)
         if self.too_slow:
             notes.append(f"not run, too slow for this profile: {', '.join(self.too_slow)}")
+        left = self.sums
+        if op.adds_residual and "sum" not in self.declared and failure is None:
+            found = IN_WORDS[left[0]] if len(left) == 1 else f"no case tells the sums {', '.join(left)} apart"
+            notes.append(found)
         notes += derived(uncheckable, self.vacuity, self.backward_refused, self.cases)
         absent = self.missing - self.returned
         return replace(
@@ -118,7 +147,7 @@ class Tally:
             detail="" if failure is None else failure.message,
             cases=self.cases,
             worst=dict(self.worst),
-            not_returned=tuple(name for name in (*op.outputs, *GRADIENTS) if name in absent),
+            not_returned=tuple(name for name in (*op.outputs, *op.gradients(bias=True)) if name in absent),
             failure=failure,
             uncheckable=uncheckable,
             skipped=dict(self.refused),

@@ -99,7 +99,7 @@ def _observed(cell: Cell, case: Case, device: str) -> RecordedCase:
     if implementation.backward is not None:
         return _with_backward(recorded, cell, pristine, given, outputs, run)
     try:
-        usable, problems = usable_gradients(given, forward.by_autograd(given.dy))
+        usable, problems = usable_gradients(given, forward.by_autograd(given.cotangents))
     except Broken as broken:
         return replace(recorded, problems=(*recorded.problems, _problem(broken)))
     tensors = {**recorded.tensors, **_kept(cell, case, usable)}

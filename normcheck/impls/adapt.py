@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from normcheck.cases.ops import FUSED_ADD, Op
 from normcheck.errors import UsageError, error_text, one_line
 
 if TYPE_CHECKING:
@@ -14,19 +15,22 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("lower_clip", "upper_clip")
 _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS)
+_RESIDUAL = "residual"
 _TRIAL_COLUMNS = 8
 
 
 class Adapted(NamedTuple):
-    """``forward`` as an implementation has it, and the ``biases`` that it takes."""
+    """``forward`` as an implementation has it, the ``biases`` that it takes, and whether it ``adds`` a residual."""
 
     forward: Callable[..., Any]
     biases: tuple[bool, ...]
+    adds: bool
 
 
 def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), with or without bias, with any name for eps; a
     module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias itself.
+    A function, or a module's forward, with a parameter named residual adds that.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """
@@ -47,6 +51,19 @@ def expected(target: Any) -> str:
     return f"a function {name}(x, weight, eps) or {name}(x, weight, bias, eps)"
 
 
+def require_residual(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
+    """Raise UsageError if what was adapted adds a residual and the op does not, or the other way round."""
+    if adapted.adds == op.adds_residual:
+        return
+    name = one_line(str(getattr(target, "__name__", "f")), 60)
+    bias = ", bias" if op.takes_bias else ""
+    if op.adds_residual:
+        wanted = f"a parameter named residual: {name}(x, residual, weight{bias}, eps) -> (y, residual_out)"
+    else:
+        wanted = f"no parameter named residual, or --op {'|'.join(o.name for o in FUSED_ADD)}"
+    raise UsageError(f"impl={spec}: op={op.name}: expected {wanted}")
+
+
 def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     import torch
 
@@ -54,30 +71,34 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     try:
         signature = inspect.signature(described)
     except (TypeError, ValueError):
-        return Adapted(function, (False, True))
+        return Adapted(function, (False, True), adds=False)
     parameters = signature.parameters.values()
     names = [p.name for p in parameters]
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    tensors_taken = [p for p in positional if p not in _NOT_TENSORS]
+    adds, place = _RESIDUAL in names, positional.index(_RESIDUAL) if _RESIDUAL in positional else None
+    tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, _RESIDUAL)]
     takes_bias = any(p.kind is p.VAR_POSITIONAL for p in parameters) or "bias" in names or len(tensors_taken) >= 3
     eps_by_name = "eps" in names or any_name
 
-    def called(call: Callable[..., Any], tensors: tuple[Any, ...], eps: float, options: dict[str, float]) -> Any:
+    def called(call: Callable[..., Any], tensors: tuple[Any, ...], eps: float, options: dict[str, Any]) -> Any:
         wanted = {k: v for k, v in options.items() if any_name or k in names}
+        if place is not None and _RESIDUAL in wanted:  # among the tensors, as its parameter stands
+            tensors = (*tensors[:place], wanted.pop(_RESIDUAL), *tensors[place:])
         return call(*tensors, eps=eps, **wanted) if eps_by_name else call(*tensors, eps, **wanted)
 
     try:
-        called(signature.bind, (None,) * (3 if takes_bias else 2), 0.0, dict.fromkeys(_OPTIONS, 0.0))
+        given = dict.fromkeys((*_OPTIONS, _RESIDUAL) if adds else _OPTIONS, 0.0)
+        called(signature.bind, (None,) * (3 if takes_bias else 2), 0.0, given)
     except TypeError as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
         raise UsageError(f"impl={spec}: {wrong}; expected {expected(function)}") from None
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
         return called(function, (x, weight, bias) if takes_bias else (x, weight), eps, options)
 
     forward.__wrapped__ = function  # type: ignore[attr-defined]  # for source_location
-    return Adapted(forward, (False, True) if takes_bias else (False,))
+    return Adapted(forward, (False, True) if takes_bias else (False,), adds)
 
 
 def _of_class(kind: type[Any], spec: str) -> Adapted:
@@ -104,9 +125,12 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
     if not {"weight"} <= names <= {"weight", "bias"}:
         raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names)) or 'none'}; expected {words}")
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+    adds = _RESIDUAL in inspect.signature(kind.forward).parameters
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
         own = {"weight": weight} | ({} if bias is None else {"bias": bias})
-        return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,))
+        given = {_RESIDUAL: options[_RESIDUAL]} if adds else {}
+        return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,), given)
 
     forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
-    return Adapted(forward, tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag))
+    return Adapted(forward, tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag), adds)

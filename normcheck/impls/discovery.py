@@ -121,10 +121,13 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 
 
 def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, name: str) -> tuple[Implementation, ...]:
-    from normcheck.impls.adapt import adapt  # imports torch
+    from normcheck.impls.adapt import adapt, require_residual  # imports torch
 
     adapted = adapt(target, spec)
-    return tuple(wrapped(*adapted, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
+    for op in op_names:
+        require_residual(adapted, target, OPS[op], spec)
+    named = f"{Path(location).name}:{name}"
+    return tuple(wrapped(adapted.forward, adapted.biases, op, named, str(location)) for op in op_names)
 
 
 def wrapped(forward: Any, biases: tuple[bool, ...], op: str, name: str, source: str) -> Implementation:
@@ -188,9 +191,10 @@ def validated(item: object, spec: str) -> Implementation:
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
     if not isinstance(item.biases, tuple) or not item.biases or not all(b is True or b is False for b in item.biases):
         raise UsageError(f"biases={shown(item.biases)} {where}: expected a tuple with False, True or both")
-    if not isinstance(item.weight_dtypes, tuple) or item.weight_dtypes not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
-        expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"
-        raise UsageError(f"weight_dtypes={shown(item.weight_dtypes)} {where}: expected {expected}")
+    for name in ("weight_dtypes", "residual_dtypes"):
+        if getattr(item, name) not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
+            expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"
+            raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected {expected}")
     if not isinstance(item.overwrites, tuple) or not all(name in OVERWRITABLE for name in item.overwrites):
         expected = f"a tuple with {one_of(OVERWRITABLE)}, or ()"
         raise UsageError(f"overwrites={shown(item.overwrites)} {where}: expected {expected}")

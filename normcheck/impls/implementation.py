@@ -17,9 +17,9 @@ DEVICES = ("cpu", "cuda")
 """Devices on which implementations run."""
 
 WEIGHT_DTYPES = ("io", "fp32")
-"""Dtypes of weight and bias: that of x ("io"), or fp32 beside x in half precision."""
+"""Dtypes of weight and bias, or of a residual: that of x ("io"), or fp32 beside x in half precision."""
 
-OVERWRITABLE = ("x", "dy")
+OVERWRITABLE = ("x", "dy", "residual")
 """The inputs that an implementation may declare to overwrite."""
 
 Outputs = Mapping[str, "Tensor"]
@@ -47,6 +47,10 @@ class Implementation:
     reference's), numbers, text and None included, which are not checked. Without ``backward`` the gradients come from
     torch autograd through y.
 
+    An op that adds a residual: forward also gets ``residual`` by name, and returns a dict with ``y`` and
+    ``residual_out``, or the two as a tuple; backward also gets ``residual`` and ``dresidual_out`` by name, and returns
+    ``dresidual`` as well. All four have the shape of x. Without ``backward``, autograd goes through both outputs.
+
     Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) if ``ranks`` has 3; weight, bias,
     dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
     significant bit first, or bool (M, N).
@@ -57,9 +61,10 @@ class Implementation:
     tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
     a sweep may use. ``source`` is a link or a path.
 
-    ``weight_dtypes``: ``("io",)`` if weight and bias must have the dtype of x. ``overwrites``: which of ``x`` and
-    ``dy`` a call may write into (y in the memory of x, dx in that of dy), but not around them. Each call gets them as
-    if nothing had been written: a backward gets the x that its forward overwrote.
+    ``weight_dtypes``: ``("io",)`` if weight and bias must have the dtype of x. ``residual_dtypes``: with ``fp32``, the
+    residual may be fp32 beside x in half precision. ``overwrites``: which of ``x``, ``dy`` and ``residual`` a call may
+    write into (y in the memory of x, dx in that of dy, residual_out in that of residual), but not around them. Each
+    call gets them as if nothing had been written: a backward gets the x that its forward overwrote.
 
     ``deterministic=False``: the same inputs may give other bits, which are then measured and reported, not failed.
     ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; without it that
@@ -80,6 +85,7 @@ class Implementation:
     biases: tuple[bool, ...] = (False, True)
     strided: bool = True
     weight_dtypes: tuple[str, ...] = WEIGHT_DTYPES
+    residual_dtypes: tuple[str, ...] = WEIGHT_DTYPES[:1]
     overwrites: tuple[str, ...] = ()
     model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
     shapes: tuple[tuple[int, int], ...] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from normcheck.cases.ops import TABLE, Op
+from normcheck.cases.ops import FUSED_ADD, TABLE, Op
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
@@ -44,6 +44,15 @@ def forward(
     return {"y": z.to(x.dtype), **outputs}
 
 
+def add_forward(
+    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, residual: Tensor
+) -> dict[str, Tensor]:
+    """As ``forward``, of the stored sum of x and ``residual`` (shaped as x), which is residual_out."""
+    stored = (x.float() + residual.float()).to(residual.dtype)
+    outputs = forward(op, stored, weight, bias, eps=eps)
+    return {**outputs, "y": outputs["y"].to(x.dtype), "residual_out": stored}
+
+
 IMPLEMENTATIONS = tuple(
     Implementation(
         name="torch",
@@ -55,4 +64,15 @@ IMPLEMENTATIONS = tuple(
     )
     for op in TABLE
     if not op.of_models
+) + tuple(
+    Implementation(
+        name="torch",
+        op=op.name,
+        forward=partial(add_forward, op),
+        ranks=(2, 3),
+        residual_dtypes=("io", "fp32"),
+        model={"sum": "rounded"},
+        source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
+    )
+    for op in FUSED_ADD
 )

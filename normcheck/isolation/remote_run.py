@@ -52,12 +52,12 @@ class RemoteRun:
 
     def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
         """See ``runner.run.Run``."""
-        tensors = {"x": inputs.x, "weight": inputs.weight, "bias": inputs.bias}
-        if self._by_autograd and not others_first:
-            tensors["dy"] = inputs.dy
+        tensors, cotangents = dict(inputs.named()), inputs.cotangents
+        if not self._by_autograd or others_first:
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in cotangents}
         return self._pending(partial(self._post_forward, case, tensors), self._read_forward)
 
-    def _post_forward(self, case: Case, tensors: Mapping[str, Tensor | None]) -> _Posted:
+    def _post_forward(self, case: Case, tensors: Mapping[str, Tensor]) -> _Posted:
         posted = self._post("forward", case, tensors, {}, graph=self._by_autograd)
         if self._by_autograd:
             self._floor = posted.space.next
@@ -71,9 +71,9 @@ class RemoteRun:
             broken = "broken" in gradients
             early = broken_of(gradients["broken"]) if broken else copied_out(space, gradients, "gradients")
 
-        def by_autograd(dy: Tensor) -> dict[str, Tensor]:
+        def by_autograd(cotangents: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if early is None:
-                return self._gradients(dy, graph)
+                return self._gradients(cotangents, graph)
             if isinstance(early, Broken):
                 raise early
             return early
@@ -82,13 +82,12 @@ class RemoteRun:
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
         """See ``runner.run.Run``."""
-        tensors = {"dy": inputs.dy, "x": inputs.x, "weight": inputs.weight, "bias": inputs.bias}
-        post = partial(self._post, "backward", case, tensors, saved)
+        post = partial(self._post, "backward", case, dict(inputs.named()), saved)
         return self._pending(post, lambda answer, space: copied_out(space, answer, "backward"))
 
-    def _gradients(self, dy: Tensor, graph: object) -> dict[str, Tensor]:
+    def _gradients(self, cotangents: Mapping[str, Tensor], graph: object) -> dict[str, Tensor]:
         """Ask for gradients through a y whose graph the worker has kept."""
-        answer, space = self._collect(self._post("gradients", None, {"dy": dy}, {}, graph=graph))
+        answer, space = self._collect(self._post("gradients", None, cotangents, {}, graph=graph))
         return copied_out(space, answer, "gradients")
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
@@ -119,11 +118,10 @@ class RemoteRun:
         self,
         what: str,
         case: Case | None,
-        tensors: Mapping[str, Tensor | None],
+        given: Mapping[str, Tensor],
         saved: Mapping[str, Tensor],
         **more: object,
     ) -> _Posted:
-        given = {name: t for name, t in tensors.items() if t is not None}
         device = next(iter(given.values())).device.type
         space = self._client.space(self._floor, device)
         given_places: dict[str, Message] = {}

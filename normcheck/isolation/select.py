@@ -137,6 +137,7 @@ def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox
             biases=tuple(declared["biases"]),
             strided=bool(declared["strided"]),
             weight_dtypes=tuple(declared["weight_dtypes"]),
+            residual_dtypes=tuple(declared["residual_dtypes"]),
             overwrites=tuple(declared["overwrites"]),
             model=_Question(session, "model") if model is None else dict(model),
             shapes=None if declared["shapes"] is None else tuple(tuple(shape) for shape in declared["shapes"]),

@@ -289,6 +289,10 @@ def shared_bytes(case: Case) -> int:
     band = 2 * (case.N + 512)  # of a row and 256 elements, before a tensor and behind it
     inputs = sum(((case.M + 1) * (case.N + gap) + band) * item for gap in case.gaps.values())
     outputs = (case.M * case.N + band) * (y + item)
+    if op.adds_residual:  # as many again, in the residual's dtype, and residual_out as a saved input
+        wide = torch_dtype(case.residual_format).itemsize
+        inputs += inputs // item * wide
+        outputs += 3 * (case.M * case.N + band) * wide
     saved = case.M * case.N * op.clamped + 12 * case.M * len(op.statistics)  # a bitmask may be bool
     return inputs + outputs + saved + 32 * case.N + _OTHER_BYTES
 

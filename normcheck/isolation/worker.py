@@ -19,7 +19,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
-from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.inputs import inputs_of, make
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
@@ -166,6 +166,7 @@ def _described(i: Implementation, device: str) -> Message:
         "biases": list(i.biases),
         "strided": i.strided,
         "weight_dtypes": list(i.weight_dtypes),
+        "residual_dtypes": list(i.residual_dtypes),
         "overwrites": list(i.overwrites),
         "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
         "deterministic": i.deterministic,
@@ -205,7 +206,7 @@ def _forward(state: _State, message: Message) -> Message:
     with _space(state, message) as space:
         given = _given(space, message["given"])
         x, run = given["x"], _run(state, message)
-        inputs = Inputs(x, given["weight"], given.get("bias"), given.get("dy", x))
+        inputs = inputs_of(given)
         with call.poisoned_memory():
             forward = run.forward(_plain_case(message, x), inputs).result()
         follow = message["graph"] and "dy" in given  # gradients, whose computation may overwrite y
@@ -239,7 +240,7 @@ def _warm(state: _State, message: Message) -> Message:
     inputs, run = make(case, OPS[case.op], device), LocalRun(state.chosen, Surroundings())
     forward = run.forward(case, inputs).result()
     if state.chosen.backward is None:
-        forward.by_autograd(inputs.dy)
+        forward.by_autograd(inputs.cotangents)
     else:
         run.backward(case, inputs, forward.outputs).result()
     return {}
@@ -249,7 +250,7 @@ def _backward(state: _State, message: Message) -> Message:
     with _space(state, message) as space:
         given, saved = _given(space, message["given"]), _given(space, message["saved"])
         x, run = given["x"], _run(state, message)
-        inputs = Inputs(x, given["weight"], given.get("bias"), given["dy"])
+        inputs = inputs_of(given)
         with call.poisoned_memory():
             returned = run.backward(_plain_case(message, x), inputs, saved).result()
         return {**_returned(state, space, message, {**saved, **given}, returned), **_seen_around(state, run, space)}
@@ -269,7 +270,8 @@ def _by_autograd(
 ) -> Message:
     state.memory.in_autograd = True
     with call.poisoned_memory():
-        gradients = forward.by_autograd(given["dy"])
+        cotangents = {name: tensor for name, tensor in given.items() if name in ("dy", "dresidual_out")}
+        gradients = forward.by_autograd(cotangents)
     return _returned(state, space, message, given, gradients)
 
 

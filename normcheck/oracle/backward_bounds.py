@@ -123,6 +123,59 @@ def output_dx(rules: Rules, block: Block, fmt: Format, doubt: Doubt | None = Non
     return Bound(upper, None, lambda: _dx_terms(rules, block, most, means, edx, fmt, doubt)), sums
 
 
+def between_sums(rows: Rows, backward: Backward, dy: Tensor, off: Tensor) -> Doubt:
+    """The doubt of a backward whose xhat is anywhere within ``off`` (m, N) of that of ``rows``, wherever it is used.
+
+    Of an op that adds a residual: the derivative of a norm of mixed sums has the one xhat in the mean, and the other
+    one before it.
+    """
+    shifted_c1 = (off * backward.wd.abs()).mean(1, keepdim=True)
+    dx = rows.rstd * (off * backward.c1.abs() + (rows.xh_abs + off) * shifted_c1)
+    return Doubt(dx, (dy.abs() * off).sum(0), torch.zeros_like(backward.db))
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The cotangent of residual_out, which is added to the norm's own dx: ``dresidual_out`` (m, N) in fp64.
+
+    ``io``, ``residual``: the formats of x and of the residual. ``off``: how far the backward's xhat (m, N) may be from
+    the forward's, if these may have different sums; else None.
+    """
+
+    dresidual_out: Tensor
+    io: Format
+    residual: Format
+    off: Tensor | None
+
+
+def plus_residual(rules: Rules, own: Bound, rows: Rows, backward: Backward, added: Added) -> tuple[Bound, Bound]:
+    """Bounds of dx + dresidual_out (m, N), in the format of x and in that of the residual.
+
+    ``own``: the bound of the norm's dx, that of ``backward``, before any store. That dx may be rounded to the io dtype
+    before it is added: so it is if autograd adds up the gradients of two functions. Within one function, autograd adds
+    dresidual_out to one gradient of the sum after another: ``dresidual`` counts the roundings of these partial sums.
+    """
+    e = own.upper if rules.safety == 1.0 else own.upper / rules.safety
+    dx = backward.dx
+    parts = backward.wd.abs() + (rows.xh * backward.c1).abs() + (0.0 if backward.c2 is None else backward.c2.abs())
+    partial = added.dresidual_out.abs() + rows.rstd * parts
+    before = e + store(rules, dx.abs() + e, added.io, "dx")
+    before = before + (partial + before) * rules.gam(rules.count["dresidual"]) + rules.eta
+    size = (dx + added.dresidual_out).abs()
+
+    def stored(fmt: Format) -> Bound:
+        def terms() -> Mapping[str, Tensor]:
+            ones = torch.ones_like(before)
+            own_store = store(rules, size + before, fmt, "dx") * ones
+            return {**own.terms(), "store": own_store, "sum with dresidual_out": before - e}
+
+        upper = plus_store(rules, before, size, fmt, "dx")
+        return Bound(upper if rules.safety == 1.0 else upper * rules.safety, None, terms)
+
+    of_x = stored(added.io)
+    return of_x, of_x if added.residual == added.io else stored(added.residual)
+
+
 def _means(rules: Rules, block: Block, most: _Largest) -> _Means:
     """The two means over each row. Their errors go into every element of the row."""
     eta, count, bwd, d = rules.eta, rules.count, block.backward, block.given.d

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normcheck.cases.dtypes import Format
+from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
 from normcheck.oracle import backward_bounds, casting, reference
-from normcheck.oracle.backward_bounds import Block, GradientSums
+from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
 
@@ -39,11 +39,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class GradientTruth:
-    """``dx`` (m, N) in fp64 and its bound, and the block's share of dw and db."""
+    """``dx`` (m, N) in fp64 and its bound, and the block's share of dw and db.
+
+    ``of_residual``: the bound of dresidual, which is dx in the residual's dtype; None if the op adds no residual.
+    """
 
     dx: Tensor
     bound: Bound
     share: Share
+    of_residual: Bound | None = None
 
 
 def gradient_truth(
@@ -56,15 +60,27 @@ def gradient_truth(
     m: int,
     dy: Tensor,
     in_doubt: Tensor | None = None,
+    added: Added | None = None,
 ) -> GradientTruth:
     """The gradients for the cotangent ``dy`` (block, N) in fp64, already masked by the bits; ``m``: rows of all blocks.
 
     ``given``: the errors of the kernel's statistics. ``in_doubt``: dy where the bit is in doubt, else 0; or None.
+    ``added``: the cotangent of residual_out, or None.
     """
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)
     if casting.casts(op, rules, io):
         part, doubt = casting.gradients(rules, part, casting.cast(rules, rows, given, io), io, m)
-    bound, sums = backward_bounds.output_dx(rules, part, io, doubt)
+    if added is not None and added.off is not None:
+        doubt = backward_bounds.between_sums(rows, part.backward, dy, added.off)
+    bound, sums = backward_bounds.output_dx(rules, part, io if added is None else _UNSTORED, doubt)
     of_doubt = None if doubt is None else (doubt.dw, doubt.db)
-    return GradientTruth(part.backward.dx, bound, Share(part.backward.dw, part.backward.db, sums, of_doubt))
+    dx, share = part.backward.dx, Share(part.backward.dw, part.backward.db, sums, of_doubt)
+    if added is None:
+        return GradientTruth(dx, bound, share)
+    of_x, of_residual = backward_bounds.plus_residual(rules, bound, rows, part.backward, added)
+    return GradientTruth(dx + added.dresidual_out, of_x, share, of_residual)
+
+
+_UNSTORED = FORMATS["fp32"]
+"""The format of sums, in which nothing is rounded for a store."""

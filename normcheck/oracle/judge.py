@@ -18,11 +18,13 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
-from normcheck.cases.ops import Op
-from normcheck.oracle import bitmask, casting, forward_bounds, reference, rounding
+from normcheck.cases.ops import RESIDUAL_OUT, Op
+from normcheck.oracle import bitmask, casting, forward_bounds, reference, residual, rounding
+from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth
+from normcheck.oracle.residual import Sums
 from normcheck.oracle.rounding import Bound, Rules
 from normcheck.oracle.tolerances import Model
 
@@ -83,7 +85,9 @@ class Judge:
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
-    ``fused``: whether the fused judge may judge the case, see ``judging``.
+    ``fused``: whether the fused judge may judge the case, see ``judging``. ``sums``: of an op that adds a residual;
+    then ``x`` is the sum that is normed. ``of_backward``: the judge of gradients that do not fit that sum, as a backward may
+    have only what was stored; None if that is the same.
     """
 
     case: Case
@@ -100,6 +104,8 @@ class Judge:
     truth: Callable[[slice], Truth]
     watch: Callable[[Expectation], None] | None = None
     fused: bool = False
+    sums: Sums | None = None
+    of_backward: Callable[[], Judge] | None = None
 
     @cached_property
     def finite(self) -> bool:
@@ -121,6 +127,16 @@ class Judge:
     def options(self) -> Mapping[str, float]:
         """The op's own numbers by name."""
         return self.case.option_values
+
+    def added(self, first: int, end: int) -> Added | None:
+        """What is added to dx of these rows; None if the op adds no residual."""
+        if self.sums is None:
+            return None
+        sums, off = self.sums, None
+        if sums.of_norm is not sums.of_statistics:
+            apart = sums.of_norm[first:end].double() - sums.of_statistics[first:end].double()
+            off = apart.abs() * self.truth(slice(first, end)).rows.rstd
+        return Added(sums.dresidual_out[first:end].double(), self.io, sums.fmt, off)
 
     def forward(
         self, rows: reference.Rows, given: StatisticsBound, fmt: Format
@@ -180,7 +196,10 @@ def judge_of(
 ) -> Judge:
     """The judge of ``case`` for a kernel of this ``model``; see ``Judge`` for the rest."""
     shape = (case.M, case.N)
-    x = inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
+    how = (residual.ROUNDED if model.sum == "any" else model.sum) if op.adds_residual else ""
+    sums = residual.sums_of(case, inputs, how) if how else None
+    x = sums.of_norm if sums else inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
+    source = sums.of_statistics if sums else x
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     rules = rounding.rules(op, model)
     scale = reference.scale(op, inputs.weight)
@@ -188,19 +207,29 @@ def judge_of(
 
     @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share
     def truth(first: int, end: int) -> Truth:
-        rows = reference.normalise(op, x[first:end].double(), case.eps)
+        rows = reference.normalise(op, source[first:end].double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
+        checkable = checkable_rows(rows, case)
+        if source is not x:
+            rows = reference.renormalised(rows, x[first:end].double())
         return Truth(
             rows,
             statistics,
-            checkable_rows(rows, case),
+            checkable,
             lambda: judge.forward(rows, statistics, io),
-            lambda: gradient_truth(op, rules, rows, statistics, scale, io, case.M, dy[first:end].double()),
+            lambda: gradient_truth(
+                op, rules, rows, statistics, scale, io, case.M, dy[first:end].double(), added=judge.added(first, end)
+            ),
         )
 
     weight = FORMATS[case.weight_format]
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
-    judge = Judge(case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, watch, fused)
+    stored_alone: Callable[[], Judge] | None = None
+    if how == residual.EXACT and not residual.are_one(case):
+        of_stored = replace(model, sum=residual.MIXED)
+        stored_alone = lambda: judge_of(op, case, inputs, of_stored, floors, zeros=zeros, watch=watch)  # noqa: E731
+    of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, watch, fused)
+    judge = Judge(*of_case, sums, stored_alone)
     return judge
 
 
@@ -242,7 +271,8 @@ def compared(
 
 
 def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
-    """Check y and those of the statistics and the bitmask that ``outputs`` has; return also the tensors for a backward.
+    """Check y and those of residual_out, the statistics and the bitmask that ``outputs`` has; return also the tensors
+    for a backward.
 
     The checks are in the order in which a kernel computes the outputs, so the first wrong one is the cause of others.
     """
@@ -255,7 +285,7 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     got_bits = bits_of(outputs["bitmask"], case) if "bitmask" in outputs else None
     for block in judge.blocks():
         t, first = judge.stored(block, fmt), block.start
-        results = list(_statistics_checks(judge, t, own, block, saved))
+        results = [*_sum_checks(judge, outputs, block), *_statistics_checks(judge, t, own, block, saved)]
         if len(own) == len(op.statistics) and judge.rules.model.y_given_stats:
             results.append(("y", GIVEN_OWN, _y_given_stats(judge, t, y[block], own, block)))
         whole = Expectation("y", END_TO_END, first, t.forward.y, t.y.y, fmt)
@@ -274,6 +304,18 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     rstd = whole_of["rstd"]
     assert rstd is not None
     return checked, Reference(whole_of["mean"], rstd, whole_of["bits"], whole_of["ties"], whole_of["doubt"])
+
+
+def _sum_checks(judge: Judge, outputs: Mapping[str, Tensor], block: slice) -> list[tuple[str, str, Comparison]]:
+    """The check of residual_out, if the op has that and it was returned: it has one right value."""
+    sums = judge.sums
+    if sums is None or RESIDUAL_OUT not in outputs:
+        return []
+    expected, bound = sums.stored[block].double(), residual.stored_bound(judge.rules, sums, block)
+    finite = torch.isfinite(expected)
+    held = Expectation(RESIDUAL_OUT, END_TO_END, block.start, expected, bound, sums.fmt)
+    actual = outputs[RESIDUAL_OUT].reshape(judge.case.M, judge.case.N)[block]
+    return [(RESIDUAL_OUT, END_TO_END, compared(judge, actual, held, None if bool(finite.all()) else finite))]
 
 
 def _statistics_checks(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from normcheck.cases.ops import DRESIDUAL
 from normcheck.oracle import backward_bounds, reference
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT
@@ -17,15 +18,25 @@ from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, 
 def judge_gradients(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> tuple[Checked, ...]:
-    """Check those of dx, dw and db that ``gradients`` has.
+    """Check those of dx, dresidual, dw and db that ``gradients`` has.
 
     ``given``: the backward got the statistics of ``saved``, which are then exact on both sides; otherwise the bounds
     include the errors of the kernel's own. ``own_bits``: the kernel computed its own bits (autograd, or a backward that
     does not read the bitmask), so the bounds allow either value of a bit in doubt.
     """
+    checked = _judged(judge, gradients, saved, given=given, own_bits=own_bits)
+    if judge.of_backward is None or all(c.comparison.ratio <= 1 for c in checked):
+        return checked
+    again = _judged(judge.of_backward(), gradients, saved, given=given, own_bits=own_bits)
+    return again if all(c.comparison.ratio <= 1 for c in again) else checked
+
+
+def _judged(
+    judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool
+) -> tuple[Checked, ...]:
     case = judge.case
-    dx = gradients["dx"].reshape(case.M, case.N) if "dx" in gradients else None
-    dx_blocks: list[tuple[int, Comparison]] = []
+    of_rows = {name: gradients[name].reshape(case.M, case.N) for name in ("dx", DRESIDUAL) if name in gradients}
+    blocks: dict[str, list[tuple[int, Comparison]]] = {name: [] for name in of_rows}
     check = GIVEN_REFERENCE if given else END_TO_END
     share: Share | None = None
     unbounded = False
@@ -34,10 +45,13 @@ def judge_gradients(
         right = t.gradients if _is_made_once(judge, saved, given) else _right(judge, saved, block, given, own_bits)
         share = right.share if share is None else share.plus(right.share)
         unbounded |= t.checkable is not None
-        if dx is not None:
-            held = Expectation("dx", check, block.start, right.dx, right.bound, judge.io)
-            dx_blocks.append((block.start, compared(judge, dx[block], held, t.checkable)))
-    checked = [Checked("dx", check, merge(dx_blocks, case.M))] if dx is not None else []
+        for name, actual in of_rows.items():
+            bound, fmt = right.bound, judge.io
+            if name == DRESIDUAL and right.of_residual is not None and judge.sums is not None:
+                bound, fmt = right.of_residual, judge.sums.fmt
+            held = Expectation(name, check, block.start, right.dx, bound, fmt)
+            blocks[name].append((block.start, compared(judge, actual[block], held, t.checkable)))
+    checked = [Checked(name, check, merge(parts, case.M)) for name, parts in blocks.items()]
     assert share is not None  # there is a block even without rows
     return (*checked, *_sums_checks(judge, gradients, check, share, unbounded))
 
@@ -57,7 +71,9 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
         mean = None if saved.mean is None else saved.mean[block].double()
         rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[block].double()), EXACT
     of_case = judge.scale, judge.io, judge.case.M
-    return gradient_truth(judge.op, judge.rules, rows, statistics, *of_case, dy, in_doubt)
+    return gradient_truth(
+        judge.op, judge.rules, rows, statistics, *of_case, dy, in_doubt, judge.added(block.start, block.stop)
+    )
 
 
 def _sums_checks(

@@ -115,6 +115,11 @@ def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
     return Rows(rows.x, mean, None, rstd, xh)
 
 
+def renormalised(rows: Rows, x: Tensor) -> Rows:
+    """Other numbers ``x`` (m, N) in fp64, normalised by the statistics of ``rows``."""
+    return Rows(x, rows.mean, rows.var, rows.rstd, x * rows.rstd if rows.mean is None else (x - rows.mean) * rows.rstd)
+
+
 def forward(op: Op, rows: Rows, g: Tensor, bias: Tensor | None, options: Mapping[str, float]) -> Forward:
     """z and y (m, N) from normalised rows; ``g`` and ``bias`` (N,) in fp64."""
     p = rows.xh * g

@@ -25,7 +25,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.ops import DRESIDUAL, RESIDUAL_OUT, Op
 from normcheck.oracle import forward_bounds, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.judge import Checked, checkable_rows
@@ -50,7 +50,8 @@ def judge_special(
 ) -> tuple[Checked, ...]:
     """Check which elements of ``returned`` (outputs and end-to-end gradients) are finite, for a special case.
 
-    ``doubt``: bool (M, N), the bits that a correct kernel may set or not; None if the op has no bits.
+    ``doubt``: bool (M, N), the bits that a correct kernel may set or not; None if the op has no bits. ``inputs``: with
+    the sum in place of x, if the op adds a residual.
     """
     rows = _rows(op, case, inputs)
     allowed = list(_allowed(op, case, inputs, rows, doubt))
@@ -87,9 +88,13 @@ def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs)
 
 
 def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor) -> dict[str, Tensor]:
-    """``outputs`` with NaN in the rows that are ``spoilt``, bool (M,), and in dw, which sums over them; db does not."""
+    """``outputs`` with NaN in the rows that are ``spoilt``, bool (M,), and in dw, which sums over them.
+
+    Neither db nor residual_out depends on other elements of x.
+    """
     nan = torch.where(spoilt, math.nan, 0.0)
-    added = {"dw": nan.sum(), "db": torch.zeros_like(nan).sum()}
+    none = torch.zeros_like(nan).sum()
+    added = {"dw": nan.sum(), "db": none, RESIDUAL_OUT: none}
     return {name: t + added.get(name, nan[:, None] if t.dim() == 2 else nan) for name, t in outputs.items()}
 
 
@@ -125,7 +130,8 @@ def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Te
     statistics = {"mean": rows.mean, "rstd": rows.rstd}
     saved = {name: statistics[name] for name in op.statistics}
     if not op.clamped:
-        yield _with_gradients(op, rows, g, dy, {**saved, "y": forward.y})
+        stored = {RESIDUAL_OUT: rows.x} if op.adds_residual else {}
+        yield _with_gradients(op, rows, g, dy, {**saved, **stored, "y": forward.y})
         return
     lower = case.option_values["lower_clip"]
     certain = reference.bits(forward.z, case.option_values)
@@ -158,6 +164,9 @@ def _sizes(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Tens
         "dw": (dy.abs() * xh).sum(0),
         "db": dy.abs().sum(0),
     }
+    if inputs.residual is not None and inputs.dresidual_out is not None:
+        found["dx"] = found["dx"] + inputs.dresidual_out.reshape(case.M, case.N).double().abs()
+        found |= {RESIDUAL_OUT: inputs.x.double().reshape(case.M, case.N).abs(), DRESIDUAL: found["dx"]}
     return found if rows.mean is None else {**found, "mean": rows.mean.abs()}
 
 
@@ -166,7 +175,7 @@ def _with_gradients(
 ) -> dict[str, Tensor]:
     backward = reference.backward(op, rows, g, dy)
     returned = {name: t for name, t in outputs.items() if t is not None}
-    return {**returned, "dx": backward.dx, "dw": backward.dw, "db": backward.db}
+    return {**returned, "dx": backward.dx, DRESIDUAL: backward.dx, "dw": backward.dw, "db": backward.db}
 
 
 def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor) -> Comparison:

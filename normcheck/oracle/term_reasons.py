@@ -38,6 +38,11 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("dx", "underflow"): _ETA,
     ("dx", "bits in doubt"): _BITS,
     ("dx", "roundings to the io dtype"): _CAST,
+    (
+        "dx",
+        "sum with dresidual_out",
+    ): "gam(dresidual) * (|dresidual_out| + the parts of dx), and a rounding of the norm's own dx to the io dtype",
+    ("residual_out", "flushed"): "twice a subnormal summand, and a subnormal sum, which may be read or stored as 0",
     ("dw", "store"): _STORE,
     ("dw", "sum over M"): "gam(H(M) + dw) * sum |dy xhat|",
     ("dw", "statistics"): "sum |dy| * what the errors of rstd and of the mean, and underflow, do to each xhat",
@@ -49,4 +54,4 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("db", "bits in doubt"): _BITS,
     ("db", "underflow"): _ETA,
 }
-"""``{fmt}`` stands for the output's format."""
+"""``{fmt}`` stands for the output's format. The terms of dresidual are those of dx."""

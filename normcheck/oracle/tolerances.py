@@ -29,6 +29,7 @@ class Model:
     y_given_stats: bool = True
     bitmask_compare: str = "either"
     special: str = "row"
+    sum: str = "any"
     reason: str = ""
 
 
@@ -39,6 +40,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "bwd_form": ("centered", "raw"),
     "bitmask_compare": ("either", "fp32", "rounded"),
     "special": ("row", "exact"),
+    "sum": ("any", "rounded", "exact", "mixed"),
 }
 
 _MOST_RSQRT_ULP = 16

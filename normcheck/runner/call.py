@@ -21,8 +21,8 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import NAN, as_integers
-from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import GRADIENTS
+from normcheck.cases.inputs import GRADIENT_OF, RESIDUAL_INPUTS, Inputs
+from normcheck.cases.ops import RESIDUAL_OUT
 from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text, one_line, shown
 from normcheck.impls import adapt, source_location
 from normcheck.impls.implementation import Implementation
@@ -60,13 +60,14 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
 
     Raises Broken if the code raises, or returns neither y nor a dict with y; UnsupportedCase if its library refuses.
     """
-    restored = () if implementation.backward is None else {"x"} & {*implementation.overwrites}  # forward gets no dy
+    of_forward = {*implementation.overwrites} - {"dy"}
+    restored = () if implementation.backward is None else of_forward
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
         with arena:
             returned = implementation.forward(
-                inputs.x, inputs.weight, inputs.bias, eps=case.eps, **dict(case.option_values)
+                inputs.x, inputs.weight, inputs.bias, eps=case.eps, **_by_name(inputs, "residual"), **case.option_values
             )
-            named = _named(returned, "forward", "y")
+            named = _named(_of_a_sum(returned, inputs), "forward", "y")
             _settle(named, inputs.x, arena)
         if arena.beside is None:
             arena.beside = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
@@ -94,7 +95,8 @@ def backward(
                 inputs.bias,
                 {**(arena.beside or {}), **saved},
                 eps=case.eps,
-                **dict(case.option_values),
+                **_by_name(inputs, *RESIDUAL_INPUTS),
+                **case.option_values,
             )
             named = _named(returned, "backward", "dx")
             _settle(named, inputs.x, arena)
@@ -145,25 +147,39 @@ def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
 
 def differentiable(inputs: Inputs) -> Inputs:
     """The same inputs as leaves of autograd's graph, for an implementation without its own backward."""
-    leaves = (t if t is None else t.detach().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias))
-    x, weight, bias = leaves
-    assert x is not None and weight is not None
-    return Inputs(x, weight, bias, inputs.dy)
+    leaves = {GRADIENT_OF[name]: tensor.detach().requires_grad_() for name, tensor in inputs.leaves.items()}
+    return replace(inputs, **leaves)
 
 
-def autograd(y: Tensor, inputs: Inputs, dy: Tensor, arena: Arena | Unwatched) -> dict[str, Tensor]:
-    """Gradients by torch autograd through y, by name; empty if y has no graph.
+def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwatched) -> dict[str, Tensor]:
+    """Gradients by torch autograd through y, and through residual_out, by name; empty if y has no graph.
 
-    ``inputs``: the leaves that forward got. If y is wider than dy, autograd itself casts dy to the dtype of y.
+    ``outputs``: what forward returned for ``inputs``, its leaves, which also have the cotangents. If y is wider than
+    dy, autograd itself casts dy to the dtype of y.
     """
-    if not y.requires_grad:
+    if not outputs["y"].requires_grad:
         return {}
-    leaves = [t for t in (inputs.x, inputs.weight, inputs.bias) if t is not None]
+    through, cotangents = [outputs["y"]], [inputs.dy]
+    if inputs.dresidual_out is not None and RESIDUAL_OUT in outputs and outputs[RESIDUAL_OUT].requires_grad:
+        through, cotangents = [*through, outputs[RESIDUAL_OUT]], [*cotangents, inputs.dresidual_out]
+    leaves = inputs.leaves
     with guarded("backward, by torch autograd through y,"), arena:
-        gradients = torch.autograd.grad(y, leaves, dy, allow_unused=True)
+        gradients = torch.autograd.grad(through, list(leaves.values()), cotangents, allow_unused=True)
         _synchronise(inputs.x)
-    named = {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
-    return overwriting.apart(named, replace(inputs, dy=dy))
+    named = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
+    return overwriting.apart(named, inputs)
+
+
+def _by_name(inputs: Inputs, *names: str) -> dict[str, Tensor]:
+    """The inputs of these names that there are, which a call gets by keyword."""
+    return {name: tensor for name, tensor in inputs.named() if name in names}
+
+
+def _of_a_sum(returned: object, inputs: Inputs) -> object:
+    """What the forward of an op that adds a residual returned, (y, residual_out) as a dict."""
+    if inputs.residual is not None and isinstance(returned, tuple | list) and len(returned) == 2:
+        return dict(zip(("y", RESIDUAL_OUT), returned, strict=True))
+    return returned
 
 
 @contextmanager

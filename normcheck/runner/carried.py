@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import buffer_of
-from normcheck.cases.inputs import Inputs
+from normcheck.cases.inputs import Inputs, inputs_of
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.arena import Stray, Surroundings
@@ -108,14 +108,15 @@ class CarriedRun:
         given = dict(inputs.named())
         there = dict(zip(given, self._carrier.bring([*given.values()]), strict=True))
         with self._called(given, there):
-            forward = self._local.forward(case, _inputs(there)).result()
+            forward = self._local.forward(case, inputs_of(there)).result()
         outputs = self._brought_back(given, there, forward.outputs)
 
-        def by_autograd(dy: Tensor) -> dict[str, Tensor]:
-            used = {**given, "dy": dy}
-            there["dy"] = self._carrier.bring([dy])[0]
+        def by_autograd(cotangents: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            used = {**given, **cotangents}
+            brought = dict(zip(cotangents, self._carrier.bring([*cotangents.values()]), strict=True))
+            there.update(brought)
             with self._called(used, there):
-                gradients = forward.by_autograd(there["dy"])
+                gradients = forward.by_autograd(brought)
             return self._brought_back(used, there, gradients)
 
         return Forward(outputs, by_autograd, forward.joined)
@@ -129,7 +130,7 @@ class CarriedRun:
         there = dict(zip(given, self._carrier.bring([*given.values()]), strict=True))
         with self._called(given, there):
             saved_there = {name: there[name] for name in saved}
-            gradients = self._local.backward(case, _inputs(there), saved_there).result()
+            gradients = self._local.backward(case, inputs_of(there), saved_there).result()
         return self._brought_back(given, there, gradients)
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
@@ -164,10 +165,6 @@ class CarriedRun:
         for name, tensor in dense.items():
             self._carrier.results.require_own_memory(name, tensor, there)
         return {**returned, **dict(zip(dense, results, strict=True))}
-
-
-def _inputs(named: Mapping[str, Tensor]) -> Inputs:
-    return Inputs(named["x"], named["weight"], named.get("bias"), named["dy"])
 
 
 def _require_same_geometry(name: str, before: Tensor, after: Tensor) -> None:

@@ -7,7 +7,7 @@ A caller asks for a call first and collects its result later, so that another pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -37,12 +37,13 @@ class Pending(Generic[T]):
 class Forward:
     """The results of a forward: ``outputs``, tensors by name with ``y`` among them.
 
-    ``by_autograd``: dy -> the gradients by autograd through y, by name; empty if y has no graph. ``joined`` counts how
-    many gradients of x autograd adds up in half precision, see ``graph.joined``; it walks the graph when it is called.
+    ``by_autograd``: the cotangents by name (see ``Inputs.cotangents``) -> the gradients by autograd through y, and
+    through residual_out if the op has that, by name; empty if y has no graph. ``joined`` counts how many gradients of x
+    autograd adds up in half precision, see ``graph.joined``; it walks the graph when it is called.
     """
 
     outputs: Mapping[str, Tensor]
-    by_autograd: Callable[[Tensor], dict[str, Tensor]]
+    by_autograd: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     joined: Callable[[], int] = lambda: 0
 
 
@@ -78,14 +79,17 @@ class LocalRun:
 
     def _forward(self, case: Case, inputs: Inputs) -> Forward:
         if self._implementation.backward is not None:
-            return Forward(call.forward(self._implementation, case, inputs, self._arena), lambda dy: {})
+            return Forward(call.forward(self._implementation, case, inputs, self._arena), lambda cotangents: {})
         leaves = call.differentiable(inputs)
         outputs = call.forward(self._implementation, case, leaves, self._arena)
 
         def joined() -> int:
             return graph.joined(outputs["y"], leaves.x) if case.dtype != "fp32" else 0
 
-        return Forward(outputs, lambda dy: call.autograd(outputs["y"], leaves, dy, self._arena), joined)
+        def by_autograd(cotangents: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return call.autograd(outputs, replace(leaves, **cotangents), self._arena)
+
+        return Forward(outputs, by_autograd, joined)
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
         """See ``Run``."""

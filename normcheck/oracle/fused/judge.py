@@ -50,7 +50,9 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: every bound is finite, and nobody watches what is compared."""
+    """Whether the fused judge can judge this case: every bound is finite, nobody watches what is compared, and no
+    residual is added.
+    """
     case = judge.case
     return (
         judge.finite
@@ -59,6 +61,7 @@ def suits(judge: Judge) -> bool:
         and judge.watch is None
         and judge.rules.safety == 1.0
         and judge.rules.model.accumulate == "fp32"
+        and judge.sums is None
     )
 
 
