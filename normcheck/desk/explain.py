@@ -12,6 +12,7 @@ from typing import Any
 
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.ops import Op
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
@@ -37,6 +38,11 @@ _CASES: tuple[dict[str, Any], ...] = (
 of 0, rows with gaps, weights in fp32. Where an implementation takes no such case, the nearest that it takes."""
 
 _CLIPS = ((0.0, 6.0), (-0.5, 2.0))
+
+
+def knows(op: Op) -> bool:
+    """Whether the desk has formulas of ``op``: of none that adds a residual."""
+    return not op.adds_residual
 
 
 def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float) -> Explanation | None:

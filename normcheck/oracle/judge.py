@@ -85,9 +85,9 @@ class Judge:
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
-    ``fused``: whether the fused judge may judge the case, see ``judging``. ``sums``: of an op that adds a residual;
-    then ``x`` is the sum that is normed. ``of_backward``: the judge of gradients that do not fit that sum, as a backward may
-    have only what was stored; None if that is the same.
+    ``fused``: whether the fused judge may judge the case, see ``judging``. ``sums``: those of an op that adds a
+    residual; then ``x`` is the sum that is normed. ``of_backward``: the judge of gradients that do not fit that sum, as
+    a backward may have only what was stored; None if that is the same.
     """
 
     case: Case

@@ -50,9 +50,25 @@ def _put_back(saved: Sequence[_Saved]) -> None:
 
 
 def apart(returned: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
-    """``returned``, with a copy of each tensor that lies in the memory of an input. A copy keeps autograd's graph."""
+    """``returned``, with a copy of each tensor that lies in the memory of an input. A copy keeps autograd's graph.
+
+    An input itself, or a view of it, has none: what was written there was written behind autograd's back.
+    """
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in inputs.named() if tensor.numel()}
-    return {name: tensor.clone() if _within(tensor, storages) else tensor for name, tensor in returned.items()}
+    own = {name: tensor.detach() if _is_input(tensor) else tensor for name, tensor in returned.items()}
+    return {name: tensor.clone() if _within(tensor, storages) else tensor for name, tensor in own.items()}
+
+
+def _is_input(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a leaf of autograd's graph, or a view of one."""
+    node = tensor.grad_fn
+    while node is not None and node.name().startswith(_VIEWS):
+        node = node.next_functions[0][0]
+    return tensor.requires_grad and (node is None or node.name() == "torch::autograd::AccumulateGrad")
+
+
+_VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "AliasBackward", "AsStridedBackward")
+"""The beginnings of the names of nodes that are views."""
 
 
 def _within(tensor: Tensor, storages: set[int]) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normcheck.cases import inputs
 from normcheck.cases.case import EXPANDED, LAYOUTS, Case
-from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
@@ -47,6 +47,10 @@ def golden_cases() -> Iterator[Case]:
             yield case_of(dtype=dtype, seed=seed)
     for weights in WEIGHT_KINDS:
         yield case_of(weights=weights, weight_dtype="fp32")
+    for dtype in DTYPES:
+        for residual in RESIDUAL_KINDS:
+            yield case_of("fused_add_layernorm", dtype, rows="blend", residual=residual)
+    yield case_of("fused_add_rmsnorm", "bf16", residual_dtype="fp32")
 
 
 CASES = {str(case): case for case in golden_cases()}
@@ -64,7 +68,7 @@ def digest(tensor: Tensor) -> str:
 
 def digests(case: Case, device: str = "cpu") -> dict[str, str]:
     tensors = made(case, device)
-    return {name: digest(getattr(tensors, name)) for name in TENSORS if getattr(tensors, name) is not None}
+    return {name: digest(tensor) for name, tensor in tensors.named()}
 
 
 def test_golden(recorded: Callable[[str, str], None]) -> None:

@@ -1,0 +1,216 @@
+"""The residual sum: its one right rounding, the sums that may be normed, and gradients with its cotangent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.dtypes import DTYPES, FORMATS
+from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.ops import FUSED_ADD, OPS
+from normcheck.oracle import backward_bounds, reference, residual, rounding
+from normcheck.oracle.judge import judge_of
+from normcheck.oracle.judging import judge_forward, judge_gradients
+from normcheck.oracle.residual import EXACT, MIXED, ROUNDED, SUMS, sums_of
+from normcheck.oracle.tolerances import Model, table
+
+NAMES = [op.name for op in FUSED_ADD]
+
+
+def case_of(op: str = "fused_add_rmsnorm", dtype: str = "bf16", **fields: Any) -> Case:
+    own = {"M": 5, "N": 33, "seed": 3, "bias": OPS[op].biases[-1]}
+    return Case(**{"op": op, "dtype": dtype, **own, **fields})
+
+
+def inputs_of(case: Case) -> Inputs:
+    return make(case, OPS[case.op], "cpu")
+
+
+def nearest(value: Fraction, dtype: torch.dtype) -> float:
+    """``value`` rounded to nearest, ties to even, by comparing exact fractions: no arithmetic of torch or of a CPU."""
+    near = torch.tensor(float(value), dtype=dtype)
+    around = [near, torch.nextafter(near, near - 1e30), torch.nextafter(near, near + 1e30)]
+    width = near.element_size() * 8
+    bits = {16: torch.int16, 32: torch.int32}[width]
+
+    def order(t: Tensor) -> tuple[Fraction, int]:
+        return abs(Fraction(t.item()) - value), int(t.view(bits)) & 1
+
+    return float(min(around, key=order))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["normal", "large", "half", "small", "opposite"])
+def test_the_stored_sum_is_the_exact_one_rounded_once(kind: str, dtype: str) -> None:
+    case = case_of(dtype=dtype, residual=kind, rows="mixed")
+    inputs = inputs_of(case)
+    stored = sums_of(case, inputs, ROUNDED).stored
+    assert inputs.residual is not None and stored.dtype == inputs.residual.dtype
+    for x, r, s in zip(inputs.x.flatten(), inputs.residual.flatten(), stored.flatten(), strict=True):
+        assert float(s) == nearest(Fraction(x.item()) + Fraction(r.item()), stored.dtype)
+
+
+@pytest.mark.parametrize("how", SUMS)
+def test_what_is_normed(how: str) -> None:
+    case = case_of()
+    sums = sums_of(case, inputs_of(case), how)
+    assert sums.of_norm.dtype == (torch.float32 if how == EXACT else torch.bfloat16)
+    assert sums.of_statistics.dtype == (torch.bfloat16 if how == ROUNDED else torch.float32)
+
+
+def test_with_a_residual_of_fp32_all_sums_are_one() -> None:
+    for case in (case_of(residual_dtype="fp32"), case_of(dtype="fp32")):
+        each = [sums_of(case, inputs_of(case), how) for how in SUMS]
+        assert all(
+            torch.equal(s.of_norm, each[0].stored) and torch.equal(s.of_statistics, each[0].stored) for s in each
+        )
+        assert residual.candidates(OPS[case.op], case, "any") == (ROUNDED,)
+    assert residual.candidates(OPS["fused_add_rmsnorm"], case_of(), "any") == SUMS
+    assert residual.candidates(OPS["fused_add_rmsnorm"], case_of(), EXACT) == (EXACT,)
+    assert residual.candidates(OPS["rmsnorm"], case_of(), "any") == ()
+
+
+@pytest.mark.parametrize("steps", [-1, 0, 1])
+def test_a_stored_sum_one_step_off_is_wrong(steps: int) -> None:
+    case = case_of()
+    inputs = inputs_of(case)
+    judged = judge_of(OPS[case.op], case, inputs, Model(sum=ROUNDED), {})
+    stored = sums_of(case, inputs, ROUNDED).stored.clone()
+    stored.view(torch.int16)[2, 7] += steps
+    checked, _ = judge_forward(judged, {"y": torch.zeros_like(inputs.x), "residual_out": stored})
+    (ratio,) = (c.comparison.ratio for c in checked if c.output == "residual_out")
+    assert (ratio <= 1) == (steps == 0)
+
+
+def test_a_subnormal_summand_may_be_read_as_zero() -> None:
+    case = case_of(dtype="fp32", N=2, M=1)
+    inputs = inputs_of(case)
+    tiny, least = 1.5 * 2.0**-127, 2.0**-126
+    assert inputs.residual is not None
+    inputs.x[0, :] = torch.tensor([tiny, 1.0])
+    inputs.residual[0, :] = torch.tensor([least, 2.0**-30])
+    judged = judge_of(OPS[case.op], case, inputs, Model(), {})
+    assert judged.sums is not None
+    upper = residual.stored_bound(judged.rules, judged.sums, slice(0, 1)).upper[0].tolist()
+    assert upper[0] == 2 * tiny and upper[1] == rounding.NO_ROOM
+    strict = judge_of(OPS[case.op], case, inputs, Model(ftz=False), {})
+    assert residual.stored_bound(strict.rules, judged.sums, slice(0, 1)).upper[0, 0] == rounding.NO_ROOM
+
+
+def exact_gradient(case: Case, inputs: Inputs, stored: Tensor) -> list[list[mpmath.mpf]]:
+    """The gradient of sum(dy y) + sum(dresidual_out s) by the sum, by central differences at 60 digits."""
+    assert inputs.dresidual_out is not None
+    step = mpmath.mpf("1e-20")
+    weight, dy = ([mpmath.mpf(v) for v in t.flatten().tolist()] for t in (inputs.weight.double(), inputs.dy.double()))
+    cotangent = [mpmath.mpf(v) for v in inputs.dresidual_out.double().flatten().tolist()]
+
+    def objective(row: list[mpmath.mpf], first: int) -> mpmath.mpf:
+        mean = sum(row) / len(row) if OPS[case.op].centered else mpmath.mpf(0)
+        root = mpmath.sqrt(sum((v - mean) ** 2 for v in row) / len(row) + mpmath.mpf(case.eps))
+        of_y = sum(dy[first + i] * (v - mean) / root * weight[i] for i, v in enumerate(row))
+        return of_y + sum(cotangent[first + i] * v for i, v in enumerate(row))
+
+    found = []
+    for number, values in enumerate(stored.double().tolist()):
+        row, slopes = [mpmath.mpf(v) for v in values], []
+        for i in range(case.N):
+            ends = [objective([*row[:i], row[i] + by, *row[i + 1 :]], number * case.N) for by in (step, -step)]
+            slopes.append((ends[0] - ends[1]) / (2 * step))
+        found.append(slopes)
+    return found
+
+
+@pytest.mark.parametrize("op", NAMES)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_the_gradient_of_the_sum_is_the_definitions(op: str, dtype: str) -> None:
+    case = case_of(op, dtype, M=2, N=6)
+    inputs = inputs_of(case)
+    seen: list[Any] = []
+    judged = judge_of(OPS[op], case, inputs, Model(sum=ROUNDED), {}, watch=seen.append)
+    _, saved = judge_forward(judged, {"y": torch.zeros_like(inputs.x)})
+    judge_gradients(judged, {"dx": inputs.x, "dresidual": inputs.x}, saved, given=False)
+    with mpmath.workdps(60):
+        exact = exact_gradient(case, inputs, sums_of(case, inputs, ROUNDED).stored)
+    for name in ("dx", "dresidual"):
+        (held,) = (one for one in seen if one.output == name)
+        pairs = zip(held.expected.flatten().tolist(), chain(*exact), strict=True)
+        off = max(abs(float(mpmath.mpf(got) - right)) for got, right in pairs)
+        assert off < 1e-6 * float(held.bound.upper.min())
+
+
+def test_the_count_of_dresidual_widens_its_bound() -> None:
+    rules = rounding.rules(OPS["fused_add_rmsnorm"], Model())
+    more = replace(rules, count={**table().count, "dresidual": table().count["dresidual"] + 50})
+    rows = reference.normalise(OPS["fused_add_rmsnorm"], torch.randn(2, 8, dtype=torch.float64), 1e-5)
+    ones = torch.ones(2, 8, dtype=torch.float64)
+    bwd = reference.backward(OPS["fused_add_rmsnorm"], rows, ones[0], ones)
+    own = rounding.Bound(ones * 1e-7, None, dict)
+    added = backward_bounds.Added(ones, FORMATS["fp32"], FORMATS["fp32"], None)
+    narrow, wide = (backward_bounds.plus_residual(r, own, rows, bwd, added)[0].upper for r in (rules, more))
+    assert bool((wide > narrow).all())
+
+
+def by_autograd(case: Case, inputs: Inputs, uses: int) -> tuple[Tensor, Tensor]:
+    """y and the gradient of an fp32 sum that autograd adds up of ``uses`` gradients and dresidual_out."""
+    assert inputs.residual is not None and inputs.dresidual_out is not None
+    x = inputs.x.clone().requires_grad_()
+    s = x + inputs.residual
+    centre = [s - s.mean(-1, keepdim=True) for _ in range(uses)]
+    rstd = torch.rsqrt((centre[0] * centre[-1]).mean(-1, keepdim=True) + case.eps)
+    y = centre[-1] * rstd * inputs.weight
+    y = y if inputs.bias is None else y + inputs.bias
+    (dx,) = torch.autograd.grad([y, s], [x], [inputs.dy, inputs.dresidual_out])
+    return y.detach(), dx
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("scale", [1.0, 2.0**20])
+def test_autograd_adds_up_within_the_bound(uses: int, scale: float) -> None:
+    """Also if dresidual_out is far larger than the norm's own gradients, so that each partial sum rounds."""
+    for seed in range(20):
+        case = case_of("fused_add_layernorm", "fp32", seed=seed, M=8, N=40)
+        inputs = inputs_of(case)
+        assert inputs.dresidual_out is not None
+        inputs = replace(inputs, dresidual_out=inputs.dresidual_out * scale)
+        y, dx = by_autograd(case, inputs, uses)
+        judged = judge_of(OPS[case.op], case, inputs, replace(Model(), bwd_form="raw"), {})
+        _, saved = judge_forward(judged, {"y": y})
+        checked = judge_gradients(judged, {"dx": dx, "dresidual": dx}, saved, given=False)
+        assert {c.output: c.comparison.ratio <= 1 for c in checked} == {"dx": True, "dresidual": True}
+
+
+def test_a_backward_may_have_the_stored_sum_only() -> None:
+    """Its forward norms the exact sum, as quack's; one that takes x alone is wrong."""
+    case = case_of("fused_add_rmsnorm", "bf16", M=16, N=64)
+    inputs = inputs_of(case)
+    op, model = OPS[case.op], Model(sum=EXACT)
+    sums = sums_of(case, inputs, EXACT)
+    judged = judge_of(op, case, inputs, model, {})
+    assert judged.of_backward is not None and judge_of(op, case, inputs, Model(sum=MIXED), {}).of_backward is None
+    _, saved = judge_forward(judged, {"y": torch.zeros_like(inputs.x)})
+    dy, weight = inputs.dy.double(), inputs.weight.double()
+
+    def gradient(rows: Tensor) -> Tensor:
+        xhat = rows.double() * saved.rstd.double()
+        wd = dy * weight
+        own = (wd - xhat * (xhat * wd).mean(-1, keepdim=True)) * saved.rstd.double()
+        return (own + sums.dresidual_out.double()).to(torch.bfloat16)
+
+    for rows, right in ((sums.of_norm, True), (sums.stored, True), (inputs.x, False)):
+        checked = judge_gradients(judged, {"dx": gradient(rows)}, saved, given=False)
+        assert all(c.comparison.ratio <= 1 for c in checked) == right
+
+
+def test_the_residual_of_a_special_row_is_ordinary() -> None:
+    """So that the largest number of fp16 does not overflow by the sum."""
+    for kind in ("normal", "large"):
+        case = case_of(dtype="fp16", rows="largest", residual=kind)
+        assert bool(torch.isfinite(sums_of(case, inputs_of(case), ROUNDED).stored).all())
