@@ -10,7 +10,7 @@ import torch
 from normcheck.bench.speed import BACKWARD, FORWARD, Point, Times
 from normcheck.bench.timing import cache_bytes, in_turn, sets_needed, timed
 from normcheck.bench.verified import case_of
-from normcheck.cases.inputs import Inputs, make, torch_dtype
+from normcheck.cases.inputs import RESIDUAL_INPUTS, Inputs, make, torch_dtype
 from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call
@@ -56,7 +56,7 @@ def _after_one_call(run: Call, device: str) -> Times:
 
 
 def _forward(implementation: Implementation, point: Point, inputs: Inputs) -> Call:
-    options = dict(point.options)
+    options = {**call.by_name(inputs, "residual"), **dict(point.options)}
     x, weight, bias = inputs.x, inputs.weight, inputs.bias
     return lambda: implementation.forward(x, weight, bias, eps=point.eps, **options)
 
@@ -65,12 +65,14 @@ def _backward(implementation: Implementation, point: Point, inputs: Inputs) -> C
     plain = call.Unwatched()
     saved = call.forward(implementation, case_of(point), inputs, plain)
     dy, x, weight, bias = inputs.dy, inputs.x, inputs.weight, inputs.bias
-    own, options = implementation.backward, dict(point.options)
+    own = implementation.backward
+    options = {**call.by_name(inputs, *RESIDUAL_INPUTS), **dict(point.options)}
     if own is not None:
         kept = {**(plain.beside or {}), **saved}
         return lambda: own(dy, x, weight, bias, kept, eps=point.eps, **options)
-    y, leaves = saved["y"], [t for t in (x, weight, bias) if t is not None]
-    return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True, allow_unused=True)
+    through, cotangents = call.graph_outputs(saved, inputs)
+    leaves = list(inputs.leaves.values())
+    return lambda: torch.autograd.grad(through, leaves, cotangents, retain_graph=True, allow_unused=True)
 
 
 _CALLS = {FORWARD: _forward, BACKWARD: _backward}

@@ -63,7 +63,7 @@ def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
         device=device,
         seconds=time.perf_counter() - begun,
         environment=environment(device),
-        counting={direction: count.text for direction, count in suite.counts.items()},
+        counting={direction: count.words(suite.points) for direction, count in suite.counts.items()},
         method=METHOD[device],
         speeds=tuple(speeds),
         exit_code=exit_code(speeds, complete=complete),

@@ -6,9 +6,10 @@ two kernels has the greater number, and a kernel that reads its input twice cann
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from normcheck.cases.ops import OPS
 from normcheck.result import Finding
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -45,20 +46,29 @@ class Point:
 class Count:
     """The counting of one direction's bytes: (M, N) matrices in the io dtype, (N,) vectors in the weights' dtype.
 
-    ``bias_vectors`` are counted only with a bias. ``text``: the tensors, in words.
+    ``bias_vectors`` are counted only with a bias, ``of_residual`` are the matrices of a residual, in the io dtype too.
+    ``text``: the tensors, in words; those of a residual are named by ``text_of_residual``.
     """
 
     text: str
     matrices: int
     vectors: int = 0
     bias_vectors: int = 0
+    of_residual: int = 0
+    text_of_residual: str = ""
+
+    def words(self, points: Iterable[Point]) -> str:
+        """The tensors of these points, in words."""
+        with_residual = self.of_residual and any(OPS[point.op].adds_residual for point in points)
+        return f"{self.text}, with a residual {self.text_of_residual}" if with_residual else self.text
 
     def bytes(self, point: Point) -> int:
         """The bytes that are counted at ``point``."""
         io = 4 if point.dtype == "fp32" else 2
         weight = io if point.weight_dtype == "same" else 4
         vectors = self.vectors + self.bias_vectors * point.bias
-        return self.matrices * point.M * point.N * io + vectors * point.N * weight
+        matrices = self.matrices + self.of_residual * OPS[point.op].adds_residual
+        return matrices * point.M * point.N * io + vectors * point.N * weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,8 +52,22 @@ SUITES = MappingProxyType({suite.name: suite for suite in (TRITON_TUTORIAL, PYTO
 
 OWN_COUNTS = MappingProxyType(
     {
-        FORWARD: Count(text="read x, weight and bias, write y", matrices=2, vectors=1, bias_vectors=1),
-        BACKWARD: Count(text="read x, dy and weight, write dx, dw and db", matrices=3, vectors=2, bias_vectors=1),
+        FORWARD: Count(
+            text="read x, weight and bias, write y",
+            matrices=2,
+            vectors=1,
+            bias_vectors=1,
+            of_residual=2,
+            text_of_residual="read residual, write residual_out",
+        ),
+        BACKWARD: Count(
+            text="read x, dy and weight, write dx, dw and db",
+            matrices=3,
+            vectors=2,
+            bias_vectors=1,
+            of_residual=1,
+            text_of_residual="read dresidual_out",
+        ),
     }
 )
 """The counting for sizes that the user gives: every tensor once, but not statistics and bitmasks, which are small."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 import torch
@@ -22,6 +22,7 @@ from normcheck.oracle import bitmask, rounding
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import expectations
 from normcheck.oracle.judge import GIVEN_OWN, Judge, doubtful_bits, judge_of
+from normcheck.oracle.residual import candidates
 from normcheck.oracle.special import is_special
 from normcheck.oracle.term_reasons import REASONS
 from normcheck.oracle.tolerances import Model, table
@@ -72,13 +73,17 @@ def explain(question: Question, stream: TextIO) -> None:
         raise UsageError(f"explain={one_line(question.line, 200)}: {reason}; expected a smaller M or N")
     implementation = _implementation(question, case, device)
     model = table().model if implementation is None else model_of(implementation, case, device)
-    judge = judge_of(op, case, make(case, op, device), model, {})
+    inputs, sums = make(case, op, device), candidates(op, case, model.sum)
+    judge = judge_of(op, case, inputs, model, {})
     own_bits = implementation is not None and implementation.backward is None
     place = f"({', '.join(map(str, at))}{',' if len(at) == 1 else ''})"
     stream.write(f"{case}\n{question.output} at {place}\n")
     if question.output == "bitmask":
         _write_bit(stream, judge, at)
-    else:
+    for how in sums if len(sums) > 1 else (model.sum,) * (question.output != "bitmask"):
+        if len(sums) > 1:
+            stream.write(f"\nif the kernel norms the sum {how}\n")
+        judge = judge_of(op, case, inputs, replace(model, sum=how), {})
         for part in expectations(judge, own_bits=own_bits):
             if part.output == question.output and _has(part, at):
                 _write(stream, element(part, at), part.fmt.name, special=is_special(case))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.ops import RESIDUAL_OUT
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Judge, Reference, judge_forward
 from normcheck.oracle.judge_backward import judge_gradients
@@ -27,7 +28,8 @@ def expectations(
     y = torch.zeros((case.M, case.N), dtype=torch_dtype(case.dtype), device=device)
     saved = judge_forward(replace(judge, watch=None), {"y": y})[1]
     watched = replace(judge, watch=seen.append)
-    judge_forward(watched, {"y": y, **_outputs(saved), **(statistics or {})})
+    stored = {} if judge.sums is None else {RESIDUAL_OUT: y}
+    judge_forward(watched, {"y": y, **stored, **_outputs(saved), **(statistics or {})})
     vector = torch.zeros(case.N, dtype=torch_dtype(judge.weight.name), device=device)
     names = judge.op.gradients(bias=judge.bias is not None)
     zeros = {name: vector if name in ("dw", "db") else y for name in names}

@@ -65,7 +65,7 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
         with arena:
             returned = implementation.forward(
-                inputs.x, inputs.weight, inputs.bias, eps=case.eps, **_by_name(inputs, "residual"), **case.option_values
+                inputs.x, inputs.weight, inputs.bias, eps=case.eps, **by_name(inputs, "residual"), **case.option_values
             )
             named = _named(_of_a_sum(returned, inputs), "forward", "y")
             _settle(named, inputs.x, arena)
@@ -95,7 +95,7 @@ def backward(
                 inputs.bias,
                 {**(arena.beside or {}), **saved},
                 eps=case.eps,
-                **_by_name(inputs, *RESIDUAL_INPUTS),
+                **by_name(inputs, *RESIDUAL_INPUTS),
                 **case.option_values,
             )
             named = _named(returned, "backward", "dx")
@@ -159,9 +159,7 @@ def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwat
     """
     if not outputs["y"].requires_grad:
         return {}
-    through, cotangents = [outputs["y"]], [inputs.dy]
-    if inputs.dresidual_out is not None and RESIDUAL_OUT in outputs and outputs[RESIDUAL_OUT].requires_grad:
-        through, cotangents = [*through, outputs[RESIDUAL_OUT]], [*cotangents, inputs.dresidual_out]
+    through, cotangents = graph_outputs(outputs, inputs)
     leaves = inputs.leaves
     with guarded("backward, by torch autograd through y,"), arena:
         gradients = torch.autograd.grad(through, list(leaves.values()), cotangents, allow_unused=True)
@@ -170,7 +168,15 @@ def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwat
     return overwriting.apart(named, inputs)
 
 
-def _by_name(inputs: Inputs, *names: str) -> dict[str, Tensor]:
+def graph_outputs(outputs: Mapping[str, Tensor], inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs through which gradients go, y and residual_out if that has a graph, and the cotangent of each."""
+    stored = outputs.get(RESIDUAL_OUT)
+    if inputs.dresidual_out is None or stored is None or not stored.requires_grad:
+        return [outputs["y"]], [inputs.dy]
+    return [outputs["y"], stored], [inputs.dy, inputs.dresidual_out]
+
+
+def by_name(inputs: Inputs, *names: str) -> dict[str, Tensor]:
     """The inputs of these names that there are, which a call gets by keyword."""
     return {name: tensor for name, tensor in inputs.named() if name in names}
 
