@@ -18,6 +18,7 @@ KINDS = (
     "mismatch",
     "non_finite",
     "missing",
+    "unexpected",
     "shape",
     "dtype",
     "unwritten",

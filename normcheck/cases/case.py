@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 EXPANDED = ("dy_expanded", "dy_scalar")
@@ -21,6 +21,9 @@ row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.
 
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``."""
+
+NO_WEIGHT = "none"
+"""In place of a kind of weights: the op is called without a weight, so without a bias as well. Its gamma is 1."""
 
 MOST_COLUMNS = 65536
 """Longer rows are unusual: many a kernel holds a row in one block, and no block has so many elements."""
@@ -44,6 +47,8 @@ class Case:
     (``data_kinds.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False if the op is called
     without one; ``gap`` counts the elements behind each row of a strided tensor; ``options`` are the op's own numbers
     (``lower_clip``, ``upper_clip``) as pairs in order of name.
+
+    With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a bias or a dtype of weights.
     """
 
     op: str
@@ -60,6 +65,15 @@ class Case:
     bias: bool = True
     gap: int = 0
     options: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weights == NO_WEIGHT and (self.bias or self.weight_dtype != "same"):
+            raise ValueError("weights=none: expected bias=False and weight_dtype='same' with it")
+
+    @property
+    def weight(self) -> bool:
+        """Whether the op is called with a weight."""
+        return self.weights != NO_WEIGHT
 
     @property
     def rank(self) -> int:
@@ -117,16 +131,36 @@ class Case:
             words.append(f"weights={self.weights}")
         if self.weight_dtype != "same":
             words.append(f"weight_dtype={self.weight_dtype}")
-        if not self.bias:
+        if self.weight and not self.bias:
             words.append("bias=none")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 
 
-Place = tuple[int, int, bool, str, str]
-"""M, N, bias, dtype of the weights and layout of a case: what a compilation or a plan may depend on."""
+PARAMETERS = ("weight", "bias", "weight_dtype")
+"""The axes of ``Parameters``, in its order."""
+
+Parameters = tuple[bool, bool, str]
+"""Whether a case has a weight, whether it has a bias, and the dtype of the two."""
+
+Place = tuple[int, int, bool, bool, str, str]
+"""M, N, the Parameters and the layout of a case: what a compilation or a plan may depend on."""
 
 
 def place_of(case: Case) -> Place:
     """The place of a case."""
-    return case.M, case.N, case.bias, case.weight_dtype, case.layout
+    return case.M, case.N, *parameters_of(case), case.layout
+
+
+def parameters_of(case: Case) -> Parameters:
+    """The parameters of a case."""
+    return case.weight, case.bias, case.weight_dtype
+
+
+def with_parameters(case: Case, parameters: Parameters) -> Case:
+    """``case`` with other parameters; normal weights if it had none. Without a weight the others say nothing."""
+    weight, bias, weight_dtype = parameters
+    if not weight:
+        return replace(case, weights=NO_WEIGHT, bias=False, weight_dtype="same")
+    weights = case.weights if case.weight else "normal"
+    return replace(case, weights=weights, bias=bias, weight_dtype=weight_dtype)

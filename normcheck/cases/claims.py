@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Protocol
 
-from normcheck.cases.case import EXPANDED, STRIDED, Case
+from normcheck.cases.case import EXPANDED, STRIDED, Case, Parameters
 from normcheck.cases.ops import Op
 
-REFUSABLE = ("bias", "weight_dtype", "layout")
+REFUSABLE = ("weight", "bias", "weight_dtype", "layout")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
 
 
 class Declared(Protocol):
     """The fields of an implementation that claims are made from; ``impls.Implementation`` explains them."""
+
+    @property
+    def weights(self) -> Sequence[bool]:
+        """False, True."""
 
     @property
     def biases(self) -> Sequence[bool]:
@@ -45,6 +50,7 @@ class Declared(Protocol):
 class Claims:
     """The values that cases for an implementation may have, each tuple simplest first.
 
+    ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any.
     ``shapes``: the (M, N) to use, () for any. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value
     that the implementation refused.
     """
@@ -54,6 +60,7 @@ class Claims:
     biases: tuple[bool, ...]
     weight_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
+    weights: tuple[bool, ...] = (True,)
     shapes: tuple[tuple[int, int], ...] = ()
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
@@ -72,13 +79,31 @@ class Claims:
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """The values of one of REFUSABLE that were not refused; the simplest one if all were."""
-        every = {"bias": self.biases, "weight_dtype": self.weight_dtypes, "layout": self.layouts}[axis]
+        declared = {
+            "weight": self.weights,
+            "bias": self.biases,
+            "weight_dtype": self.weight_dtypes,
+            "layout": self.layouts,
+        }
+        every = declared[axis]
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
+
+    @property
+    def parameters(self) -> tuple[Parameters, ...]:
+        """The parameters that cases may have, those with a weight first."""
+        with_weight = product(self.values("bias"), self.values("weight_dtype")) if True in self.values("weight") else ()
+        every = [(True, bias, weight_dtype) for bias, weight_dtype in with_weight]
+        return (*every, *[(False, False, "same")] * (False in self.values("weight")))
 
     def takes(self, case: Case) -> bool:
         """Whether no value of ``case`` was refused so far."""
-        values = {"M": case.M, "N": case.N, "bias": case.bias, "weight_dtype": case.weight_dtype, "layout": case.layout}
-        return all(self.admits(axis, value) for axis, value in values.items())
+        return all(self.admits(axis, value) for axis, value in refusable(case).items())
+
+
+def refusable(case: Case) -> dict[str, Any]:
+    """Axis -> value, for the axes of a case of which an implementation may refuse a value."""
+    of_weight = {"bias": case.bias, "weight_dtype": case.weight_dtype} if case.weight else {}
+    return {"weight": case.weight, **of_weight, "layout": case.layout, "N": case.N, "M": case.M}
 
 
 def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
@@ -86,12 +111,15 @@ def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     wide = dtype != "fp32" and "fp32" in implementation.weight_dtypes
     weight_dtypes = (("same",) if "io" in implementation.weight_dtypes or dtype == "fp32" else ()) + ("fp32",) * wide
+    if True not in implementation.weights:
+        biases, weight_dtypes = (False,), ("same",)
     return Claims(
         op=op,
         dtype=dtype,
         biases=biases,
         weight_dtypes=weight_dtypes or ("same",),
         layouts=_layouts(implementation),
+        weights=tuple(weight for weight in (True, False) if weight in implementation.weights),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
     )
 
@@ -116,7 +144,9 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"layout={case.layout}: strided=False is declared"
     if case.layout == "dy_scalar" and implementation.backward is not None:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
-    if case.bias not in implementation.biases and len(op.biases) > 1:
+    if case.weight not in implementation.weights:
+        return f"weights={case.weights}: weights={implementation.weights} is declared"
+    if case.weight and case.bias not in implementation.biases and len(op.biases) > 1:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
     if case.rank not in implementation.ranks:
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"

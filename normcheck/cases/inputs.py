@@ -32,17 +32,17 @@ class Inputs:
     """The tensors of a case on a device.
 
     ``x``, ``dy``: (M, N), or (B, S, N) if the case has rank 3, in the io dtype; last stride 1, row stride N, or N + gap
-    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias`` (None if the
-    case has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias``: (N,), each
+    None if the case has none. Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
     """
 
     x: Tensor
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
     dy: Tensor
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of each input, without a bias that is None."""
+        """Name and tensor of each input, without a weight or bias that is None."""
         for name in ("x", "weight", "bias", "dy"):
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
@@ -50,8 +50,9 @@ class Inputs:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """These inputs with ``change`` applied to every tensor."""
-        bias = None if self.bias is None else change(self.bias)
-        return Inputs(change(self.x), change(self.weight), bias, change(self.dy))
+        x, weight, bias = (None if t is None else change(t) for t in (self.x, self.weight, self.bias))
+        assert x is not None
+        return Inputs(x, weight, bias, change(self.dy))
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -70,7 +71,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     works there."""
     made = _unfilled(case, device)
     if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
-        fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
+        _fill_by_kernel(case, op, made)
     else:
         fill(case, op, made)
     if case.rank == 3:
@@ -105,6 +106,12 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
     for tensor, values in zip((made.weight, made.bias), weights(case, op, parameters), strict=True):
         if tensor is not None:
             tensor.copy_(values.float())  # rounded to fp32 first: every device does that alike
+
+
+def _fill_by_kernel(case: Case, op: Op, made: Inputs) -> None:
+    """As ``fill``, on a GPU. The kernel always makes a weight, so without one it makes one that nobody gets."""
+    weight = torch.empty(case.N, dtype=made.x.dtype, device=made.x.device) if made.weight is None else made.weight
+    fused_inputs.fill(case, op, made.x, made.dy, weight, made.bias, slab_height(case), nan_bits(case))
 
 
 def nan_bits(case: Case) -> int:
@@ -148,7 +155,7 @@ def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
         plain, fused = _unfilled(case, device), _unfilled(case, device)
         fill(case, op, plain)
         try:
-            fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))
+            _fill_by_kernel(case, op, fused)
         except fused_inputs.Unavailable:
             return False
         if not all(untouched(a, b) for (_, a), (_, b) in zip(plain.named(), fused.named(), strict=True)):
@@ -160,7 +167,8 @@ def _unfilled(case: Case, device: str) -> Inputs:
     """The tensors of a case, unfilled, with x and dy (M, N)."""
     io = torch_dtype(case.dtype)
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    return Inputs(x, _parameter(case, device), _parameter(case, device) if case.bias else None, dy)
+    weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
+    return Inputs(x, weight, bias, dy)
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:

@@ -10,7 +10,7 @@ from normcheck.cases.axes import COLUMN_CLASSES, NO_END, ROW_CLASSES, Pair, Size
 _MOST_NAMED = 6
 """How many values of one axis are named; the others are counted."""
 
-_PLAIN = ("layout", "rows", "dy", "special", "weights", "weight_dtype", "bias", "eps", "clips", "probe")
+_PLAIN = ("layout", "rows", "dy", "special", "weight", "weights", "weight_dtype", "bias", "eps", "clips", "probe")
 
 
 def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:

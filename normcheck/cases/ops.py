@@ -14,7 +14,13 @@ STATISTICS = ("mean", "rstd")
 """The statistics that a forward may save for a backward, each (M,)."""
 
 GRADIENTS = ("dx", "dw", "db")
-"""The gradients that a backward returns, db only with a bias."""
+"""The gradients that a backward returns, dw only with a weight, db only with a bias."""
+
+
+def gradients_of(*, weight: bool, bias: bool) -> tuple[str, ...]:
+    """Those of GRADIENTS that a backward returns. There is no bias without a weight."""
+    return GRADIENTS[: 1 + weight + bias]
+
 
 ROOT_FIRST = (*STATISTICS, "y", "bitmask", *GRADIENTS)
 """Every output in the order in which they are computed: the first wrong one is the root of the others."""

@@ -54,11 +54,16 @@ def usable_outputs(
 
 
 def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
-    """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem."""
+    """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem.
+
+    So is one by a weight, or by a bias, that was not given because there is no weight: autograd raises for it.
+    """
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
     for name, like in (("dx", inputs.x), ("dw", inputs.weight), ("db", inputs.bias)):
         if like is None:
+            if name in returned and inputs.weight is None:
+                problems.append(Problem("unexpected", name, f"{name} was returned: expected dx alone without a weight"))
             continue
         if name not in returned:
             problems.append(

@@ -11,7 +11,7 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import GRADIENTS, Op
+from normcheck.cases.ops import Op, gradients_of
 from normcheck.checks.contract import Problem, usable_gradients
 from normcheck.checks.observe import Started, start, with_bits
 from normcheck.checks.probes import Depth
@@ -117,8 +117,8 @@ def autograd_checks(
 
 
 def gradient_names(inputs: Inputs) -> tuple[str, ...]:
-    """Names of the gradients that a backward must return: db only with a bias."""
-    return GRADIENTS if inputs.bias is not None else GRADIENTS[:2]
+    """Names of the gradients that a backward must return: dw only with a weight, db only with a bias."""
+    return gradients_of(weight=inputs.weight is not None, bias=inputs.bias is not None)
 
 
 def backward_checks(

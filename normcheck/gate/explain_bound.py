@@ -12,7 +12,7 @@ import torch
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import GRADIENTS, OPS, Op
+from normcheck.cases.ops import OPS, Op, gradients_of
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
 from normcheck.errors import UsageError, one_line, one_of, shown
@@ -87,7 +87,7 @@ def explain(question: Question, stream: TextIO) -> None:
 
 def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
     """``--at`` as an index into ``output`` of ``case``. Raises UsageError, with the range of each index."""
-    gradients = GRADIENTS if case.bias else GRADIENTS[:2]
+    gradients = gradients_of(weight=case.weight, bias=case.bias)
     names = (*op.outputs, *gradients)
     if output not in names:
         said = one_line(output, 60) or shown(output)

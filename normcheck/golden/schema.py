@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import GRADIENTS, Op
+from normcheck.cases.ops import Op, gradients_of
 from normcheck.checks.contract import Problem
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.result import CellKey
@@ -105,7 +105,7 @@ def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
 
 def owed(case: Case) -> tuple[str, ...]:
     """The gradients that a backward must return."""
-    return GRADIENTS if case.bias else GRADIENTS[:2]
+    return gradients_of(weight=case.weight, bias=case.bias)
 
 
 def digests(inputs: Inputs) -> dict[str, str]:

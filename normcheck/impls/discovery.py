@@ -127,9 +127,11 @@ def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, nam
     return tuple(wrapped(*adapted, op, f"{Path(location).name}:{name}", str(location)) for op in op_names)
 
 
-def wrapped(forward: Any, biases: tuple[bool, ...], op: str, name: str, source: str) -> Implementation:
+def wrapped(
+    forward: Any, biases: tuple[bool, ...], weights: tuple[bool, ...], op: str, name: str, source: str
+) -> Implementation:
     """An implementation of ``op`` from an adapted plain function; gradients come from autograd."""
-    made = Implementation(name=name, op=op, forward=forward, source=source, biases=biases)
+    made = Implementation(name=name, op=op, forward=forward, source=source, biases=biases, weights=weights)
     if len(biases) > 1:
         return made
     return replace(made, supports=_takes_a_bias if biases[0] else _takes_no_bias)
@@ -140,7 +142,7 @@ def _takes_no_bias(case: Any) -> str | None:
 
 
 def _takes_a_bias(case: Any) -> str | None:
-    return None if case.bias else "always has a bias"
+    return None if case.bias or not case.weight else "always has a bias"
 
 
 def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
@@ -186,8 +188,9 @@ def validated(item: object, spec: str) -> Implementation:
             raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
     if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
-    if not isinstance(item.biases, tuple) or not item.biases or not all(b is True or b is False for b in item.biases):
-        raise UsageError(f"biases={shown(item.biases)} {where}: expected a tuple with False, True or both")
+    for name, flags in (("biases", item.biases), ("weights", item.weights)):
+        if not isinstance(flags, tuple) or not flags or not all(flag is True or flag is False for flag in flags):
+            raise UsageError(f"{name}={shown(flags)} {where}: expected a tuple with False, True or both")
     if not isinstance(item.weight_dtypes, tuple) or item.weight_dtypes not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
         expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"
         raise UsageError(f"weight_dtypes={shown(item.weight_dtypes)} {where}: expected {expected}")

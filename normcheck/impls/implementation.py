@@ -48,7 +48,7 @@ class Implementation:
     torch autograd through y.
 
     Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) if ``ranks`` has 3; weight, bias,
-    dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
+    dw, db (N,); bias may be None, and so may weight if ``weights`` has False. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
     significant bit first, or bool (M, N).
 
     ``supports(case)`` returns None, or why this case cannot run. ``unavailable(device)`` returns None, or why nothing
@@ -56,6 +56,9 @@ class Implementation:
     has them) and ``strided`` say what is claimed. ``model`` declares facts about the arithmetic (keys of ``[model]`` in
     tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
     a sweep may use. ``source`` is a link or a path.
+
+    ``weights``: with a weight, or without one (False), or both. Without one weight and bias are None, the factor of
+    xhat is 1, and a backward returns dx alone; ``biases`` is about cases with a weight.
 
     ``weight_dtypes``: ``("io",)`` if weight and bias must have the dtype of x. ``overwrites``: which of ``x`` and
     ``dy`` a call may write into (y in the memory of x, dx in that of dy), but not around them. Each call gets them as
@@ -78,6 +81,7 @@ class Implementation:
     dtypes: tuple[str, ...] = DTYPES
     ranks: tuple[int, ...] = (2,)
     biases: tuple[bool, ...] = (False, True)
+    weights: tuple[bool, ...] = (True,)
     strided: bool = True
     weight_dtypes: tuple[str, ...] = WEIGHT_DTYPES
     overwrites: tuple[str, ...] = ()

@@ -164,6 +164,7 @@ def _described(i: Implementation, device: str) -> Message:
         "dtypes": list(i.dtypes),
         "ranks": list(i.ranks),
         "biases": list(i.biases),
+        "weights": list(i.weights),
         "strided": i.strided,
         "weight_dtypes": list(i.weight_dtypes),
         "overwrites": list(i.overwrites),
@@ -205,7 +206,7 @@ def _forward(state: _State, message: Message) -> Message:
     with _space(state, message) as space:
         given = _given(space, message["given"])
         x, run = given["x"], _run(state, message)
-        inputs = Inputs(x, given["weight"], given.get("bias"), given.get("dy", x))
+        inputs = Inputs(x, given.get("weight"), given.get("bias"), given.get("dy", x))
         with call.poisoned_memory():
             forward = run.forward(_plain_case(message, x), inputs).result()
         follow = message["graph"] and "dy" in given  # gradients, whose computation may overwrite y
@@ -249,7 +250,7 @@ def _backward(state: _State, message: Message) -> Message:
     with _space(state, message) as space:
         given, saved = _given(space, message["given"]), _given(space, message["saved"])
         x, run = given["x"], _run(state, message)
-        inputs = Inputs(x, given["weight"], given.get("bias"), given["dy"])
+        inputs = Inputs(x, given.get("weight"), given.get("bias"), given["dy"])
         with call.poisoned_memory():
             returned = run.backward(_plain_case(message, x), inputs, saved).result()
         return {**_returned(state, space, message, {**saved, **given}, returned), **_seen_around(state, run, space)}

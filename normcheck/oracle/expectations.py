@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import torch_dtype
-from normcheck.cases.ops import GRADIENTS
+from normcheck.cases.ops import gradients_of
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Judge, Reference, judge_forward
 from normcheck.oracle.judge_backward import judge_gradients
@@ -30,7 +30,7 @@ def expectations(
     watched = replace(judge, watch=seen.append)
     judge_forward(watched, {"y": y, **_outputs(saved), **(statistics or {})})
     vector = torch.zeros(case.N, dtype=torch_dtype(judge.weight.name), device=device)
-    names = GRADIENTS if judge.bias is not None else GRADIENTS[:2]
+    names = gradients_of(weight=case.weight, bias=judge.bias is not None)
     zeros = {name: y if name == "dx" else vector for name in names}
     if not own_bits:
         judge_gradients(watched, zeros, saved, given=True)

@@ -16,6 +16,7 @@ TITLES = {
     "mismatch": "{output} is wrong",
     "non_finite": "{output} is not finite where it should be",
     "missing": "{output} was not returned",
+    "unexpected": "{output} was returned, though there is no weight",
     "shape": "{output} has the wrong shape",
     "dtype": "{output} has the wrong dtype",
     "unwritten": "{output} was not written everywhere",

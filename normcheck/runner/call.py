@@ -147,7 +147,7 @@ def differentiable(inputs: Inputs) -> Inputs:
     """The same inputs as leaves of autograd's graph, for an implementation without its own backward."""
     leaves = (t if t is None else t.detach().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias))
     x, weight, bias = leaves
-    assert x is not None and weight is not None
+    assert x is not None
     return Inputs(x, weight, bias, inputs.dy)
 
 
@@ -158,11 +158,12 @@ def autograd(y: Tensor, inputs: Inputs, dy: Tensor, arena: Arena | Unwatched) ->
     """
     if not y.requires_grad:
         return {}
-    leaves = [t for t in (inputs.x, inputs.weight, inputs.bias) if t is not None]
+    every = zip(GRADIENTS, (inputs.x, inputs.weight, inputs.bias), strict=True)
+    leaves = {name: t for name, t in every if t is not None}
     with guarded("backward, by torch autograd through y,"), arena:
-        gradients = torch.autograd.grad(y, leaves, dy, allow_unused=True)
+        gradients = torch.autograd.grad(y, [*leaves.values()], dy, allow_unused=True)
         _synchronise(inputs.x)
-    named = {name: g for name, g in zip(GRADIENTS, gradients, strict=False) if g is not None}
+    named = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
     return overwriting.apart(named, replace(inputs, dy=dy))
 
 

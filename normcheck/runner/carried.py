@@ -167,7 +167,7 @@ class CarriedRun:
 
 
 def _inputs(named: Mapping[str, Tensor]) -> Inputs:
-    return Inputs(named["x"], named["weight"], named.get("bias"), named["dy"])
+    return Inputs(named["x"], named.get("weight"), named.get("bias"), named["dy"])
 
 
 def _require_same_geometry(name: str, before: Tensor, after: Tensor) -> None:
