@@ -27,7 +27,7 @@ def parsed(line: str) -> Case:
 
 
 def parse(line: str) -> Case:
-    """As ``parsed``, of an op with a bias or without. Without a weight there is no bias, and the line need not say so."""
+    """As ``parsed``, of an op with a bias or without. Without a weight there is no bias; the line need not say so."""
     if len(line) > 1000:
         raise UsageError(f"case line has {len(line)} characters; expected at most 1000")
     words = line.split()

@@ -47,8 +47,8 @@ class Call:
     """One call of a formula: the inputs as stored, and every step's result under its name, all in fp64.
 
     Shapes: x, xc, xh, p, z, y, bits, dy, wd (M, N); m, v, r, c1, c2 (M, 1); w, b, g (N,). Without centring m and c2 are
-    0. Without a weight w is what makes g 1. ``own``: what the kernel's forward returned, by name: y, and the statistics that
-    its backward takes.
+    0. Without a weight w is what makes g 1. ``own``: what the kernel's forward returned, by name: y, and the
+    statistics that its backward takes.
     """
 
     formula: Formula
@@ -98,7 +98,7 @@ class Call:
         return p if self.b is None else p + self.b
 
     def gamma(self, step: Step) -> Tensor:
-        """The factor of xhat as ``step`` makes it of the weight; 1 without a weight, whatever the formula makes of one."""
+        """The factor of xhat as ``step`` makes it of the weight; 1 without one, whatever faults the formula has."""
         return step(self) if self.inputs.weight is not None else torch.ones_like(self.w)
 
     @property
