@@ -22,6 +22,7 @@ _RIGHT = {
     "padded_divisor": "mF02 mF02.triton",
     "tail_not_masked": "mF01 mF01.triton",
     "variance_one_pass": "mF04 mF05",
+    "rstd_missing": "mN01",
     "mean_missing": "mF19",
     "mean_subtracted": "mF18",
     "last_column_left_out": "mF14",

@@ -45,7 +45,7 @@ def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float)
     ``failed`` must be wrong by its values; one that crashed, or wrote where it must not, says so itself.
     """
     end = time.perf_counter() + seconds
-    candidates, found = known(cell.op, cell.dtype), list[Evidence]()
+    candidates, found = known(cell.op, cell.dtype, weight=failed.case.weight), list[Evidence]()
     tried = len({fault.name for fault in candidates})
     for result in _results(cell, failed, setting, end):
         one = evidence(cell.op, result, own_backward=cell.implementation.backward is not None)
