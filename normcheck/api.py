@@ -159,7 +159,7 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
     name = one_line(getattr(fn, "__name__", type(fn).__name__), 120)
     adapted = adapt(fn, name)
     require_residual(adapted, fn, OPS[op], name)
-    return discovery.wrapped(adapted.forward, adapted.biases, op, name, _source(fn)), _spec(fn)
+    return discovery.wrapped(adapted, op, name, _source(fn)), _spec(fn)
 
 
 def _source(fn: Any) -> str:

@@ -200,6 +200,7 @@ def _median(call: Callable[[], object], device: str) -> float:
 def _right(case: Case, inputs: Inputs) -> Kernel:
     """The outputs of a right kernel, made in chunks of rows; dw and db are sums over them, rounded once."""
     op, height = OPS[case.op], max(1, _CHUNK_ELEMENTS // case.N)
+    assert inputs.weight is not None
     wide = Inputs(inputs.x, inputs.weight.double(), None if inputs.bias is None else inputs.bias.double(), inputs.dy)
     rows: dict[str, list[Tensor]] = {}
     sums: dict[str, Tensor] = {}

@@ -110,6 +110,8 @@ PAIRS = (
     ("n", "residual"), ("m", "residual"), ("layout", "residual"), ("residual", "rows"), ("residual", "probe"),
     ("n", "residual_dtype"), ("layout", "residual_dtype"), ("residual_dtype", "residual"),
     ("weight_dtype", "residual_dtype"),
+    ("N", "weight"), ("m", "weight"), ("layout", "weight"), ("weight", "dy"), ("weight", "probe"), ("weight", "rows"),
+    ("clips", "weight"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "N" is the first size of each class only, "m" and "n" are classes of M
 and N, "width" is a class of N without its fit, "special" is one of SPECIAL, or a kind of dy that is not finite."""
@@ -117,19 +119,21 @@ and N, "width" is a class of N without its fit, "special" is one of SPECIAL, or 
 FINE = (("N", "layout"), ("N", "dy"))
 """Pairs that a core leaves out if each new row length costs a compilation, as on a GPU."""
 
-WITHOUT_ROWS = ("n", "layout", "bias", "weight_dtype")
+WITHOUT_ROWS = ("n", "layout", "weight", "bias", "weight_dtype")
 """The axes that cases with M=0 vary: a value of the axis "empty" is one of these axes with one of its values."""
 
 
 def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
     """Axis -> the values that ``case`` covers, if its probes go as deep as ``probe``, one of PROBES.
 
-    A case without rows, or with special values, covers few axes: such a case shows little about the others.
+    A case without rows, or with special values, covers few axes: such a case shows little about the others. One without
+    a weight covers no value of the axes that say more of a weight.
     """
     m, n = row_class(case.M), column_class(case.N)
-    values = {"n": (n.low, n.fit), "layout": case.layout, "bias": case.bias, "weight_dtype": case.weight_dtype}
+    parameters = {axis: (value,) * case.weight for axis, value in of_weight(case)}
     if not case.M:
-        return {"M": (0,), "m": (0,), "empty": tuple((axis, values[axis]) for axis in WITHOUT_ROWS)}
+        values = {"n": ((n.low, n.fit),), "layout": (case.layout,), "weight": (case.weight,), **parameters}
+        return {"M": (0,), "m": (0,), "empty": tuple((axis, v) for axis in WITHOUT_ROWS for v in values[axis])}
     classes = {"m": (m.low,), "n": ((n.low, n.fit),), "width": (n.low,)}
     special = tuple(dict.fromkeys([case.rows] * (case.rows in SPECIAL) + [f"dy {case.dy}"] * (case.dy in NOT_FINITE)))
     if special:
@@ -143,15 +147,24 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
         "layout": (case.layout,),
         "rows": ORDINARY[: case.M] if case.rows == "blend" else (case.rows,),
         "dy": () if case.layout in EXPANDED else (case.dy,),
-        "weights": (case.weights,),
-        "weight_dtype": (case.weight_dtype,),
-        "bias": (case.bias,),
+        "weight": (case.weight,),
+        **parameters,
         "eps": (case.eps,),
         "clips": (tuple(value for _, value in case.options),) if case.options else (),
         "residual": (case.residual,) if OPS[case.op].adds_residual else (),
         "residual_dtype": (case.residual_dtype,) if OPS[case.op].adds_residual else (),
         "probe": (probe,),
     }
+
+
+OF_WEIGHT = ("bias", "weight_dtype", "weights")
+"""The axes that only cases with a weight have."""
+
+
+def of_weight(case: Case) -> Iterator[Value]:
+    """Each axis of OF_WEIGHT with the value of ``case``."""
+    for axis in OF_WEIGHT:
+        yield axis, getattr(case, axis)
 
 
 PROBES = ("reason", "memory", "rows")

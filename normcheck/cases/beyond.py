@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
-from normcheck.cases.case import Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import RESIDUAL_KINDS, WEIGHT_KINDS
@@ -33,6 +33,9 @@ EXTREME = (
 
 HUGE_N = 4096
 """N of huge cases: most kernels take it, and have compiled it by then."""
+
+_WITHOUT_WEIGHT = 0.25
+"""The share of cases without a weight, of an implementation that takes both."""
 
 _SMALL = Extent(rows=20, paired_rows=20, elements=3000, heights=2, widths=1, dear_rows=20)
 _TELLING_CASES = 24
@@ -92,7 +95,7 @@ def huge(claims: Claims, powers: Sequence[int]) -> Iterator[Case]:
 
 def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -> Case:
     """A case of this size; fields that are not ``fixed`` are drawn independently of each other, but the layout."""
-    clips = order.choice(CLIPS) if claims.op.clamped else ()
+    clips, weight = order.choice(CLIPS) if claims.op.clamped else (), claims.values("weight")
     values: dict[str, Any] = {
         "weights": order.choice(WEIGHT_KINDS),
         "weight_dtype": order.choice(claims.values("weight_dtype")),
@@ -104,4 +107,7 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
     if claims.op.adds_residual:
         values["residual"] = order.choice(RESIDUAL_KINDS)
         values["residual_dtype"] = order.choice(claims.values("residual_dtype"))
-    return Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **{**values, **fixed})
+    values |= fixed
+    if False in weight and (True not in weight or order.random() < _WITHOUT_WEIGHT):
+        values |= {"weights": NO_WEIGHT, "bias": False, "weight_dtype": "same"}
+    return Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 EXPANDED = ("dy_expanded", "dy_scalar")
@@ -21,6 +21,9 @@ row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.
 
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``."""
+
+NO_WEIGHT = "none"
+"""In place of a kind of weights: the op is called without a weight, so without a bias as well. Its gamma is 1."""
 
 MOST_COLUMNS = 65536
 """Longer rows are unusual: many a kernel holds a row in one block, and no block has so many elements."""
@@ -45,6 +48,8 @@ class Case:
     without one; ``gap`` counts the elements behind each row of a strided tensor; ``options`` are the op's own numbers
     (``lower_clip``, ``upper_clip``) as pairs in order of name. ``residual`` is a kind of data as well, and
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual.
+
+    With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a bias or a dtype of weights.
     """
 
     op: str
@@ -63,6 +68,15 @@ class Case:
     options: tuple[tuple[str, float], ...] = ()
     residual: str = "normal"
     residual_dtype: str = "same"
+
+    def __post_init__(self) -> None:
+        if self.weights == NO_WEIGHT and (self.bias or self.weight_dtype != "same"):
+            raise ValueError("weights=none: expected bias=False and weight_dtype='same' with it")
+
+    @property
+    def weight(self) -> bool:
+        """Whether the op is called with a weight."""
+        return self.weights != NO_WEIGHT
 
     @property
     def rank(self) -> int:
@@ -126,7 +140,7 @@ class Case:
             words.append(f"weights={self.weights}")
         if self.weight_dtype != "same":
             words.append(f"weight_dtype={self.weight_dtype}")
-        if not self.bias:
+        if self.weight and not self.bias:
             words.append("bias=none")
         if self.residual != "normal":
             words.append(f"residual={self.residual}")
@@ -136,10 +150,30 @@ class Case:
         return " ".join(words)
 
 
-Place = tuple[int, int, bool, str, str]
-"""M, N, bias, dtype of the weights and layout of a case: what a compilation or a plan may depend on."""
+PARAMETERS = ("weight", "bias", "weight_dtype")
+"""The axes of ``Parameters``, in its order."""
+
+Parameters = tuple[bool, bool, str]
+"""Whether a case has a weight, whether it has a bias, and the dtype of the two."""
+
+Place = tuple[int, int, bool, bool, str, str]
+"""M, N, the Parameters and the layout of a case: what a compilation or a plan may depend on."""
 
 
 def place_of(case: Case) -> Place:
     """The place of a case."""
-    return case.M, case.N, case.bias, case.weight_dtype, case.layout
+    return case.M, case.N, *parameters_of(case), case.layout
+
+
+def parameters_of(case: Case) -> Parameters:
+    """The parameters of a case."""
+    return case.weight, case.bias, case.weight_dtype
+
+
+def with_parameters(case: Case, parameters: Parameters) -> Case:
+    """``case`` with other parameters; normal weights if it had none. Without a weight the others say nothing."""
+    weight, bias, weight_dtype = parameters
+    if not weight:
+        return replace(case, weights=NO_WEIGHT, bias=False, weight_dtype="same")
+    weights = case.weights if case.weight else "normal"
+    return replace(case, weights=weights, bias=bias, weight_dtype=weight_dtype)

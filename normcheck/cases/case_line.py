@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 
-from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, STRIDED, Case
+from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, NO_WEIGHT, STRIDED, Case
 from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
@@ -19,7 +19,7 @@ _REQUIRED = ("M", "N")
 def parsed(line: str) -> Case:
     """The case of ``line``. Raises UsageError with a message of one line if that is no case of a known op."""
     case = parse(line)
-    if case.bias not in OPS[case.op].biases:
+    if case.weight and case.bias not in OPS[case.op].biases:
         if case.bias:
             raise UsageError(f"bias=yes in the case line: {case.op} has none, expected bias=none")
         raise UsageError(f"bias=none in the case line: {case.op} always has a bias, expected the line without that")
@@ -27,7 +27,7 @@ def parsed(line: str) -> Case:
 
 
 def parse(line: str) -> Case:
-    """As ``parsed``, of an op with a bias or without."""
+    """As ``parsed``, of an op with a bias or without. Without a weight there is no bias; the line need not say so."""
     if len(line) > 1000:
         raise UsageError(f"case line has {len(line)} characters; expected at most 1000")
     words = line.split()
@@ -41,6 +41,10 @@ def parse(line: str) -> Case:
     named = _pairs(words[2:])
     own = OPS[op].options
     _expect_names(named, op, own)
+    weights = _choice(named, "weights", (*WEIGHT_KINDS, NO_WEIGHT))
+    if weights == NO_WEIGHT:
+        _expect_no_parameters(named)
+        named = {**named, "bias": "none"}
     case = Case(
         op=op,
         dtype=dtype,
@@ -49,7 +53,7 @@ def parse(line: str) -> Case:
         eps=_number(named, "eps", 1e-5),
         rows=_choice(named, "rows", ROW_KINDS),
         dy=_choice(named, "dy", DY_KINDS),
-        weights=_choice(named, "weights", WEIGHT_KINDS),
+        weights=weights,
         layout=_choice(named, "layout", LAYOUTS),
         seed=_integer(named, "seed", 0),
         weight_dtype=_choice(named, "weight_dtype", ("same", "fp32")),
@@ -81,6 +85,16 @@ def _validate(case: Case) -> None:
         raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
     if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
         raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
+
+
+def _expect_no_parameters(named: Mapping[str, str]) -> None:
+    """Raise UsageError for a bias, or a dtype of the weights, in a line with ``weights=none``."""
+    if _choice(named, "bias", ("none", "yes")) == "yes":
+        raise UsageError(
+            "bias=yes weights=none in the case line: expected no bias without a weight; drop one of the two"
+        )
+    if _choice(named, "weight_dtype", ("same", "fp32")) != "same":
+        raise UsageError("weight_dtype=fp32 weights=none in the case line: there is no weight; drop one of the two")
 
 
 def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:

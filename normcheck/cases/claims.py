@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Protocol
 
-from normcheck.cases.case import EXPANDED, STRIDED, Case
-from normcheck.cases.ops import Op
+from normcheck.cases.case import EXPANDED, STRIDED, Case, Parameters
+from normcheck.cases.ops import OPS, Op
 
-REFUSABLE = ("bias", "weight_dtype", "layout", "residual_dtype")
+REFUSABLE = ("weight", "bias", "weight_dtype", "layout", "residual_dtype")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
 
 
 class Declared(Protocol):
     """The fields of an implementation that claims are made from; ``impls.Implementation`` explains them."""
+
+    @property
+    def weights(self) -> Sequence[bool]:
+        """False, True."""
 
     @property
     def biases(self) -> Sequence[bool]:
@@ -49,6 +54,7 @@ class Declared(Protocol):
 class Claims:
     """The values that cases for an implementation may have, each tuple simplest first.
 
+    ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any.
     ``shapes``: the (M, N) to use, () for any. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value
     that the implementation refused.
     """
@@ -58,6 +64,7 @@ class Claims:
     biases: tuple[bool, ...]
     weight_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
+    weights: tuple[bool, ...] = (True,)
     residual_dtypes: tuple[str, ...] = ("same",)
     shapes: tuple[tuple[int, int], ...] = ()
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
@@ -77,28 +84,48 @@ class Claims:
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """The values of one of REFUSABLE that were not refused; the simplest one if all were."""
-        every = {
+        declared = {
+            "weight": self.weights,
             "bias": self.biases,
             "weight_dtype": self.weight_dtypes,
             "layout": self.layouts,
             "residual_dtype": self.residual_dtypes,
-        }[axis]
+        }
+        every = declared[axis]
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
+
+    @property
+    def parameters(self) -> tuple[Parameters, ...]:
+        """The parameters that cases may have, those with a weight first."""
+        with_weight = product(self.values("bias"), self.values("weight_dtype")) if True in self.values("weight") else ()
+        every = [(True, bias, weight_dtype) for bias, weight_dtype in with_weight]
+        return (*every, *[(False, False, "same")] * (False in self.values("weight")))
 
     def takes(self, case: Case) -> bool:
         """Whether no value of ``case`` was refused so far."""
-        return all(self.admits(axis, getattr(case, axis)) for axis in ("M", "N", *REFUSABLE))
+        return all(self.admits(axis, value) for axis, value in refusable(case).items())
+
+
+def refusable(case: Case) -> dict[str, Any]:
+    """Axis -> value, for the axes of a case of which an implementation may refuse a value."""
+    of_weight = {"bias": case.bias, "weight_dtype": case.weight_dtype} if case.weight else {}
+    of_residual = {"residual_dtype": case.residual_dtype} if OPS[case.op].adds_residual else {}
+    return {"weight": case.weight, **of_weight, "layout": case.layout, **of_residual, "N": case.N, "M": case.M}
 
 
 def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
     """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything."""
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
+    weight_dtypes = _relative(implementation.weight_dtypes, dtype)
+    if True not in implementation.weights:
+        biases, weight_dtypes = (False,), ("same",)
     return Claims(
         op=op,
         dtype=dtype,
         biases=biases,
-        weight_dtypes=_relative(implementation.weight_dtypes, dtype),
+        weight_dtypes=weight_dtypes,
         layouts=_layouts(implementation),
+        weights=tuple(weight for weight in (True, False) if weight in implementation.weights),
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
     )
@@ -130,7 +157,9 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"layout={case.layout}: strided=False is declared"
     if case.layout == "dy_scalar" and implementation.backward is not None:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
-    if case.bias not in implementation.biases and len(op.biases) > 1:
+    if case.weight not in implementation.weights:
+        return f"weights={case.weights}: weights={implementation.weights} is declared"
+    if case.weight and case.bias not in implementation.biases and len(op.biases) > 1:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
     if case.rank not in implementation.ranks:
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"

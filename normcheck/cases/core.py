@@ -14,8 +14,19 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value, column_class, covered, pairs_of, row_class, values_of
-from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.axes import (
+    OF_WEIGHT,
+    ORDINARY,
+    PAIRS,
+    Pair,
+    Value,
+    column_class,
+    covered,
+    pairs_of,
+    row_class,
+    values_of,
+)
+from normcheck.cases.case import EXPANDED, NO_WEIGHT, Case
 from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 
@@ -97,15 +108,19 @@ _NEUTRAL: Mapping[str, Any] = {
     "weights": "normal",
 }
 
+_OF_NO_WEIGHT: Mapping[str, Any] = {"bias": False, "weight_dtype": "same", "weights": NO_WEIGHT}
+
 _OF_ROWS, _OF_COLUMNS, _OF_RESIDUAL = ("M", "m"), ("N", "n", "width", "fit"), ("residual", "residual_dtype")
 """The axes that M decides, those that N decides, and those of an op that adds a residual."""
 
-_CHOSEN = ("rows", "layout", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_RESIDUAL)
+_CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_RESIDUAL)
 """The other axes of a case, in the order in which the design chooses their values."""
 
 
 def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
     """A small case for each value that implementations often refuse, with nothing else unusual in it."""
+    for weight in claims.weights[1:]:
+        yield 5, 24, "shifted", {**_NEUTRAL, "weight": weight}
     for bias in claims.biases[1:]:
         yield 5, 24, "shifted", {**_NEUTRAL, "bias": bias}
     for weight_dtype in claims.weight_dtypes[1:]:
@@ -289,23 +304,29 @@ class Design:
                 continue
             if axis not in values:
                 values[axis] = self._choice(axis, size, chosen, values)
-            chosen[axis] = _expanded(axis, values[axis], size.M)
+            if axis == "weight" and not values[axis]:
+                values |= _OF_NO_WEIGHT
+            said = values["weight"] if axis in OF_WEIGHT else True
+            chosen[axis] = _expanded(axis, values[axis], size.M) if said else ()
         case = self._case(size, values)
         if "probe" in values:
             return Planned(case, values["probe"])
         return Planned(case, self._probe(size, case))
 
     def _choice(self, axis: str, size: Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
-        options: Sequence[Any] = self.axes[axis]
+        options: Sequence[Any] = self._claims.values(axis) if axis == "weight" else self.axes[axis]
+        if axis == "weight" and (len(options) == 1 or not values.keys().isdisjoint(OF_WEIGHT)):
+            return options[0]  # with a weight, if there may be one: a fixed value says something of it
         if not size.M:
             return next((o for o in options if ("empty", (axis, o)) in self.left), options[0])
         if axis == "rows":
             options = ("blend", *ORDINARY)
         elif axis == "layout" and "dy" in values:  # an expanded dy has no kind
             options = tuple(layout for layout in options if layout not in EXPANDED)
-        if self._seed:
+        if self._seed and axis != "weight":
             options = random.Random(f"{self._seed} {axis} {self.number}").sample(list(options), len(options))
-        turn = 0 if axis == "rows" and len(ORDINARY) < size.M else self.number % len(options)  # a blend goes first
+        first = axis == "weight" or (axis == "rows" and len(ORDINARY) < size.M)  # with a weight, a blend
+        turn = 0 if first else self.number % len(options)
         options = (*options[turn:], *options[:turn])
         pairs = [(i, chosen[other], True) for i, other in _AS_FIRST[axis] if other in chosen]
         pairs += [(i, chosen[one], False) for i, one in _AS_SECOND[axis] if one in chosen]

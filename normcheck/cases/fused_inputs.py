@@ -47,7 +47,7 @@ def fill(
     numbers = (
         *(m, n, x.stride(0), dy.stride(0), dy_elements, slab, start(case.seed, 0)),
         *(ROW_KINDS.index(case.rows), dy_kind, only_row, nan_bits),
-        *(WEIGHT_KINDS.index(case.weights), int(op.clamped), int(bias is not None)),
+        *(WEIGHT_KINDS.index(case.weights) if case.weight else 0, int(op.clamped), int(bias is not None)),
         *map(_bits, (8.0 / n, op.weight_offset, lower, upper)),
     )
     columns = -(-n // BLOCK)

@@ -13,6 +13,7 @@ from normcheck.cases.axes import (
     COLUMN_CLASSES,
     EPS,
     FINE,
+    OF_WEIGHT,
     ORDINARY,
     PAIRS,
     PROBES,
@@ -110,6 +111,11 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
         "probe": PROBES[1:],
     }
+    weight = claims.values("weight")
+    if False in weight:
+        axes["weight"] = weight
+    if True not in weight:
+        axes = {axis: values for axis, values in axes.items() if axis not in OF_WEIGHT}
     if claims.op.clamped:
         axes["clips"] = CLIPS
     if claims.op.adds_residual:
@@ -123,6 +129,9 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
 
 def _without_rows(axis: str, claims: Claims, columns: Sequence[SizeClass]) -> Iterable[Any]:
     """The values that cases with M=0 must have of ``axis``, one of ``WITHOUT_ROWS``."""
+    weight = claims.values("weight")
+    if (axis == "weight" and False not in weight) or (axis in OF_WEIGHT and True not in weight):
+        return ()
     return dict.fromkeys((c.low, c.fit) for c in columns) if axis == "n" else claims.values(axis)
 
 

@@ -42,13 +42,13 @@ class Inputs:
     """The tensors of a case on a device.
 
     ``x``, ``dy``: (M, N), or (B, S, N) if the case has rank 3, in the io dtype; last stride 1, row stride N, or N + gap
-    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias`` (None if the
-    case has none): (N,). ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. Each
-    lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias``: (N,), each
+    None if the case has none. ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none.
+    Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
     """
 
     x: Tensor
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
     dy: Tensor
     residual: Tensor | None = None
@@ -83,8 +83,8 @@ RESIDUAL_INPUTS = ("residual", "dresidual_out")
 
 def inputs_of(named: Mapping[str, Tensor]) -> Inputs:
     """The inputs of these names. Those of a forward alone may lack dy: x stands for it."""
-    optional = {name: named.get(name) for name in ("bias", *RESIDUAL_INPUTS)}
-    return Inputs(named["x"], named["weight"], dy=named.get("dy", named["x"]), **optional)
+    optional = {name: named.get(name) for name in ("weight", "bias", *RESIDUAL_INPUTS)}
+    return Inputs(named["x"], dy=named.get("dy", named["x"]), **optional)
 
 
 GRADIENT_OF = MappingProxyType({"dx": "x", DRESIDUAL: "residual", "dw": "weight", "db": "bias"})
@@ -107,7 +107,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     works there."""
     made = _unfilled(case, device)
     if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
-        fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
+        _fill_by_kernel(case, op, made)
     else:
         fill(case, op, made)
     if made.residual is not None:
@@ -161,6 +161,12 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         made.dresidual_out[rows] = cotangents.float()
 
 
+def _fill_by_kernel(case: Case, op: Op, made: Inputs) -> None:
+    """As ``fill``, on a GPU. The kernel always makes a weight, so without one it makes one that nobody gets."""
+    weight = torch.empty(case.N, dtype=made.x.dtype, device=made.x.device) if made.weight is None else made.weight
+    fused_inputs.fill(case, op, made.x, made.dy, weight, made.bias, slab_height(case), nan_bits(case))
+
+
 def nan_bits(case: Case) -> int:
     """The bits of a NaN in x and dy, as a signed integer of their size."""
     io = torch_dtype(case.dtype)
@@ -202,7 +208,7 @@ def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
         plain, fused = _unfilled(case, device), _unfilled(case, device)
         fill(case, op, plain)
         try:
-            fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))
+            _fill_by_kernel(case, op, fused)
         except fused_inputs.Unavailable:
             return False
         if not all(untouched(a, b) for (_, a), (_, b) in zip(plain.named(), fused.named(), strict=True)):
@@ -214,7 +220,8 @@ def _unfilled(case: Case, device: str) -> Inputs:
     """The tensors of a case, unfilled, with x and dy (M, N)."""
     io = torch_dtype(case.dtype)
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    made = Inputs(x, _parameter(case, device), _parameter(case, device) if case.bias else None, dy)
+    weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
+    made = Inputs(x, weight, bias, dy)
     if not OPS[case.op].adds_residual:
         return made
     wide = torch_dtype(case.residual_format)

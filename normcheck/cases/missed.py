@@ -11,8 +11,8 @@ _MOST_NAMED = 6
 """How many values of one axis are named; the others are counted."""
 
 _PLAIN = (
-    "layout", "rows", "dy", "special", "weights", "weight_dtype", "bias", "eps", "clips", "residual", "residual_dtype",
-    "probe",
+    "layout", "rows", "dy", "special", "weight", "weights", "weight_dtype", "bias", "eps", "clips", "residual",
+    "residual_dtype", "probe",
 )  # fmt: skip
 
 

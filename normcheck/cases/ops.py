@@ -14,7 +14,7 @@ STATISTICS = ("mean", "rstd")
 """The statistics that a forward may save for a backward, each (M,)."""
 
 GRADIENTS = ("dx", "dw", "db")
-"""The gradients that a backward returns, db only with a bias."""
+"""The gradients that a backward returns, dw only with a weight, db only with a bias."""
 
 RESIDUAL_OUT, DRESIDUAL = "residual_out", "dresidual"
 """The sum that an op with a residual stores, and the gradient of its residual."""
@@ -89,9 +89,9 @@ class Op:
         residual = (RESIDUAL_OUT,) if self.adds_residual else ()
         return ("y", *residual, *self.statistics, *(("bitmask",) if self.clamped else ()))
 
-    def gradients(self, *, bias: bool) -> tuple[str, ...]:
-        """The gradients that a backward returns, if the op is called with a bias or without."""
-        return ("dx", *((DRESIDUAL,) if self.adds_residual else ()), *GRADIENTS[1 : 2 + bias])
+    def gradients(self, *, weight: bool, bias: bool) -> tuple[str, ...]:
+        """The gradients that a backward returns, if the op is called with a weight, and a bias, or without."""
+        return ("dx", *((DRESIDUAL,) if self.adds_residual else ()), *GRADIENTS[1 : 1 + weight + bias])
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import islice
 from typing import Any, Protocol
 
 from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value
-from normcheck.cases.case import Place, place_of
+from normcheck.cases.case import PARAMETERS, Parameters, Place, parameters_of, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.cases.goals import Extent, Goals
@@ -27,7 +27,7 @@ block, and past 65536 rows. A short core has others of the same classes if these
 
 _SIZES = ("M", "N", "m", "n", "width", "fit", "shape")
 _CLASSES = ("m", "n", "width", "fit")
-_DEAR = frozenset((*_SIZES, "layout", "bias", "weight_dtype", "empty"))
+_DEAR = frozenset((*_SIZES, "layout", *PARAMETERS, "empty"))
 """The axes on which a compilation or a plan may depend."""
 
 _WORTH = dict.fromkeys(("N", *_CLASSES), 100)
@@ -39,7 +39,7 @@ _TALL_ROWS, _TALL_WORTH = 64, 200
 
 _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
-_KIND = ("bias", "weight_dtype", "layout")
+_KIND = (*PARAMETERS, "layout")
 _LAYOUT = ("layout",)
 _BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
 _CASES_OF_A_SHAPE = 20  # at a place before the next one, as long as shapes have to come yet
@@ -279,8 +279,8 @@ class ShortCore:
     def _opening(self, size: Size) -> Iterator[Planned]:
         """Cases of a new size: with whatever parameters cover most, and with those of the latest case."""
         yield self._at_new(size, {})
-        *_, bias, weight_dtype, _ = next(reversed(self._prices.places))
-        yield self._at_new(size, {"bias": bias, "weight_dtype": weight_dtype})
+        _, _, *parameters, _ = next(reversed(self._prices.places))
+        yield self._at_new(size, dict(zip(PARAMETERS, parameters, strict=True)))
 
     def _offers(self, cases: Iterable[Planned]) -> list[_Offer]:
         """The cases that cover a goal and were not refused, with what they cover and their prices."""
@@ -303,17 +303,16 @@ class ShortCore:
     def _beside(self, size: Size) -> Iterator[Planned]:
         """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows."""
         shapes = {(m, n) for m, n, *_ in self._prices.places}
-        own = [kind for m, n, *kind in self._prices.places if (m, n) == (size.M, size.N)]
-        parameters = list(dict.fromkeys((bias, weight_dtype) for bias, weight_dtype, _ in own))
-        bias, weight_dtype = parameters[0]
-        fixed = {"bias": bias, "weight_dtype": weight_dtype}
+        own = [place[2:] for place in self._prices.places if place[:2] == (size.M, size.N)]
+        parameters: list[Parameters] = list(dict.fromkeys(kind[:3] for kind in own))
+        fixed = dict(zip(PARAMETERS, parameters[0], strict=True))
         broad = max((m for m, *_ in self._prices.places if m <= _BROAD), default=0)
         for layout in self._claims.values("layout") if broad <= size.M else ():
-            if [bias, weight_dtype, layout] not in own:
+            if (*parameters[0], layout) not in own:
                 yield self._cheaply(self._design.filled(size, {**fixed, "layout": layout}))
-        for pair in product(self._claims.values("bias"), self._claims.values("weight_dtype")):
-            if pair not in parameters:
-                yield self._at_new(size, dict(zip(fixed, pair, strict=True)))
+        for another in self._claims.parameters:
+            if another not in parameters:
+                yield self._at_new(size, dict(zip(PARAMETERS, another, strict=True)))
         for (m, n), other in self._sizes.items():
             if m and n == size.N and (m, n) not in shapes and other.axes["M"] == self._heights[other.axes["m"]]:
                 yield self._at_new(other, fixed)
@@ -322,8 +321,8 @@ class ShortCore:
 
     def _as_compiled(self, size: Size) -> Planned:
         """A case of this size with the parameters of the one that another process has run."""
-        case = self._compiled[size.M, size.N].case
-        return self._at_new(size, {"bias": case.bias, "weight_dtype": case.weight_dtype})
+        parameters = parameters_of(self._compiled[size.M, size.N].case)
+        return self._at_new(size, dict(zip(PARAMETERS, parameters, strict=True)))
 
     def _at_new(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size, packed, and no row alone: so its time tells what a new size or new parameters cost."""

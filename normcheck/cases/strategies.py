@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
-from normcheck.cases.case import STRIDED, Case
+from normcheck.cases.case import NO_WEIGHT, STRIDED, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.ops import OPS
@@ -58,7 +58,8 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
     own = claims.values("layout")
     layout = [(name, 0) for name in own if name not in STRIDED]
     layout += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
-    weight_dtypes, biases = claims.values("weight_dtype"), claims.values("bias")
+    weight_dtypes, biases, weight = claims.values("weight_dtype"), claims.values("bias"), claims.values("weight")
+    parameters = [(w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases if True in weight]
     return Choices(
         op=claims.op.name,
         dtype=claims.dtype,
@@ -68,7 +69,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS,
-        parameters=tuple((w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases),
+        parameters=(*[(NO_WEIGHT, "same", False)] * (False in weight), *parameters),
         eps=EPS,
         clips=CLIPS if claims.op.clamped else (),
         layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),

@@ -60,7 +60,10 @@ def usable_outputs(
 
 
 def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
-    """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem."""
+    """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem.
+
+    One by a weight, or by a bias, that was not given is ignored.
+    """
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
     gives = "dx, dw and, with a bias, db" if inputs.residual is None else "dx, dresidual, dw and, with a bias, db"

@@ -40,7 +40,8 @@ def state_of_old_weights(subject: Subject) -> Problem | None:
     if subject.op.clamped or subject.case.weights != "normal":
         return None  # the bits that backward gets would change as well, and ties would be lost
     new = subject.inputs.each(lambda t: t)
-    new = replace(new, weight=new.weight.roll(1), bias=None if new.bias is None else new.bias.roll(1))
+    weight, bias = (None if t is None else t.roll(1) for t in (new.weight, new.bias))
+    new = replace(new, weight=weight, bias=bias)
     subject.refill(new)
     seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
     name = wrong_by_earlier_calls(subject, new, seen, None)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import NO_WEIGHT, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.ops import Op
 from normcheck.checks.attempt import died, run_case, timed_out
@@ -51,7 +51,7 @@ def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float)
     ``failed`` must be wrong by its values; one that crashed, or wrote where it must not, says so itself.
     """
     end = time.perf_counter() + seconds
-    candidates, found = known(cell.op, cell.dtype), list[Evidence]()
+    candidates, found = known(cell.op, cell.dtype, weight=failed.case.weight), list[Evidence]()
     tried = len({fault.name for fault in candidates})
     for result in _results(cell, failed, setting, end):
         one = evidence(cell.op, result, own_backward=cell.implementation.backward is not None)
@@ -85,7 +85,10 @@ def _results(cell: Cell, failed: Result, setting: Setting, end: float) -> Iterat
     for number, values in enumerate(_CASES):
         if time.perf_counter() > end:
             return
-        result = run_case(cell, _case(claims, values, number), setting, depth=Depth.OFF)
+        case = _case(claims, values, number)
+        if not failed.case.weight:
+            case = with_parameters(case, parameters_of(failed.case))
+        result = run_case(cell, case, setting, depth=Depth.OFF)
         if died(result) or timed_out(result):
             return
         yield result
@@ -103,6 +106,8 @@ def _case(claims: Claims, values: dict[str, Any], number: int) -> Case:
     if own.get("weight_dtype", "same") not in weight_dtypes:
         own["weight_dtype"] = weight_dtypes[0]
     bias = claims.values("bias")
+    if True not in claims.values("weight"):
+        own["weights"] = NO_WEIGHT
     own["bias"] = bias[number % len(bias)]
     clips = _CLIPS[number % len(_CLIPS)] if op.clamped else ()
     return Case(op=op.name, dtype=claims.dtype, options=op.clips(clips), **own)

@@ -93,7 +93,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         return None
     inputs = make(case, op, "cpu")
     rows = reference.normalise(op, inputs.x.reshape(case.M, case.N).double(), case.eps)
-    scale, bias = reference.scale(op, inputs.weight), None if inputs.bias is None else inputs.bias.double()
+    scale, bias = reference.scale_of(op, inputs), None if inputs.bias is None else inputs.bias.double()
     bits = None
     if op.clamped:
         bits = reference.bits(reference.forward(op, rows, scale.g, bias, case.option_values).z, case.option_values)
@@ -101,7 +101,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
     if "bitmask" in returned:
         returned["bitmask"] = bits_of(returned["bitmask"], case)
     own_bits = "bitmask" not in returned  # a backward that was given none computes them
-    rules = rounding.rules(op, result.model)
+    rules = rounding.rules(op, result.model, weight=case.weight)
     return Evidence(op, case, rules, inputs, returned, own_backward, None if own_bits else bits, result.joined)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
+from normcheck.oracle import reference
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.rounding import half_ulp
 
@@ -46,8 +47,8 @@ class Call:
     """One call of a formula: the inputs as stored, and every step's result under its name, all in fp64.
 
     Shapes: x, xc, xh, p, z, y, bits, dy, wd (M, N); m, v, r, c1, c2 (M, 1); w, b, g (N,). Without centring m and c2 are
-    0. ``own``: what the kernel's forward returned, by name: y, and the statistics that
-    its backward takes.
+    0. Without a weight w is what makes g 1. ``own``: what the kernel's forward returned, by name: y, and the
+    statistics that its backward takes.
     """
 
     formula: Formula
@@ -78,7 +79,7 @@ class Call:
         self.N = self.inputs.x.shape[-1]
         self.x = self.formula.read(self.inputs.x, "x").reshape(-1, self.N).double()
         self.M = self.inputs.x.numel() // self.N
-        self.w = self.inputs.weight.double()
+        self.w = reference.scale_of(self.op, self.inputs).weight.double()
         self.b = None if self.inputs.bias is None else self.inputs.bias.double()
         self.lo, self.hi = self.limits.get("lower_clip", -torch.inf), self.limits.get("upper_clip", torch.inf)
         self.zeros = torch.zeros(self.M, 1, dtype=torch.float64)
@@ -96,6 +97,10 @@ class Call:
         """p + bias; p itself without one."""
         return p if self.b is None else p + self.b
 
+    def gamma(self, step: Step) -> Tensor:
+        """The factor of xhat as ``step`` makes it of the weight; 1 without one, whatever faults the formula has."""
+        return step(self) if self.inputs.weight is not None else torch.ones_like(self.w)
+
     @property
     def casts(self) -> bool:
         """Whether xhat is rounded to a narrower io dtype before it is multiplied."""
@@ -109,7 +114,7 @@ class Call:
         self.xc = f.center(self)
         self.v = f.variance(self)
         self.r = f.rstd(self)
-        self.g = f.gamma(self)
+        self.g = self.gamma(f.gamma)
         self.xh = f.xhat(self)
         cast = f.cast(self.xh, self.io) if self.casts else self.xh
         self.p = cast * self.g
@@ -132,7 +137,7 @@ class Call:
             self.r = self.own["rstd"]
         self.xc = f.center_b(self)
         self.xh = f.xhat_b(self)
-        self.g = f.gamma_b(self)
+        self.g = self.gamma(f.gamma_b)
         self.wd = f.wdy(self)
         self.c1 = f.mean1(self)
         self.c2 = f.mean2(self) if self.op.centered else self.zeros

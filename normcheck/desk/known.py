@@ -14,6 +14,11 @@ FAULTS: tuple[Fault, ...] = (*statistics.FAULTS, *affine.FAULTS, *bits.FAULTS, *
 """Every known fault, those of the statistics first."""
 
 
-def known(op: Op, dtype: str) -> tuple[Fault, ...]:
-    """The faults that a kernel of ``op`` with io ``dtype`` can have."""
-    return tuple(f for f in FAULTS if f.takes(op) and f.but != dtype and not (f.narrow and dtype == "fp32"))
+_OF_WEIGHT = frozenset(("gamma", "gamma_b", "casts"))
+"""The steps that make the weight's factor, or round xhat for its product with it."""
+
+
+def known(op: Op, dtype: str, *, weight: bool = True) -> tuple[Fault, ...]:
+    """The faults that a kernel of ``op`` with io ``dtype`` can have; ``weight``: whether it was given a weight."""
+    every = (f for f in FAULTS if f.takes(op) and f.but != dtype and not (f.narrow and dtype == "fp32"))
+    return tuple(f for f in every if weight or not f.formula.changed & _OF_WEIGHT)

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.case import Case, Place, parameters_of, place_of
 from normcheck.cases.core import Planned
 
 RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
@@ -239,7 +239,7 @@ class Costs:
 
 def _keys(case: Case) -> dict[str, Hashable]:
     """What a first call may depend on, by ``NEWS``."""
-    parameters = case.bias, case.weight_dtype
+    parameters = parameters_of(case)
     if not case.M:
         return {"empty": ("empty", case.N, parameters, case.layout)}
     return {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, pairs_of
-from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.case import Case, Place, place_of, with_parameters
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
 from normcheck.cases.goals import Extent, Goals, goals, key_of, low_of, sizes_of
@@ -232,8 +232,8 @@ class CoreRun:
         places = [place for place in self.costs.places if place[:2] == (case.M, case.N)]
         if not places:
             return case
-        _, _, bias, weight_dtype, layout = places[case.seed % len(places)]
-        return replace(with_value(case, "layout", layout), bias=bias, weight_dtype=weight_dtype)
+        _, _, weight, bias, weight_dtype, layout = places[case.seed % len(places)]
+        return with_parameters(with_value(case, "layout", layout), (weight, bias, weight_dtype))
 
     @property
     def seconds_after(self) -> float:

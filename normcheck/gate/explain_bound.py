@@ -92,7 +92,7 @@ def explain(question: Question, stream: TextIO) -> None:
 
 def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
     """``--at`` as an index into ``output`` of ``case``. Raises UsageError, with the range of each index."""
-    names = (*op.outputs, *op.gradients(bias=case.bias))
+    names = (*op.outputs, *op.gradients(weight=case.weight, bias=case.bias))
     if output not in names:
         said = one_line(output, 60) or shown(output)
         raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of
-from normcheck.cases.case import EXPANDED, STRIDED, Case
-from normcheck.cases.claims import REFUSABLE, Claims
+from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, parameters_of, with_parameters
+from normcheck.cases.claims import Claims, refusable
 from normcheck.cases.core import GAPS, Planned, goals_of
 from normcheck.cases.goals import Goals
+from normcheck.cases.ops import OPS
 
 _FRUITLESS = 20  # refusals that gave no new pair
 _OFTEN = 5
-_STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", "bias", "weight_dtype", "shape")
+_STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", *PARAMETERS, "shape")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Refusals:
 
     def ran(self, case: Case) -> None:
         """Note a case that was not refused."""
-        self._admitted |= set(_refusable(case).items())
+        self._admitted |= set(refusable(case).items())
         if case.M > 1 and (self._base is None or case.M * case.N < self._base.M * self._base.N):
             self._base = case
 
@@ -75,7 +76,7 @@ class Refusals:
         if question is not None:
             self._drop(question.axis, question.value)
             return
-        values = {axis: v for axis, v in _refusable(planned.case).items() if (axis, v) not in self._admitted}
+        values = {axis: v for axis, v in refusable(planned.case).items() if (axis, v) not in self._admitted}
         self._suspect = planned
         if self._base is None or len(values) == 1:
             if len(values) == 1:
@@ -120,13 +121,12 @@ class Refusals:
                 self.given_up |= {one for one in self._wanted(self.claims) if goal in parts_of(one)}
 
 
-def _refusable(case: Case) -> dict[str, Any]:
-    """Axis -> value, for the axes of a case of which an implementation may refuse a value."""
-    return {**{axis: getattr(case, axis) for axis in REFUSABLE}, "N": case.N, "M": case.M}
-
-
 def with_value(base: Case, axis: str, value: Any) -> Case:
     """The case ``base`` with another value of a refusable axis, and what belongs to it."""
+    if axis in PARAMETERS:
+        own = parameters_of(base) if base.weight else (True, OPS[base.op].biases[0], "same")
+        other = {**dict(zip(PARAMETERS, own, strict=True)), axis: value}
+        return with_parameters(base, (other["weight"], other["bias"], other["weight_dtype"]))
     changed: dict[str, Any] = {axis: value}
     if axis == "layout":
         changed["gap"] = GAPS[0] if value in STRIDED else 0

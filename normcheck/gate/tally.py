@@ -147,7 +147,7 @@ class Tally:
             detail="" if failure is None else failure.message,
             cases=self.cases,
             worst=dict(self.worst),
-            not_returned=tuple(name for name in (*op.outputs, *op.gradients(bias=True)) if name in absent),
+            not_returned=tuple(name for name in (*op.outputs, *op.gradients(weight=True, bias=True)) if name in absent),
             failure=failure,
             uncheckable=uncheckable,
             skipped=dict(self.refused),

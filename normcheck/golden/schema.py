@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import GRADIENTS, Op
+from normcheck.cases.ops import DRESIDUAL, OPS, RESIDUAL_OUT, Op
 from normcheck.checks.contract import Problem
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.result import CellKey
@@ -87,7 +87,7 @@ Geometry = tuple[torch.dtype, tuple[int, ...]]
 
 
 def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
-    """Tensor name -> the dtypes and shapes that it may have: y, dx (M, N), statistics (M,), dw, db (N,)."""
+    """Tensor name -> the dtypes and shapes that it may have: statistics (M,), dw, db (N,), all others (M, N)."""
     io = torch_dtype(case.dtype)
     weight = torch_dtype(case.weight_format)
     rows, vector, statistic = (io, (case.M, case.N)), (weight, (case.N,)), (torch.float32, (case.M,))
@@ -98,14 +98,18 @@ def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
     if op.clamped:
         packed = (case.M, packed_columns(case.N))
         allowed["bitmask"] = ((torch.uint8, packed), (torch.bool, (case.M, case.N)))
+    of_rows = {"dx": rows}
+    if op.adds_residual:
+        of_rows[DRESIDUAL] = residual = torch_dtype(case.residual_format), rows[1]
+        allowed[RESIDUAL_OUT] = (residual,)
     for name in owed(case):
-        allowed[name] = allowed[GIVEN + name] = (rows if name == "dx" else vector,)
+        allowed[name] = allowed[GIVEN + name] = (of_rows.get(name, vector),)
     return allowed
 
 
 def owed(case: Case) -> tuple[str, ...]:
     """The gradients that a backward must return."""
-    return GRADIENTS if case.bias else GRADIENTS[:2]
+    return OPS[case.op].gradients(weight=case.weight, bias=case.bias)
 
 
 def digests(inputs: Inputs) -> dict[str, str]:

@@ -20,17 +20,21 @@ _TRIAL_COLUMNS = 8
 
 
 class Adapted(NamedTuple):
-    """``forward`` as an implementation has it, the ``biases`` that it takes, and whether it ``adds`` a residual."""
+    """``forward`` as an implementation has it, the ``biases`` and ``weights`` that it takes, and whether it ``adds`` a
+    residual.
+    """
 
     forward: Callable[..., Any]
     biases: tuple[bool, ...]
-    adds: bool
+    weights: tuple[bool, ...] = (True,)
+    adds: bool = False
 
 
 def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
-    """Adapt what ``spec`` names: a function f(x, weight, bias, eps), with or without bias, with any name for eps; a
-    module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias itself.
-    A function, or a module's forward, with a parameter named residual adds that.
+    """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
+    eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
+    itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
+    a module's forward, with a parameter named residual adds that.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """
@@ -48,7 +52,7 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
 def expected(target: Any) -> str:
     """The functions that can be adapted, in words, by the name of what is there."""
     name = one_line(str(getattr(target, "__name__", "f")), 60)
-    return f"a function {name}(x, weight, eps) or {name}(x, weight, bias, eps)"
+    return f"a function {name}(x, weight, eps), {name}(x, weight, bias, eps) or, without a weight, {name}(x, eps)"
 
 
 def require_residual(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
@@ -71,14 +75,18 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     try:
         signature = inspect.signature(described)
     except (TypeError, ValueError):
-        return Adapted(function, (False, True), adds=False)
+        return Adapted(function, (False, True), (True,))
     parameters = signature.parameters.values()
     names = [p.name for p in parameters]
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     adds, place = _RESIDUAL in names, positional.index(_RESIDUAL) if _RESIDUAL in positional else None
     tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, _RESIDUAL)]
-    takes_bias = any(p.kind is p.VAR_POSITIONAL for p in parameters) or "bias" in names or len(tensors_taken) >= 3
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_bias = takes_any or "bias" in names or len(tensors_taken) >= 3
+    weight = signature.parameters.get("weight" if "weight" in names else [*tensors_taken, "", ""][1])
+    takes_weight = takes_bias or (weight is not None and ("eps" not in weight.name or len(positional) > 2 + adds))
+    tensors = 1 + takes_weight + takes_bias
     eps_by_name = "eps" in names or any_name
 
     def called(call: Callable[..., Any], tensors: tuple[Any, ...], eps: float, options: dict[str, Any]) -> Any:
@@ -89,16 +97,18 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
 
     try:
         given = dict.fromkeys((*_OPTIONS, _RESIDUAL) if adds else _OPTIONS, 0.0)
-        called(signature.bind, (None,) * (3 if takes_bias else 2), 0.0, given)
+        called(signature.bind, (None,) * tensors, 0.0, given)
     except TypeError as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
         raise UsageError(f"impl={spec}: {wrong}; expected {expected(function)}") from None
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
-        return called(function, (x, weight, bias) if takes_bias else (x, weight), eps, options)
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
+        return called(function, (x, weight, bias)[:tensors], eps, options)
 
     forward.__wrapped__ = function  # type: ignore[attr-defined]  # for source_location
-    return Adapted(forward, (False, True) if takes_bias else (False,), adds)
+    optional = weight is not None and weight.default is None
+    weights = ((False, True) if optional else (True,)) if takes_weight else (False,)
+    return Adapted(forward, (False, True) if takes_bias else (False,), weights, adds)
 
 
 def _of_class(kind: type[Any], spec: str) -> Adapted:
@@ -108,7 +118,7 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
     made_by = inspect.signature(kind).parameters
     eps_name = next((name for name in made_by if "eps" in name), "")
     has_bias = "bias" in made_by
-    words = f"a class that is made by {kind.__name__}(N, eps=...) and has a parameter named weight"
+    words = f"a class that is made by {kind.__name__}(N, eps=...) and has a parameter named weight, or none at all"
 
     @lru_cache(maxsize=8)
     def module(columns: int, eps: float, bias: bool) -> Any:
@@ -122,15 +132,18 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
     except Exception as error:
         raise UsageError(f"impl={spec}: {one_line(error_text(error), 200)}; expected {words}") from None
     names = set(found[True])
-    if not {"weight"} <= names <= {"weight", "bias"}:
-        raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names)) or 'none'}; expected {words}")
+    if names and not {"weight"} <= names <= {"weight", "bias"}:
+        raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names))}; expected {words}")
 
     adds = _RESIDUAL in inspect.signature(kind.forward).parameters
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
-        own = {"weight": weight} | ({} if bias is None else {"bias": bias})
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
+        own = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
         given = {_RESIDUAL: options[_RESIDUAL]} if adds else {}
         return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,), given)
 
     forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
-    return Adapted(forward, tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag), adds)
+    if not names:
+        return Adapted(forward, (False,), (False,), adds)
+    biases = tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag)
+    return Adapted(forward, biases, (True,), adds)

@@ -14,13 +14,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import MAX_ELEMENTS
 from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS
 from normcheck.errors import ImportFailed, UsageError, error_text, one_line, one_of, shown
 from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation, NotImported
+
+if TYPE_CHECKING:
+    from normcheck.impls.adapt import Adapted
 
 LONGEST_NAME = 200
 """Characters of an implementation's name, which is in every report."""
@@ -127,12 +130,13 @@ def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, nam
     for op in op_names:
         require_residual(adapted, target, OPS[op], spec)
     named = f"{Path(location).name}:{name}"
-    return tuple(wrapped(adapted.forward, adapted.biases, op, named, str(location)) for op in op_names)
+    return tuple(wrapped(adapted, op, named, str(location)) for op in op_names)
 
 
-def wrapped(forward: Any, biases: tuple[bool, ...], op: str, name: str, source: str) -> Implementation:
+def wrapped(adapted: Adapted, op: str, name: str, source: str) -> Implementation:
     """An implementation of ``op`` from an adapted plain function; gradients come from autograd."""
-    made = Implementation(name=name, op=op, forward=forward, source=source, biases=biases)
+    forward, biases = adapted.forward, adapted.biases
+    made = Implementation(name=name, op=op, forward=forward, source=source, biases=biases, weights=adapted.weights)
     if len(biases) > 1:
         return made
     return replace(made, supports=_takes_a_bias if biases[0] else _takes_no_bias)
@@ -143,7 +147,7 @@ def _takes_no_bias(case: Any) -> str | None:
 
 
 def _takes_a_bias(case: Any) -> str | None:
-    return None if case.bias else "always has a bias"
+    return None if case.bias or not case.weight else "always has a bias"
 
 
 def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
@@ -189,8 +193,9 @@ def validated(item: object, spec: str) -> Implementation:
             raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
     if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3)):
         raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,) or (2, 3)")
-    if not isinstance(item.biases, tuple) or not item.biases or not all(b is True or b is False for b in item.biases):
-        raise UsageError(f"biases={shown(item.biases)} {where}: expected a tuple with False, True or both")
+    for name, flags in (("biases", item.biases), ("weights", item.weights)):
+        if not isinstance(flags, tuple) or not flags or not all(flag is True or flag is False for flag in flags):
+            raise UsageError(f"{name}={shown(flags)} {where}: expected a tuple with False, True or both")
     for name in ("weight_dtypes", "residual_dtypes"):
         if getattr(item, name) not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
             expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"

@@ -19,17 +19,19 @@ _DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
 
 
 def forward(
-    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float
+    op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float
 ) -> dict[str, Tensor]:
-    """x (M, N) or (B, S, N), weight (N,), bias (N,) or None -> y as x.
+    """x (M, N) or (B, S, N), weight and bias (N,) or None -> y as x.
 
     A LayerNorm also returns mean, rstd in fp32 with a last dimension of 1. A clamped op, with ``limits`` lower_clip and
     upper_clip, also returns bitmask: bool, shaped as x, True strictly between them.
     """
     import torch
 
-    gamma = 1 + weight.float() if op.zero_centered else weight.float()
-    wide, shape, shift = x.float(), x.shape[-1:], None if bias is None else bias.float()
+    gamma, shift = (None if t is None else t.float() for t in (weight, bias))
+    if gamma is not None and op.zero_centered:
+        gamma = 1 + gamma
+    wide, shape = x.float(), x.shape[-1:]
     outputs = {}
     if op.centered:  # what F.layer_norm calls
         z, outputs["mean"], outputs["rstd"] = torch.native_layer_norm(wide, shape, gamma, shift, eps)
@@ -59,6 +61,7 @@ IMPLEMENTATIONS = tuple(
         op=op.name,
         forward=partial(forward, op),
         ranks=(2, 3),
+        weights=(False, True),
         model={"bitmask_compare": "fp32"} if op.clamped else {},
         source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
     )

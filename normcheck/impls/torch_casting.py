@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _MODELS = "https://github.com/huggingface/transformers/blob/main/src/transformers/models/"
 
 
-def forward(op: Op, x: Tensor, weight: Tensor, bias: None, *, eps: float) -> dict[str, Tensor]:
-    """x (M, N) or (B, S, N), weight (N,) -> y as x, rounded once from fp32; rstd fp32 (..., 1).
+def forward(op: Op, x: Tensor, weight: Tensor | None, bias: None, *, eps: float) -> dict[str, Tensor]:
+    """x (M, N) or (B, S, N), weight (N,) or None -> y as x, rounded once from fp32; rstd fp32 (..., 1).
 
     For Llama xhat is rounded first, and its product is in fp32 only with an fp32 weight.
     """
@@ -27,7 +27,9 @@ def forward(op: Op, x: Tensor, weight: Tensor, bias: None, *, eps: float) -> dic
     wide = x.float()
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     xhat = wide * rstd
-    if op.rounds_xhat:
+    if weight is None:
+        y = xhat
+    elif op.rounds_xhat:
         y = weight * xhat.to(x.dtype)
     else:
         y = xhat * (1.0 + weight.float() if op.zero_centered else weight.float())
@@ -40,6 +42,7 @@ IMPLEMENTATIONS = tuple(
         op=op.name,
         forward=partial(forward, op),
         ranks=(2, 3),
+        weights=(False, True),
         source=_MODELS + ("llama/modeling_llama.py" if op.rounds_xhat else "gemma/modeling_gemma.py"),
     )
     for op in TABLE

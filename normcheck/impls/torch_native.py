@@ -24,8 +24,8 @@ _DOCS = "https://pytorch.org/docs/stable/generated/torch.nn.functional."
 _RAW = "torch's backward on a CPU works with raw moments"
 
 
-def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs:
-    """x (M, N) or (B, S, N), weight and bias (N,) -> y as x; mean, rstd (M, 1) in the dtype that torch saves."""
+def layernorm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float) -> Outputs:
+    """x (M, N) or (B, S, N), weight and bias (N,) or None -> y as x; mean, rstd (M, 1) in the dtype torch saves."""
     import torch
 
     _require_one_dtype(x, weight)
@@ -33,26 +33,29 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Outputs
     return {"y": y, "mean": mean, "rstd": rstd}
 
 
-def layernorm_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Outputs, *, eps: float) -> Outputs:
-    """dy and x, with what forward returned -> dx as x; dw, db as weight. eps is in rstd already."""
+def layernorm_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, saved: Outputs, *, eps: float
+) -> Outputs:
+    """dy and x, with what forward returned -> dx as x; dw, db as weight and bias, if given. eps is in rstd already."""
     import torch
 
     backward = torch.ops.aten.native_layer_norm_backward
     shape, statistics = x.shape[-1:], (saved["mean"], saved["rstd"])
-    dx, dw, db = backward(dy, x, shape, *statistics, weight, bias, (True, True, True))
-    return {"dx": dx, "dw": dw, "db": db}
+    wanted = (True, weight is not None, bias is not None)
+    gradients = zip(("dx", "dw", "db"), backward(dy, x, shape, *statistics, weight, bias, wanted), strict=True)
+    return {name: gradient for name, gradient in gradients if gradient is not None}
 
 
-def rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Tensor:
-    """x (M, N) or (B, S, N), weight (N,) -> y as x."""
+def rmsnorm(x: Tensor, weight: Tensor | None, bias: None, *, eps: float) -> Tensor:
+    """x (M, N) or (B, S, N), weight (N,) or None -> y as x."""
     from torch.nn import functional
 
     _require_one_dtype(x, weight)
     return functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
-def _require_one_dtype(x: Tensor, weight: Tensor) -> None:
-    if x.is_cuda and x.dtype != weight.dtype:
+def _require_one_dtype(x: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and x.is_cuda and x.dtype != weight.dtype:
         raise UnsupportedCase(f"torch's norms on a GPU take no {weight.dtype} weight beside x in {x.dtype}")
 
 
@@ -70,6 +73,7 @@ IMPLEMENTATIONS = (
         forward=layernorm,
         backward=layernorm_backward,
         ranks=(2, 3),
+        weights=(False, True),
         model=_model,
         by_default=("cuda",),
         source=f"{_DOCS}layer_norm.html",
@@ -81,6 +85,7 @@ IMPLEMENTATIONS = (
         supports=no_bias,
         biases=(False,),
         ranks=(2, 3),
+        weights=(False, True),
         by_default=("cuda",),
         source=f"{_DOCS}rms_norm.html",
     ),

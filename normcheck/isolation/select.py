@@ -135,6 +135,7 @@ def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox
             dtypes=tuple(declared["dtypes"]),
             ranks=tuple(declared["ranks"]),
             biases=tuple(declared["biases"]),
+            weights=tuple(declared["weights"]),
             strided=bool(declared["strided"]),
             weight_dtypes=tuple(declared["weight_dtypes"]),
             residual_dtypes=tuple(declared["residual_dtypes"]),

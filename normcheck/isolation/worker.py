@@ -164,6 +164,7 @@ def _described(i: Implementation, device: str) -> Message:
         "dtypes": list(i.dtypes),
         "ranks": list(i.ranks),
         "biases": list(i.biases),
+        "weights": list(i.weights),
         "strided": i.strided,
         "weight_dtypes": list(i.weight_dtypes),
         "residual_dtypes": list(i.residual_dtypes),

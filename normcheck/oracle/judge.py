@@ -201,8 +201,8 @@ def judge_of(
     x = sums.of_norm if sums else inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
     source = sums.of_statistics if sums else x
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
-    rules = rounding.rules(op, model)
-    scale = reference.scale(op, inputs.weight)
+    rules = rounding.rules(op, model, weight=case.weight)
+    scale = reference.scale_of(op, inputs)
     io = FORMATS[case.dtype]
 
     @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share

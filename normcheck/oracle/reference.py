@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
 
 
@@ -43,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scale:
-    """The factor of xhat, ``weight`` (N,) as stored plus ``offset``."""
+    """The factor of xhat, ``weight`` (N,) plus ``offset``; ``weight`` is as stored, or what stands in for none."""
 
     weight: Tensor
     offset: float = 0.0
@@ -93,6 +94,13 @@ class Backward:
 def scale(op: Op, weight: Tensor) -> Scale:
     """The factor of xhat, exactly ``weight`` (N,) or ``1 + weight``."""
     return Scale(weight, op.weight_offset)
+
+
+def scale_of(op: Op, inputs: Inputs) -> Scale:
+    """The factor of xhat in ``inputs``; exactly 1 for every op if they have no weight."""
+    if inputs.weight is not None:
+        return scale(op, inputs.weight)
+    return scale(op, inputs.x.new_full((inputs.x.shape[-1],), 1.0 - op.weight_offset))
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:

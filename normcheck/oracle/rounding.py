@@ -59,9 +59,10 @@ class Rules:
         return ku / (1 - ku) if ku < 0.5 else math.inf
 
 
-def rules(op: Op, model: Model) -> Rules:
-    """The numbers of the table for ``op`` under ``model``."""
+def rules(op: Op, model: Model, *, weight: bool = True) -> Rules:
+    """The numbers of the table for ``op`` under ``model``, called with a weight or without one."""
     numbers = table()
+    of_y = "y_zero_centered" if op.weight_offset else "y"
     accumulate = FORMATS[model.accumulate]
     return Rules(
         model=model,
@@ -70,7 +71,7 @@ def rules(op: Op, model: Model) -> Rules:
         u=accumulate.u,
         eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),
         c_var=1.0 if model.variance == "any" else 0.0,
-        k_y=numbers.count["y_zero_centered" if op.weight_offset else "y"],
+        k_y=numbers.count[of_y if weight else "y_without_weight"],
         count=numbers.count,
         store=numbers.store,
         safety=numbers.safety,

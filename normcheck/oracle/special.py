@@ -124,7 +124,7 @@ def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Te
     Bits in ``doubt`` are all 0 in one reading and all 1 in another: so most, or least, of the gradients is finite.
     """
     dy = inputs.dy.reshape(case.M, case.N).double()
-    g = reference.scale(op, inputs.weight).g
+    g = reference.scale_of(op, inputs).g
     bias = None if inputs.bias is None else inputs.bias.double()
     forward = reference.forward(op, rows, g, bias, case.option_values)
     statistics = {"mean": rows.mean, "rstd": rows.rstd}
@@ -150,7 +150,7 @@ def _sizes(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Tens
     What cancels in fp64 need not in a correct kernel: next to the largest number of a format it may be infinite.
     """
     dy = inputs.dy.reshape(case.M, case.N).double()
-    g, bias = reference.scale(op, inputs.weight).g, None if inputs.bias is None else inputs.bias.double()
+    g, bias = reference.scale_of(op, inputs).g, None if inputs.bias is None else inputs.bias.double()
     forward = reference.forward(op, rows, g, bias, case.option_values)
     if op.clamped:
         bits = reference.bits(forward.z, case.option_values)

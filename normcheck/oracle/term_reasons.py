@@ -23,7 +23,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "y",
         "ops",
-    ): "|xhat g| * k u for k = count.y roundings (y_zero_centered), the add of the bias, the reference's 2^-51",
+    ): "|xhat g| * k u for k = count.y (y_zero_centered, y_without_weight), the add of the bias, the reference's 2^-51",
     ("y", "underflow"): _ETA,
     ("y", "xhat near the middle of two"): "|g| * the spacing of {fmt}: within its error xhat may round to either side",
     ("y", "product"): "|round(xhat) g| * u: the one product, rounded in fp32 before the store, and eta",

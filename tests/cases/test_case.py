@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, Case
+from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, NO_WEIGHT, Case, parameters_of, with_parameters
+from normcheck.cases.case_line import parsed
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.errors import UsageError
@@ -28,6 +30,8 @@ def cases(draw: st.DrawFn) -> Case:
         limit = st.floats(-FP32_MAX, FP32_MAX, width=32)
         lower, upper = draw(st.tuples(limit, limit).filter(lambda pair: pair[0] < pair[1]))
         options = (("lower_clip", lower), ("upper_clip", upper))
+    weights = draw(st.sampled_from((*WEIGHT_KINDS, NO_WEIGHT)))
+    has_weight = weights != NO_WEIGHT
     return Case(
         op=op,
         dtype=dtype,
@@ -38,9 +42,9 @@ def cases(draw: st.DrawFn) -> Case:
         dy=draw(st.sampled_from(DY_KINDS)),
         layout=layout,
         seed=draw(st.integers(0, 10**12 - 1)),
-        weights=draw(st.sampled_from(WEIGHT_KINDS)),
-        weight_dtype="same" if dtype == "fp32" else draw(st.sampled_from(("same", "fp32"))),
-        bias=draw(st.booleans()),
+        weights=weights,
+        weight_dtype=draw(st.sampled_from(("same", "fp32"))) if has_weight and dtype != "fp32" else "same",
+        bias=has_weight and draw(st.booleans()),
         gap=draw(st.integers(1, 1000)) if "strided" in layout else 0,
         options=options,
     )
@@ -52,6 +56,30 @@ def test_round_trip(case: Case) -> None:
     assert "\n" not in line
     assert read(line) == case
     assert str(read(line)) == line
+
+
+@pytest.mark.parametrize("op", OPTIONS)
+def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> None:
+    line = " ".join(
+        [f"{op} bf16 M=3 N=9", *(f"{name}={value}" for name, value in zip(OPTIONS[op], (0, 1), strict=False))]
+    )
+    case = parsed(f"{line} weights=none")
+    assert (case.weight, case.bias, case.weight_dtype) == (False, False, "same")
+    assert parsed(f"{line} weights=none bias=none weight_dtype=same") == case == parsed(str(case))
+    assert "bias" not in str(case)
+    for more, says in (("bias=yes", "bias=yes weights=none"), ("weight_dtype=fp32", "weight_dtype=fp32 weights=none")):
+        with pytest.raises(UsageError, match=f"{says} in the case line: .* drop one of the two"):
+            parsed(f"{line} weights=none {more}")
+
+
+def test_a_case_without_a_weight_has_no_bias() -> None:
+    case = Case(op="rmsnorm", dtype="fp16", M=2, N=3, weight_dtype="fp32", weights="probe")
+    without = with_parameters(case, (False, True, "fp32"))
+    assert parameters_of(without) == (False, False, "same")
+    assert with_parameters(without, (True, True, "fp32")) == replace(case, weights="normal")
+    for wrong in ({"bias": True}, {"weight_dtype": "fp32"}):
+        with pytest.raises(ValueError, match="weights=none: expected"):
+            replace(without, **wrong)
 
 
 @given(cases(), st.randoms(use_true_random=False))

@@ -65,6 +65,36 @@ def test_what_an_implementation_does_not_declare_is_not_asked() -> None:
     assert "dy_scalar" not in own  # a backward of its own gets a dy whose last stride is 1
 
 
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("op", OPS)
+def test_every_pair_that_belongs_together_is_there_without_a_weight(op: str, seed: int) -> None:
+    for weights in ((False,), (False, True)):
+        declared = claims(op, weights=weights)
+        found = core(declared, QUICK, seed)
+        assert not goals(declared, QUICK, seed) - covers(found)
+        without = [planned.case for planned in found if not planned.case.weight]
+        assert len(found) < 330
+        assert len(without) == len(found) if weights == (False,) else 15 < len(without) < 30
+        assert {(case.bias, case.weight_dtype) for case in without} == {(False, "same")}
+        assert {case.layout for case in without} == set(declared.layouts)
+        assert {row_class(case.M) for case in without} == {row_class(planned.case.M) for planned in found}
+
+
+def test_who_takes_both_is_asked_early_without_a_weight() -> None:
+    opening = [planned.case.weight for planned in core(claims(weights=(False, True)), QUICK, 0) if planned.opens]
+    assert opening.index(False) < 20
+    assert opening[0]
+
+
+def test_who_declares_nothing_of_weights_is_asked_as_before() -> None:
+    """Not one goal more, whichever pairs of axes a weight has."""
+    plain = claims()
+    assert plain == claims(weights=(True,))
+    assert "weight" not in {
+        axis for goal in goals(plain, QUICK, 0) for axis in (goal[:1] if len(goal) == 2 else PAIRS[goal[0]])
+    }
+
+
 @pytest.mark.parametrize("op", ["layernorm", "rmsnorm"])
 @pytest.mark.parametrize("biases", [(False,), (False, True)])
 def test_bias_layout_and_rank_do_not_go_in_step(op: str, biases: tuple[bool, ...]) -> None:

@@ -188,6 +188,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     order = random.Random(20)
     every = SimpleNamespace(
         biases=(False, True),
+        weights=(False, True),
         weight_dtypes=("io", "fp32"),
         residual_dtypes=("io", "fp32"),
         ranks=(2, 3),

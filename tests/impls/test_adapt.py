@@ -13,6 +13,7 @@ from torch import Tensor
 from normcheck.errors import UsageError
 from normcheck.impls import discovery
 from normcheck.impls.adapt import adapt
+from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import interpreter
 
 
@@ -54,10 +55,6 @@ def no_eps(x: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
-def no_weight(x: Tensor, eps: float) -> Tensor:
-    return x
-
-
 def one_more(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: float) -> Tensor:
     return x
 
@@ -73,9 +70,12 @@ def keyword_only(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsil
             no_eps,
             "its parameters are .*: too many positional arguments; expected a function no_eps.x, weight",
         ),
-        (no_weight, "multiple values for argument 'eps'; expected a function no_weight"),
         (one_more, "missing a required argument: 'residual'; expected a function one_more"),
-        (keyword_only, "expected a function keyword_only.x, weight, eps. or keyword_only.x, weight, bias, eps."),
+        (
+            keyword_only,
+            "expected a function keyword_only.x, weight, eps., keyword_only.x, weight, bias, eps. "
+            "or, without a weight, keyword_only.x, eps.",
+        ),
         (Plain, "a class: expected a function Plain.x, weight, eps"),
         (Gated, "its parameters are gate, weight; expected a class that is made by Gated.N, eps=...."),
         (NoEps, "no parameter for eps; expected a class that is made by NoEps"),
@@ -99,8 +99,8 @@ def test_a_triton_kernel_is_not_called_by_itself() -> None:
 
 
 def test_the_class_of_a_module_gets_the_weight_and_eps_of_the_case() -> None:
-    forward, biases = adapt(RMSNorm)
-    assert biases == (False,)
+    forward, biases, weights = adapt(RMSNorm)
+    assert (biases, weights) == ((False,), (True,))
     x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
     for eps in (1e-6, 0.5):
         y = forward(x, weight, None, eps=eps)
@@ -110,12 +110,82 @@ def test_the_class_of_a_module_gets_the_weight_and_eps_of_the_case() -> None:
 
 
 def test_the_class_of_torch_has_a_bias_or_none() -> None:
-    forward, biases = adapt(torch.nn.LayerNorm)
-    assert biases == (False, True)
+    forward, biases, weights = adapt(torch.nn.LayerNorm)
+    assert (biases, weights) == ((False, True), (True,))
     x, weight, bias = torch.randn(3, 5), torch.randn(5), torch.randn(5)
     for b in (bias, None):
         expected = torch.nn.functional.layer_norm(x, (5,), weight, b, 0.25)
         torch.testing.assert_close(forward(x, weight, b, eps=0.25), expected)
+
+
+def normalised(x: Tensor, eps: float) -> Tensor:
+    return reference(x, torch.ones(x.shape[-1]), eps)
+
+
+def by_another_name(x: Tensor, variance_epsilon: float) -> Tensor:
+    return normalised(x, variance_epsilon)
+
+
+def by_keyword(x: Tensor, *, eps: float) -> Tensor:
+    return normalised(x, eps)
+
+
+def optional(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    return normalised(x, eps) if weight is None else reference(x, weight, eps)
+
+
+def optional_gain(x: Tensor, gain: Tensor | None = None, *, eps: float) -> Tensor:
+    return optional(x, gain, eps)
+
+
+def both_optional(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    return optional(x, weight, eps) + (0 if bias is None else bias)
+
+
+class Parameterless(torch.nn.Module):
+    """As in diffusion transformers."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.hidden_size, self.eps = hidden_size, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[-1] == self.hidden_size
+        return normalised(x, self.eps)
+
+
+@pytest.mark.parametrize(
+    ("target", "biases", "weights"),
+    [
+        (reference, (False,), (True,)),
+        (normalised, (False,), (False,)),
+        (by_another_name, (False,), (False,)),
+        (by_keyword, (False,), (False,)),
+        (Parameterless, (False,), (False,)),
+        (optional, (False,), (False, True)),
+        (optional_gain, (False,), (False, True)),
+        (both_optional, (False, True), (False, True)),
+    ],
+)
+def test_what_takes_no_weight_is_called_without_one(
+    target: Callable[..., Any], biases: tuple[bool, ...], weights: tuple[bool, ...]
+) -> None:
+    adapted = adapt(target)
+    assert (adapted.biases, adapted.weights) == (biases, weights)
+    x, weight = torch.randn(3, 5), torch.randn(5)
+    if False in weights:
+        torch.testing.assert_close(adapted.forward(x, None, None, eps=0.25), normalised(x, 0.25))
+    if True in weights:
+        torch.testing.assert_close(adapted.forward(x, weight, None, eps=0.25), reference(x, weight, 0.25))
+
+
+@pytest.mark.parametrize("weights", [(), [True], ("yes",), True])
+def test_weights_is_a_tuple_of_flags(weights: Any) -> None:
+    mine = Implementation(name="mine", op="rmsnorm", forward=optional, weights=weights)
+    with pytest.raises(
+        UsageError, match=r"weights=.* of 'mine' in impl=f.py: expected a tuple with False, True or both"
+    ):
+        discovery.validated(mine, "f.py")
 
 
 def test_a_function_named_as_an_op_needs_no_op(tmp_path: Path) -> None:

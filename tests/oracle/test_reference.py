@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.inputs import Inputs, torch_dtype
 from normcheck.cases.ops import OPS, Op
 from normcheck.oracle import backward_bounds, forward_bounds, reference, rounding
 from normcheck.oracle.backward_bounds import Block
@@ -159,6 +159,31 @@ def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
     assert {key: value for key, value in ratios.items() if not value < NEGLIGIBLE} == {}
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", OPS)
+def test_reference_without_a_weight_is_exact(name: str, rows: str, dtype: str) -> None:
+    """Gamma is 1, as with a weight of 0 in a zero-centred op and of 1 in the others."""
+    op, fmt = OPS[name], FORMATS[dtype]
+    x, _, _, dy, eps = tensors(rows, dtype)
+    rules = rounding.rules(op, Model(), weight=False)
+    got, scale = reference.normalise(op, x.double(), eps), reference.scale_of(op, Inputs(x, None, None, dy))
+    fwd = reference.forward(op, got, scale.g, None, CLIPS)
+    passed = reference.bits(fwd.z, CLIPS) if op.clamped else torch.ones(M, N, dtype=torch.bool)
+    bwd = reference.backward(op, got, scale.g, dy.double() * passed)
+    statistics = forward_bounds.statistics(rules, got, eps)
+    y_bound = forward_bounds.output_y(rules, got, fwd, scale, None, statistics, fmt)
+    with mpmath.workdps(DIGITS):
+        ones, zeros = [mpmath.mpf(1 - op.zero_centered)] * N, [mpmath.mpf(0)] * N
+        exact = Problem(name, [numbers(r) for r in x], ones, zeros, [numbers(r) for r in dy], mpmath.mpf(eps))
+        z = [row_of(exact, row)[2] for row in exact.x]
+        dx = [[slope(exact, row, i) for i in range(N)] for row in exact.x]
+        bound = backward_bounds.output_dx(rules, Block(got, bwd, dy.double() * passed, statistics), fmt)[0]
+        assert ratio(fwd.z, z, y_bound.before_store + 1e-300) < NEGLIGIBLE
+        assert ratio(fwd.y, [y_of(exact, row) for row in z], y_bound.y.upper) < NEGLIGIBLE
+        assert ratio(bwd.dx, dx, bound.upper) < NEGLIGIBLE
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
 def test_given_statistics_are_taken_as_exact(op: Op) -> None:
     rows = reference.normalise(op, torch.randn(M, N, dtype=torch.float64), 1e-5)
@@ -178,6 +203,10 @@ def test_scale_is_exact(op: Op) -> None:
     assert scale.where is not None
     assert scale.where.tolist() == [float(v != 0) for v in scale.g.tolist()]
     assert reference.scale(op, torch.full((3,), 0.5)).where is None
+    x = torch.full((2, 3), torch.nan, dtype=torch.bfloat16)
+    without = reference.scale_of(op, Inputs(x, None, None, x))
+    assert without.g.tolist() == [1.0, 1.0, 1.0]
+    assert without.where is None
 
 
 def test_bits_are_strict() -> None:

@@ -181,7 +181,7 @@ def test_every_count_widens_what_it_is_about(name: str) -> None:
     count = {**TOML["count"], name: TOML["count"][name] + 50}
     if name.startswith("y"):
         table: dict[str, Any] = {"k_y": TOML["count"][name] + 50}
-        assert rules(op, Model()).k_y == TOML["count"][name]
+        assert rules(op, Model(), weight=name != "y_without_weight").k_y == TOML["count"][name]
     else:
         table = {"count": count}
     grown = wider(bounds(op, Model(), "fp32"), bounds(op, Model(), "fp32", table))
@@ -193,6 +193,7 @@ def test_every_count_widens_what_it_is_about(name: str) -> None:
             "rms": END_TO_END,
             "y": {"y", "y_given"},
             "y_zero_centered": {"y", "y_given"},
+            "y_without_weight": {"y", "y_given"},
             "dx_elementwise": {"dx", "dx_given"},
             "c1": {"dx", "dx_given"},
             "c2": {"dx", "dx_given"},

@@ -230,11 +230,12 @@ def _forward_orders() -> list[Order]:
         kernel = partial(y, order="divided by the root", zero_centered=zero_centered)
         found.append(Order(count, "divided by the root", kernel, allowed, divides_by="root"))
         found.append(Order(count, "divided by the root, statistics in fp64", kernel, allowed, divides_by="fp64"))
-    allowed = partial(_given_saved, "xhat")
-    found.append(Order("xhat", "times rstd", partial(xhat, centered=False, divided=False), allowed))
-    divided = partial(xhat, centered=False, divided=True)
-    found.append(Order("xhat", "divided by the root", divided, allowed, divides_by="root"))
-    found.append(Order("xhat", "divided by the root, statistics in fp64", divided, allowed, divides_by="fp64"))
+    for count, centered in (("y_without_weight", True), ("xhat", False)):
+        allowed = partial(_given_saved, count)
+        times, divided = (partial(xhat, centered=centered, divided=divided) for divided in (False, True))
+        found.append(Order(count, "times rstd", times, allowed))
+        found.append(Order(count, "divided by the root", divided, allowed, divides_by="root"))
+        found.append(Order(count, "divided by the root, statistics in fp64", divided, allowed, divides_by="fp64"))
     return found
 
 

@@ -170,6 +170,7 @@ FOUND = {
         "m": MEAN,
         "w": float.fromhex("0x1.74e804p-11"),
     },
+    "y_without_weight: divided by the root, statistics in fp64": {"x": X, "m": MEAN},
     "xhat: divided by the root, statistics in fp64": {"x": float.fromhex("0x1.003418p+0")},
     "dx_elementwise: N dy g, sum first, layernorm, 1 + weight": {
         "x": 1.0,
@@ -262,6 +263,7 @@ BOUNDS: Mapping[str, Callable[[Rules], float]] = {
     "rms": lambda numbers: bound_of_variance(numbers, None),
     "y": bound_of_y,
     "y_zero_centered": lambda numbers: bound_of_y(replace(numbers, k_y=numbers.count["y_zero_centered"])),
+    "y_without_weight": lambda numbers: bound_of_y(replace(numbers, k_y=numbers.count["y_without_weight"])),
     "xhat": bound_of_xhat,
     "dx_elementwise": lambda numbers: bound_of_dx(numbers, NONE, centered=False),
     "c1": lambda numbers: beyond_elementwise(numbers, bound_of_dx(numbers, ONES, centered=False)),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import GEMMA, HALF, LLAMA, Kernel, rounded, truncated
+from normcheck.audit.mutants.kernel import BOTH, GEMMA, HALF, LLAMA, Kernel, rounded, truncated
 from normcheck.audit.mutants.mutant import RSTD, Mutant, implementations, mutant
 from normcheck.impls.implementation import Implementation
 
@@ -16,7 +16,7 @@ IN_IO = Kernel(
     reduce_n=sequential,
     reduce_m=sequential,
     rstd=lambda c: torch.rsqrt(c.v + c.eps),
-    preact=lambda c: (c.xh.to(c.io) * c.w_io).float(),
+    preact=lambda c: (c.xh.to(c.io) * (1 if c.w_io is None else c.w_io)).float(),
     wdy=lambda c: rounded(c.dy * c.g, c.io),
     dw=lambda c: c.sum_m(rounded(c.dy * c.cast(c.xh), c.io)),
 )
@@ -26,25 +26,25 @@ IN_FP32 = Kernel(reduce_n=pairwise, reduce_m=pairwise, xhat=lambda c: c.cast(c.x
 """The kernel that rounds no more than the op requires, with xhat by a division."""
 
 
-def rmsnorm_llama(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
+def rmsnorm_llama(x: Tensor, weight: Tensor | None, bias: None, eps: float) -> Tensor:
     """LlamaRMSNorm op by op, x (M, N). Its gradients by autograd are rounded in the io dtype at each op."""
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
-    return (weight * h.to(x.dtype)).to(x.dtype)
+    return (h if weight is None else weight * h.to(x.dtype)).to(x.dtype)
 
 
-def rmsnorm_gemma(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
+def rmsnorm_gemma(x: Tensor, weight: Tensor | None, bias: None, eps: float) -> Tensor:
     """GemmaRMSNorm op by op, x (M, N)."""
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
-    return (h * (1.0 + weight.float())).to(x.dtype)
+    return (h if weight is None else h * (1.0 + weight.float())).to(x.dtype)
 
 
 CONTROLS: tuple[Implementation, ...] = (
-    *(IN_IO.implementation("casting_in_io", op) for op in LLAMA),
-    *(IN_FP32.implementation("casting_in_fp32", op) for op in (*LLAMA, *GEMMA)),
-    *(Implementation(name="casting_autograd", op=op, forward=rmsnorm_llama) for op in LLAMA),
-    *(Implementation(name="casting_autograd", op=op, forward=rmsnorm_gemma) for op in GEMMA),
+    *(IN_IO.implementation("casting_in_io", op, weights=BOTH) for op in LLAMA),
+    *(IN_FP32.implementation("casting_in_fp32", op, weights=BOTH) for op in (*LLAMA, *GEMMA)),
+    *(Implementation(name="casting_autograd", op=op, forward=rmsnorm_llama, weights=BOTH) for op in LLAMA),
+    *(Implementation(name="casting_autograd", op=op, forward=rmsnorm_gemma, weights=BOTH) for op in GEMMA),
 )
 """Every correct kernel of these ops."""
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normcheck.audit.mutants.kernel import OPS, Kernel, KernelCall
+from normcheck.audit.mutants.kernel import BOTH, OPS, Kernel, KernelCall
 from normcheck.cases.ops import OPS as ROWS
 from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
@@ -223,12 +223,14 @@ KERNELS: Mapping[str, Kernel] = {
 """Name of the variant -> kernel."""
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
-    "pairwise_fma": {"ranks": (2, 3)},
-    "blocked128_gain_fma": {"model": {"chain": 128, "variance": "two_pass"}},
-    "folded": {"model": {"y_form": "folded"}},
+    "sequential_two_pass": {"weights": BOTH},
+    "reverse_rsqrt_product": {"weights": BOTH},
+    "pairwise_fma": {"ranks": (2, 3), "weights": BOTH},
+    "blocked128_gain_fma": {"model": {"chain": 128, "variance": "two_pass"}, "weights": BOTH},
+    "folded": {"model": {"y_form": "folded"}, "weights": BOTH},
     # y comes from the fp64 statistics; the saved statistics are rounded to fp32.
-    "fp64_inside": {"model": {"y_given_stats": False}, "ranks": (2, 3)},
-    "raw_backward": {"model": {"bwd_form": "raw"}},
+    "fp64_inside": {"model": {"y_given_stats": False}, "ranks": (2, 3), "weights": BOTH},
+    "raw_backward": {"model": {"bwd_form": "raw"}, "weights": BOTH},
 }
 """Name of the variant -> what its implementations declare beyond the defaults."""
 
@@ -247,18 +249,22 @@ def _plus(z: Tensor, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias.float()
 
 
+def _scaled(op: Op, xhat: Tensor, weight: Tensor | None) -> Tensor:
+    return xhat if weight is None else xhat * _gamma(op, weight)
+
+
 def _gamma(op: Op, weight: Tensor) -> Tensor:
     return 1 + weight.float() if op.zero_centered else weight.float()
 
 
-def _by_var(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
+def _by_var(op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
     """y only, no bits."""
     xf = x.float()
     if op.centered:
         xhat = (xf - xf.mean(-1, keepdim=True)) * torch.rsqrt(xf.var(-1, unbiased=False, keepdim=True) + eps)
     else:
         xhat = xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps)
-    z = _plus(xhat * _gamma(op, weight), bias)
+    z = _plus(_scaled(op, xhat, weight), bias)
     return (_clip(z, **limits) if op.clamped else z).to(x.dtype)
 
 
@@ -286,14 +292,14 @@ def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tenso
 
 
 def _squares(
-    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float
+    op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float
 ) -> dict[str, Tensor]:
     """Centre, square, average, divide by the root; also returns statistics and bits."""
     xf = x.float()
     mean = xf.mean(-1, keepdim=True) if op.centered else xf.new_zeros(())
     xc = xf - mean
     root = torch.sqrt((xc * xc).mean(-1, keepdim=True) + eps)
-    z = _plus(_gamma(op, weight) * (xc / root), bias)
+    z = _plus(_scaled(op, xc / root, weight), bias)
     out = {"rstd": (1 / root).detach()}
     if op.centered:
         out["mean"] = mean.detach()
@@ -303,24 +309,33 @@ def _squares(
     return out | {"y": z.to(x.dtype)}
 
 
-def _functional(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
+def _functional(
+    op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float
+) -> Tensor:
     """torch.nn.functional on fp32 copies."""
-    xf, gamma = x.float(), _gamma(op, weight)
+    xf, gamma = x.float(), None if weight is None else _gamma(op, weight)
     if op.centered:
-        z = functional.layer_norm(xf, gamma.shape, gamma, None if bias is None else bias.float(), eps)
+        z = functional.layer_norm(xf, x.shape[-1:], gamma, None if bias is None else bias.float(), eps)
     else:
-        z = _plus(functional.rms_norm(xf, gamma.shape, gamma, eps), bias)
+        z = _plus(functional.rms_norm(xf, x.shape[-1:], gamma, eps), bias)
     return (_clip(z, **limits) if op.clamped else z).to(x.dtype)
 
 
 CONTROLS: tuple[Implementation, ...] = (
     *(kernel.implementation(name, op, **FIELDS.get(name, {})) for name, kernel in KERNELS.items() for op in OPS),
-    *(Implementation(name="autograd_var", op=op, forward=partial(_by_var, ROWS[op]), ranks=(2, 3)) for op in OPS),
-    *(Implementation(name="autograd_squares", op=op, forward=partial(_squares, ROWS[op])) for op in OPS),
+    *(
+        Implementation(name="autograd_var", op=op, forward=partial(_by_var, ROWS[op]), ranks=(2, 3), weights=BOTH)
+        for op in OPS
+    ),
+    *(Implementation(name="autograd_squares", op=op, forward=partial(_squares, ROWS[op]), weights=BOTH) for op in OPS),
     # torch's own CPU backward of layer_norm works on raw moments.
     *(
         Implementation(
-            name="autograd_functional", op=op, forward=partial(_functional, ROWS[op]), model={"bwd_form": "raw"}
+            name="autograd_functional",
+            op=op,
+            forward=partial(_functional, ROWS[op]),
+            model={"bwd_form": "raw"},
+            weights=BOTH,
         )
         for op in OPS
     ),

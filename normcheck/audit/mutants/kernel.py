@@ -39,6 +39,9 @@ OPTIONAL_BIAS = _others(lambda op: len(op.biases) > 1)
 
 HALF = ("fp16", "bf16")
 
+BOTH = (False, True)
+"""``weights`` of a kernel that is called without a weight as well."""
+
 TILE = 8
 """Rows per program of a tiled kernel."""
 
@@ -108,7 +111,7 @@ class KernelCall:
     kernel: Kernel
     op: str
     x_io: Tensor
-    w_io: Tensor
+    w_io: Tensor | None
     b_io: Tensor | None
     eps: float
     options: Mapping[str, float]
@@ -134,7 +137,9 @@ class KernelCall:
         self.N = self.x_io.shape[-1]
         self.x = self.kernel.load(self.x_io, "x").reshape(-1, self.N).to(work)
         self.M = len(self.x)
-        self.w = self.w_io.to(work)
+        self.w = self.x.new_full((self.N,), 0.0 if self.facts.zero_centered else 1.0)  # so gamma is 1 without a weight
+        if self.w_io is not None:
+            self.w = self.w_io.to(work)
         self.b = None if self.b_io is None else self.b_io.to(work)
         self.lo = self.options.get("lower_clip", float("-inf"))
         self.hi = self.options.get("upper_clip", float("inf"))
@@ -245,7 +250,9 @@ class Kernel:
     dw: Step = lambda c: c.sum_m(c.dy * c.cast(c.xh))
     db: Step = lambda c: c.sum_m(c.dy)
 
-    def forward(self, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, **options: float) -> Any:
+    def forward(
+        self, op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, **options: float
+    ) -> Any:
         """The forward of an op, as ``Implementation.forward``."""
         c = KernelCall(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options)
         c.m = self.mean(c) if c.centered else c.zeros
@@ -269,7 +276,7 @@ class Kernel:
         op: str,
         dy: Tensor,
         x: Tensor,
-        weight: Tensor,
+        weight: Tensor | None,
         bias: Tensor | None,
         saved: Mapping[str, Tensor],
         eps: float,
@@ -292,7 +299,8 @@ class Kernel:
         c.c1 = self.mean1(c)
         c.c2 = self.mean2(c) if c.centered else c.zeros
         out = {"dx": self.store(c, self.dx(c), c.io, "dx").reshape(x.shape)}
-        out["dw"] = self.store(c, self.dw(c), weight.dtype, "dw")
+        if weight is not None:
+            out["dw"] = self.store(c, self.dw(c), weight.dtype, "dw")
         if bias is not None:
             out["db"] = self.store(c, self.db(c), bias.dtype, "db")
         return self.finish(c, out)
@@ -300,11 +308,18 @@ class Kernel:
     def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
         """This kernel as an implementation of ``op``."""
 
-        def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+        def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: float) -> Any:
             return self.forward(op, x, weight, bias, eps, **options)
 
         def backward(
-            dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, saved: Any, *, eps: float, **options: float
+            dy: Tensor,
+            x: Tensor,
+            weight: Tensor | None,
+            bias: Tensor | None,
+            saved: Any,
+            *,
+            eps: float,
+            **options: float,
         ) -> Any:
             return self.backward(op, dy, x, weight, bias, saved, eps, **options)
 

@@ -39,7 +39,7 @@ class Mutant:
     ``language``: "triton" for a fault of our Triton kernels, "torch" for one of the clean torch kernel.
     ``not_exercised``: why it cannot be run at all, such as an op that this project does not have. ``kernel`` returns
     the kernel of steps behind ``make``; None if there is none. ``widest``: the last N at which the fault exceeds the
-    error of fp32 additions in any order; None if every N does.
+    error of fp32 additions in any order; None if every N does. ``weights``: whether its calls have a weight.
     """
 
     id: str
@@ -57,10 +57,16 @@ class Mutant:
     not_exercised: str = ""
     kernel: Callable[[], Kernel] | None = None
     widest: int | None = None
+    weights: tuple[bool, ...] = (True,)
 
 
 def mutant(
-    id: str, kernel: Kernel | Callable[[], Kernel], *, model: Mapping[str, Any] | None = None, **fields: Any
+    id: str,
+    kernel: Kernel | Callable[[], Kernel],
+    *,
+    model: Mapping[str, Any] | None = None,
+    weights: tuple[bool, ...] = (True,),
+    **fields: Any,
 ) -> Mutant:
     """A mutant of the clean torch kernel: ``kernel`` differs from it by the faulty steps. ``fields`` are Mutant's.
 
@@ -71,9 +77,9 @@ def mutant(
         return kernel if isinstance(kernel, Kernel) else kernel()
 
     def make(op: str) -> Implementation:
-        return new_kernel().implementation(id, op, model=model or {})
+        return new_kernel().implementation(id, op, model=model or {}, weights=weights)
 
-    return Mutant(id=id, make=make, kernel=new_kernel, **fields)
+    return Mutant(id=id, make=make, kernel=new_kernel, weights=weights, **fields)
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:

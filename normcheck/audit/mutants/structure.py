@@ -57,8 +57,9 @@ def _in_place(c: KernelCall) -> Tensor:
 
 
 def _bits_as_bf16(c: KernelCall) -> Tensor:
-    wrong = c.w_io.dtype == torch.float32 and c.io != torch.float32
-    return c.one_plus(c.w_io.contiguous().view(torch.bfloat16)[: c.N].float() if wrong else c.w)
+    if c.w_io is None or c.w_io.dtype != torch.float32 or c.io == torch.float32:
+        return c.one_plus(c.w)
+    return c.one_plus(c.w_io.contiguous().view(torch.bfloat16)[: c.N].float())
 
 
 def _tail_skipped_without_bias(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:

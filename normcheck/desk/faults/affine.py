@@ -62,7 +62,7 @@ def _rounded_one_plus(c: Call) -> Tensor:
 def _as_bf16(c: Call) -> Tensor:
     """The first N halves of the bits of an fp32 weight, read as the io dtype."""
     stored_weight = c.inputs.weight
-    if stored_weight.dtype != torch.float32 or c.io.name == "fp32":
+    if stored_weight is None or stored_weight.dtype != torch.float32 or c.io.name == "fp32":
         return c.one_plus(c.w)
     return c.one_plus(stored_weight.contiguous().view(torch.bfloat16)[: c.N].double())
 

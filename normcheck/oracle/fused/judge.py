@@ -50,12 +50,13 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: every bound is finite, nobody watches what is compared, and no
-    residual is added.
+    """Whether the fused judge can judge this case: every bound is finite, there is a weight, no residual is added, and
+    nobody watches what is compared.
     """
     case = judge.case
     return (
         judge.finite
+        and case.weight
         and case.M > 0
         and case.rows not in (*NOT_FINITE, "largest")
         and judge.watch is None

@@ -178,7 +178,7 @@ def _passes(judge: Judge, kernel: Kernel, name: str) -> bool:
 def right_kernel(op: Op, case: Case, inputs: Inputs) -> Kernel:
     """The outputs of a kernel that computes in fp64 and rounds once, with the statistics that it saves."""
     x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
-    io, g = torch_dtype(case.dtype), reference.scale(op, inputs.weight).g
+    io, g = torch_dtype(case.dtype), reference.scale_of(op, inputs).g
     bias = None if inputs.bias is None else inputs.bias.double()
     exact = reference.normalise(op, x, case.eps)
     mean, rstd = None if exact.mean is None else exact.mean.float(), exact.rstd.float()
@@ -195,9 +195,12 @@ def right_kernel(op: Op, case: Case, inputs: Inputs) -> Kernel:
         exactly = reference.forward(op, exact, g, bias, case.option_values).z  # a backward gets the reference's bits
         dy = dy * reference.bits(exactly, case.option_values)
     gradients = reference.backward(op, rows, g, dy)
-    weight = inputs.weight.dtype
-    returned = {"dx": gradients.dx.to(io), "dw": (dy * xhat).sum(0).to(weight)}
-    return Kernel(outputs, returned if bias is None else {**returned, "db": gradients.db.to(weight)})
+    returned = {"dx": gradients.dx.to(io)}
+    if inputs.weight is not None:
+        returned["dw"] = (dy * xhat).sum(0).to(inputs.weight.dtype)
+    if inputs.bias is not None:
+        returned["db"] = gradients.db.to(inputs.bias.dtype)
+    return Kernel(outputs, returned)
 
 
 def _another(value: Tensor) -> Tensor:
