@@ -300,7 +300,7 @@ class Design:
         values = dict(fixed)
         chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
         for axis in _CHOSEN:
-            if axis not in self.axes:
+            if axis not in self.axes and axis in ("clips", *_OF_RESIDUAL):
                 continue
             if axis not in values:
                 values[axis] = self._choice(axis, size, chosen, values)

@@ -47,7 +47,7 @@ def forward(
 
 
 def add_forward(
-    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, residual: Tensor
+    op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, residual: Tensor
 ) -> dict[str, Tensor]:
     """As ``forward``, of the stored sum of x and ``residual`` (shaped as x), which is residual_out."""
     stored = (x.float() + residual.float()).to(residual.dtype)
@@ -73,6 +73,7 @@ IMPLEMENTATIONS = tuple(
         op=op.name,
         forward=partial(add_forward, op),
         ranks=(2, 3),
+        weights=(False, True),
         residual_dtypes=("io", "fp32"),
         model={"sum": "rounded"},
         source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
