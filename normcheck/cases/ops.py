@@ -180,8 +180,10 @@ FUSED_ADD = (
 )
 """The ops that add a residual first."""
 
-OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in sorted((*TABLE, *FUSED_ADD), key=lambda op: op.name)})
-"""Name -> op, in alphabetical order."""
+OPS: Mapping[str, Op] = MappingProxyType(
+    {op.name: op for table in (TABLE, FUSED_ADD) for op in sorted(table, key=lambda op: op.name)}
+)
+"""Name -> op, in alphabetical order, those of one input first."""
 
 
 def names_of(holds: Callable[[Op], bool]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from normcheck.audit import catalogue
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant, mutant
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import GRADIENTS, OPS
+from normcheck.cases.ops import DRESIDUAL, GRADIENTS, OPS
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
@@ -31,7 +31,7 @@ CATALOGUE = (
 """The 83 faults of one line that the catalogue of real bugs measured."""
 
 STRUCTURAL = [f"X{i:02}" for i in range(1, 25)]
-INPUTS = ("x", "weight", "bias", "dy")
+INPUTS = ("x", "weight", "bias", "dy", "residual")
 """What a fault may break besides its outputs, by writing to it."""
 
 MUTANTS = catalogue.mutants()
@@ -73,10 +73,10 @@ def test_a_mutant_says_what_it_is(fault: Mutant) -> None:
 
 @pytest.mark.parametrize("fault", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_breaks_what_some_op_of_its_own_has(fault: Mutant) -> None:
-    every = {name for op in OPS.values() for name in op.outputs} | {*GRADIENTS, *INPUTS, ""}
+    every = {name for op in OPS.values() for name in op.outputs} | {*GRADIENTS, DRESIDUAL, *INPUTS, ""}
     assert set(fault.outputs) <= every
     for op in fault.ops:
-        assert set(fault.outputs) & {*OPS[op].outputs, *GRADIENTS, *INPUTS, ""}, op
+        assert set(fault.outputs) & {*OPS[op].outputs, *OPS[op].gradients(weight=True, bias=True), *INPUTS, ""}, op
 
 
 @pytest.mark.parametrize("fault", [m for m in MUTANTS.values() if not m.not_exercised], ids=lambda m: m.id)

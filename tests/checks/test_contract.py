@@ -758,7 +758,7 @@ def test_overwriting_in_a_process_of_its_own(cli: Cli, kernel_file: KernelFile) 
     }
 
 
-@pytest.mark.parametrize("value", [("weight",), ("residual",), "dy", ["dy"], None, (1,)])
+@pytest.mark.parametrize("value", [("weight",), ("mean",), "dy", ["dy"], None, (1,)])
 def test_overwrites_are_checked(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"overwrites=.*expected a tuple with one of x, dy, or \(\)"):
+    with pytest.raises(UsageError, match=r"overwrites=.*expected a tuple with one of x, dy, residual, or \(\)"):
         discovery.validated(Implementation(name="mine", op="rmsnorm", forward=llama, overwrites=value), "mine.py")

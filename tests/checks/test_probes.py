@@ -13,6 +13,7 @@ from torch import Tensor
 from normcheck import Implementation, UnsupportedCase
 from normcheck.audit import catalogue
 from normcheck.audit.mutants.kernel import CLEAN, Kernel, KernelCall
+from normcheck.audit.mutants.residual import Adding
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
@@ -63,7 +64,8 @@ def finishing(change: Any) -> Kernel:
 def test_a_clean_kernel_has_no_problem(op: str, case: Case) -> None:
     options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op == "layernorm_relu_bitmask" else ()
     case = replace(case, op=op, options=options, bias=OPS[op].biases[-1])
-    result = result_of(CLEAN.implementation("clean", op), case)
+    clean = Adding() if OPS[op].adds_residual else CLEAN
+    result = result_of(clean.implementation("clean", op), case)
     assert not result.failed
     assert result.probed is not None
     assert all(result.probed.repeats.values())

@@ -143,7 +143,7 @@ def test_a_shell_completes_commands_options_and_their_values() -> None:
         ("bench --suite triton", ["triton-tutorial"]),
         ("bench --report p", ["png:"]),
         ("bench --dtype b", ["bf16"]),
-        ("tolerances --output d", ["dx", "dw", "db"]),
+        ("tolerances --output d", ["dx", "dresidual", "dw", "db"]),
         ("tolerances --impl cudnn", ["cudnn", "cudnn_graph"]),
         ("repro triton_tutorial_", ["triton_tutorial_no_barrier"]),
     ],

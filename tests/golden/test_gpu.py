@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from normcheck.audit import catalogue
-from normcheck.audit.mutants.kernel import OPS
 from normcheck.bench.speed import DIRECTIONS
 from normcheck.bench.suites import SUITES
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops import FUSED_ADD, TABLE
 from normcheck.impls import discovery
 
 RECORDED = ("cudnn", "torch", "triton")
@@ -24,7 +24,7 @@ def verdicts(name: str) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str,
     return run, {(v["implementation"], v["dtype"]): v for v in run["verdicts"] if v["op"] == name}
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", [op.name for op in TABLE])
 def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
     run, cells = verdicts(op)
     assert (run["schema"], run["profile"], run["status"], run["exit_code"]) == ("normcheck-report/1", "ci", "pass", 0)
@@ -40,6 +40,9 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
 NOT_THERE = ("apex", "flashinfer", "quack", "transformer_engine")
 """Packages that were not installed."""
 
+NOT_YET = tuple(op.name for op in FUSED_ADD)
+"""Ops that are newer than the record: no GPU has run them."""
+
 
 def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
     """``normcheck verify`` without options: cases and shapes enough in nearly every cell."""
@@ -51,7 +54,7 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
         for name, own in discovery.implementations().items()
         for i in own
         for dtype in DTYPES
-        if "cuda" in i.by_default and name not in NOT_THERE
+        if "cuda" in i.by_default and name not in NOT_THERE and i.op not in NOT_YET
     }
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
     assert set(cells) == expected

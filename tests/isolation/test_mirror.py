@@ -76,7 +76,7 @@ def test_a_kernel_returns_what_it_does_without(own_backward: bool) -> None:
     if own_backward:
         got, expected = (r.backward(CASE, i, one.outputs).result() for r, i in ((run, given), (local, inputs)))
     else:
-        got, expected = one.by_autograd(given.dy), other.by_autograd(inputs.dy)
+        got, expected = one.by_autograd(given.cotangents), other.by_autograd(inputs.cotangents)
     assert got.keys() == expected.keys() == {"dx", "dw", "db"}
     assert all(torch.equal(got[name], expected[name]) for name in expected)
     assert run.strays({}) == []
@@ -160,9 +160,9 @@ def test_a_graph_outlives_the_next_call() -> None:
     run, _, given = remote(plain(forward=lambda *a, **k: forward(*a, **k)["y"], backward=None))
     first = run.forward(CASE, given, others_first=True).result()
     run.forward(CASE, given.each(lambda t: t * 2), others_first=True).result()
-    later = first.by_autograd(given.dy)
+    later = first.by_autograd(given.cotangents)
     alone, _, same = remote(plain(forward=lambda *a, **k: forward(*a, **k)["y"], backward=None))
-    at_once = alone.forward(CASE, same).result().by_autograd(same.dy)
+    at_once = alone.forward(CASE, same).result().by_autograd(same.cotangents)
     assert all(torch.equal(later[name], at_once[name]) for name in ("dx", "dw", "db"))
 
 

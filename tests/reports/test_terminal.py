@@ -366,8 +366,9 @@ def test_live_in_a_pipe_prints_the_cells_only() -> None:
         assert stream.getvalue() == "pass  rmsnorm      triton      bf16   200 cases, 38 shapes  2.1 s  worst 0.999 y\n"
 
 
-def test_live_on_a_terminal_shows_progress_and_takes_it_away() -> None:
+def test_live_on_a_terminal_shows_progress_and_takes_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
+    monkeypatch.setattr("normcheck.reports._cells.time.monotonic", lambda: 0.0)
     with terminal.live(_text.console_for(stream, width=80), 2, cells=[CellKey("rmsnorm", "triton", "bf16")]) as screen:
         updated(screen)
         drawn = r"[1/2] 0.00 s  0 findings, 2 cells left; rmsnorm [red]mine[/]\x1b.py fp16  17 cases, worst 0.5"

@@ -51,7 +51,7 @@ def test_a_kernel_returns_what_it_does_without(implementation: Implementation, c
     if implementation.backward is not None:
         got, expected = (r.backward(CASE, i, one.outputs).result() for r, i in ((run, given), (local, inputs)))
     else:
-        got, expected = one.by_autograd(given.dy), other.by_autograd(inputs.dy)
+        got, expected = one.by_autograd(given.cotangents), other.by_autograd(inputs.cotangents)
     assert got.keys() == expected.keys() == {"dx", "dw", "db"}
     assert all(torch.equal(got[name], expected[name]) for name in expected)
     assert run.strays({}) == []
@@ -117,9 +117,9 @@ def test_a_graph_outlives_the_next_call(carrier: Carrier) -> None:
     run, given = carried(by_autograd(), carrier)
     first = run.forward(CASE, given, others_first=True).result()
     run.forward(CASE, given.each(lambda t: t * 2), others_first=True).result()
-    later = first.by_autograd(given.dy)
+    later = first.by_autograd(given.cotangents)
     alone, same = carried(by_autograd(), carrier)
-    at_once = alone.forward(CASE, same).result().by_autograd(same.dy)
+    at_once = alone.forward(CASE, same).result().by_autograd(same.cotangents)
     assert all(torch.equal(later[name], at_once[name]) for name in ("dx", "dw", "db"))
 
 

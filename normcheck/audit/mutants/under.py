@@ -13,7 +13,7 @@ from normcheck.audit.mutants._patched import Patched
 from normcheck.audit.mutants.kernel import CLEAN, Kernel, KernelCall
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import Regime
-from normcheck.cases.ops import GRADIENTS
+from normcheck.cases.ops import GRADIENTS, OPS
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import implementation as triton_kernels
 
@@ -25,6 +25,8 @@ def why_not(regime: Regime, mutant: Mutant) -> str:
     """Why a fault makes no sense under a regime, in any op and dtype, or an empty string."""
     if mutant.not_exercised:
         return mutant.not_exercised
+    if any(OPS[op].adds_residual for op in mutant.ops):
+        return "regimes are those of ops of one input"
     if False in mutant.weights:
         return "its fault is in calls without a weight, which are a regime of their own"
     if regime.holds_dy is not None and not set(mutant.outputs) <= set(_OF_BACKWARD):
