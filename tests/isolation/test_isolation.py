@@ -1,7 +1,8 @@
 """Nothing that a kernel does stops a run, passes by anything but computing, or changes what becomes of another kernel.
 
 ``killers.py`` declares the kernels. Several share a run, which costs less than a run each, and stand side by side there
-as they would in a sweep; whatever else a test says, no process of a run may outlive it.
+as they would in a sweep; whatever else a test says, no process of a run may outlive it. A test that only asks what the
+verdicts are has its run in this process, which has imported torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ from normcheck.errors import Broken
 from normcheck.isolation.select import each_selected_apart
 from normcheck.result import KINDS
 from tests.case_lines import case_of
+from tests.command_line import normcheck
 from tests.quality.killers import IMPLEMENTATIONS, REACHING
 
 pytestmark = [
@@ -167,7 +169,7 @@ SABOTAGE = ("writes_the_pipe", "closes_descriptors")
 REACH = dict.fromkeys((forward.__name__ for forward in REACHING), WRONG)
 """Whoever reaches for the judge."""
 MAY_PASS = ("closes_descriptors", "overwrites_its_parent")  # they compute correctly: who still can answer is right
-BYSTANDERS = tuple(f"bystander_{number}" for number in range(12))
+BYSTANDERS = tuple(f"bystander_{number}" for number in range(18))
 FORGERIES = (
     "forges_a_shape",
     "forges_a_dtype",
@@ -212,11 +214,22 @@ class Done:
         return found
 
 
-def argv(names: Iterable[str], report: Path | str, *more: str, cases: int = CASES) -> tuple[str, ...]:
+def here(*words: str) -> Done:
+    """A run of ``verify`` in this process, if another one is not the subject; its kernels have theirs all the same."""
+    with TemporaryDirectory() as folder, chdir(ROOT):
+        report = Path(folder) / "out.json"
+        done = normcheck("verify", *words, "--report", f"json:{report}")
+        return Done(done.code, done.out, done.err, json.loads(report.read_text(encoding="utf-8")))
+
+
+def asked(names: Iterable[str], cases: int = CASES) -> tuple[str, ...]:
     """A few cases of a cell that has time for thousands: a stall of this machine does not choose others."""
     impls = [word for name in names for word in ("--impl", f"{KILLERS}:{name}")]
-    few = ("--device", "cpu", "--dtype", "fp32", "--max-examples", str(cases), "--time-budget", "240")
-    return (sys.executable, "-m", "normcheck", "verify", *impls, *few, "--report", f"json:{report}", *more)
+    return (*impls, "--device", "cpu", "--dtype", "fp32", "--max-examples", str(cases), "--time-budget", "240")
+
+
+def argv(names: Iterable[str], report: Path | str, *more: str, cases: int = CASES) -> tuple[str, ...]:
+    return (sys.executable, "-m", "normcheck", "verify", *asked(names, cases), "--report", f"json:{report}", *more)
 
 
 @dataclass
@@ -316,7 +329,7 @@ def verify(
 @cache
 def undisturbed() -> dict[str, Any]:
     """The verdict of ``innocent`` alone."""
-    done = verify(["innocent"])
+    done = here(*asked(["innocent"]))
     verdict = done.verdicts["innocent"]
     assert (done.code, verdict["status"], verdict["cases"]) == (0, CLEAN, CASES), done
     return verdict
@@ -368,14 +381,15 @@ def test_no_killer_is_left_out() -> None:
     assert tried == {implementation.name for implementation in IMPLEMENTATIONS}
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_killer_is_named_and_disturbs_nobody(group: str) -> None:
-    killers = GROUPS[group]
-    done = verify([*killers, "innocent"], "--timeout", "1")
+def test_a_killer_is_named_and_disturbs_nobody() -> None:
+    """One after another; an innocent kernel follows each group of them."""
+    names = [name for group, after in zip(GROUPS.values(), BYSTANDERS, strict=False) for name in (*group, after)]
+    done = verify(names, "--timeout", "1", limit=480.0)
+    killers = {name: expected for group in GROUPS.values() for name, expected in group.items()}
     found = {name: unexpected(done.verdicts[name], expected) for name, expected in killers.items()}
     assert found == dict.fromkeys(killers, "")
-    assert done.code == (1 if any(expected.kinds for expected in killers.values()) else 0)
-    assert same_as_undisturbed(done.verdicts)
+    assert done.code == 1
+    assert untouched_bystanders(done, len(GROUPS))
     for name, expected in killers.items():
         # A fork takes long on a busy machine: then a call looks dear, and the core has other cases.
         assert expected.kinds or name in SPAWN or same_as_undisturbed(done.verdicts, name)
@@ -406,25 +420,6 @@ def untouched_bystanders(done: Done, count: int) -> bool:
     return all(same_as_undisturbed(done.verdicts, name) for name in BYSTANDERS[:count])
 
 
-def test_in_the_sandbox_a_hand_in_the_server_is_refused() -> None:
-    """It is told what the system said, or fails, or nothing came of it; nobody else notices."""
-    done = verify(beside_bystanders(HANDS), "--timeout", "10", "--workers", "2", limit=240.0)
-    refused = Ended(("exception", "crash"), "PermissionError|Operation not permitted|SIG|exit code")
-    found = {name: unexpected(done.verdicts[name], refused) for name in HANDS}
-    assert {name: why for name, why in found.items() if why and done.verdicts[name]["status"] != CLEAN} == {}
-    assert untouched_bystanders(done, len(HANDS))
-
-
-def test_who_sleeps_its_time_away_does_not_pass() -> None:
-    """Nor is it merely thin; a kernel beside it is as it was."""
-    done = verify(["sleeps_its_time_away", "innocent"])
-    verdict = done.verdicts["sleeps_its_time_away"]
-    assert verdict["status"] == "error"
-    assert re.search(r"its process slept for \d+ of \d+ s, in which 12 cases were judged", verdict["detail"])
-    assert same_as_undisturbed(done.verdicts)
-    assert done.code == 3
-
-
 NOBODY = 65534
 
 
@@ -441,38 +436,58 @@ def needs_root_and_a_python_for_all() -> str:
 
 
 @pytest.mark.parametrize("user", [None, NOBODY])
-def test_a_hand_on_the_judge(user: int | None) -> None:
-    """Zeros are found wrong, whatever is done to those who judge; no file outside the sandbox has changed."""
+def test_in_the_sandbox_no_hand_reaches_the_judge_or_the_server(user: int | None) -> None:
+    """In the sandbox.
+
+    Zeros are found wrong, whatever is done to those who judge; no file outside the sandbox has changed. Who reaches for
+    the server is told what the system said, or fails, or nothing came of it. Nobody else notices any of it.
+    """
     if user is not None and (why := needs_root_and_a_python_for_all()):
         pytest.skip(why)
     kept = [ROOT / "normcheck" / "result.py", Path.home() / ".profile"]
     before = {path: path.read_bytes() for path in kept if path.exists()}
-    done = verify(beside_bystanders(REACH), "--timeout", "10", "--workers", "2", limit=240.0, user=user)
+    servers = HANDS if user is None else {}
+    hands = (*REACH, *servers)
+    done = verify(beside_bystanders(hands), "--timeout", "10", "--workers", "2", limit=360.0, user=user)
     assert {name: unexpected(done.verdicts[name], WRONG) for name in REACH} == dict.fromkeys(REACH, "")
-    assert untouched_bystanders(done, len(REACH))
+    refused = Ended(("exception", "crash"), "PermissionError|Operation not permitted|SIG|exit code")
+    found = {name: unexpected(done.verdicts[name], refused) for name in servers}
+    assert {name: why for name, why in found.items() if why and done.verdicts[name]["status"] != CLEAN} == {}
+    assert untouched_bystanders(done, len(hands))
+    assert (done.code, [m for m in done.document["messages"] if "changed" in m]) == (1, [])
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_who_sleeps_its_time_away_does_not_pass_and_a_gigabyte_is_not_kept() -> None:
+    """Nor is it merely thin; neither the reports nor the screen are flooded; a kernel beside them is as it was."""
+    done = verify(["sleeps_its_time_away", "prints_a_gigabyte", "innocent"], "--timeout", "60")
+    verdict = done.verdicts["sleeps_its_time_away"]
+    assert verdict["status"] == "error"
+    assert re.search(r"its process slept for \d+ of \d+ s, in which 12 cases were judged", verdict["detail"])
+    assert done.verdicts["prints_a_gigabyte"]["status"] == CLEAN
+    assert len(done.out) < 1 << 16
+    assert len(done.err) < 1 << 22
+    assert same_as_undisturbed(done.verdicts)
+    assert done.code == 3
 
 
 def test_what_judges_is_the_same_at_the_end(tmp_path: Path) -> None:
     """Without the sandbox a kernel can edit normcheck, here a copy: then the run has no verdict."""
     shutil.copytree(ROOT / "normcheck", tmp_path / "normcheck")
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    for how, code in (("--no-sandbox", 3), ("--sandbox", 1)):
-        command = (*argv(["edits_what_judges", "innocent"], "-"), how)
-        environment = {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        changed = f"while it ran, {tmp_path}/normcheck/result.py changed: expected the files that judge to stay"
-        assert [m for m in json.loads(done.stdout)["messages"] if changed in m] == [
-            *(m for m in json.loads(done.stdout)["messages"] if code == 3)
-        ]
+    command = (*argv(["edits_what_judges", "innocent"], "-"), "--no-sandbox")
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    changed = f"while it ran, {tmp_path}/normcheck/result.py changed: expected the files that judge to stay"
+    assert any(changed in message for message in json.loads(done.stdout)["messages"])
 
 
 def test_damage_of_an_earlier_case_is_shown_again_by_the_line_to_paste() -> None:
     """What stands behind *Reproduce* fails, while neither of the cases in it does so alone."""
-    done = verify(["dies_of_an_earlier_case", "wrong_after_an_earlier_case"])
+    done = here(*asked(["dies_of_an_earlier_case", "wrong_after_an_earlier_case"]))
     for name in done.verdicts:
         failure = done.verdicts[name]["failure"]
         _, command, spec, *lines = shlex.split(failure["reproduce"])
@@ -484,8 +499,8 @@ def test_damage_of_an_earlier_case_is_shown_again_by_the_line_to_paste() -> None
 
 
 def repro(spec: str, *lines: str) -> int:
-    command = (sys.executable, "-m", "normcheck", "repro", spec, *lines, "--device", "cpu")
-    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100, check=False).returncode
+    with chdir(ROOT):
+        return normcheck("repro", spec, *lines, "--device", "cpu").code
 
 
 def test_killers_side_by_side() -> None:
@@ -503,35 +518,26 @@ def test_killers_side_by_side() -> None:
     assert all(same_as_undisturbed(done.verdicts, name) for name, kind in failed.items() if kind is None)
 
 
-@pytest.mark.parametrize("names", [SABOTAGE, FORGERIES])
-def test_sabotage_of_the_way_home(names: tuple[str, ...]) -> None:
+def test_sabotage_of_the_way_home() -> None:
     """What a kernel writes to, or closes, that is not its own: never a fault of normcheck, never a pass of zeros."""
-    done = verify(["innocent", *names, "innocent_too"], "--timeout", "1")
+    names = (*SABOTAGE, *FORGERIES)
+    done = verify(["innocent", *SABOTAGE, BYSTANDERS[0], *FORGERIES, "innocent_too"], "--timeout", "1")
     found = {name: unexpected(done.verdicts[name], ANY) for name in names}
     for name in MAY_PASS:
         if name in names and done.verdicts[name]["status"] == CLEAN and same_as_undisturbed(done.verdicts, name):
             found[name] = ""
     assert found == dict.fromkeys(names, "")
     assert done.code == 1
-    for name in ("innocent", "innocent_too"):
+    for name in ("innocent", BYSTANDERS[0], "innocent_too"):
         assert done.verdicts[name] == undisturbed_as(done.verdicts, name)
-
-
-def test_a_gigabyte_is_not_kept() -> None:
-    """Neither the reports nor the screen are flooded by it."""
-    done = verify(["prints_a_gigabyte", "innocent"], "--timeout", "60")
-    assert (done.code, done.verdicts["prints_a_gigabyte"]["status"]) == (0, CLEAN)
-    assert same_as_undisturbed(done.verdicts)
-    assert len(done.out) < 1 << 16
-    assert len(done.err) < 1 << 22
 
 
 def test_the_order_changes_nothing() -> None:
     names = ["innocent", "segfault", "returns_input", "innocent_too"]
-    forward, backward = verify(names).verdicts, verify(names[::-1]).verdicts
+    forward, backward = here(*asked(names)).verdicts, here(*asked(names[::-1])).verdicts
     assert (list(forward), list(backward)) == (names, names[::-1])
     assert forward == backward
-    assert verify(["segfault"]).verdicts["segfault"] == forward["segfault"]
+    assert here(*asked(["segfault"])).verdicts["segfault"] == forward["segfault"]
     assert same_as_undisturbed(forward)
     assert same_as_undisturbed(forward, "innocent_too")
 
@@ -583,17 +589,19 @@ def test_a_full_disk() -> None:
     assert done.out.rstrip().splitlines()[-1].startswith("ERROR")
 
 
-@pytest.mark.parametrize(("line", "says"), [("os.abort()", "SIGABRT"), ("os._exit(0)", "exit code 0")])
-def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path, line: str, says: str) -> None:
-    path = tmp_path / "deadly.py"
-    path.write_text(f"import os\n{line}\n", encoding="utf-8")
-    done = verify(["innocent"], "--impl", str(path), "--op", "rmsnorm")
+def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path) -> None:
+    deadly = {"aborts.py": ("os.abort()", "SIGABRT"), "exits.py": ("os._exit(0)", "exit code 0")}
+    for name, (line, _) in deadly.items():
+        (tmp_path / name).write_text(f"import os\n{line}\n", encoding="utf-8")
+    impls = [word for name in deadly for word in ("--impl", str(tmp_path / name))]
+    done = verify(["innocent"], *impls, "--op", "rmsnorm")
     assert done.code == 1
     verdicts = done.verdicts
     assert same_as_undisturbed(verdicts)
-    failure = verdicts["deadly.py"]["failure"]
-    assert (failure["kind"], read_back(failure["case"]).op) == ("crash", "rmsnorm")
-    assert says in failure["message"] and "its import" in failure["message"]
+    for name, (_, says) in deadly.items():
+        failure = verdicts[name]["failure"]
+        assert (failure["kind"], read_back(failure["case"]).op) == ("crash", "rmsnorm")
+        assert says in failure["message"] and "its import" in failure["message"]
 
 
 WAITS_FOR_THE_OTHER = """
@@ -656,13 +664,12 @@ IMPLEMENTATIONS = (Implementation(name="recomputes", op="layernorm", forward=for
 
 def test_a_run_that_was_begun_and_given_up_disturbs_no_other(tmp_path: Path) -> None:
     """A backward that does not read what was saved is asked again, after the second run was begun: 40 such cases."""
-    path, report = tmp_path / "recomputes.py", tmp_path / "report.json"
+    path = tmp_path / "recomputes.py"
     path.write_text(RECOMPUTES, encoding="utf-8")
     few = ("--dtype", "fp32", "--max-examples", "40", "--time-budget", "100", "--device", "cpu")
-    command = (sys.executable, "-m", "normcheck", "verify", "--impl", str(path), *few, "--report", f"json:{report}")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout
-    (verdict,) = json.loads(report.read_text(encoding="utf-8"))["verdicts"]
+    done = here("--impl", str(path), *few)
+    assert done.code == 0, done.out
+    (verdict,) = done.document["verdicts"]
     assert any("does not read the saved statistics" in note for note in verdict["notes"])
 
 

@@ -809,6 +809,6 @@ IMPLEMENTATIONS = tuple(
         *REACHING,
         sleeps_its_time_away,
         innocent_too,
-        *map(bystander, range(12)),
+        *map(bystander, range(18)),
     )
 )

@@ -30,12 +30,35 @@ ROW = f"""
     ),
 """
 TIES_PASS = "normcheck.audit.mutants.bits:mB01"
-CORRECT = """
+VERIFY = ("verify", "--impl", "torch", "--impl", "triton", "--dtype", "fp16", "--max-examples", "12", "--allow-thin")
+FAULT = ("verify", "--impl", TIES_PASS, "--dtype", "fp32", "--max-examples", "12")
+BENCH = ("bench", "--impl", "torch", "--dtype", "fp32", "--sizes", "8,64")
+FAULTS = ("mF18", "mB12")
+"""One of RMSNorms and one of bits, which a recipe is asked for as well."""
+AUDIT = ("audit", *(word for id in FAULTS for word in ("--mutant", id)), "--dtype", "fp32", "--workers", "1")
+RECIPE = ("audit", "--mutant", "mB12", "--dtype", "fp32", "--workers", "1", "--recipe", "atol=1e-3,rtol=1e-3")
+ABOUT_IT = ("--op", NEW, "--device", "cpu", "--report", "json:-")
+SCRIPT = """
+import io, json, sys
+from contextlib import redirect_stdout
+from normcheck.cli import app
+
+def done(argv):
+    sys.argv = ["normcheck", *argv]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        try:
+            app.main()
+        except SystemExit as stopped:
+            return stopped.code, out.getvalue()
+
+found = [done(argv) for argv in json.loads(sys.argv[1])]
 from normcheck.audit.trial import Trial, start, run_trial
 start("cpu")
-cell = {{"op": "{op}", "dtype": "fp16", "profile": "quick", "seed": 0, "device": "cpu"}}
-print(run_trial(Trial(name="pairwise_fma", **cell, control=True)))
+cell = {"op": sys.argv[sys.argv.index("--op") + 1], "dtype": "fp16", "profile": "quick", "seed": 0, "device": "cpu"}
+print(json.dumps([found, str(run_trial(Trial(name="pairwise_fma", **cell, control=True)))]))
 """
+"""Each command, and a correct kernel's trial, in one process: to import torch for each takes half a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -50,75 +73,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and standard output of Python in ``folder``, on the CPU."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout
-
-
-def reported(folder: Path, command: str, *options: str) -> tuple[int, Any]:
-    """Exit code and JSON report of a command about the new op."""
-    words = ("-m", "normcheck", command, "--op", NEW, "--device", "cpu", "--report", "json:-", *options)
-    code, out = python(folder, *words)
-    return code, json.loads(out)
-
-
-def test_it_is_listed_with_those_who_compute_it(folder: Path) -> None:
-    code, out = python(folder, "-m", "normcheck", "list")
-    assert code == 0
-    found = {line.split()[0] for line in out.splitlines() if line.split()[1:2] == [NEW]}
-    assert found == {"torch", "torch_compile", "triton"}
-
-
 @pytest.mark.slow
-def test_our_own_implementations_of_it_pass(folder: Path) -> None:
-    some = ("--dtype", "fp16", "--max-examples", "12", "--allow-thin")
-    code, run = reported(folder, "verify", "--impl", "torch", "--impl", "triton", *some)
-    assert code == 0, run
+def test_it_is_listed_verified_timed_and_audited(folder: Path) -> None:
+    """By those who compute it; a fault that is planted in it is found, and a correct kernel of it is not accused."""
+    commands = [("list",), *((*command, *ABOUT_IT) for command in (VERIFY, FAULT, BENCH, AUDIT, RECIPE))]
+    listed, *reports, trial = in_a_process(folder, commands)
+    assert listed[0] == 0
+    found = {line.split()[0] for line in listed[1].splitlines() if line.split()[1:2] == [NEW]}
+    assert found == {"torch", "torch_compile", "triton"}
+    (verified, run), (fault, faulty), (timed, bench), (audited, audit), (_, recipe) = (
+        (code, json.loads(out)) for code, out in reports
+    )
+    assert verified == 0, run
+    assert len(run["verdicts"]) == 2
     for cell in run["verdicts"]:
         assert (cell["status"], cell["cases"] >= 12) == ("thin", True)
         assert {"y", "bitmask", "dx", "dw", "db"} <= set(cell["worst"])
-
-
-@pytest.mark.slow
-def test_a_fault_planted_in_it_is_found(folder: Path) -> None:
-    code, run = reported(folder, "verify", "--impl", TIES_PASS, "--dtype", "fp32", "--max-examples", "12")
-    assert code == 1
-    (cell,) = run["verdicts"]
+    assert fault == 1
+    (cell,) = faulty["verdicts"]
     assert (cell["status"], cell["failure"]["output"]) == ("fail", "bitmask")
     assert cell["failure"]["case"].startswith(f"{NEW} fp32 ")
-
-
-@pytest.mark.slow
-def test_it_is_timed(folder: Path) -> None:
-    code, bench = reported(folder, "bench", "--impl", "torch", "--dtype", "fp32", "--sizes", "8,64")
-    assert code == 0
+    assert timed == 0
     speeds = [(speed["op"], speed["direction"], speed["status"]) for speed in bench["speeds"]]
     assert speeds == [(NEW, "forward", "measured"), (NEW, "backward", "measured")]
+    assert audited == 0
+    assert {(m["id"], m["status"]) for m in audit["mutants"]} == {(id, "killed") for id in FAULTS}
+    assert [(m["status"], m["output"]) for m in recipe["mutants"]] == [("killed", "bitmask")]
+    assert trial.count("accused=False") == 1
+    assert "error=True" not in trial
+    assert "cases=30" in trial
 
 
-@pytest.mark.slow
-def test_its_faults_are_killed_and_a_recipe_is_asked(folder: Path) -> None:
-    """One of RMSNorms and one of bits, which a recipe is asked for as well."""
-    ids = ("mF18", "mB12")
-    chosen = [word for id in ids for word in ("--mutant", id)]
-    code, audit = reported(folder, "audit", *chosen, "--dtype", "fp32", "--workers", "1")
-    assert code == 0
-    assert {(m["id"], m["status"]) for m in audit["mutants"]} == {(id, "killed") for id in ids}
-    code, audit = reported(folder, "audit", "--mutant", "mB12", "--dtype", "fp32", "--recipe", "atol=1e-3,rtol=1e-3")
-    assert [(m["status"], m["output"]) for m in audit["mutants"]] == [("killed", "bitmask")]
-
-
-@pytest.mark.slow
-def test_a_correct_kernel_of_it_is_not_accused(folder: Path) -> None:
-    _, out = python(folder, "-c", CORRECT.format(op=NEW))
-    assert out.count("accused=False") == 1
-    assert "error=True" not in out
-    assert "cases=30" in out
+def in_a_process(folder: Path, commands: list[tuple[str, ...]]) -> list[Any]:
+    """Exit code and standard output of each command in ``folder``, on the CPU, and the trial of a correct kernel."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_INTERPRET": "1"}
+    argv = [sys.executable, "-c", SCRIPT, json.dumps(commands)]
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    found, trial = json.loads(done.stdout)
+    return [*found, trial]
 
 
 @pytest.mark.parametrize("fact", ["centered", "zero_centered", "clamped"])

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,25 @@ def page_of(a_run: SweepResult) -> str:
     return stream.getvalue()
 
 
+@cache
+def page_of_sample(name: str) -> str:
+    """The page of a run of ``ALL``. Its pictures take half a second, so several tests ask for the one page."""
+    return page_of(ALL[name]())
+
+
+@cache
+def page_of_failure() -> str:
+    """The page of one cell that failed."""
+    return page_of(run(failed(finding()), status="fail", exit_code=1))
+
+
+@cache
+def usual_tags() -> frozenset[str]:
+    """The elements of a page in which no text means harm."""
+    page = page_of(replace(failing(), verdicts=(failed(finding()), verdict(), skipped())))
+    return frozenset(tag for tag, _ in Page(page).elements)
+
+
 def read_from(page: str) -> str:
     """A page with characters in place of their numbers."""
     return re.sub(r"&#(\d+);", lambda found: chr(int(found[1])), page)
@@ -40,7 +60,7 @@ def read_from(page: str) -> str:
 
 @pytest.mark.parametrize("name", ALL)
 def test_it_is_whole_and_nothing_in_it_runs_or_is_fetched(name: str) -> None:
-    require_sound(page_of(ALL[name]()))
+    require_sound(page_of_sample(name))
 
 
 @pytest.mark.parametrize("harm", HARM)
@@ -51,14 +71,13 @@ def test_foreign_text_is_text(harm: str) -> None:
     other = replace(passing(), messages=(harm, f"drift from {harm}"), argv=("verify", harm), environment={harm: harm})
     verdicts = (wrong, verdict(implementation=harm, spread={harm: {harm: 0.5}, "N": {harm: 1.0}}), skipped(detail=harm))
     text = page_of(replace(other, verdicts=verdicts))
-    page, plain = Page(text), Page(page_of(replace(failing(), verdicts=(failed(finding()), verdict(), skipped()))))
-    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in plain.elements} | {"p", "li", "ul"}
+    assert {tag for tag, _ in Page(text).elements} <= usual_tags() | {"p", "li", "ul"}
     require_sound(text)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_it_is_the_json_report_as_well(tmp_path: Path, name: str) -> None:
-    (tmp_path / "report.html").write_text(page_of(ALL[name]()), encoding="utf-8")
+    (tmp_path / "report.html").write_text(page_of_sample(name), encoding="utf-8")
     with open(tmp_path / "report.json", "w", encoding="utf-8") as stream:
         json_report.write(ALL[name](), stream)
     as_page, as_json = (json_reader.read(str(tmp_path / f"report.{form}")) for form in ("html", "json"))
@@ -132,7 +151,7 @@ def test_the_order_of_its_parts() -> None:
 
 
 def test_the_terminals_text_of_a_failure_is_unchanged() -> None:
-    page = Page(page_of(run(failed(finding()), status="fail", exit_code=1)))
+    page = Page(page_of_failure())
     assert "  Mismatched elements: 3 / 387 (0.8%)\n" in page.text
     assert "Reproduce: normcheck repro mine.py 'rmsnorm fp16 M=3 N=129" in page.text
 
@@ -151,7 +170,7 @@ def test_a_colour_has_a_mark_beside_it() -> None:
 
 def test_the_map_of_a_failure() -> None:
     """Three rows of 43 parts; the last part of the last row is wrong."""
-    text = page_of(run(failed(finding()), status="fail", exit_code=1))
+    text = page_of_failure()
     (drawn,) = re.findall(r'<svg class="heat".*?</svg>', text, re.DOTALL)
     parts = re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="18" class="(\w+)"/>', drawn)
     width = 576 // 43
@@ -165,7 +184,7 @@ def test_the_map_of_a_failure() -> None:
 
 
 def test_the_terms_of_the_bound_and_their_shares() -> None:
-    text = page_of(run(failed(finding()), status="fail", exit_code=1))
+    text = page_of_failure()
     rows = re.findall(r'<th scope="row">(\S+)</th><td class="number">(\S+)</td><td class="number">(\S+)</td>', text)
     assert [row[0] for row in rows if row[2].endswith("%")] == ["store", "rstd", "c1", "c2", "ops", "underflow"]
     assert ("store", "1.5e-04", "75.0%") in rows
