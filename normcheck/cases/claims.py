@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from normcheck.cases.case import EXPANDED, STRIDED, Case
+from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS, STRIDED, Case, head_size_near
 from normcheck.cases.ops import Op
+
+_GAP = 8
 
 REFUSABLE = ("bias", "weight_dtype", "layout")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
@@ -31,6 +33,10 @@ class Declared(Protocol):
     @property
     def strided(self) -> bool:
         """Whether rows may have gaps between them."""
+
+    @property
+    def heads(self) -> bool:
+        """Whether x also comes as heads."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]] | None:
@@ -70,6 +76,23 @@ class Claims:
         """Whether this value was not refused."""
         return (axis, value) not in self.refused
 
+    def fits(self, layout: str, columns: int) -> bool:
+        """Whether cases of this layout have this N: heads are of HEAD_SIZES, unless the shapes are declared."""
+        return layout != HEADS or bool(self.shapes) or columns in HEAD_SIZES
+
+    @property
+    def only_heads(self) -> bool:
+        """Whether every case has heads."""
+        return self.layouts == (HEADS,)
+
+    def nearest(self, case: Case) -> Case:
+        """``case``, in the simplest layout of these claims if they have not its own, and with an N that fits."""
+        if case.layout not in self.layouts:
+            layout = self.layouts[0]
+            dy = "normal" if layout in EXPANDED else case.dy
+            case = replace(case, layout=layout, gap=_GAP if layout in STRIDED else 0, dy=dy)
+        return case if self.fits(case.layout, case.N) else replace(case, N=head_size_near(case.N))
+
     def values(self, axis: str) -> tuple[Any, ...]:
         """The values of one of REFUSABLE that were not refused; the simplest one if all were."""
         every = {"bias": self.biases, "weight_dtype": self.weight_dtypes, "layout": self.layouts}[axis]
@@ -81,8 +104,11 @@ class Claims:
         return all(self.admits(axis, value) for axis, value in values.items())
 
 
-def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
-    """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything."""
+def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] = ()) -> Claims:
+    """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything.
+
+    ``only``: the layouts that are asked for, of which ``layouts_of`` has one at least; () for all.
+    """
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     wide = dtype != "fp32" and "fp32" in implementation.weight_dtypes
     weight_dtypes = (("same",) if "io" in implementation.weight_dtypes or dtype == "fp32" else ()) + ("fp32",) * wide
@@ -91,12 +117,13 @@ def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
         dtype=dtype,
         biases=biases,
         weight_dtypes=weight_dtypes or ("same",),
-        layouts=_layouts(implementation),
+        layouts=layouts_of(implementation, only),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
     )
 
 
-def _layouts(implementation: Declared) -> tuple[str, ...]:
+def layouts_of(implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
+    """The layouts that ``implementation`` declares; those of ``only``, unless that is empty."""
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
         layouts += ["x_strided", "dy_strided", "strided", *EXPANDED]
@@ -104,7 +131,8 @@ def _layouts(implementation: Declared) -> tuple[str, ...]:
         layouts += ["rank3", *["rank3_strided"] * implementation.strided]
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
-    return tuple(layouts)
+    layouts += [HEADS] * implementation.heads
+    return tuple(layout for layout in layouts if not only or layout in only)
 
 
 def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
@@ -118,7 +146,10 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
     if case.bias not in implementation.biases and len(op.biases) > 1:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
-    if case.rank not in implementation.ranks:
+    if case.layout == HEADS:
+        if not implementation.heads:
+            return f"layout={HEADS}: heads=False is declared"
+    elif case.rank not in implementation.ranks:
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"
     if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'

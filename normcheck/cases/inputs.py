@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.case import EXPANDED, HEADS, Case
 from normcheck.cases.data_kinds import DY_VALUES, ONLY_ROW, ROW_VALUES, ROWS, Field, weights
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.guard_bands import elements, placed, untouched
+from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
 from normcheck.cases.ops import OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
@@ -32,8 +32,9 @@ class Inputs:
     """The tensors of a case on a device.
 
     ``x``, ``dy``: (M, N), or (B, S, N) if the case has rank 3, in the io dtype; last stride 1, row stride N, or N + gap
-    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias`` (None if the
-    case has none): (N,). Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads both are (T, H, N), x with
+    ``Case.head_strides``, dy packed. ``weight``, ``bias`` (None if the case has none): (N,). Each lies in a buffer of
+    its own, with NaN in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
     x: Tensor
@@ -68,15 +69,23 @@ def format_of(dtype: torch.dtype) -> Format:
 def make(case: Case, op: Op, device: str) -> Inputs:
     """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): a large one on a GPU by one kernel, if Triton
     works there."""
+    if case.layout == HEADS:
+        return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
     made = _unfilled(case, device)
     if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
         fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
     if case.rank == 3:
-        shape = (case.batch, case.M // case.batch, case.N)
-        made = replace(made, x=made.x.view(shape), dy=made.dy.view(shape))
+        made = replace(made, x=made.x.view(case.shape), dy=made.dy.view(case.shape))
     return made
+
+
+def _with_heads(case: Case, packed: Inputs, device: str) -> Inputs:
+    """The same numbers with x as heads, (T, H, N), in a buffer of NaN."""
+    x = placed(case.shape, (*case.head_strides, 1), packed.x.dtype, device)
+    as_integers(x).copy_(as_integers(packed.x.view(case.shape)))
+    return replace(packed, x=x, dy=packed.dy.view(case.shape))
 
 
 def fill(case: Case, op: Op, made: Inputs) -> None:

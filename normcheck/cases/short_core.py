@@ -309,7 +309,7 @@ class ShortCore:
         fixed = {"bias": bias, "weight_dtype": weight_dtype}
         broad = max((m for m, *_ in self._prices.places if m <= _BROAD), default=0)
         for layout in self._claims.values("layout") if broad <= size.M else ():
-            if [bias, weight_dtype, layout] not in own:
+            if [bias, weight_dtype, layout] not in own and self._claims.fits(layout, size.N):
                 yield self._cheaply(self._design.filled(size, {**fixed, "layout": layout}))
         for pair in product(self._claims.values("bias"), self._claims.values("weight_dtype")):
             if pair not in parameters:

@@ -47,15 +47,16 @@ class Implementation:
     reference's), numbers, text and None included, which are not checked. Without ``backward`` the gradients come from
     torch autograd through y.
 
-    Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) if ``ranks`` has 3; weight, bias,
-    dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
+    Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) if ``ranks`` has 3, or (T, H, N) with
+    ``heads``; weight, bias, dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
     significant bit first, or bool (M, N).
 
     ``supports(case)`` returns None, or why this case cannot run. ``unavailable(device)`` returns None, or why nothing
     can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks``, ``biases`` (without, with one, or both, as far as the op
     has them) and ``strided`` say what is claimed. ``model`` declares facts about the arithmetic (keys of ``[model]`` in
     tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
-    a sweep may use. ``source`` is a link or a path.
+    a sweep may use. ``heads``: x also comes as heads, (T, H, N) with a row stride and a head stride of its own, as q in
+    a fused projection to q, k and v. ``source`` is a link or a path.
 
     ``weight_dtypes``: ``("io",)`` if weight and bias must have the dtype of x. ``overwrites``: which of ``x`` and
     ``dy`` a call may write into (y in the memory of x, dx in that of dy), but not around them. Each call gets them as
@@ -79,6 +80,7 @@ class Implementation:
     ranks: tuple[int, ...] = (2,)
     biases: tuple[bool, ...] = (False, True)
     strided: bool = True
+    heads: bool = False
     weight_dtypes: tuple[str, ...] = WEIGHT_DTYPES
     overwrites: tuple[str, ...] = ()
     model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)

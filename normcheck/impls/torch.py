@@ -50,6 +50,7 @@ IMPLEMENTATIONS = tuple(
         op=op.name,
         forward=partial(forward, op),
         ranks=(2, 3),
+        heads=True,
         model={"bitmask_compare": "fp32"} if op.clamped else {},
         source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
     )

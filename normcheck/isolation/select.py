@@ -136,6 +136,7 @@ def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox
             ranks=tuple(declared["ranks"]),
             biases=tuple(declared["biases"]),
             strided=bool(declared["strided"]),
+            heads=bool(declared["heads"]),
             weight_dtypes=tuple(declared["weight_dtypes"]),
             overwrites=tuple(declared["overwrites"]),
             model=_Question(session, "model") if model is None else dict(model),

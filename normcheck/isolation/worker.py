@@ -165,6 +165,7 @@ def _described(i: Implementation, device: str) -> Message:
         "ranks": list(i.ranks),
         "biases": list(i.biases),
         "strided": i.strided,
+        "heads": i.heads,
         "weight_dtypes": list(i.weight_dtypes),
         "overwrites": list(i.overwrites),
         "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
