@@ -111,7 +111,7 @@ class Case:
 
     @property
     def room(self) -> int:
-        """The elements of x, or of dy if that has more, with the gaps of its rows; without rows, those of the weight."""
+        """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
 
     @property

@@ -30,7 +30,7 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, WEIGHT_KINDS
 
 _FEW_HEADS = 6
-"""The fewest rows that are several tokens of several heads, but for 4: if there are only heads, most cases have them."""
+"""Rows that are several tokens of several heads. If there are only heads, most small cases have so many."""
 
 Goals = frozenset[Value | Pair]
 """Values, and pairs of values, that a core must cover."""
@@ -158,7 +158,7 @@ def _of_heads(pair: Mapping[str, Any], sizes: Sizes, extent: Extent) -> bool:
     """Whether the size in a pair, if there is one, is one that heads have, or the class of one."""
     own = [n for widths in sizes.widths.values() for n in widths if n in HEAD_SIZES]
     keys = {key_of(n) for n in own}
-    allowed = {"N": set(own), "width": {low for low, _ in keys}, "fit": {fit for _, fit in keys}}
+    allowed: dict[str, set[Any]] = {"N": set(own), "width": {low for low, _ in keys}, "fit": {fit for _, fit in keys}}
     if not own or not all(pair[axis] in values for axis, values in allowed.items() if axis in pair):
         return False
     return "m" not in pair or min(sizes.heights[pair["m"]]) * min(own) <= extent.elements

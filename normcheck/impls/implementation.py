@@ -48,8 +48,8 @@ class Implementation:
     torch autograd through y.
 
     Shapes: x, dy, y, dx (M, N), last stride 1, row stride N or more, or (B, S, N) if ``ranks`` has 3, or (T, H, N) with
-    ``heads``; weight, bias, dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8 (M, ceil(N/8)), least
-    significant bit first, or bool (M, N).
+    ``heads``; weight, bias, dw, db (N,); bias may be None. mean, rstd: fp32, M elements in any shape. bitmask: uint8
+    (M, ceil(N/8)), least significant bit first, or bool (M, N).
 
     ``supports(case)`` returns None, or why this case cannot run. ``unavailable(device)`` returns None, or why nothing
     can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks``, ``biases`` (without, with one, or both, as far as the op
