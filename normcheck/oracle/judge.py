@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import HEADS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
@@ -79,7 +79,8 @@ class Truth:
 
 @dataclass(frozen=True)
 class Judge:
-    """The judge of one case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``stored_bias`` (N,), its rules and options.
+    """The judge of one case: ``x``, ``dy`` (M, N) as stored (an x of heads is (T, H, N)), ``scale``, ``stored_bias``
+    (N,), its rules and options.
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
@@ -180,7 +181,7 @@ def judge_of(
 ) -> Judge:
     """The judge of ``case`` for a kernel of this ``model``; see ``Judge`` for the rest."""
     shape = (case.M, case.N)
-    x = inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
+    x = inputs.x if inputs.x.dim() == 2 or case.layout == HEADS else inputs.x.reshape(shape)
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     rules = rounding.rules(op, model)
     scale = reference.scale(op, inputs.weight)
@@ -188,7 +189,7 @@ def judge_of(
 
     @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share
     def truth(first: int, end: int) -> Truth:
-        rows = reference.normalise(op, x[first:end].double(), case.eps)
+        rows = reference.normalise(op, _rows(x, first, end).double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
         return Truth(
             rows,
@@ -202,6 +203,15 @@ def judge_of(
     block = lambda b: truth(b.start, b.stop)  # noqa: E731
     judge = Judge(case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, watch, fused)
     return judge
+
+
+def _rows(x: Tensor, first: int, end: int) -> Tensor:
+    """The rows ``first`` to ``end`` of x, (M, N) or (T, H, N): heads have no stride in common, so they are copied."""
+    if x.dim() == 2:
+        return x[first:end]
+    heads = x.shape[1]
+    token = first // heads
+    return x[token : -(-end // heads)].reshape(-1, x.shape[2])[first - token * heads : end - token * heads]
 
 
 def checkable_rows(rows: reference.Rows, case: Case) -> Tensor | None:

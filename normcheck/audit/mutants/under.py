@@ -25,6 +25,8 @@ def why_not(regime: Regime, mutant: Mutant) -> str:
     """Why a fault makes no sense under a regime, in any op and dtype, or an empty string."""
     if mutant.not_exercised:
         return mutant.not_exercised
+    if mutant.heads:
+        return "it shows in heads only, which every regime has few of"
     if regime.holds_dy is not None and not set(mutant.outputs) <= set(_OF_BACKWARD):
         return "it may be a fault of forward, which is not given dy"
     if mutant.widest is not None and regime.width > mutant.widest:

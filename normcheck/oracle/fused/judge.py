@@ -50,10 +50,12 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: every bound is finite, and nobody watches what is compared."""
+    """Whether the fused judge can judge this case: every bound is finite, x has one row stride, and nobody watches what
+    is compared."""
     case = judge.case
     return (
         judge.finite
+        and judge.x.dim() == 2
         and case.M > 0
         and case.rows not in (*NOT_FINITE, "largest")
         and judge.watch is None
