@@ -205,7 +205,8 @@ def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Size
             random.Random(f"{seed} {axis} {every}").shuffle(sizes)
         return tuple([size for size in sizes if size <= limit and claims.admits(axis, size)][:most])
 
-    heights = {c.low: some(c, "M", extent.heights, extent.rows) for c in ROW_CLASSES}
+    tallest = min(extent.rows, extent.elements // min(HEAD_SIZES)) if claims.only_heads else extent.rows
+    heights = {c.low: some(c, "M", extent.heights, tallest) for c in ROW_CLASSES}
     most = len(HEAD_SIZES) if claims.only_heads else extent.widths
     widths = {(c.low, c.fit): some(c, "N", most, extent.elements) for c in COLUMN_CLASSES}
     if claims.only_heads:
