@@ -26,7 +26,7 @@ def why_not(regime: Regime, mutant: Mutant) -> str:
     if mutant.not_exercised:
         return mutant.not_exercised
     if mutant.heads:
-        return "it shows in heads only, which every regime has few of"
+        return "it shows in heads only, and regimes have few of them"
     if regime.holds_dy is not None and not set(mutant.outputs) <= set(_OF_BACKWARD):
         return "it may be a fault of forward, which is not given dy"
     if mutant.widest is not None and regime.width > mutant.widest:
