@@ -123,7 +123,9 @@ def _strides(case: Case) -> str:
 
 
 def _head_strides(case: Case) -> str:
-    """What to look at if the smallest case that fails has heads."""
+    """What to look at if the smallest case that fails has heads; "" if it has one, whose strides say nothing."""
+    if case.M <= 1:
+        return ""
     (tokens, count, n), (token, head) = case.shape, case.head_strides
     lies = f"x is {(tokens, count, n)} with strides {(token, head, 1)} here: behind the "
     lies += f"{f'{count} heads' if count > 1 else 'one head'} of each token lie {case.other_heads} others"

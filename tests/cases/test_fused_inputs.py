@@ -187,7 +187,13 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     """Cases of random cores of every op and dtype, by turns."""
     order = random.Random(20)
     every = SimpleNamespace(
-        biases=(False, True), weight_dtypes=("io", "fp32"), ranks=(2, 3), strided=True, shapes=None, backward=None
+        biases=(False, True),
+        weight_dtypes=("io", "fp32"),
+        ranks=(2, 3),
+        strided=True,
+        heads=False,
+        shapes=None,
+        backward=None,
     )
     extent = PROFILES["quick"].extent
     cells = [claims_of(op, every, dtype) for op in OPS.values() for dtype in DTYPES]

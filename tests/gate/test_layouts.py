@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from normcheck import verify
 from normcheck.cases.case import LAYOUTS
 from normcheck.cases.case_line import parsed
-from normcheck.errors import ExitCode
+from normcheck.errors import ExitCode, UsageError
 from normcheck.gate.options import VerifyOptions, options_of
 from tests.command_line import Cli
 
@@ -211,6 +213,24 @@ def test_a_shell_completes_layouts() -> None:
     assert option.names is not None
     assert tuple(option.names()) == LAYOUTS
     assert not option.open
+
+
+def test_the_python_interface_asks_for_layouts_as_well() -> None:
+    def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        seen.add(x.dim())
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    seen = set[int]()
+    few: dict[str, Any] = {"op": "rmsnorm", "dtypes": "fp16", "max_examples": 20, "device": "cpu"}
+    (verdict,) = verify(rmsnorm, layout="heads", **few)
+    assert (verdict.failure, seen) == (None, {3})
+    (verdict,) = verify(rmsnorm, op="rmsnorm", case="rmsnorm fp16 M=20 N=64 layout=heads bias=none")
+    assert (verdict.status, verdict.cases) == ("pass", 1)
+    (verdict,) = verify(rmsnorm, layout=["rank3"], **few)
+    assert verdict.detail.startswith("layout=rank3: declares only")
+    with pytest.raises(UsageError, match="layout=head: expected one of contiguous"):
+        verify(rmsnorm, layout="head", **few)
 
 
 def test_what_failed_before_in_another_layout_is_not_run(told: Callable[..., Any], tmp_path: Path) -> None:
