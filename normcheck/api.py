@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
     seed: int
     device: str
     timeout: float
-    layout: str | Sequence[str]
+    layout: tuple[str, ...]
 
 
 def verify(
