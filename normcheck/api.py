@@ -23,7 +23,7 @@ from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
 from normcheck.gate.options import PROMISING, VerifyOptions, built
-from normcheck.gate.plan import Plan, profile_of
+from normcheck.gate.plan import Plan, asked_for, profile_of
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
     seed: int
     device: str
     timeout: float
+    layout: tuple[str, ...]
 
 
 def verify(
@@ -60,7 +61,7 @@ def verify(
     ``fn``: ``f(x, weight, bias, eps) -> y`` (with or without bias; a function, a closure or a torch module) together
     with ``op``, or an ``Implementation``. Shapes and dtypes of its tensors are those of ``Implementation``. The other
     arguments are the options of ``normcheck verify``, with the same defaults: ``profile``, ``max_examples``,
-    ``time_budget``, ``seed``, ``device``, ``timeout``; with ``case``, a case line, that case alone is run.
+    ``time_budget``, ``seed``, ``device``, ``timeout``, ``layout``; with ``case``, a case line, that case alone is run.
 
     ``fn`` is called in this process, since another could not import a closure. So its crash ends the test suite, and
     ``timeout`` (seconds per case) interrupts only Python code of the main thread. On a CPU, a Triton kernel needs
@@ -119,8 +120,9 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
     case = parsed(line) if line else None
     if case is not None and case.op != implementation.op:
         raise UsageError(f"case={one_line(line, 120)}: expected a case of {implementation.op}")
-    op_ = OPS[implementation.op]
-    cells = tuple(Cell(op_, implementation, dtype, spec) for dtype in ((case.dtype,) if case else options.dtype))
+    implementation = asked_for((case.layout,) if case else options.layout, spec, implementation)
+    op_, dtypes = OPS[implementation.op], (case.dtype,) if case else options.dtype
+    cells = tuple(Cell(op_, implementation, dtype, spec, options.layout) for dtype in dtypes)
     plan = Plan(cells, profile_of(options), options.seed, device, options.timeout)
     with _left_as_it_was(device):
         if case is not None:

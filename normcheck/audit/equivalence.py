@@ -16,7 +16,6 @@ from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import Regime
 from normcheck.audit.mutants.under import under, without_fault
 from normcheck.cases.case import Case
-from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.ops import Op
 from normcheck.checks.attempt import run_case
@@ -53,7 +52,7 @@ def first_failing_case(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan:
 
 def _cases(regime: Regime, mutant: Mutant, cell: Cell, plan: Plan) -> Iterator[Case]:
     """The cases of a core, each moved into ``regime``; only the first ones if the kernel is interpreted, thus slow."""
-    planned = drawn(claims_of(cell.op, cell.implementation, cell.dtype), plan.profile.extent, plan.seed)
+    planned = drawn(cell.claims, plan.profile.extent, plan.seed)
     cases = (regime.into(entry.case) for entry in planned)
     return islice(cases, INTERPRETED if mutant.language == "triton" else None)
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
-from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.case import HEADS, NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import RESIDUAL_KINDS, WEIGHT_KINDS
@@ -49,7 +49,9 @@ def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
 def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
     """Two rows of each of MODEL_SIZES, in an order by ``seed``; none if the implementation declares its shapes."""
     order = random.Random(seed)
-    sizes = [n for n in MODEL_SIZES if not claims.shapes and claims.admits("N", n)]
+    sizes = [
+        n for n in MODEL_SIZES if not claims.shapes and claims.admits("N", n) and claims.fits(claims.layouts[0], n)
+    ]
     for n in order.sample(sizes, len(sizes)):
         yield _drawn(claims, order, 2, n, rows=order.choice(("tail", "shifted", "normal")))
 
@@ -63,23 +65,26 @@ def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
         return
     order = random.Random(seed + 1)
     for m, n in sorted(LARGE[device], key=lambda shape: shape[0] * shape[1]) * times:
-        if claims.admits("M", m) and claims.admits("N", n):
+        if claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n):
             dy = order.choice(("shifted", "correlated"))
             yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy)
 
 
 def far_apart(claims: Claims) -> Iterator[Case]:
-    """A case for a GPU whose last row begins at element 2^31: a kernel that counts elements in 32 bits fails it."""
-    if not claims.shapes and "x_strided" in claims.values("layout") and claims.dtype != "fp32":
-        order = random.Random(0)
-        yield _drawn(claims, order, 65537, 64, layout="x_strided", gap=32704, eps=1e-5, weight_dtype="same")
+    """Cases for a GPU whose last row, or last token, begins at element 2^31 or behind it: a kernel that counts elements
+    in 32 bits fails them."""
+    layouts = () if claims.shapes or claims.dtype == "fp32" else claims.values("layout")
+    for layout, m, gap in (("x_strided", 65537, 32704), (HEADS, 8 * 10925, 16320)):
+        if layout in layouts:
+            order = random.Random(0)
+            yield _drawn(claims, order, m, 64, layout=layout, gap=gap, eps=1e-5, weight_dtype="same")
 
 
 def extreme(claims: Claims, seed: int) -> Iterator[Case]:
     """Cases of the EXTREME shapes for a GPU; none if the implementation declares its shapes."""
     order = random.Random(seed + 2)
     for m, n in () if claims.shapes else EXTREME:
-        if claims.admits("M", m) and claims.admits("N", n):
+        if claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n):
             yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted", "tail")))
 
 
@@ -89,7 +94,8 @@ def huge(claims: Claims, powers: Sequence[int]) -> Iterator[Case]:
     A kernel that counts elements in 32 bits fails it, whatever strides it takes.
     """
     order = random.Random(1)
-    for power in () if claims.shapes or claims.dtype == "fp32" else powers:
+    left_out = claims.shapes or claims.dtype == "fp32" or claims.layouts[0] != "contiguous"
+    for power in () if left_out else powers:
         yield _drawn(claims, order, 2**power // HUGE_N + 1, HUGE_N, eps=1e-5, weights="normal", weight_dtype="same")
 
 
@@ -110,4 +116,4 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
     values |= fixed
     if False in weight and (True not in weight or order.random() < _WITHOUT_WEIGHT):
         values |= {"weights": NO_WEIGHT, "bias": False, "weight_dtype": "same"}
-    return Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **values)
+    return claims.nearest(Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **values))

@@ -14,13 +14,23 @@ from types import MappingProxyType
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
 
-LAYOUTS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided")
+HEADS = "heads"
+"""The layout of q in a fused projection to q, k and v, see ``Case.heads``."""
+
+LAYOUTS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided", HEADS)
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
-row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``."""
+row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``; ``heads``: x is
+(T, H, N), the first H heads of each of T tokens in a buffer that has other heads behind them, see ``Case.heads``."""
 
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
-"""Layouts with a ``gap``."""
+"""Layouts with a ``gap``. That of ``heads`` may be 0."""
+
+HEAD_SIZES = (64, 128, 256, 512)
+"""The N of cases of heads that are not a user's own: attention has heads of these sizes, and kernels take no others."""
+
+_MOST_HEADS = 8
+_HEADS_OF_A_KEY = 4  # heads of q that share one head of k and one of v
 
 NO_WEIGHT = "none"
 """In place of a kind of weights: the op is called without a weight, so without a bias as well. Its gamma is 1."""
@@ -36,7 +46,7 @@ HUGE_ELEMENTS = 2**28
 elements of its own is run once, and what comes of it is judged, and that is all: memory does not allow more."""
 
 MAX_ELEMENTS = 2**34
-"""The largest M * (N + gap) of a case line. It limits the memory that a hostile line can make this process allocate."""
+"""The largest ``room`` of a case line. It limits the memory that a hostile line can make this process allocate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +55,8 @@ class Case:
 
     ``M`` rows of ``N`` elements; ``eps`` is the op's epsilon; ``rows``, ``dy`` and ``weights`` are kinds of data
     (``data_kinds.py`` lists them); ``weight_dtype`` is ``same`` or ``fp32``; ``bias`` is False if the op is called
-    without one; ``gap`` counts the elements behind each row of a strided tensor; ``options`` are the op's own numbers
-    (``lower_clip``, ``upper_clip``) as pairs in order of name. ``residual`` is a kind of data as well, and
+    without one; ``gap`` counts the elements behind each row of a strided tensor, or each head; ``options`` are the op's
+    own numbers (``lower_clip``, ``upper_clip``) as pairs in order of name. ``residual`` is a kind of data as well, and
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a bias or a dtype of weights.
@@ -80,19 +90,51 @@ class Case:
 
     @property
     def rank(self) -> int:
-        """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M."""
-        return 3 if self.layout in ("rank3", "rank3_strided") else 2
+        """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M, or (T, H, N) with T*H == M."""
+        return 3 if self.layout in ("rank3", "rank3_strided", HEADS) else 2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of x and dy, of y and dx."""
+        if self.layout == HEADS:
+            return self.M // self.heads, self.heads, self.N
+        return (self.M, self.N) if self.rank == 2 else (self.batch, self.M // self.batch, self.N)
+
+    @property
+    def heads(self) -> int:
+        """H of the layout ``heads``. One token of H = M heads for M up to 3; else at least two tokens, each with as
+        many heads as fit, up to 8: H is the largest divisor of M up to min(8, M / 2), so 1 if M is a prime.
+        """
+        most = max(self.M, 1) if self.M <= 3 else min(_MOST_HEADS, self.M // 2)
+        return next(h for h in range(most, 0, -1) if self.M % h == 0)
+
+    @property
+    def other_heads(self) -> int:
+        """The heads of k and v that lie behind the H heads of each token: one of both for each four of q."""
+        return 2 * math.ceil(self.heads / _HEADS_OF_A_KEY)
+
+    @property
+    def head_strides(self) -> tuple[int, int]:
+        """The strides of the tokens and of the heads of x in the layout ``heads``."""
+        return (self.heads + self.other_heads) * (self.N + self.gap), self.N + self.gap
 
     @property
     def gaps(self) -> Mapping[str, int]:
-        """The elements behind each row of x and of dy."""
+        """The elements behind each row of x and of dy; of heads an average, rounded up."""
+        if self.layout == HEADS:
+            return MappingProxyType({"x": math.ceil(self.head_strides[0] / self.heads) - self.N, "dy": 0})
         own = {"x": ("x_strided", "strided", "rank3_strided"), "dy": ("dy_strided", "strided", "rank3_strided")}
         return MappingProxyType({name: self.gap * (self.layout in layouts) for name, layouts in own.items()})
 
     @property
+    def room(self) -> int:
+        """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
+        return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
+
+    @property
     def small(self) -> bool:
-        """Whether x, with the gaps of its rows, has at most SMALL_ELEMENTS elements; without rows, the weight."""
-        return max(self.M, 1) * (self.N + self.gap) <= SMALL_ELEMENTS
+        """Whether its ``room`` is at most SMALL_ELEMENTS."""
+        return self.room <= SMALL_ELEMENTS
 
     @property
     def huge(self) -> bool:
@@ -148,6 +190,17 @@ class Case:
             words.append(f"residual_dtype={self.residual_dtype}")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
+
+
+def head_size_near(columns: int) -> int:
+    """The one of HEAD_SIZES that is nearest to an N."""
+    return min(HEAD_SIZES, key=lambda size: abs(size - columns))
+
+
+def alone(case: Case) -> Case:
+    """The case of one of its rows, packed; x keeps its rank."""
+    packed = HEADS if case.layout == HEADS else "rank3" if case.rank == 3 else "contiguous"
+    return replace(case, M=1, layout=packed, gap=0)
 
 
 PARAMETERS = ("weight", "bias", "weight_dtype")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 
-from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, NO_WEIGHT, STRIDED, Case
+from normcheck.cases.case import HEADS, LAYOUTS, MAX_ELEMENTS, NO_WEIGHT, STRIDED, Case
 from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
@@ -69,7 +69,7 @@ def parse(line: str) -> Case:
 
 def _validate(case: Case) -> None:
     """Raise UsageError for values that no implementation may be called with."""
-    if max(case.M, 1) * (case.N + case.gap) > MAX_ELEMENTS:
+    if case.room > MAX_ELEMENTS:
         raise UsageError(f"M={case.M} N={case.N} gap={case.gap}: expected at most {MAX_ELEMENTS} elements")
     fp32 = FORMATS["fp32"]
     if case.eps and not 2.0**fp32.emin <= case.eps <= fp32.max:
@@ -78,8 +78,12 @@ def _validate(case: Case) -> None:
         raise UsageError("weight_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
     if case.residual_dtype == "fp32" and case.dtype == "fp32":
         raise UsageError("residual_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
-    if bool(case.gap) != (case.layout in STRIDED):
-        raise UsageError(f"gap={case.gap} layout={case.layout}: expected gap > 0 exactly for a strided layout")
+    if case.layout == HEADS and OPS[case.op].adds_residual:
+        raise UsageError(f"layout={HEADS}: expected another one for {case.op}, of which no heads are made")
+    if bool(case.gap) != (case.layout in STRIDED) and case.layout != HEADS:
+        raise UsageError(
+            f"gap={case.gap} layout={case.layout}: expected gap > 0 exactly for a strided layout; {HEADS} may have one"
+        )
     clips = dict(case.options)
     if any(abs(clip) > fp32.max for clip in clips.values()):
         raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")

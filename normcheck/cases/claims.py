@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Protocol
 
-from normcheck.cases.case import EXPANDED, STRIDED, Case, Parameters
+from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS, STRIDED, Case, Parameters, head_size_near
 from normcheck.cases.ops import OPS, Op
+
+_GAP = 8
 
 REFUSABLE = ("weight", "bias", "weight_dtype", "layout", "residual_dtype")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
@@ -40,6 +42,10 @@ class Declared(Protocol):
     @property
     def strided(self) -> bool:
         """Whether rows may have gaps between them."""
+
+    @property
+    def heads(self) -> bool:
+        """Whether x also comes as heads."""
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]] | None:
@@ -82,6 +88,23 @@ class Claims:
         """Whether this value was not refused."""
         return (axis, value) not in self.refused
 
+    def fits(self, layout: str, columns: int) -> bool:
+        """Whether cases of this layout have this N: heads are of HEAD_SIZES, unless the shapes are declared."""
+        return layout != HEADS or bool(self.shapes) or columns in HEAD_SIZES
+
+    @property
+    def only_heads(self) -> bool:
+        """Whether every case has heads."""
+        return self.layouts == (HEADS,)
+
+    def nearest(self, case: Case) -> Case:
+        """``case``, in the simplest layout of these claims if they have not its own, and with an N that fits."""
+        if case.layout not in self.layouts:
+            layout = self.layouts[0]
+            dy = "normal" if layout in EXPANDED else case.dy
+            case = replace(case, layout=layout, gap=_GAP if layout in STRIDED else 0, dy=dy)
+        return case if self.fits(case.layout, case.N) else replace(case, N=head_size_near(case.N))
+
     def values(self, axis: str) -> tuple[Any, ...]:
         """The values of one of REFUSABLE that were not refused; the simplest one if all were."""
         declared = {
@@ -113,10 +136,14 @@ def refusable(case: Case) -> dict[str, Any]:
     return {"weight": case.weight, **of_weight, "layout": case.layout, **of_residual, "N": case.N, "M": case.M}
 
 
-def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
-    """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything."""
+def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] = ()) -> Claims:
+    """The claims of ``implementation`` for ``op`` in ``dtype``, before it refuses anything.
+
+    ``only``: the layouts that are asked for, of which ``layouts_of`` has one at least; () for all.
+    """
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     weight_dtypes = _relative(implementation.weight_dtypes, dtype)
+    layouts = layouts_of(implementation, only)
     if True not in implementation.weights:
         biases, weight_dtypes = (False,), ("same",)
     return Claims(
@@ -124,7 +151,9 @@ def claims_of(op: Op, implementation: Declared, dtype: str) -> Claims:
         dtype=dtype,
         biases=biases,
         weight_dtypes=weight_dtypes,
-        layouts=_layouts(implementation),
+        layouts=_with_residual(layouts_of(implementation, only))
+        if op.adds_residual
+        else layouts_of(implementation, only),
         weights=tuple(weight for weight in (True, False) if weight in implementation.weights),
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
@@ -137,7 +166,13 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
     return ((("same",) if "io" in declared or dtype == "fp32" else ()) + ("fp32",) * wide) or ("same",)
 
 
-def _layouts(implementation: Declared) -> tuple[str, ...]:
+def _with_residual(layouts: tuple[str, ...]) -> tuple[str, ...]:
+    """The layouts of an op that adds a residual: no heads of it are made."""
+    return tuple(layout for layout in layouts if layout != HEADS) or ("contiguous",)
+
+
+def layouts_of(implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
+    """The layouts that ``implementation`` declares; those of ``only``, unless that is empty."""
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
         layouts += ["x_strided", "dy_strided", "strided", *EXPANDED]
@@ -145,7 +180,8 @@ def _layouts(implementation: Declared) -> tuple[str, ...]:
         layouts += ["rank3", *["rank3_strided"] * implementation.strided]
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
-    return tuple(layouts)
+    layouts += [HEADS] * implementation.heads
+    return tuple(layout for layout in layouts if not only or layout in only)
 
 
 def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
@@ -161,7 +197,10 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"weights={case.weights}: weights={implementation.weights} is declared"
     if case.weight and case.bias not in implementation.biases and len(op.biases) > 1:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
-    if case.rank not in implementation.ranks:
+    if case.layout == HEADS:
+        if not implementation.heads:
+            return f"layout={HEADS}: heads=False is declared"
+    elif case.rank not in implementation.ranks:
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"
     if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'

@@ -26,7 +26,7 @@ from normcheck.cases.axes import (
     row_class,
     values_of,
 )
-from normcheck.cases.case import EXPANDED, NO_WEIGHT, Case
+from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, Case
 from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 
@@ -35,6 +35,10 @@ ALL_OPENED = 1000
 
 GAPS = (3, 8, 1, 64)
 """The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
+
+
+HEAD_GAPS = (0, 0, 8, 0, 0, 64)
+"""The gaps behind heads. Elsewhere heads lie side by side, or so that each begins at an aligned address."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,18 @@ def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str,
     for weight_dtype in claims.weight_dtypes[1:]:
         yield 5, 24, "normal", {**_NEUTRAL, "weight_dtype": weight_dtype}
     for layout in claims.layouts[1:]:
-        yield 5, 24, "shifted", {**_NEUTRAL, "layout": layout}
+        if layout != HEADS:
+            yield 5, 24, "shifted", {**_NEUTRAL, "layout": layout}
+    if HEADS in claims.layouts:
+        for m, n, gap in _OF_HEADS:
+            yield m, n, "shifted", {**_NEUTRAL, "layout": HEADS, "gap": gap}
     for residual_dtype in claims.residual_dtypes[1:]:
         yield 5, 24, "normal", {**_NEUTRAL, "residual_dtype": residual_dtype}
+
+
+_HEADS_IN_TURN = (64, 128, 256)
+_OF_HEADS = ((20, 128, 0), (5, 64, 0), (3, 256, 0), (1, 128, 8), (24, 64, 64), (6, 512, 8), (14, 128, 0))
+"""M, N and gap of the first cases of heads: tokens of several heads, of one, a single token, a single head, gaps."""
 
 
 def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
@@ -184,12 +197,18 @@ class Design:
     def cases(self) -> Iterator[Planned]:
         """The cases, until no goal is left that a case can cover."""
         for m, n, rows, fixed in list(_opening(self._claims))[self._used :]:
-            size = self.like(m, n)
+            fixed = self._claimed(fixed)
+            size = self._exactly(m, n) if fixed.get("layout") == HEADS else self.like(m, n)
             self.number += 1
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
                 yield replace(self.recorded(self.filled(size, {**fixed, "rows": rows})), opens=self.number)
         while (planned := self._next()) is not None:
             yield self.recorded(planned)
+
+    def _claimed(self, fixed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``fixed``, with the simplest layout of the claims in place of one that they have not."""
+        asked = fixed.get("layout", self._claims.layouts[0])
+        return fixed if asked in self._claims.layouts else {**fixed, "layout": self._claims.layouts[0]}
 
     def _admits(self, axis: str, value: Any) -> bool:
         return axis not in REFUSABLE or self._claims.admits(axis, value)
@@ -221,7 +240,7 @@ class Design:
         """The next case, None if no case covers a goal that is left."""
         self.number += 1
         if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
-            planned = self.filled(self._best_size(), {})
+            planned = self.filled(self._in_turn(self._best_size()), {})
             if goals_of(planned) & self.left:
                 return planned
         return next(filter(None, map(self._covering, sorted(self.left, key=repr))), None)
@@ -237,6 +256,8 @@ class Design:
             fixed |= {"dy": kind, "rows": "shifted"} if of_dy else {"rows": kind, "dy": "normal"}
         sizes = [s for s in self.candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
         for size in sorted(sizes, key=lambda size: size.cost if size.M > 1 else size.cost + 50):
+            if not self._claims.fits(fixed.get("layout", ""), size.N):
+                continue
             planned = self.filled(size, fixed)
             if goal in goals_of(planned):
                 return planned
@@ -256,6 +277,14 @@ class Design:
         cost *= _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0]))
         classes = (_M_WITH_N, axes["m"], axes["n"])
         return Size(M=m, N=n, axes=axes, cost=cost, classes=classes, shape=("shape", (m, n)))
+
+    def _exactly(self, m: int, n: int) -> Size | None:
+        """The size (m, n), or one like it if this core has declared sizes, or no others of its classes."""
+        known = low_of(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+        allowed = self._claims.admits("M", m) and self._claims.admits("N", n)
+        if self._claims.shapes or not (known and allowed and self._claims.fits(HEADS, n)):
+            return self.like(m, n)
+        return self._size(m, n)
 
     def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
@@ -295,6 +324,12 @@ class Design:
                 most, chosen = gain / size.cost, size
         return chosen
 
+    def _in_turn(self, size: Size) -> Size:
+        """``size``; if there are only heads, its M with another N at each turn."""
+        n = _HEADS_IN_TURN[self.number % len(_HEADS_IN_TURN)]
+        known = (size.M, n) in {(s.M, s.N) for s in self.candidates} if self._claims.only_heads else False
+        return self._size(size.M, n) if known else size
+
     def filled(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size whose other values cover as many goals that are left as they can."""
         values = dict(fixed)
@@ -317,12 +352,16 @@ class Design:
         options: Sequence[Any] = self._claims.values(axis) if axis == "weight" else self.axes[axis]
         if axis == "weight" and (len(options) == 1 or not values.keys().isdisjoint(OF_WEIGHT)):
             return options[0]  # with a weight, if there may be one: a fixed value says something of it
+        if axis == "layout":
+            options = tuple(layout for layout in options if self._claims.fits(layout, size.N))
+        if not options:
+            return _NEUTRAL[axis]
         if not size.M:
             return next((o for o in options if ("empty", (axis, o)) in self.left), options[0])
         if axis == "rows":
             options = ("blend", *ORDINARY)
         elif axis == "layout" and "dy" in values:  # an expanded dy has no kind
-            options = tuple(layout for layout in options if layout not in EXPANDED)
+            options = tuple(layout for layout in options if layout not in EXPANDED) or options
         if self._seed and axis != "weight":
             options = random.Random(f"{self._seed} {axis} {self.number}").sample(list(options), len(options))
         first = axis == "weight" or (axis == "rows" and len(ORDINARY) < size.M)  # with a weight, a blend
@@ -362,10 +401,15 @@ class Design:
             weights=values["weights"],
             weight_dtype=values["weight_dtype"],
             bias=values["bias"],
-            gap=GAPS[self.number % len(GAPS)] if "strided" in layout else 0,
+            gap=values["gap"] if "gap" in values else self._gap(layout),
             options=self._claims.op.clips(values.get("clips", ())),
             **{axis: values[axis] for axis in _OF_RESIDUAL if axis in values},
         )
+
+    def _gap(self, layout: str) -> int:
+        if layout == HEADS:
+            return HEAD_GAPS[self.number % len(HEAD_GAPS)]
+        return GAPS[self.number % len(GAPS)] if "strided" in layout else 0
 
     def _probe(self, size: Size, case: Case) -> str:
         """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""

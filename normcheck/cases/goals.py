@@ -26,9 +26,12 @@ from normcheck.cases.axes import (
     column_class,
     row_class,
 )
-from normcheck.cases.case import EXPANDED
+from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, WEIGHT_KINDS
+
+_FEW_HEADS = 6
+"""Rows that are several tokens of several heads. If there are only heads, most small cases have so many."""
 
 Goals = frozenset[Value | Pair]
 """Values, and pairs of values, that a core must cover."""
@@ -85,6 +88,7 @@ def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) ->
         for a in axes.get(one, ())
         for b in axes.get(other, ())
         if _belongs(one, a, other, b, sizes, extent)
+        and not (claims.only_heads and one == "N")  # their N are of one class, and take turns
     }
     return frozenset(values | pairs)
 
@@ -111,6 +115,8 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
         "probe": PROBES[1:],
     }
+    if not set(claims.values("layout")).difference(EXPANDED):  # such a dy has no kind of its own
+        axes |= {"dy": (), "special": SPECIAL}
     weight = claims.values("weight")
     if False in weight:
         axes["weight"] = weight
@@ -152,9 +158,21 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
         return pair["special"] in own and rows in (None, 2, 9, 64)
     if pair.get("layout") in EXPANDED and "dy" in pair:
         return False  # such a dy has no kind of its own
+    if pair.get("layout") == HEADS and not sizes.shapes and not _of_heads(pair, sizes, extent):
+        return False
     if (one, other) == ("m", "n"):
         return _fit_together(a, b, sizes, extent)
     return True
+
+
+def _of_heads(pair: Mapping[str, Any], sizes: Sizes, extent: Extent) -> bool:
+    """Whether the size in a pair, if there is one, is one that heads have, or the class of one."""
+    own = [n for widths in sizes.widths.values() for n in widths if n in HEAD_SIZES]
+    keys = {key_of(n) for n in own}
+    allowed: dict[str, set[Any]] = {"N": set(own), "width": {low for low, _ in keys}, "fit": {fit for _, fit in keys}}
+    if not own or not all(pair[axis] in values for axis, values in allowed.items() if axis in pair):
+        return False
+    return "m" not in pair or min(sizes.heights[pair["m"]]) * min(own) <= extent.elements
 
 
 def _fit_together(low: int, column: tuple[int, str], sizes: Sizes, extent: Extent) -> bool:
@@ -198,9 +216,15 @@ def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Size
             random.Random(f"{seed} {axis} {every}").shuffle(sizes)
         return tuple([size for size in sizes if size <= limit and claims.admits(axis, size)][:most])
 
-    heights = {c.low: some(c, "M", extent.heights, extent.rows) for c in ROW_CLASSES}
-    widths = {(c.low, c.fit): some(c, "N", extent.widths, extent.elements) for c in COLUMN_CLASSES}
-    if model_size and claims.admits("N", model_size):
+    tallest = min(extent.rows, extent.elements // min(HEAD_SIZES)) if claims.only_heads else extent.rows
+    heights = {c.low: some(c, "M", extent.heights, tallest) for c in ROW_CLASSES}
+    most = len(HEAD_SIZES) if claims.only_heads else extent.widths
+    widths = {(c.low, c.fit): some(c, "N", most, extent.elements) for c in COLUMN_CLASSES}
+    if claims.only_heads:
+        few = low_of(_FEW_HEADS)
+        heights[few] = (_FEW_HEADS, *heights[few]) if claims.admits("M", _FEW_HEADS) else heights[few]
+        widths = {key: tuple(n for n in own if n in HEAD_SIZES) for key, own in widths.items()}
+    elif model_size and claims.admits("N", model_size):
         widths[key_of(model_size)] = (*widths[key_of(model_size)], model_size)
     return Sizes({k: v for k, v in heights.items() if v}, {k: v for k, v in widths.items() if v})
 

@@ -177,11 +177,24 @@ def _in_words(at: int, shape: tuple[int, ...], stride: Sequence[int]) -> str:
     """The place of the element that is ``at`` elements behind a tensor's first one."""
     if at < 0:
         return f"{-at} before its first element"
+    if len(shape) == 3 and stride[0] > shape[1] * stride[1] and at < shape[0] * stride[0]:
+        return _among_heads(at, shape, stride)
     last = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     if at > last:
         return f"{at - last} behind its last element"
     row, column = divmod(at, stride[-2])
     return f"{column - shape[-1] + 1} behind the end of row {row}"
+
+
+def _among_heads(at: int, shape: Sequence[int], stride: Sequence[int]) -> str:
+    """As ``_in_words``, in a buffer that has other heads behind those of each token."""
+    token, rest = divmod(at, stride[0])
+    head, column = divmod(rest, stride[1])
+    own = f"the {shape[1]} heads" if shape[1] > 1 else "the head"
+    where = f"head {head} of token {token}"
+    if head < shape[1]:
+        return f"{column - shape[2] + 1} behind the end of {where}"
+    return f"element {column} of {where}, which lies behind {own} of x"
 
 
 def allocated(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.case import EXPANDED, HEADS, Case
 from normcheck.cases.data_kinds import (
     DY_VALUES,
     ONLY_ROW,
@@ -26,7 +26,7 @@ from normcheck.cases.data_kinds import (
     weights,
 )
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.guard_bands import elements, placed, untouched
+from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
 from normcheck.cases.ops import DRESIDUAL, OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
@@ -42,9 +42,10 @@ class Inputs:
     """The tensors of a case on a device.
 
     ``x``, ``dy``: (M, N), or (B, S, N) if the case has rank 3, in the io dtype; last stride 1, row stride N, or N + gap
-    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. ``weight``, ``bias``: (N,), each
-    None if the case has none. ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none.
-    Each lies in a buffer of its own, with NaN in its gaps and in bands before and behind it.
+    if strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads both are (T, H, N), x with
+    ``Case.head_strides``, dy packed. ``weight``, ``bias``: (N,), each None if the case has none. ``residual``,
+    ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. Each lies in a buffer of its own, with
+    NaN in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
     x: Tensor
@@ -105,6 +106,8 @@ def format_of(dtype: torch.dtype) -> Format:
 def make(case: Case, op: Op, device: str) -> Inputs:
     """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): a large one on a GPU by one kernel, if Triton
     works there."""
+    if case.layout == HEADS:
+        return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
     made = _unfilled(case, device)
     if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
         _fill_by_kernel(case, op, made)
@@ -113,10 +116,16 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     if made.residual is not None:
         _fill_residual(case, made)
     if case.rank == 3:
-        shape = (case.batch, case.M // case.batch, case.N)
         of_rows = ("x", "dy", *RESIDUAL_INPUTS)
-        made = replace(made, **{name: tensor.view(shape) for name, tensor in made.named() if name in of_rows})
+        made = replace(made, **{name: tensor.view(case.shape) for name, tensor in made.named() if name in of_rows})
     return made
+
+
+def _with_heads(case: Case, packed: Inputs, device: str) -> Inputs:
+    """The same numbers with x as heads, (T, H, N), in a buffer of NaN."""
+    x = placed(case.shape, (*case.head_strides, 1), packed.x.dtype, device)
+    as_integers(x).copy_(as_integers(packed.x.view(case.shape)))
+    return replace(packed, x=x, dy=packed.dy.view(case.shape))
 
 
 def fill(case: Case, op: Op, made: Inputs) -> None:

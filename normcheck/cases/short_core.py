@@ -308,7 +308,7 @@ class ShortCore:
         fixed = dict(zip(PARAMETERS, parameters[0], strict=True))
         broad = max((m for m, *_ in self._prices.places if m <= _BROAD), default=0)
         for layout in self._claims.values("layout") if broad <= size.M else ():
-            if (*parameters[0], layout) not in own:
+            if (*parameters[0], layout) not in own and self._claims.fits(layout, size.N):
                 yield self._cheaply(self._design.filled(size, {**fixed, "layout": layout}))
         for another in self._claims.parameters:
             if another not in parameters:

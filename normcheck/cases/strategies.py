@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
-from normcheck.cases.case import NO_WEIGHT, STRIDED, Case
+from normcheck.cases.case import HEADS, NO_WEIGHT, STRIDED, Case, head_size_near
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.ops import OPS
@@ -26,6 +26,7 @@ SIZES_N = (
     *(*_LONG, 20000, *MODEL_SIZES),
 )
 GAPS = (1, 3, 8, 64)
+HEAD_GAPS = (0, 0, 8, 0, 64)
 ELEMENTS = (4096, 4096, 4096, 32768)
 """The largest M * N of a drawn case, to which M is cut."""
 _NO_RESIDUAL = ("normal", "same")
@@ -56,8 +57,9 @@ class Choices:
 def choices(claims: Claims, *, seeds: int = 999) -> Choices:
     """Every value that these claims admit; seeds are 0 to ``seeds``."""
     own = claims.values("layout")
-    layout = [(name, 0) for name in own if name not in STRIDED]
+    layout = [(name, 0) for name in own if name not in (*STRIDED, HEADS)]
     layout += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
+    layout += [(HEADS, gap) for gap in HEAD_GAPS if HEADS in own]
     weight_dtypes, biases, weight = claims.values("weight_dtype"), claims.values("bias"), claims.values("weight")
     parameters = [(w, d, b) for d in weight_dtypes for w in WEIGHT_KINDS for b in biases if True in weight]
     return Choices(
@@ -118,6 +120,8 @@ def cases(c: Choices) -> st.SearchStrategy[Case]:
 
 def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
     (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, residual, seed = drawn
+    if layout == HEADS and not c.shapes:
+        n = head_size_near(n)
     return Case(
         op=c.op,
         dtype=c.dtype,

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from normcheck.cases.case import HUGE_ELEMENTS, Case
-from normcheck.cases.claims import unclaimed
+from normcheck.cases.claims import layouts_of, unclaimed
 from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
 from normcheck.cases.ops import OPS
@@ -45,6 +45,8 @@ def why_not(cell: Cell, device: str) -> str:
         implementation.forward()
     if cell.dtype not in implementation.dtypes:
         return f"declares only {', '.join(implementation.dtypes)}"
+    if not layouts_of(implementation, cell.layouts):
+        return f"layout={', '.join(cell.layouts)}: declares only {', '.join(layouts_of(implementation))}"
     return call.unavailable(implementation, device)
 
 
@@ -121,7 +123,7 @@ def deepest(case: Case) -> Depth:
     """How far a case can be probed: further runs cost memory, and the time of as many cases."""
     if case.huge:
         return Depth.OFF
-    return Depth.REASON if case.M * (case.N + case.gap) > HUGE_ELEMENTS else Depth.ROWS
+    return Depth.REASON if case.room > HUGE_ELEMENTS else Depth.ROWS
 
 
 _MAKING_BYTES, _JUDGING_BYTES = 64, 600

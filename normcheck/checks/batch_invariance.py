@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from normcheck.cases import guard_bands
+from normcheck.cases.case import alone
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import ROOT_FIRST
@@ -60,8 +61,8 @@ def _alone(subject: Subject) -> dict[str, bool]:
     """Output -> whether one row, run alone, has the bits that it has among the others; empty if M=1 cannot run."""
     case, shapes = subject.case, subject.implementation.shapes
     row = case.seed % case.M
-    alone = replace(case, M=1, layout="rank3" if case.rank == 3 else "contiguous", gap=0)
-    if (shapes is not None and (1, case.N) not in shapes) or supports(subject.implementation, alone) is not None:
+    single = alone(case)
+    if (shapes is not None and (1, case.N) not in shapes) or supports(subject.implementation, single) is not None:
         return {}
 
     def one(rows: Tensor) -> Tensor:
@@ -70,8 +71,8 @@ def _alone(subject: Subject) -> dict[str, bool]:
 
     inputs = _of_rows(subject.inputs, one)
     bits = None if subject.bits is None else subject.bits[row : row + 1]
-    started = start(subject.implementation, alone, inputs, Surroundings())
-    seen, _ = observe(subject.implementation, subject.op, alone, started, bits)
+    started = start(subject.implementation, single, inputs, Surroundings())
+    seen, _ = observe(subject.implementation, subject.op, single, started, bits)
     return {
         name: guard_bands.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
         for name, t in subject.first.named.items()

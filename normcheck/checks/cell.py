@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 from normcheck.result import CellKey
@@ -12,12 +13,21 @@ from normcheck.result import CellKey
 
 @dataclass(frozen=True)
 class Cell:
-    """Op x implementation x dtype. ``spec`` is how the command line names the implementation."""
+    """Op x implementation x dtype. ``spec`` is how the command line names the implementation.
+
+    ``layouts``: those of the cases that are asked for; () for all that the implementation declares.
+    """
 
     op: Op
     implementation: Implementation
     dtype: str
     spec: str
+    layouts: tuple[str, ...] = ()
+
+    @property
+    def claims(self) -> Claims:
+        """What its cases may have. Only for a cell that ``attempt.why_not`` has nothing against."""
+        return claims_of(self.op, self.implementation, self.dtype, self.layouts)
 
     @property
     def key(self) -> CellKey:

@@ -6,7 +6,7 @@ import math
 import shlex
 from dataclasses import replace
 
-from normcheck.cases.case import EXPANDED, STRIDED, Case
+from normcheck.cases.case import EXPANDED, HEADS, STRIDED, Case
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import own_limit
 from normcheck.checks.bitmask_diff import bit_diff
@@ -82,7 +82,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             advice=own_limit.advice(first) or _overwriting(first) or _strides(result.case),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
-    found = replace(_mismatch(first, line, reproduce), also=tuple(name for name in also if name != first.output))
+    found = replace(_mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
         return found
     why = cause(cell.op, result)
@@ -113,11 +113,26 @@ def _strides(case: Case) -> str:
     if case.layout in EXPANDED:
         strides = (0, 1) if case.layout == "dy_expanded" else (0, 0)
         return f"dy has strides {strides} here: does the backward use dy.stride(0), and dy.stride(1)?"
+    if case.layout == HEADS:
+        return _head_strides(case)
     if case.layout not in STRIDED:
         return ""
     who = {"x_strided": "x", "dy_strided": "dy"}.get(case.layout, "x and dy")
     use = " and ".join(f"{name}.stride(-2)" for name in who.split(" and "))
     return f"Rows of {who} lie {case.N + case.gap} elements apart here, not N={case.N}: does it use {use}?"
+
+
+def _head_strides(case: Case) -> str:
+    """What to look at if the smallest case that fails has heads; "" if it has one, whose strides say nothing."""
+    if case.M <= 1:
+        return ""
+    (tokens, count, n), (token, head) = case.shape, case.head_strides
+    lies = f"x is {(tokens, count, n)} with strides {(token, head, 1)} here: behind the "
+    lies += f"{f'{count} heads' if count > 1 else 'one head'} of each token lie {case.other_heads} others"
+    lies += f", and {case.gap} elements behind each head" if case.gap else ""
+    ask = "does it use x.stride(0) for tokens and x.stride(1) for heads?"
+    one = " The stride of a dimension of size 1 says nothing of the other one." if 1 in (tokens, count) else ""
+    return f"{lies}; {ask}{one}"
 
 
 def _first(result: Result) -> Problem | Checked:
@@ -134,15 +149,15 @@ def _place_of(fault: Problem | Checked) -> tuple[int, int]:
     return (position, int(isinstance(fault, Checked)))
 
 
-def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
+def _mismatch(first: Checked, case: Case, reproduce: str) -> Finding:
     c = first.comparison
     assert c.worst is not None and c.wrong is not None
     worst, mismatched = c.worst, how_many(c.wrong)
     return Finding(
         kind="non_finite" if c.non_finite and not math.isfinite(worst.actual) else "mismatch",
         output=first.output,
-        case=line,
-        message=_message(first, c, mismatched),
+        case=str(case),
+        message=_message(first, c, mismatched, case),
         reproduce=reproduce,
         check=first.check,
         index=worst.index[:1] if first.output in STATISTICS else worst.index,
@@ -155,17 +170,18 @@ def _mismatch(first: Checked, line: str, reproduce: str) -> Finding:
         mismatched=mismatched,
         numel=c.numel,
         terms=tuple(Term(name=name, value=value) for name, value in worst.terms),
-        where=_where(first.output, c),
+        where=_where(first.output, c, case),
     )
 
 
-def _where(output: str, c: Comparison) -> Where:
+def _where(output: str, c: Comparison, case: Case) -> Where:
     assert c.wrong is not None
     if output in STATISTICS:
         shape: tuple[int, ...] = (-1, 1)
     else:
         shape = (1, -1) if output in ("dw", "db") or c.wrong.dim() != 2 else tuple(c.wrong.shape)
-    return locate(c.wrong.reshape(shape), None if c.ratios is None else c.ratios.reshape(shape))
+    heads = case.heads if case.layout == HEADS and output not in ("dw", "db") else 1
+    return locate(c.wrong.reshape(shape), None if c.ratios is None else c.ratios.reshape(shape), heads=heads)
 
 
 def with_larger(found: Finding, larger: Result) -> Finding:
@@ -173,19 +189,23 @@ def with_larger(found: Finding, larger: Result) -> Finding:
     same = [c.comparison for c in larger.wrong if (c.output, c.check) == (found.output, found.check)]
     if found.where is None or not same or same[0].wrong is None:
         return found
-    where = _where(found.output, same[0])
+    where = _where(found.output, same[0], larger.case)
     if where.summary == found.where.summary or not names_a_pattern(where.summary):
         return found
     return replace(found, larger=Larger(case=str(larger.case), where=where))
 
 
-def _message(first: Checked, c: Comparison, mismatched: int) -> str:
+def _message(first: Checked, c: Comparison, mismatched: int, case: Case) -> str:
     assert c.worst is not None
+    at = f"{list(c.worst.index)}"
+    if case.layout == HEADS and first.output not in ("dw", "db"):
+        token, head = divmod(c.worst.index[0], case.heads)
+        at += f" (head {head} of token {token})"
     if first.output == "bitmask":
         return f"bitmask: {mismatched} of {c.numel} bits differ from lower_clip < z < upper_clip"
     return (
         f"{first.output}: {mismatched} of {c.numel} elements are off by more than their bound, {first.check}; "
-        f"at {list(c.worst.index)} got {c.worst.actual:.9g}, expected {c.worst.expected:.9g}"
+        f"at {at} got {c.worst.actual:.9g}, expected {c.worst.expected:.9g}"
     )
 
 

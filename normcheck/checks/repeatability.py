@@ -6,7 +6,7 @@ runs change one thing each, to find the reason.
 
 from __future__ import annotations
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import HEADS, Case
 from normcheck.cases.guard_bands import LARGE, NEGATIVE, Pattern
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe
@@ -48,10 +48,11 @@ def _reason(subject: Subject, pattern: Pattern, differing: list[str]) -> Problem
     unsteady = _unsteady(subject, Surroundings(), _REPEATS)
     if unsteady is not None:
         return unsteady
+    between = "behind the heads of its tokens" if subject.case.layout == HEADS else "in the gaps of its rows"
     for kind, surroundings, what in (
         ("unwritten", Surroundings(fresh=pattern), "memory that was never written, such as what torch.empty returns"),
         ("out_of_bounds_read", Surroundings(allocated=pattern), "what lies around memory that it allocated"),
-        ("out_of_bounds_read", Surroundings(inputs=pattern), "what lies around an input, or in the gaps of its rows"),
+        ("out_of_bounds_read", Surroundings(inputs=pattern), f"what lies around an input, or {between}"),
     ):
         found = first_difference(subject.first, subject.again(surroundings)[0])
         if found:

@@ -18,7 +18,6 @@ from dataclasses import replace
 from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
-from normcheck.cases.claims import claims_of
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
@@ -56,10 +55,10 @@ def examine(cell: Cell) -> tuple[Case | None, tuple[Problem, ...], str]:
 
 
 def _cases(cell: Cell) -> list[Case]:
-    first = next(iter(telling(claims_of(cell.op, cell.implementation, cell.dtype), 0)))
+    first = next(iter(telling(cell.claims, 0)))
     shapes: Sequence[tuple[int, int]] = cell.implementation.shapes or _SHAPES
     smallest = sorted(shapes, key=lambda shape: shape[0] * shape[1])[: len(_SHAPES)]
-    return [replace(first, M=m, N=n) for m, n in smallest]
+    return [cell.claims.nearest(replace(first, M=m, N=n)) for m, n in smallest]
 
 
 def _examined(tool: str, name: str, cell: Cell, case: Case) -> tuple[Problem | None, str]:

@@ -22,20 +22,20 @@ _FEWEST_REPEATS = 3
 _BLOCKS = tuple(2**k for k in range(3, 15))
 
 
-def locate(wrong: Tensor, ratios: Tensor | None = None) -> Where:
+def locate(wrong: Tensor, ratios: Tensor | None = None, *, heads: int = 1) -> Where:
     """Describe where ``wrong``, bool (rows, columns), is True: at least one element, out of its bound.
 
-    ``ratios``: error / bound of each element, of the same shape.
+    ``ratios``: error / bound of each element, of the same shape. ``heads``: how many rows are the heads of one token.
     """
     rows, columns = wrong.shape
     pooled = () if ratios is None else _pooled(ratios)
-    return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong), ratios=pooled)
+    return Where(rows=rows, columns=columns, grid=_grid(wrong), summary=_summary(wrong, heads), ratios=pooled)
 
 
 def names_a_pattern(summary: str) -> bool:
     """Whether the summary of a ``Where`` says more than how many rows and columns have wrong elements."""
     return summary == "every element" or bool(
-        re.search(r"\b(only (rows?|columns?)|all of|each|every \d+(st|nd|rd|th))\b", summary)
+        re.search(r"\b(only (rows?|columns?|heads?|tokens?)|all of|each|every \d+(st|nd|rd|th))\b", summary)
     )
 
 
@@ -88,17 +88,20 @@ def _parts(size: int, most: int) -> list[slice]:
     return [slice(first, end) for first, end in pairwise(edges)]
 
 
-def _summary(wrong: Tensor) -> str:
+def _summary(wrong: Tensor, heads: int) -> str:
     """Name the rows and columns with wrong elements and, if not all elements in both are wrong, how many."""
     rows, columns = wrong.shape
     if wrong.numel() == 1:
         return "the only element"
     down, across = (wrong.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
     by_row, by_column = _words_for(down, rows, "row"), _words_for(across, columns, "column")
+    of_heads = _of_heads(down, rows, heads)
     common, count = len(down) * len(across), how_many(wrong)
     if rows == 1 or columns == 1:
         return by_column if rows == 1 else by_row
     if count == common:
+        if of_heads:
+            return f"{of_heads}, {by_column}"
         if len(down) == rows:
             return "every element" if len(across) == columns else f"{by_column}, in every row"
         if len(across) == columns:
@@ -107,13 +110,24 @@ def _summary(wrong: Tensor) -> str:
         return f"{by_row}, {by_column}"
     if _CHANCE < (len(down) / rows) ** count < 1:
         by_row = _extent(down, rows, "row")
+    elif of_heads:
+        by_row = of_heads
     if _CHANCE < (len(across) / columns) ** count < 1:
         by_column = _extent(across, columns, "column")
     return f"{by_row}, {by_column}: {count:,} of the {common:,} elements in them"
 
 
+def _of_heads(at: Sequence[int], rows: int, heads: int) -> str:
+    """Describe the rows ``at`` as heads of tokens; "" if they are all rows, or no product of some heads and tokens."""
+    tokens, own = sorted({row // heads for row in at}), sorted({row % heads for row in at})
+    if heads == 1 or len(at) in (1, rows) or len(at) != len(tokens) * len(own):
+        return ""
+    by_token, by_head = _words_for(tokens, rows // heads, "token"), _words_for(own, heads, "head")
+    return by_token if len(own) == heads else f"{by_head}, {by_token}"
+
+
 def _words_for(at: Sequence[int], total: int, name: str) -> str:
-    """Describe the indices ``at`` (ascending, at least one) out of ``total``. ``name``: "row" or "column".
+    """Describe the indices ``at`` (ascending, at least one) out of ``total``. ``name``: "row", "column" and the like.
 
     A simple pattern if one fits all of them and no other, else their extent.
     """
@@ -143,7 +157,7 @@ def _run(first: int, last: int, total: int, name: str) -> str:
 
 def _remainder(first: int, total: int, name: str) -> str:
     """`` = M - M % 16`` if the tail is the remainder of a blocked loop, with the smallest block that fits, or ""."""
-    size = {"row": "M", "column": "N"}[name]
+    size = {"row": "M", "column": "N", "token": "T", "head": "H"}[name]
     block = next((b for b in _BLOCKS if total % b == total - first and total > b), None)
     return f" = {size} - {size} % {block}" if block else ""
 

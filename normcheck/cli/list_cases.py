@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
@@ -33,8 +32,7 @@ def show_cases(options: ListOptions, stream: TextIO) -> None:
     for spec, implementation in chosen:
         for dtype in options.dtype or DTYPES:
             cell = Cell(known[implementation.op], implementation, dtype, spec)
-            claims = claims_of(cell.op, implementation, dtype)
-            planned = core(claims, extent.on(device), seed, model_size=model_size_of(cell, seed))
+            planned = core(cell.claims, extent.on(device), seed, model_size=model_size_of(cell, seed))
             stream.writelines(f"{one.case}\n" for one in planned)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from normcheck.cases.case import NO_WEIGHT, Case, parameters_of, with_parameters
-from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.claims import Claims
 from normcheck.cases.ops import Op
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
@@ -81,7 +81,7 @@ def _results(cell: Cell, failed: Result, setting: Setting, end: float) -> Iterat
     """``failed``, if a formula can explain its data, then the kernel's results in other cases, until the time is up."""
     if not is_special(failed.case):
         yield failed
-    claims = claims_of(cell.op, cell.implementation, cell.dtype)
+    claims = cell.claims
     for number, values in enumerate(_CASES):
         if time.perf_counter() > end:
             return
@@ -110,4 +110,4 @@ def _case(claims: Claims, values: dict[str, Any], number: int) -> Case:
         own["weights"] = NO_WEIGHT
     own["bias"] = bias[number % len(bias)]
     clips = _CLIPS[number % len(_CLIPS)] if op.clamped else ()
-    return Case(op=op.name, dtype=claims.dtype, options=op.clips(clips), **own)
+    return claims.nearest(Case(op=op.name, dtype=claims.dtype, options=op.clips(clips), **own))

@@ -218,6 +218,7 @@ def whole_sweep(cell: Cell, plan: Plan) -> str:
     """The command that runs the same cases of this cell in the same order."""
     shard = [] if plan.shard == (1, 1) else ["--shard", f"{plan.shard[0]}/{plan.shard[1]}"]
     words = ["normcheck", "verify", "--impl", cell.spec, "--op", cell.op.name, "--dtype", cell.dtype]
+    words += [word for layout in cell.layouts for word in ("--layout", layout)]
     words += ["--profile", plan.profile.name, "--max-examples", str(plan.profile.max_examples)]
     words += ["--time-budget", f"{plan.profile.seconds:g}", "--seed", str(plan.seed), "--device", plan.device]
     return " ".join(shlex.quote(word) for word in (*words, *shard))

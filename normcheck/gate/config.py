@@ -25,7 +25,7 @@ LARGEST_BYTES = 1 << 20
 
 KEYS = tuple(name for name, option in options_of(VerifyOptions).items() if option.stored)
 
-_CELLS = ("op", "impl", "dtype")
+_CELLS = ("op", "impl", "dtype", "layout")
 _GATE = {"known_failures", "baseline"}
 Values = dict[str, Any]
 

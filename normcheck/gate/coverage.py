@@ -9,7 +9,7 @@ from typing import Any
 
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, pairs_of
 from normcheck.cases.case import Case, Place, place_of, with_parameters
-from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.claims import Claims
 from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
 from normcheck.cases.goals import Extent, Goals, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
@@ -103,7 +103,7 @@ class CoreRun:
         self._before_again, self._again_number = 0.0, 0  # seconds of the case before that one, and which time it is
         self._barred: set[Place] = set()
         self._required: tuple[Any, set[Value | Pair]] = (None, set())
-        self._declared = claims_of(cell.op, cell.implementation, cell.dtype)
+        self._declared, self._asked = cell.claims, cell.layouts
         self._refusals = Refusals(self._declared, self._goals)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
         self._model_size = model_size_of(cell, plan.seed)
@@ -415,6 +415,8 @@ class CoreRun:
         if self._short is not None:
             first = f"a first call takes {self.costs.first_call('N'):.2g} s here"
             dear = f"{first}: a short core of {len(self.costs.shapes)} shapes"
+        if self._asked:
+            dear = "; ".join(filter(None, [f"asked for: only layout {', '.join(self._declared.layouts)}", dear]))
         return "; ".join([dear] * bool(dear) + [f"refused with whatever else: {', '.join(refused)}"] * bool(refused))
 
     def _too_dear(self) -> str:

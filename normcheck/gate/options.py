@@ -72,6 +72,13 @@ def ops() -> Iterable[str]:
     return OPS
 
 
+def layouts() -> Iterable[str]:
+    """Names of layouts."""
+    from normcheck.cases.case import LAYOUTS
+
+    return LAYOUTS
+
+
 def dtypes() -> Iterable[str]:
     """Names of dtypes."""
     from normcheck.cases.dtypes import DTYPES
@@ -221,6 +228,14 @@ Impls = Annotated[
 Dtypes = Annotated[
     tuple[str, ...], Option(help="fp16, bf16 or fp32; may repeat. Default: all.", names=dtypes, read=_dtypes)
 ]
+Layouts = Annotated[
+    tuple[str, ...],
+    Option(
+        help="Only cases of this layout, such as heads or strided; may repeat. Default: all that are declared.",
+        names=layouts,
+        read=several,
+    ),
+]
 Profile = Annotated[str, Option(help="quick, ci or deep: how much a cell may cost.", names=_sweeping)]
 Seed = Annotated[int, Option(help="Another seed draws other cases; random draws one.", read=_seed, text=True)]
 Device = Annotated[str, Option(help="auto, cpu or cuda.", names=devices)]
@@ -250,6 +265,7 @@ class VerifyOptions:
     op: Ops = ()
     impl: Impls = ()
     dtype: Dtypes = ()
+    layout: Layouts = ()
     profile: Annotated[
         str, Option(help="quick, ci or deep: how much a cell may cost; soak runs until it is stopped.", names=profiles)
     ] = "quick"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import HEADS, Case
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
@@ -16,6 +16,7 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, shown
 from normcheck.gate import early
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
+from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED
 from normcheck.result import CellKey
@@ -132,7 +133,7 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
     ``chosen``: (its name on the command line, implementation), for each one to check.
     """
     profile = profile_of(options)
-    cells = _cells(chosen, options.dtype)
+    cells = _cells([(spec, asked_for(options.layout, spec, i)) for spec, i in chosen], options)
     required = _required(options, cells)
     early.required(required, sorted({cell.implementation.name for cell in cells}))
     shard = shard_of(options.shard, profile)
@@ -158,10 +159,20 @@ def shard_of(text: str, profile: Profile) -> tuple[int, int]:
     return number, count
 
 
-def _cells(chosen: Sequence[tuple[str, Implementation]], dtypes: Sequence[str]) -> tuple[Cell, ...]:
-    dtypes = tuple(dict.fromkeys(dtypes)) or DTYPES
+def asked_for(layouts: Sequence[str], spec: str, implementation: Implementation) -> Implementation:
+    """``implementation``, which also takes heads if these ``layouts`` are asked for and it is a user's own.
+
+    A plain function cannot declare it, and whoever asks for it by name knows. What a known one declares stays.
+    """
+    if HEADS not in layouts or spec in discovery.implementations():
+        return implementation
+    return replace(implementation, heads=True)
+
+
+def _cells(chosen: Sequence[tuple[str, Implementation]], options: VerifyOptions) -> tuple[Cell, ...]:
+    dtypes, layouts = tuple(dict.fromkeys(options.dtype)) or DTYPES, tuple(dict.fromkeys(options.layout))
     named = [(_one_of_many(spec, i, chosen), i) for spec, i in _told_apart(chosen)]
-    cells = [Cell(OPS[i.op], i, dtype, spec) for spec, i in named for dtype in dtypes]
+    cells = [Cell(OPS[i.op], i, dtype, spec, layouts) for spec, i in named for dtype in dtypes]
     specs: dict[CellKey, str] = {}
     for cell in cells:
         if cell.key in specs:

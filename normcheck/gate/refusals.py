@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of
-from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, parameters_of, with_parameters
+from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, head_size_near, parameters_of, with_parameters
 from normcheck.cases.claims import Claims, refusable
 from normcheck.cases.core import GAPS, Planned, goals_of
 from normcheck.cases.goals import Goals
@@ -85,7 +85,7 @@ class Refusals:
         if not values:
             self._give_up(done)
         for axis, value in values.items():
-            self._questions.append(Question(axis, value, with_value(self._base, axis, value)))
+            self._questions.append(Question(axis, value, _alone_in(self.claims, self._base, axis, value)))
         if self.claims.shapes and set(values) & {"M", "N"}:
             self._questions = deque(q for q in self._questions if q.axis not in ("M", "N"))
             if not self._questions:
@@ -132,3 +132,13 @@ def with_value(base: Case, axis: str, value: Any) -> Case:
         changed["gap"] = GAPS[0] if value in STRIDED else 0
         changed["dy"] = "normal" if value in EXPANDED else base.dy
     return replace(base, **changed)
+
+
+def _alone_in(claims: Claims, base: Case, axis: str, value: Any) -> Case:
+    """As ``with_value``, with an N that heads have, if they are asked for, or no heads, if this N is."""
+    asked = with_value(base, axis, value)
+    if claims.fits(asked.layout, asked.N):
+        return asked
+    if axis == "layout":
+        return replace(asked, N=head_size_near(asked.N))
+    return replace(asked, layout=claims.layouts[0], gap=0)

@@ -18,7 +18,7 @@ from normcheck.checks.finding import finding
 from normcheck.errors import ExitCode, UsageError, one_line
 from normcheck.gate.decision import exit_code
 from normcheck.gate.options import ReproOptions
-from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.plan import PROFILES, Plan, asked_for
 from normcheck.gate.prepare import selected
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
@@ -51,7 +51,8 @@ def repro_cases(
             f"dump={one_line(str(folder), 200)}: impl={spec} names {len(chosen)} implementations; {expected}"
         )
     console, codes = terminal.console_for(sys.stdout), [ExitCode.NOTHING]
-    for implementation in chosen:
+    for declared in chosen:
+        implementation = asked_for([case.layout for case in cases], spec, declared)
         if options.pdb:
             implementation, timeout = _debugged(implementation)
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]

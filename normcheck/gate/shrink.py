@@ -18,7 +18,6 @@ from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
 from normcheck.cases.case import Case
-from normcheck.cases.claims import claims_of
 from normcheck.cases.strategies import Choices, cases, choices, within
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
@@ -90,7 +89,7 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
     ``alone``: a failure counts only if it happens in a new process as well, since a case that was tried before may have
     damaged the process.
     """
-    every = choices(claims_of(cell.op, cell.implementation, cell.dtype))
+    every = choices(cell.claims)
     wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, plan.profile.shrink_seconds)
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed

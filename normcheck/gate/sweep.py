@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, telling
 from normcheck.cases.case import MOST_COLUMNS, Case
-from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.claims import Claims
 from normcheck.cases.strategies import cases, choices
 from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
@@ -230,7 +230,7 @@ def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
     if replay is None or plan.shard[0] != 1:
         return ()
     tally.notes.update(dict.fromkeys(replay.notes))
-    return replay.cases
+    return tuple(case for case in replay.cases if not cell.layouts or case.layout in cell.layouts)
 
 
 def _depth(number: int) -> Depth:
@@ -267,7 +267,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     best, end = failed, time.perf_counter() + most
     if _context_lost(cell, failed) or died(failed) or tally.torn(failed):
         return failed
-    for case in telling(claims_of(cell.op, cell.implementation, cell.dtype), plan.seed):
+    for case in telling(cell.claims, plan.seed):
         if time.perf_counter() > end or timed_out(best):
             break
         result = run_case(cell, case, plan, tally.floors, Depth.OFF)

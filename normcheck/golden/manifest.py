@@ -224,7 +224,7 @@ def _case(line: str, who: str) -> Case:
         raise UsageError(f"{who}: {error}") from None
     if str(case) != line:
         raise UsageError(f"{who}={shown(line, 80)}: expected it as it is printed: {str(case)!r}")
-    if not case.M or case.M * (case.N + case.gap) > _MOST_ELEMENTS:
+    if not case.M or case.room > _MOST_ELEMENTS:
         raise UsageError(f"{who}: M={case.M} N={case.N} gap={case.gap}: expected 1 to {_MOST_ELEMENTS} elements")
     return case
 

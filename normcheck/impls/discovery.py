@@ -211,7 +211,7 @@ def validated(item: object, spec: str) -> Implementation:
     if not isinstance(shapes, tuple | list) or not all(map(_is_shape, shapes)):
         expected = f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements"
         raise UsageError(f"shapes={shown(shapes)} {where}: expected {expected}")
-    for name in ("strided", "deterministic", "batch_invariant"):
+    for name in ("strided", "heads", "deterministic", "batch_invariant"):
         if not isinstance(getattr(item, name), bool):
             raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
     return replace(item, dtypes=tuple(map(named, item.dtypes)))

@@ -62,6 +62,7 @@ IMPLEMENTATIONS = tuple(
         forward=partial(forward, op),
         ranks=(2, 3),
         weights=(False, True),
+        heads=True,
         model={"bitmask_compare": "fp32"} if op.clamped else {},
         source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
     )

@@ -137,6 +137,7 @@ def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox
             biases=tuple(declared["biases"]),
             weights=tuple(declared["weights"]),
             strided=bool(declared["strided"]),
+            heads=bool(declared["heads"]),
             weight_dtypes=tuple(declared["weight_dtypes"]),
             residual_dtypes=tuple(declared["residual_dtypes"]),
             overwrites=tuple(declared["overwrites"]),

@@ -166,6 +166,7 @@ def _described(i: Implementation, device: str) -> Message:
         "biases": list(i.biases),
         "weights": list(i.weights),
         "strided": i.strided,
+        "heads": i.heads,
         "weight_dtypes": list(i.weight_dtypes),
         "residual_dtypes": list(i.residual_dtypes),
         "overwrites": list(i.overwrites),

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import HEADS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
@@ -81,7 +81,8 @@ class Truth:
 
 @dataclass(frozen=True)
 class Judge:
-    """The judge of one case: ``x``, ``dy`` (M, N) as stored, ``scale``, ``stored_bias`` (N,), its rules and options.
+    """The judge of one case: ``x``, ``dy`` (M, N) as stored (an x of heads is (T, H, N)), ``scale``, ``stored_bias``
+    (N,), its rules and options.
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
@@ -198,7 +199,8 @@ def judge_of(
     shape = (case.M, case.N)
     how = (residual.ROUNDED if model.sum == "any" else model.sum) if op.adds_residual else ""
     sums = residual.sums_of(case, inputs, how) if how else None
-    x = sums.of_norm if sums else inputs.x if inputs.x.dim() == 2 else inputs.x.reshape(shape)
+    x = inputs.x if inputs.x.dim() == 2 or case.layout == HEADS else inputs.x.reshape(shape)
+    x = sums.of_norm if sums else x
     source = sums.of_statistics if sums else x
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     rules = rounding.rules(op, model, weight=case.weight)
@@ -207,7 +209,7 @@ def judge_of(
 
     @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share
     def truth(first: int, end: int) -> Truth:
-        rows = reference.normalise(op, source[first:end].double(), case.eps)
+        rows = reference.normalise(op, _rows(source, first, end).double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
         checkable = checkable_rows(rows, case)
         if source is not x:
@@ -231,6 +233,15 @@ def judge_of(
     of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, watch, fused)
     judge = Judge(*of_case, sums, stored_alone)
     return judge
+
+
+def _rows(x: Tensor, first: int, end: int) -> Tensor:
+    """The rows ``first`` to ``end`` of x, (M, N) or (T, H, N): heads have no stride in common, so they are copied."""
+    if x.dim() == 2:
+        return x[first:end]
+    heads = x.shape[1]
+    token = first // heads
+    return x[token : -(-end // heads)].reshape(-1, x.shape[2])[first - token * heads : end - token * heads]
 
 
 def checkable_rows(rows: reference.Rows, case: Case) -> Tensor | None:

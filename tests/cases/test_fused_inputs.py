@@ -193,6 +193,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
         residual_dtypes=("io", "fp32"),
         ranks=(2, 3),
         strided=True,
+        heads=False,
         shapes=None,
         backward=None,
     )

@@ -49,6 +49,32 @@ def test_a_pattern_has_its_words(mask: Tensor, words: str) -> None:
     assert names_a_pattern(words) == (words not in NO_PATTERN)
 
 
+def of_heads(tokens: int, heads: int, wrong_at: Sequence[tuple[int, int]]) -> Tensor:
+    """Rows of 16 columns, wrong in these heads of these tokens."""
+    found = torch.zeros(tokens, heads, 16, dtype=torch.bool)
+    for token, head in wrong_at:
+        found[token, head] = True
+    return found.view(-1, 16)
+
+
+@pytest.mark.parametrize(
+    ("mask", "heads", "words"),
+    [
+        (of_heads(4, 5, [(t, 4) for t in range(4)]), 5, "only head 4 of 5 (the last), every token, every column"),
+        (of_heads(9, 5, [(8, h) for h in range(5)]), 5, "only token 8 of 9 (the last), every column"),
+        (of_heads(4, 8, [(t, h) for t in (1, 2, 3) for h in (6, 7)]), 8, "only heads >= 6 of 8, only tokens >= 1 of 4"),
+        (of_heads(4, 5, [(t, h) for t in range(4) for h in range(5)]), 5, "every element"),
+        (of_heads(4, 5, [(0, 1), (3, 2)]), 5, "2 of 20 rows, from 1 to 17, every column"),
+        (of_heads(20, 1, [(19, 0)]), 1, "all of row 19 of 20 (the last)"),
+        (of_heads(1, 5, [(0, 4)]), 5, "all of row 4 of 5 (the last)"),
+    ],
+)
+def test_rows_that_are_heads_are_told_as_heads(mask: Tensor, heads: int, words: str) -> None:
+    summary = locate(mask, heads=heads).summary
+    assert summary.removesuffix(", every column") == words.removesuffix(", every column")
+    assert names_a_pattern(summary) == (not words.startswith("2 of"))
+
+
 NO_PATTERN = ("the only element", "4 of 64 columns, from 1 to 40, in every row")
 
 

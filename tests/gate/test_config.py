@@ -25,6 +25,7 @@ op = "rmsnorm"
 dtype = ["fp16", "bf16"]
 profile = "ci"
 max_examples = 20
+layout = "heads"
 time_budget = 3
 seed = 7
 device = "cpu"

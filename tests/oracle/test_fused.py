@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else 
 if DEVICE == "cpu":
     interpreter.enable()
 
-from normcheck.cases.case import LAYOUTS, Case
+from normcheck.cases.case import HEADS, LAYOUTS, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.dtypes import DTYPES
@@ -101,7 +101,11 @@ def test_a_subnormal_bias_may_be_read_as_zero(op: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_in_every_layout(layout: str) -> None:
     gap = 3 if "strided" in layout else 0
-    assert difference(case_of("layernorm", "bf16", M=4, N=24, layout=layout, gap=gap)) == ""
+    case = case_of("layernorm", "bf16", M=4, N=24, layout=layout, gap=gap)
+    if layout == HEADS:  # left to the plain judge: its rows have no stride in common
+        assert not fused.suits(judge_for(case))
+        return
+    assert difference(case) == ""
 
 
 @pytest.mark.parametrize(

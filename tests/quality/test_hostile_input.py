@@ -504,6 +504,7 @@ BAD_FIELDS = (
     "shapes=((1,),) * 10**6",
     "shapes=(Silent(),)",
     "strided='no'",
+    "heads='no'",
     "strided=torch.ones(2)",
     "deterministic='no'",
     "batch_invariant=torch.ones(2)",

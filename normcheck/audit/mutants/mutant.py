@@ -39,7 +39,8 @@ class Mutant:
     ``language``: "triton" for a fault of our Triton kernels, "torch" for one of the clean torch kernel.
     ``not_exercised``: why it cannot be run at all, such as an op that this project does not have. ``kernel`` returns
     the kernel of steps behind ``make``; None if there is none. ``widest``: the last N at which the fault exceeds the
-    error of fp32 additions in any order; None if every N does. ``weights``: whether its calls have a weight.
+    error of fp32 additions in any order; None if every N does. ``weights``: whether its calls have a weight. ``heads``:
+    it shows in heads, and in no other layout.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Mutant:
     kernel: Callable[[], Kernel] | None = None
     widest: int | None = None
     weights: tuple[bool, ...] = (True,)
+    heads: bool = False
 
 
 def mutant(
@@ -66,10 +68,13 @@ def mutant(
     *,
     model: Mapping[str, Any] | None = None,
     weights: tuple[bool, ...] = (True,),
+    heads: bool = False,
+    overwrites: tuple[str, ...] = (),
     **fields: Any,
 ) -> Mutant:
     """A mutant of the clean torch kernel: ``kernel`` differs from it by the faulty steps. ``fields`` are Mutant's.
 
+    ``model``, ``heads`` and ``overwrites`` are what its implementations declare.
     Pass a kernel that keeps state as a function that returns a new one, so that each ``make`` starts without state.
     """
 
@@ -77,9 +82,10 @@ def mutant(
         return kernel if isinstance(kernel, Kernel) else kernel()
 
     def make(op: str) -> Implementation:
-        return new_kernel().implementation(id, op, model=model or {}, weights=weights)
+        fields_of = {"weights": weights, "heads": heads, "overwrites": overwrites}
+        return new_kernel().implementation(id, op, model=model or {}, **fields_of)
 
-    return Mutant(id=id, make=make, kernel=new_kernel, weights=weights, **fields)
+    return Mutant(id=id, make=make, kernel=new_kernel, weights=weights, heads=heads, **fields)
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:

@@ -50,13 +50,14 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: every bound is finite, there is a weight, no residual is added, and
-    nobody watches what is compared.
+    """Whether the fused judge can judge this case: every bound is finite, there is a weight, x has one row stride, no
+    residual is added, and nobody watches what is compared.
     """
     case = judge.case
     return (
         judge.finite
         and case.weight
+        and judge.x.dim() == 2
         and case.M > 0
         and case.rows not in (*NOT_FINITE, "largest")
         and judge.watch is None
