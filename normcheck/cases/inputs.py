@@ -71,7 +71,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     works there."""
     made = _unfilled(case, device)
     if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
-        _fill_by_kernel(case, op, made)
+        fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
     if case.rank == 3:
@@ -106,12 +106,6 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
     for tensor, values in zip((made.weight, made.bias), weights(case, op, parameters), strict=True):
         if tensor is not None:
             tensor.copy_(values.float())  # rounded to fp32 first: every device does that alike
-
-
-def _fill_by_kernel(case: Case, op: Op, made: Inputs) -> None:
-    """As ``fill``, on a GPU. The kernel always makes a weight, so without one it makes one that nobody gets."""
-    weight = torch.empty(case.N, dtype=made.x.dtype, device=made.x.device) if made.weight is None else made.weight
-    fused_inputs.fill(case, op, made.x, made.dy, weight, made.bias, slab_height(case), nan_bits(case))
 
 
 def nan_bits(case: Case) -> int:
@@ -155,7 +149,7 @@ def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
         plain, fused = _unfilled(case, device), _unfilled(case, device)
         fill(case, op, plain)
         try:
-            _fill_by_kernel(case, op, fused)
+            fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))
         except fused_inputs.Unavailable:
             return False
         if not all(untouched(a, b) for (_, a), (_, b) in zip(plain.named(), fused.named(), strict=True)):
