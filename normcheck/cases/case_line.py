@@ -94,11 +94,9 @@ def _validate(case: Case) -> None:
 def _expect_no_parameters(named: Mapping[str, str]) -> None:
     """Raise UsageError for a bias, or a dtype of the weights, in a line with ``weights=none``."""
     if _choice(named, "bias", ("none", "yes")) == "yes":
-        raise UsageError(
-            "bias=yes weights=none in the case line: expected no bias without a weight; drop one of the two"
-        )
+        raise UsageError("bias=yes weights=none in the case line: expected one of the two, without a weight is no bias")
     if _choice(named, "weight_dtype", ("same", "fp32")) != "same":
-        raise UsageError("weight_dtype=fp32 weights=none in the case line: there is no weight; drop one of the two")
+        raise UsageError("weight_dtype=fp32 weights=none in the case line: expected one of the two, there is no weight")
 
 
 def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ _known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
 
 
 def fill(
-    case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor | None, slab: int, nan_bits: int
+    case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor | None, bias: Tensor | None, slab: int, nan_bits: int
 ) -> None:
     """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU (or interpreted).
 
@@ -53,6 +53,8 @@ def fill(
     columns = -(-n // BLOCK)
     tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
     grid = (columns + tiles, 1, 1)
+    if weight is None:  # the kernel always makes one: nobody gets this one
+        weight = x.new_empty(case.N)
     _launch(grid, (x, dy, weight, weight if bias is None else bias), numbers)
 
 

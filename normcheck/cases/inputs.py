@@ -110,7 +110,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
     made = _unfilled(case, device)
     if device == "cuda" and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
-        _fill_by_kernel(case, op, made)
+        fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
     if made.residual is not None:
@@ -170,12 +170,6 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         made.dresidual_out[rows] = cotangents.float()
 
 
-def _fill_by_kernel(case: Case, op: Op, made: Inputs) -> None:
-    """As ``fill``, on a GPU. The kernel always makes a weight, so without one it makes one that nobody gets."""
-    weight = torch.empty(case.N, dtype=made.x.dtype, device=made.x.device) if made.weight is None else made.weight
-    fused_inputs.fill(case, op, made.x, made.dy, weight, made.bias, slab_height(case), nan_bits(case))
-
-
 def nan_bits(case: Case) -> int:
     """The bits of a NaN in x and dy, as a signed integer of their size."""
     io = torch_dtype(case.dtype)
@@ -217,7 +211,7 @@ def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
         plain, fused = _unfilled(case, device), _unfilled(case, device)
         fill(case, op, plain)
         try:
-            _fill_by_kernel(case, op, fused)
+            fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))
         except fused_inputs.Unavailable:
             return False
         if not all(untouched(a, b) for (_, a), (_, b) in zip(plain.named(), fused.named(), strict=True)):

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS, NO_WEIGHT, Case, parameters_of, with_parameters
+from normcheck.cases.case import HEADS, LAYOUTS, MAX_ELEMENTS, NO_WEIGHT, Case, parameters_of, with_parameters
 from normcheck.cases.case_line import parsed
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError
 from tests.case_lines import OPTIONS
 from tests.case_lines import case_of as read
@@ -30,6 +31,11 @@ def cases(draw: st.DrawFn) -> Case:
         limit = st.floats(-FP32_MAX, FP32_MAX, width=32)
         lower, upper = draw(st.tuples(limit, limit).filter(lambda pair: pair[0] < pair[1]))
         options = (("lower_clip", lower), ("upper_clip", upper))
+    residual: dict[str, str] = {}
+    if OPS[op].adds_residual:
+        layout = "strided" if layout == HEADS else layout
+        residual = {"residual": draw(st.sampled_from(RESIDUAL_KINDS))}
+        residual |= {"residual_dtype": draw(st.sampled_from(("same", "fp32")))} if dtype != "fp32" else {}
     weights = draw(st.sampled_from((*WEIGHT_KINDS, NO_WEIGHT)))
     has_weight = weights != NO_WEIGHT
     return Case(
@@ -47,6 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
         bias=has_weight and draw(st.booleans()),
         gap=draw(st.integers(1, 1000)) if "strided" in layout else 0,
         options=options,
+        **residual,
     )
 
 
@@ -68,7 +75,7 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
     assert parsed(f"{line} weights=none bias=none weight_dtype=same") == case == parsed(str(case))
     assert "bias" not in str(case)
     for more, says in (("bias=yes", "bias=yes weights=none"), ("weight_dtype=fp32", "weight_dtype=fp32 weights=none")):
-        with pytest.raises(UsageError, match=f"{says} in the case line: .* drop one of the two"):
+        with pytest.raises(UsageError, match=f"{says} in the case line: expected one of the two, "):
             parsed(f"{line} weights=none {more}")
 
 

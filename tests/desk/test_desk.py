@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normcheck.audit import catalogue
 from normcheck.audit.explanations import RIGHT
-from normcheck.cases.case import Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
@@ -43,7 +43,7 @@ def named(implementation: Implementation, dtype: str = "fp16", **case: Any) -> s
     cell = cell_of(implementation, dtype)
     values: dict[str, Any] = {"M": 9, "N": 40, "eps": 1e-3, "seed": 9, **case}
     clips = cell.op.clips((0.0, 6.0)) if cell.op.clamped else ()
-    bias = cell.op.takes_bias and True in implementation.biases
+    bias = cell.op.takes_bias and True in implementation.biases and case.get("weights") != NO_WEIGHT
     failed = run_case(cell, Case(op=cell.op.name, dtype=dtype, bias=bias, options=clips, **values), PLAN)
     assert failed.failed
     found = explanation(cell, failed, PLAN, seconds=60.0)
@@ -107,6 +107,17 @@ def test_a_plain_function_with_a_fault_is_told_which(name: str) -> None:
         return {"y": PLAIN[name](x, weight, eps).to(x.dtype)}
 
     assert named(plain(forward=forward, backward=None, biases=(False,))) == name
+
+
+def test_without_a_weight_its_faults_are_left_out() -> None:
+    """Those that need none are told as ever, and no other is said of what only a weight could show."""
+    op = OPS["rmsnorm"]
+    steps = {"gamma", "gamma_b", "casts"}
+    assert not any(fault.formula.changed & steps for fault in known(op, "fp16", weight=False))
+    assert any(fault.formula.changed & steps for fault in known(op, "fp16"))
+    for mutant, expected in (("mN01", "rstd_missing"), ("mN02", ""), ("mN03", "")):
+        planted = catalogue.mutants()[mutant]
+        assert named(planted.make(planted.ops[0]), weights=NO_WEIGHT, rows="shifted") == expected
 
 
 @pytest.mark.parametrize(
