@@ -12,6 +12,7 @@ from normcheck.audit.options import AuditOptions
 from normcheck.bench.options import BenchOptions
 from normcheck.cli import baseline as baseline_commands
 from normcheck.cli import golden as golden_commands
+from normcheck.cli import imports
 from normcheck.cli.doctor import doctor
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
@@ -56,9 +57,10 @@ def verify(given: Given) -> None:
         from normcheck.gate.unchanged import Files
 
         files = Files.soon()
-        from normcheck.gate.run import run
-        from normcheck.gate.soak import soak
-        from normcheck.gate.watch import watch
+        with imports.at_once():
+            from normcheck.gate.run import run
+            from normcheck.gate.soak import soak
+            from normcheck.gate.watch import watch
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
@@ -85,7 +87,8 @@ def audit(given: Given) -> None:
     2 wrong command line; 3 normcheck itself failed; 5 nothing was exercised; 130 interrupted. With --recipe, 0
     whatever it misses.
     """
-    from normcheck.audit.run import audit as run_audit
+    with imports.at_once():
+        from normcheck.audit.run import audit as run_audit
 
     raise typer.Exit(run_audit(built(AuditOptions, given), tuple(sys.argv[1:])))
 
@@ -98,7 +101,8 @@ def bench(given: Given) -> None:
     Exit code: 0 measured; 1 a finding, which gets no number; 2 wrong command line; 3 normcheck itself failed; 5 nothing
     was measured; 130 interrupted.
     """
-    from normcheck.bench.run import bench as run_bench
+    with imports.at_once():
+        from normcheck.bench.run import bench as run_bench
 
     raise typer.Exit(run_bench(built(BenchOptions, given), tuple(sys.argv[1:])))
 

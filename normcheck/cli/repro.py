@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from normcheck.cli import imports
 from normcheck.cli.options import Given, offered, options
 from normcheck.gate.options import ReproOptions, VerifyOptions, built, options_of
 
@@ -26,6 +27,7 @@ def repro(
         from normcheck.isolation.forkserver import start_early
 
         start_early(given["device"])
-    from normcheck.gate.repro import repro_cases
+    with imports.at_once():
+        from normcheck.gate.repro import repro_cases
 
     raise typer.Exit(repro_cases(implementation, case, built(ReproOptions, given)))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +21,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import interpreter
 from normcheck.impls.source_location import NOWHERE, Place
 from normcheck.isolation.select import select_apart
+from tests.command_line import Cli
 from tests.hostile_text import HARM
 
 if not torch.cuda.is_available():
@@ -246,18 +245,12 @@ def test_told_by_its_process(mine: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", [("--no-isolation",), ("--isolation",)])
-def test_a_run_says_where(mine: Path, where: tuple[str, ...]) -> None:
+def test_a_run_says_where(mine: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, where: tuple[str, ...]) -> None:
+    for name in [name for name in os.environ if name.startswith("GITHUB_")]:
+        monkeypatch.delenv(name)
     options = ("--device", "cpu", "--dtype", "fp32", "--max-examples", "4", *where)
-    command = (sys.executable, "-m", "normcheck", "verify", "--impl", "kernels/mine.py", *options)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
-    done = subprocess.run(
-        (*command, "--report", "json:x", "--report", "github:-"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-    )
-    assert done.returncode == 1, done.stderr
+    done = cli("verify", "--impl", "kernels/mine.py", *options, "--report", "json:x", "--report", "github:-")
+    assert done.code == 1, done.err
     told = {v["implementation"]: v for v in json.loads(Path("x").read_text(encoding="utf-8"))["verdicts"]}
     for name, verdict in told.items():
         assert (verdict["file"], verdict["line"]) == ("kernels/mine.py", line_of(mine, f"def {name}("))
@@ -266,4 +259,4 @@ def test_a_run_says_where(mine: Path, where: tuple[str, ...]) -> None:
     assert lines["raises"] == line_of(mine, "return json")
     assert lines["far"] == line_of(mine, "return ast")
     for line in (told["wrong"]["line"], lines["raises"], lines["far"]):
-        assert f"::error file=kernels/mine.py,line={line},title=" in done.stdout
+        assert f"::error file=kernels/mine.py,line={line},title=" in done.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ def start() -> None:
 
 
 def work(job: str) -> str:
+    assert gc.isenabled()  # not only until ``start`` is imported
     if job == "dies":
         os._exit(0)
     if job == "waits":
