@@ -143,7 +143,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
     """
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     weight_dtypes = _relative(implementation.weight_dtypes, dtype)
-    layouts = layouts_of(implementation, only)
+    layouts = layouts_of(op, implementation, only)
     if True not in implementation.weights:
         biases, weight_dtypes = (False,), ("same",)
     return Claims(
@@ -151,9 +151,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         dtype=dtype,
         biases=biases,
         weight_dtypes=weight_dtypes,
-        layouts=_with_residual(layouts_of(implementation, only))
-        if op.adds_residual
-        else layouts_of(implementation, only),
+        layouts=layouts,
         weights=tuple(weight for weight in (True, False) if weight in implementation.weights),
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
@@ -166,13 +164,11 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
     return ((("same",) if "io" in declared or dtype == "fp32" else ()) + ("fp32",) * wide) or ("same",)
 
 
-def _with_residual(layouts: tuple[str, ...]) -> tuple[str, ...]:
-    """The layouts of an op that adds a residual: no heads of it are made."""
-    return tuple(layout for layout in layouts if layout != HEADS) or ("contiguous",)
+def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
+    """The layouts that ``implementation`` declares; those of ``only``, unless that is empty.
 
-
-def layouts_of(implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
-    """The layouts that ``implementation`` declares; those of ``only``, unless that is empty."""
+    No heads are made of an op that adds a residual.
+    """
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
         layouts += ["x_strided", "dy_strided", "strided", *EXPANDED]
@@ -180,7 +176,7 @@ def layouts_of(implementation: Declared, only: Sequence[str] = ()) -> tuple[str,
         layouts += ["rank3", *["rank3_strided"] * implementation.strided]
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
-    layouts += [HEADS] * implementation.heads
+    layouts += [HEADS] * (implementation.heads and not op.adds_residual)
     return tuple(layout for layout in layouts if not only or layout in only)
 
 

@@ -45,8 +45,9 @@ def why_not(cell: Cell, device: str) -> str:
         implementation.forward()
     if cell.dtype not in implementation.dtypes:
         return f"declares only {', '.join(implementation.dtypes)}"
-    if not layouts_of(implementation, cell.layouts):
-        return f"layout={', '.join(cell.layouts)}: declares only {', '.join(layouts_of(implementation))}"
+    if not layouts_of(cell.op, implementation, cell.layouts):
+        has = layouts_of(cell.op, implementation)
+        return f"layout={', '.join(cell.layouts)}: declares only {', '.join(has)}"
     return call.unavailable(implementation, device)
 
 
