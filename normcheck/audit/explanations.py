@@ -97,7 +97,7 @@ _RIGHT = {
     "dx_means_accumulated_io": "mD18",
     "xhat_from_y": "mD19",
     "dx_weight_missing": "mD20",
-    "dx_rstd_twice": "mD21 mN06",
+    "dx_rstd_twice": "mD21 mN05",
     "dx_c1_n_minus_1": "dx-c1-n-1",
     "dx_last_column_left_out": "dx-last-element-missing",
     "backward_not_centered": "bwd-x-not-centered",

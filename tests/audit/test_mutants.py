@@ -12,6 +12,7 @@ import torch
 from normcheck.audit import catalogue
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant, mutant
+from normcheck.audit.mutants.residual import Adding
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import DRESIDUAL, GRADIENTS, OPS
 from normcheck.checks.cell import Cell
@@ -112,7 +113,8 @@ def test_the_clean_kernel_passes(op: str) -> None:
 
     The first third of a core, of a seed of its own: an op differs from the others in few terms.
     """
-    cell = Cell(OPS[op], CLEAN.implementation("clean", op), "bf16", "tests")
+    clean = Adding() if OPS[op].adds_residual else CLEAN
+    cell = Cell(OPS[op], clean.implementation("clean", op), "bf16", "tests")
     plan = Plan((cell,), replace(PROFILES["quick"], max_examples=120), list(OPS).index(op), "cpu", 120.0)
     verdict = run_cell(cell, plan, lambda cases, worst: None, with_coverage=False)
     assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)

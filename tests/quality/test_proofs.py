@@ -67,9 +67,13 @@ def least(count: str) -> int:
     return table().count[count] - SPARE.get(count, (0, ""))[0]
 
 
+ARGUED = {"dresidual"}
+"""The counts that are argued only, in words, in docs/bounds.md."""
+
+
 def test_every_count_has_a_proof() -> None:
-    assert {order.count for order in ORDERS} == set(table().count)
-    assert {order.count for order in BY_GAPPA} == set(table().count)
+    assert {order.count for order in ORDERS} == set(table().count) - ARGUED
+    assert {order.count for order in BY_GAPPA} == set(table().count) - ARGUED
 
 
 @pytest.mark.slow
@@ -115,9 +119,10 @@ def test_the_page_says_what_is_proved_and_what_is_spare() -> None:
     page = (Path(__file__).parents[2] / "docs" / "bounds.md").read_text(encoding="utf-8")
     said = re.findall(r"^\| `(\w+)` \| (\d+) \| (-?\d+) \| (Gappa.*?) \|", page, re.MULTILINE)
     assert [(count, int(value), int(needed)) for count, value, needed, _ in said] == [
-        (count, value, least(count)) for count, value in table().count.items()
+        (count, value, least(count)) for count, value in table().count.items() if count not in ARGUED
     ]
     assert {count for count, _, _, by in said if "intervals" in by} == {order.count for order in BY_INTERVALS}
+    assert set(re.findall(r"^- `(\w+)`, (?:\d+): ", page, re.MULTILINE)) == ARGUED
 
 
 # a count that is one too small
