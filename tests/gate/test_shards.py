@@ -16,8 +16,9 @@ from normcheck.errors import UsageError
 from normcheck.gate import sweep
 from normcheck.gate.decision import Terms, decide
 from normcheck.gate.plan import PROFILES, Plan, shard_of
-from normcheck.gate.shards import merged
+from normcheck.gate.shards import merged, one_verdict
 from normcheck.gate.tally import derived
+from normcheck.oracle.residual import EXACT, IN_WORDS, ROUNDED
 from normcheck.oracle.tolerances import table
 from normcheck.result import Steadiness, SweepResult, Uncheckable, Vacuity, Verdict
 from tests.sample_runs import failed, finding, run, skipped, verdict, worst
@@ -224,3 +225,13 @@ def test_a_cell_that_is_there_twice() -> None:
     twice = run(verdict(), verdict(), shard="1/1")
     with pytest.raises(UsageError, match=r"1\.json: expected each cell once, rmsnorm triton bf16 cpu is there 2 times"):
         merged([("1.json", twice)])
+
+
+def test_parts_that_norm_different_sums_are_no_pass() -> None:
+    """A kernel whose sum depends on N may have each of its sums in a shard of its own."""
+    parts = [replace(verdict(), status="pass", detail="", notes=(IN_WORDS[how],)) for how in (ROUNDED, EXACT)]
+    assert one_verdict(parts[:1] * 2).status == "pass"
+    torn = one_verdict(parts)
+    assert (torn.status, torn.failure) == ("error", None)
+    assert torn.detail.startswith("its parts disagree on the sum of the residual")
+    assert all(words in torn.detail for words in (IN_WORDS[ROUNDED], IN_WORDS[EXACT]))
