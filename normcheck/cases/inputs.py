@@ -69,7 +69,7 @@ class Inputs:
     @property
     def cotangents(self) -> dict[str, Tensor]:
         """dy, and that of residual_out if the op adds a residual."""
-        return {name: tensor for name, tensor in self.named() if name in ("dy", "dresidual_out")}
+        return {name: tensor for name, tensor in self.named() if name in COTANGENTS}
 
     @property
     def leaves(self) -> dict[str, Tensor]:
@@ -77,6 +77,9 @@ class Inputs:
         named = dict(self.named())
         return {gradient: named[name] for gradient, name in GRADIENT_OF.items() if name in named}
 
+
+COTANGENTS = ("dy", "dresidual_out")
+"""The inputs of a backward alone."""
 
 RESIDUAL_INPUTS = ("residual", "dresidual_out")
 """The inputs of an op that adds a residual, beside those of every op."""

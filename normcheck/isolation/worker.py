@@ -19,7 +19,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
-from normcheck.cases.inputs import inputs_of, make
+from normcheck.cases.inputs import COTANGENTS, inputs_of, make
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, error_text
 from normcheck.impls import discovery, source_location
@@ -272,7 +272,7 @@ def _by_autograd(
 ) -> Message:
     state.memory.in_autograd = True
     with call.poisoned_memory():
-        cotangents = {name: tensor for name, tensor in given.items() if name in ("dy", "dresidual_out")}
+        cotangents = {name: tensor for name, tensor in given.items() if name in COTANGENTS}
         gradients = forward.by_autograd(cotangents)
     return _returned(state, space, message, given, gradients)
 

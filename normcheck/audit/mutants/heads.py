@@ -90,104 +90,89 @@ def _as_x_lies(c: KernelCall, out: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
+_planted = partial(mutant, heads=True, ops=_OPS)
+"""A fault of heads, see ``mutant``."""
+
 MUTANTS: tuple[Mutant, ...] = (
-    mutant(
+    _planted(
         id="H01",
         what="gaps between heads are ignored: head h of a token is read at h * N",
         source="invented",
         kernel=_with_strides(lambda x: (x.stride(0), x.shape[2])),
-        heads=True,
-        ops=_OPS,
         outputs=STATS,
         kinds=_READ,
         when="heads with gaps",
     ),
-    mutant(
+    _planted(
         id="H02",
         what="the heads of k and v are ignored: tokens are read as if only those of q were there",
         source="vllm-project/vllm#17735",
         kernel=_with_strides(lambda x: (x.shape[1] * x.stride(1), x.stride(1))),
-        heads=True,
-        ops=_OPS,
         outputs=STATS,
         kinds=_READ,
         when="several tokens of heads",
     ),
-    mutant(
+    _planted(
         id="H03",
         what="the first head of k is normed in place with those of q",
         source="invented",
         kernel=Kernel(finish=partial(_in_place, lambda x: 1)),
-        heads=True,
         overwrites=("x",),
-        ops=_OPS,
         outputs=("x",),
         kinds=("out_of_bounds_write",),
         when="heads",
     ),
-    mutant(
+    _planted(
         id="H04",
         what="y is not written for the last head of each token",
         source="invented",
         kernel=_without_last_heads(lambda heads: heads - 1),
-        heads=True,
-        ops=_OPS,
         outputs=("y",),
         kinds=UNWRITTEN,
         when="heads",
     ),
-    mutant(
+    _planted(
         id="H05",
         what="if a token has one head, the stride of that dimension is taken for that of the rows",
         source="invented",
         kernel=_with_strides(lambda x: (x.stride(1), x.stride(1)) if x.shape[1] == 1 else (x.stride(0), x.stride(1))),
-        heads=True,
-        ops=_OPS,
         outputs=STATS,
         kinds=_READ,
         when="several tokens of one head",
     ),
-    mutant(
+    _planted(
         id="H06",
         what="x is viewed as (-1, N), which heads of a fused projection cannot be",
         source="sgl-project/sgl-kernel-xpu#169",
         kernel=Kernel(load=_viewed),
-        heads=True,
-        ops=_OPS,
         outputs=("",),
         kinds=("exception",),
         when="several tokens of heads",
     ),
-    mutant(
+    _planted(
         id="H07",
         what="rows are taken to lie x.stride(0) apart, whatever the rank of x",
         source="vllm-project/vllm-xpu-kernels#396",
         kernel=Kernel(load=_rows_by_stride_of_tokens),
-        heads=True,
-        ops=_OPS,
         outputs=STATS,
         kinds=_READ,
         when="several tokens of several heads",
     ),
-    mutant(
+    _planted(
         id="H08",
         what="the heads of a token are counted as x.stride(0) / x.stride(1), so that k and v are normed in place too",
         source="invented",
         kernel=Kernel(finish=partial(_in_place, _heads_behind)),
-        heads=True,
         overwrites=("x",),
-        ops=_OPS,
         outputs=("x",),
         kinds=("out_of_bounds_write",),
         when="heads",
     ),
-    mutant(
+    _planted(
         id="H09",
         what="heads are taken four at a time, and y is not written for a rest",
         source="invented",
         kernel=_without_last_heads(lambda heads: heads // 4 * 4),
-        heads=True,
-        ops=_OPS,
         outputs=("y",),
         kinds=UNWRITTEN,
         when="a number of heads that is no multiple of 4",
