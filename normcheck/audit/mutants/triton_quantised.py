@@ -11,9 +11,9 @@ from normcheck.audit.mutants.mutant import VALUES, implementations
 _PLAIN, _ADDING = ("rmsnorm_quant",), ("fused_add_rmsnorm_quant",)
 _CODES, _SCALES = ("q",), ("scale", "q")
 
-_CLAMP = "t = tl.clamp(t, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)"
-_ROUND = "t = (t + 12582912.0) - 12582912.0"
-_MOST_FIRST, _MOST = "tl.max(tl.abs(first), axis=1)", "tl.max(tl.abs(y), axis=1)"
+_ROUND = "t = tl.clamp(t, -LARGEST, LARGEST) + 12582912.0"
+_ROUNDED = "t.to(tl.int32, bitcast=True).to(tl.int8)"
+_MOST_FIRST, _MOST, _SIZES = "tl.max(tl.abs(first), axis=1)", "tl.max(tl.abs(y), axis=1)", "(x * x, tl.abs(y))"
 _WHOLE, _FIRST_WHOLE = "(cols < N // 8 * 8)[None, :]", "(first_cols < N // 8 * 8)[None, :]"
 _PLACE = "rows[:, None] * count + numbers[None, :], scale"
 _STRIDE = "sums, x.stride(0),"
@@ -23,7 +23,7 @@ MUTANTS = (
         "codes-wrap.triton",
         what="codes past the largest wrap around: saturation is missing",
         source="invented",
-        quantised=(Lines(old=_CLAMP, new="t += 0.0"),),
+        quantised=(Lines(old=_ROUND, new="t += 12582912.0"),),
         coded="triton_token_int8",
         ops=_PLAIN,
         outputs=_CODES,
@@ -33,7 +33,10 @@ MUTANTS = (
         "codes-truncated.triton",
         what="codes are cut off, not rounded",
         source="invented",
-        quantised=(Lines(old=_ROUND, new="t += 0.0"),),
+        quantised=(
+            Lines(old=_ROUND, new="t = tl.clamp(t, -LARGEST, LARGEST)"),
+            Lines(old=_ROUNDED, new="t.to(tl.int8)"),
+        ),
         coded="triton_token_int8",
         ops=_ADDING,
         dtypes=("bf16",),
@@ -46,6 +49,7 @@ MUTANTS = (
         quantised=(
             Lines(old=_MOST_FIRST, new=f"tl.max(tl.where({_FIRST_WHOLE}, tl.abs(first), 0.0), 1)"),
             Lines(old=_MOST, new=f"tl.max(tl.where({_WHOLE}, tl.abs(y), 0.0), 1)", times=2),
+            Lines(old=_SIZES, new=f"(x * x, tl.where({_WHOLE}, tl.abs(y), 0.0))"),
         ),
         coded="triton_token_int8",
         ops=_PLAIN,
