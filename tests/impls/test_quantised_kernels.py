@@ -89,8 +89,9 @@ def test_every_output_against_fp64(codes: torch.dtype, columns: int | None, dtyp
 def test_pieces_of_wide_rows_and_rows_in_a_loop(codes: torch.dtype, columns: int | None) -> None:
     t = tensors(7, 300, torch.bfloat16, torch.float32)
     assert_right(t, run(t, codes, columns, max_block=128))
-    looped = Tile(rows=2, block=512, warps=4, stages=2, groups=1)
-    assert_right(t, run(t, codes, columns, how=looped))
+    for block in (512, 128):  # one block a row, and three
+        looped = Tile(rows=2, block=block, warps=4, stages=2, groups=1)
+        assert_right(t, run(t, codes, columns, how=looped))
 
 
 @pytest.mark.parametrize(("codes", "columns"), WAYS[2:])
@@ -103,6 +104,27 @@ def test_a_limit_and_rows_of_zeros(codes: torch.dtype, columns: int, max_block: 
     assert_right(t, found, limit=1.75)
     assert (found["scale"][2] == LEAST).all() and not found["q"][2].float().any()
     assert (found["q"][0].float().abs() == kernels.LARGEST[codes]).sum() > 1  # those past the limit are saturated
+
+
+@pytest.mark.parametrize("block", [128, 64])
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_rows_whose_products_with_the_weight_leave_fp32(block: int, with_residual: bool) -> None:
+    """x * w overflows, or is subnormal, though y has codes: the scale of a row is as if it came from y itself."""
+    x = torch.randn(6, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = (x * torch.tensor([1e-37, 1e-30, 1.0, 1e18, 0.0, 1e-38])[:, None]).bfloat16().to(DEVICE)
+    weight = torch.tensor([1e-4, 1e3, 1e25, 1.0]).repeat(25).bfloat16().to(DEVICE)
+    residual = torch.zeros_like(x) if with_residual else None
+    one, other = (
+        kernels.forward(x, weight, eps=EPS, dtype=INT8, columns=0, residual=residual, how=how)
+        for how in (
+            Tile(rows=2, block=block, warps=4, stages=2, groups=2),
+            Tile(rows=2, block=128, warps=4),
+        )
+    )
+    assert other["scale"][0] > 0
+    torch.testing.assert_close(one["scale"], other["scale"], rtol=1e-6, atol=0)
+    differ = (one["q"].int() - other["q"].int()).abs()
+    assert int(differ.max()) <= 1 and float(differ.float().mean()) < 0.01
 
 
 @pytest.mark.parametrize(("codes", "largest"), [(E4M3FN, 448.0), (INT8, 127.0)])

@@ -13,7 +13,11 @@ _CODES, _SCALES = ("q",), ("scale", "q")
 
 _ROUND = "t = tl.clamp(t, -LARGEST, LARGEST) + 12582912.0"
 _ROUNDED = "t.to(tl.int32, bitcast=True).to(tl.int8)"
-_MOST_FIRST, _MOST, _SIZES = "tl.max(tl.abs(first), axis=1)", "tl.max(tl.abs(y), axis=1)", "(x * x, tl.abs(y))"
+_MOST_FIRST, _MOST, _SIZES = (
+    "tl.max(tl.abs(first), axis=1)",
+    "tl.max(tl.abs(y), axis=1)",
+    "tl.maximum(sizes, tl.abs(x))",
+)
 _WHOLE, _FIRST_WHOLE = "(cols < N // 8 * 8)[None, :]", "(first_cols < N // 8 * 8)[None, :]"
 _PLACE = "rows[:, None] * count + numbers[None, :], scale"
 _STRIDE = "sums, x.stride(0),"
@@ -48,8 +52,8 @@ MUTANTS = (
         source="invented",
         quantised=(
             Lines(old=_MOST_FIRST, new=f"tl.max(tl.where({_FIRST_WHOLE}, tl.abs(first), 0.0), 1)"),
-            Lines(old=_MOST, new=f"tl.max(tl.where({_WHOLE}, tl.abs(y), 0.0), 1)", times=2),
-            Lines(old=_SIZES, new=f"(x * x, tl.where({_WHOLE}, tl.abs(y), 0.0))"),
+            Lines(old=_MOST, new=f"tl.max(tl.where({_WHOLE}, tl.abs(y), 0.0), 1)"),
+            Lines(old=_SIZES, new=f"tl.maximum(sizes, tl.where({_WHOLE}, tl.abs(x), 0.0))"),
         ),
         coded="triton_token_int8",
         ops=_PLAIN,
