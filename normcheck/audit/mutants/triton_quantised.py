@@ -13,7 +13,8 @@ _CODES, _SCALES = ("q",), ("scale", "q")
 
 _ROUND = "t = tl.clamp(t, -LARGEST, LARGEST) + 12582912.0"
 _ROUNDED = "t.to(tl.int32, bitcast=True).to(tl.int8)"
-_MOST_FIRST, _MOST, _SIZES = (
+_MOST_FIRST, _MOST = "tl.max(tl.abs(first), axis=1)", "tl.max(tl.abs(y), axis=1)"
+_SIZES = "tl.maximum(sizes, tl.abs(x))"
     "tl.max(tl.abs(first), axis=1)",
     "tl.max(tl.abs(y), axis=1)",
     "tl.maximum(sizes, tl.abs(x))",
