@@ -15,10 +15,6 @@ _ROUND = "t = tl.clamp(t, -LARGEST, LARGEST) + 12582912.0"
 _ROUNDED = "t.to(tl.int32, bitcast=True).to(tl.int8)"
 _MOST_FIRST, _MOST = "tl.max(tl.abs(first), axis=1)", "tl.max(tl.abs(y), axis=1)"
 _SIZES = "tl.maximum(sizes, tl.abs(x))"
-    "tl.max(tl.abs(first), axis=1)",
-    "tl.max(tl.abs(y), axis=1)",
-    "tl.maximum(sizes, tl.abs(x))",
-)
 _WHOLE, _FIRST_WHOLE = "(cols < N // 8 * 8)[None, :]", "(first_cols < N // 8 * 8)[None, :]"
 _PLACE = "rows[:, None] * count + numbers[None, :], scale"
 _STRIDE = "sums, x.stride(0),"
