@@ -36,7 +36,7 @@ STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 HEAD_SIZES = (64, 128, 256, 512)
 """The N of cases of heads that are not a user's own: attention has heads of these sizes, and kernels take no others."""
 
-_MOST_HEADS = 8
+_FEW_HEADS, _MANY_HEADS, _MANY_ROWS = 8, 32, 64
 _HEADS_OF_A_KEY = 4  # heads of q that share one head of k and one of v
 
 RETURNED, LIMITED = "none", "limited"
@@ -142,9 +142,11 @@ class Case:
     @property
     def heads(self) -> int:
         """H of the layout ``heads``. One token of H = M heads for M up to 3; else at least two tokens, each with as
-        many heads as fit, up to 8: H is the largest divisor of M up to min(8, M / 2), so 1 if M is a prime.
+        many heads as fit, up to 8, or 32 from M = 64 on: H is the largest divisor of M up to that and M / 2, so 1 if M
+        is a prime.
         """
-        most = max(self.M, 1) if self.M <= 3 else min(_MOST_HEADS, self.M // 2)
+        fit = _FEW_HEADS if self.M < _MANY_ROWS else _MANY_HEADS
+        most = max(self.M, 1) if self.M <= 3 else min(fit, self.M // 2)
         return next(h for h in range(most, 0, -1) if self.M % h == 0)
 
     @property
@@ -244,11 +246,11 @@ def head_size_near(columns: int) -> int:
     return min(HEAD_SIZES, key=lambda size: abs(size - columns))
 
 
-def alone(case: Case) -> Case:
-    """The case of one of its rows, packed; x keeps its rank."""
+def with_rows(case: Case, rows: int) -> Case:
+    """The case of so many of its rows, packed; x keeps its rank."""
     packed = "rank3" if case.layout == "rank3_strided" else case.layout
     packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS) else "contiguous"
-    return replace(case, M=1, layout=packed, gap=0)
+    return replace(case, M=rows, layout=packed, gap=0)
 
 
 PARAMETERS = ("weight", "bias", "weight_dtype")

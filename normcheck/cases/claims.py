@@ -76,6 +76,10 @@ class Declared(Protocol):
     def backward(self) -> object:
         """None if gradients are autograd's."""
 
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row has the same bits among any other rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
@@ -83,7 +87,7 @@ class Claims:
 
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any.
     ``scales``: those of ``Case.scale``. ``shapes``: the (M, N) to use, () for any. ``refused``: pairs of an axis ("M",
-    "N" or one of REFUSABLE) and a value that the implementation refused.
+    "N" or one of REFUSABLE) and a value that the implementation refused. ``batch_invariant``: it is declared.
     """
 
     op: Op
@@ -95,6 +99,7 @@ class Claims:
     residual_dtypes: tuple[str, ...] = ("same",)
     scales: tuple[str, ...] = (RETURNED,)
     shapes: tuple[tuple[int, int], ...] = ()
+    batch_invariant: bool = False
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
     def without(self, axis: str, value: Any) -> Claims:
@@ -178,6 +183,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         scales=scales_of(op, implementation),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
+        batch_invariant=implementation.batch_invariant,
     )
 
 
@@ -203,7 +209,8 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     """
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
-        layouts += ["x_strided"] if op.quantises else ["x_strided", "dy_strided", "strided", *EXPANDED]
+        of_codes = ["x_strided", *["strided"] * op.adds_residual]
+        layouts += of_codes if op.quantises else ["x_strided", "dy_strided", "strided", *EXPANDED]
     if 3 in implementation.ranks:
         layouts += ["rank3", *["rank3_strided"] * implementation.strided]
     layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * implementation.trailing

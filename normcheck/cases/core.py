@@ -39,6 +39,9 @@ GAPS = (3, 8, 1, 64)
 """The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
 
 
+BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096, 64))
+"""M and N of cases for a kernel that declares batch invariance: many choose another block from 256 rows on."""
+
 HEAD_GAPS = (0, 0, 8, 0, 0, 64)
 """The gaps behind heads. Elsewhere heads lie side by side, or so that each begins at an aligned address."""
 
@@ -219,6 +222,7 @@ class Design:
             self.number += 1
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
                 yield replace(self.recorded(self.filled(size, {**fixed, "rows": rows})), opens=self.number)
+        yield from map(self.recorded, self._of_batches())
         while (planned := self._next()) is not None:
             yield self.recorded(planned)
 
@@ -302,6 +306,15 @@ class Design:
         if self._claims.shapes or not (known and allowed and self._claims.fits(HEADS, n)):
             return self.like(m, n)
         return self._size(m, n)
+
+    def _of_batches(self) -> Iterator[Planned]:
+        """Cases with as many rows as batches have that kernels compute in different ways, if they are to be one."""
+        for m, n in BATCHES if self._claims.batch_invariant and not self._claims.shapes else ():
+            known = low_of(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+            allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and not self._claims.only_heads
+            if known and allowed and m <= self._extent.rows:
+                self.number += 1
+                yield self.filled(self._size(m, n), {**self._claimed(_NEUTRAL), "rows": "shifted", "probe": "rows"})
 
     def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""

@@ -188,6 +188,20 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         own, cotangents = normal(hashed(case.seed, pieces, device)).view(2, -1, case.N)
         made.residual[rows] = kind(own, made.x[rows].double()).float()
         made.dresidual_out[rows] = cotangents.float()
+    if case.M and case.rows in _OF_RESIDUAL:
+        _put(made.residual, -1, case.N // 2, _OF_RESIDUAL[case.rows])
+    if case.M and case.dy in _OF_RESIDUAL:
+        _put(made.dresidual_out, 0, case.N // 2, _OF_RESIDUAL[case.dy])
+
+
+_OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
+    {"nan": _NAN, "inf": {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}}
+)
+"""Kind of rows, or of dy -> the bits of one such number, which the residual, or its cotangent, has as well."""
+
+
+def _put(tensor: Tensor, row: int, column: int, bits: Mapping[torch.dtype, int]) -> None:
+    as_integers(tensor[row, column : column + 1]).fill_(bits[tensor.dtype])
 
 
 def nan_bits(case: Case) -> int:
@@ -256,10 +270,11 @@ def _unfilled(case: Case, device: str) -> Inputs:
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     """An unfilled tensor (M, N) in the layout of the case: a residual lies as x does, its cotangent as dy.
 
-    If x alone is strided, a residual is packed, as engines have it: a kernel may take the stride of x for both.
+    If x alone is strided, a residual is packed, as engines have it: a kernel may take the stride of x for both. So is
+    its cotangent if dy alone is strided.
     """
     like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
-    packed = name == "residual" and case.layout == "x_strided"
+    packed = (name, case.layout) in (("residual", "x_strided"), ("dresidual_out", "dy_strided"))
     stride = (case.N + case.gaps[like] * (not packed), 1)
     if name == "dy" and case.layout in EXPANDED:
         stride = (0, int(case.layout == "dy_expanded"))

@@ -1,14 +1,18 @@
-"""Probe for batch invariance: does a row keep its bits when the rows change their order, and when it is alone?"""
+"""Probe for batch invariance: does a row keep its bits if the rows change their order, and in a smaller batch?
+
+Serving stacks ask for that: a request has the same answer whatever others are in its batch. Kernels break it when they
+choose another block, and so another order of sums, for many rows: vLLM's did from 256 rows on (vllm #48271).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import alone
+from normcheck.cases.case import with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import ROOT_FIRST
@@ -21,6 +25,10 @@ from normcheck.runner.call import supports
 
 _BY_ROW = frozenset(ROOT_FIRST) - {"dw", "db"}
 """Outputs of which each part belongs to one row."""
+
+_BATCH, _MOST_BATCHES = 255, 16
+"""Rows of a smaller batch, for a kernel that computes 256 or more in another way, and how many such batches are run of
+a kernel that declares batch invariance. Of another one it is the first."""
 
 
 def among_other_rows(subject: Subject, probed: Probed) -> Probed:
@@ -48,32 +56,46 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
     old_weights = state_of_old_weights(subject)
     if old_weights is not None:
         return replace(probed, problems=(old_weights,))
-    for name, same in _alone(subject).items():
-        invariant[name] = same and invariant.get(name, True)
-    broken = [name for name, same in invariant.items() if not same]
-    if broken and implementation.batch_invariant:
-        message = f"{broken[0]}: a row has other bits among other rows, and batch_invariant=True is declared"
-        problems = (*problems, Problem("not_repeatable", broken[0], message))
+    where = dict.fromkeys((name for name, same in invariant.items() if not same), "among other rows")
+    for batch in _batches(subject):
+        rows = batch.stop - batch.start
+        for name, same in _in_batch(subject, batch).items():
+            invariant[name] = same and invariant.get(name, True)
+            if not same:
+                where.setdefault(name, f"among {case.M} rows than {f'in a batch of {rows}' if rows > 1 else 'alone'}")
+    if where and implementation.batch_invariant:
+        name, words = next(iter(where.items()))
+        message = f"{name}: a row has other bits {words}, and batch_invariant=True is declared"
+        problems = (*problems, Problem("not_repeatable", name, message))
     return replace(probed, problems=problems, invariant=invariant)
 
 
-def _alone(subject: Subject) -> dict[str, bool]:
-    """Output -> whether one row, run alone, has the bits that it has among the others; empty if M=1 cannot run."""
-    case, shapes = subject.case, subject.implementation.shapes
+def _batches(subject: Subject) -> Iterator[slice]:
+    """Rows to run by themselves: one row, and of more than ``_BATCH`` rows so many at a time."""
+    case = subject.case
     row = case.seed % case.M
-    single = alone(case)
-    if (shapes is not None and (1, case.N) not in shapes) or supports(subject.implementation, single) is not None:
+    yield slice(row, row + 1)
+    if case.M > _BATCH:
+        batches = [slice(first, min(first + _BATCH, case.M)) for first in range(0, case.M, _BATCH)]
+        yield from batches[:_MOST_BATCHES] if subject.implementation.batch_invariant else batches[:1]
+
+
+def _in_batch(subject: Subject, batch: slice) -> dict[str, bool]:
+    """Output -> whether these rows, run without the others, keep their bits; empty if so many rows cannot run."""
+    case, shapes = subject.case, subject.implementation.shapes
+    part = with_rows(case, batch.stop - batch.start)
+    if (shapes is not None and (part.M, part.N) not in shapes) or supports(subject.implementation, part) is not None:
         return {}
 
-    def one(rows: Tensor) -> Tensor:
-        return guard_bands.in_bands(rows.reshape(case.M, case.N)[row].reshape(single.shape), NAN)
+    def own(rows: Tensor) -> Tensor:
+        return guard_bands.in_bands(rows.reshape(case.M, case.N)[batch].reshape(part.shape), NAN)
 
-    inputs = _of_rows(subject.inputs, one)
-    bits = None if subject.bits is None else subject.bits[row : row + 1]
-    started = start(subject.implementation, single, inputs, Surroundings())
-    seen, _ = observe(subject.implementation, subject.op, single, started, bits)
+    inputs = _of_rows(subject.inputs, own)
+    bits = None if subject.bits is None else subject.bits[batch]
+    started = start(subject.implementation, part, inputs, Surroundings())
+    seen, _ = observe(subject.implementation, subject.op, part, started, bits)
     return {
-        name: guard_bands.same_bits(_by_row(t, case.M)[row], _by_row(seen.named[name], 1)[0])
+        name: guard_bands.same_bits(_by_row(t, case.M)[batch], _by_row(seen.named[name], part.M))
         for name, t in subject.first.named.items()
         if name in _BY_ROW and name in seen.named
     }

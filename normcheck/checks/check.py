@@ -15,7 +15,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import OPS, ROOT_FIRST, SCALE, Op
+from normcheck.cases.ops import OPS, RESIDUAL_OUT, ROOT_FIRST, SCALE, Op
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
 from normcheck.checks.conventions import fitting
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
@@ -141,6 +141,10 @@ def check(
     return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
 
 
+def _only(name: str, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: named[name]} if name in named else {}
+
+
 def _is_given(name: str, inputs: Inputs) -> bool:
     """Whether a kernel gets what others return: the scale of an op that quantises."""
     return name == SCALE and inputs.scale is not None
@@ -221,8 +225,8 @@ def _checked(
         if all(c.comparison.ratio <= 1 for c in gradients.checked):
             break
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
-    if kept and not op.quantises:
-        returned = {**kept, **gradients.end_to_end}
+    if kept and (op.adds_residual or not op.quantises):  # of codes nobody agrees what becomes of a NaN
+        returned = {**kept, **gradients.end_to_end} if not op.quantises else _only(RESIDUAL_OUT, kept)
         summed = replace(running.pristine, x=running.judge.x) if op.adds_residual else running.pristine
         checked += judge_special(op, case, summed, returned, running.model, saved.doubt)
     result = Result(

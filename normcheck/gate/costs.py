@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping
 from statistics import fmean
 
-from normcheck.cases.case import Case, Place, alone, parameters_of, place_of
+from normcheck.cases.case import Case, Place, parameters_of, place_of, with_rows
 from normcheck.cases.core import Planned
 
 RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
@@ -129,7 +129,7 @@ class Costs:
 
     def _has_new_row(self, planned: Planned) -> bool:
         """Whether the probe of rows runs a row alone, which is a first call."""
-        return planned.probe == "rows" and _keys(alone(planned.case))["rows"] not in self._seen
+        return planned.probe == "rows" and _keys(with_rows(planned.case, 1))["rows"] not in self._seen
 
     def _price(self, news: str) -> tuple[float, float]:
         """What a first call with this of ``NEWS`` likely takes, and at most.
@@ -211,7 +211,7 @@ class Costs:
             self._look_back()
         self._latest = planned, seconds, beyond
         self._prices.clear()
-        for one in (case, alone(case)) if planned.probe == "rows" else (case,):
+        for one in (case, with_rows(case, 1)) if planned.probe == "rows" else (case,):
             self._seen.update(_keys(one).values())
         self.places[place_of(case)] = None
 

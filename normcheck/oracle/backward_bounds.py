@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -160,6 +161,12 @@ def plus_residual(rules: Rules, own: Bound, rows: Rows, backward: Backward, adde
     parts = backward.wd.abs() + (rows.xh * backward.c1).abs() + (0.0 if backward.c2 is None else backward.c2.abs())
     partial = added.dresidual_out.abs() + rows.rstd * parts
     before = e + store(rules, dx.abs() + e, added.io, "dx")
+    if added.off is not None:  # autograd may add up the gradients of the stored sum, and of that alone, in its dtype
+        of_stored = rows.rstd * backward.wd
+        once = e + store(rules, of_stored.abs() + e, added.residual, "dx")
+        both = (of_stored + added.dresidual_out).abs() + once
+        before = before + (once - e) + store(rules, both, added.residual, "dx")
+        before = torch.where(torch.maximum(once + of_stored.abs(), both) > added.residual.max, math.inf, before)
     before = before + (partial + before) * rules.gam(rules.count["dresidual"]) + rules.eta
     size = (dx + added.dresidual_out).abs()
 

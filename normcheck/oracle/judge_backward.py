@@ -50,7 +50,8 @@ def _judged(
             if name == DRESIDUAL and right.of_residual is not None and judge.sums is not None:
                 bound, fmt = right.of_residual, judge.sums.fmt
             held = Expectation(name, check, block.start, right.dx, bound, fmt)
-            blocks[name].append((block.start, compared(judge, actual[block], held, t.checkable)))
+            mixed = judge.sums is not None and judge.sums.of_norm is not judge.sums.of_statistics  # it may overflow
+            blocks[name].append((block.start, compared(judge, actual[block], held, t.checkable, finite=not mixed)))
     checked = [Checked(name, check, merge(parts, case.M)) for name, parts in blocks.items()]
     assert share is not None  # there is a block even without rows
     return (*checked, *_sums_checks(judge, gradients, check, share, unbounded))

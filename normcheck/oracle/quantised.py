@@ -69,7 +69,7 @@ def granularity(case: Case, scale: Tensor, declared: str) -> str:
     "" if that is none of them.
     """
     options = ("token", *BLOCKS) if declared == "any" else (declared,)
-    if scale.numel() == case.M and "token" in options:
+    if "token" in options and scale.numel() == case.M and (scale.dim() == 1 or scale.shape[-1:] == (1,)):
         return "token"
     for name in options:
         columns = scale_columns(case, name)
@@ -106,9 +106,12 @@ def span_of(judge: Judge, truth: Truth) -> Span:
         g, u = judge.scale.g, judge.rules.u
         ends = cast.low * g, cast.high * g
         low, high = torch.minimum(*ends), torch.maximum(*ends)
-        if judge.weight != io:  # the product of two numbers of the io dtype is exact in fp32
-            low, high = low - low.abs() * u, high + high.abs() * u
-        return Span(cast.value * g, low, high).each(lambda v: casting.rounded(v, io))
+        once = Span(cast.value * g, low, high)
+        if judge.weight == io:  # the product of two numbers of the io dtype is exact in fp32
+            return once.each(lambda v: casting.rounded(v, io))
+        once = replace(once, low=low - low.abs() * u, high=high + high.abs() * u)
+        twice = once.each(lambda v: casting.rounded(v, io))  # by promotion a product with a wider weight has its dtype
+        return Span(twice.value, torch.minimum(once.low, twice.low), torch.maximum(once.high, twice.high))
     z, e = truth.forward.z, truth.y.before_store
     span = Span(z, z - e, z + e)
     return span.each(lambda v: casting.rounded(v, io)) if how == "io" and io.name != "fp32" else span

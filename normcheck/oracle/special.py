@@ -133,7 +133,11 @@ def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Te
     saved = {name: statistics[name] for name in op.statistics}
     if not op.clamped:
         stored = {RESIDUAL_OUT: rows.x} if op.adds_residual else {}
-        yield _with_gradients(op, rows, g, dy, {**saved, **stored, "y": forward.y})
+        whole = _with_gradients(op, rows, g, dy, {**saved, **stored, "y": forward.y})
+        if inputs.dresidual_out is not None:
+            of_x = whole["dx"] + inputs.dresidual_out.reshape(case.M, case.N).double()
+            whole |= {"dx": of_x, DRESIDUAL: of_x}
+        yield whole
         return
     lower = case.option_values["lower_clip"]
     certain = reference.bits(forward.z, case.option_values)

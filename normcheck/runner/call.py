@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Any
@@ -69,9 +69,28 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
             returned = implementation.forward(inputs.x, inputs.weight, inputs.bias, eps=case.eps, **named_inputs)
             named = _named(_of_several(returned, op, inputs), "forward", op.main_output)
             _settle(named, inputs.x, arena)
+        if op.adds_residual and of_forward:
+            _raise_if_elsewhere(_tensors(named), inputs, of_forward)
         if arena.beside is None:
             arena.beside = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
         return overwriting.apart(_tensors(named), inputs)
+
+
+_WRITTEN_TO = {"x": "y", "residual": RESIDUAL_OUT}
+"""Input -> the output that an op that adds a residual writes to its memory, if it is declared to be overwritten."""
+
+
+def _raise_if_elsewhere(outputs: Mapping[str, Tensor], inputs: Inputs, overwrites: Collection[str]) -> None:
+    """Raise Broken unless each of the inputs that the op ``overwrites`` has the bits of its output by now."""
+    for name, tensor in inputs.named():
+        output = outputs.get(_WRITTEN_TO.get(name, "")) if name in overwrites else None
+        if output is None or output.dtype != tensor.dtype or output.numel() != tensor.numel():
+            continue
+        own, tensor = output.detach().reshape(tensor.shape), tensor.detach()
+        if not guard_bands.same_bits(own, tensor):
+            differ = f"{guard_bands.how_many_differ(own, tensor)} of {own.numel()} elements differ"
+            why = f"{_WRITTEN_TO[name]} is not in the memory of {name}, though overwrites has {name!r}: {differ}"
+            raise Broken("missing", _WRITTEN_TO[name], why)
 
 
 def backward(

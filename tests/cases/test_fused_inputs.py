@@ -198,6 +198,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
         shapes=None,
         backward=None,
         model={},
+        batch_invariant=False,
     )
     extent = PROFILES["quick"].extent
     cells = [claims_of(op, every, dtype) for op in OPS.values() for dtype in DTYPES]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normcheck import Implementation
-from normcheck.cases.case import RANK4, TRAILING, Case, alone
+from normcheck.cases.case import RANK4, TRAILING, Case, with_rows
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
@@ -67,7 +67,7 @@ def test_two_dimensions_are_normed(columns: int, sides: tuple[int, int]) -> None
     assert inputs.weight is not None and inputs.bias is not None
     assert tuple(inputs.x.shape) == (3, *sides) and tuple(inputs.weight.shape) == tuple(inputs.bias.shape) == sides
     assert inputs.flat.weight is not None and inputs.flat.weight.shape == (columns,)
-    assert alone(case).shape == (1, *sides)
+    assert with_rows(case, 1).shape == (1, *sides)
     usual = make(Case(op="layernorm", dtype="fp16", M=3, N=columns), OPS["layernorm"], "cpu")
     assert torch.equal(inputs.x.reshape(3, columns), usual.x)
 
