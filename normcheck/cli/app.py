@@ -64,6 +64,10 @@ def verify(given: Given) -> None:
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
+        if checked.loads:
+            from normcheck.loaders.job import check_loaded
+
+            raise typer.Exit(check_loaded(checked, tuple(sys.argv[1:]), files))
         if checked.watch and checked.profile != "soak":
             raise typer.Exit(watch(checked, tuple(sys.argv[1:]), files))
         job = soak if checked.profile == "soak" else run
