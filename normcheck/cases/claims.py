@@ -86,8 +86,8 @@ class Claims:
     """The values that cases for an implementation may have, each tuple simplest first.
 
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any.
-    ``scales``: those of ``Case.scale``. ``shapes``: the (M, N) to use, () for any; ``epsilons``: the eps, () for any. ``refused``: pairs of an axis ("M",
-    "N" or one of REFUSABLE) and a value that the implementation refused.
+    ``scales``: those of ``Case.scale``. ``shapes``: the (M, N) to use, () for any; ``epsilons``: the eps, () for any.
+    ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that the implementation refused.
     """
 
     op: Op

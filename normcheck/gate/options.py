@@ -361,26 +361,8 @@ class VerifyOptions:
             raise UsageError(f"scheduler={self.scheduler}: expected no --no-isolation; other processes judge")
         if self.scheduler and self.watch:
             raise UsageError(f"scheduler={self.scheduler}: expected no --watch with it, which is for this machine")
-        self._refuse_beside_a_loader()
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
-
-    def _refuse_beside_a_loader(self) -> None:
-        if not self.loads:
-            return
-        if self.kernelbench is not None and (self.solution or self.definition or self.workload or self.trace):
-            raise UsageError("kernelbench: expected no --solution, --definition, --workload, --trace with it")
-        own = {"impl": self.impl, "op": self.op, "dtype": self.dtype if self.kernelbench is None else ()}
-        for name, value in own.items():
-            if value and name not in self.from_config:
-                raise UsageError(f"{name}={','.join(value)}: expected no --{name} with what a loader reads it from")
-        if not self.isolation:
-            raise UsageError("isolation: expected no --no-isolation with a loader, whose files are strangers' code")
-        for name in ("scheduler", "watch", "shard", "timings", "database"):
-            if getattr(self, name) and name not in self.from_config:
-                raise UsageError(f"{name}={getattr(self, name)}: expected no --{name} with a loader")
-        if self.profile == "soak":
-            raise UsageError(f"profile=soak: expected {one_of(PROMISING)} with a loader")
 
     @property
     def loads(self) -> bool:

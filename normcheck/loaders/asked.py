@@ -20,6 +20,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import finding
 from normcheck.checks.probes import Depth
+from normcheck.errors import one_line
 from normcheck.gate.engine import CellProgress, ThisMachine
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
@@ -28,7 +29,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import whole
 from normcheck.oracle.judge import END_TO_END
-from normcheck.result import Verdict
+from normcheck.result import Verdict, Worst
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -64,8 +65,13 @@ class Judged:
     failed: Case | None = None
     max_abs: float = 0.0
     max_rel: float = 0.0
-    ratio: float = 0.0
+    worst: Mapping[str, Worst] = field(default_factory=dict)
     left_out: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The largest ratio of any output."""
+        return max((one.ratio for one in self.worst.values()), default=0.0)
 
 
 @dataclass
@@ -170,13 +176,12 @@ def _at(cell: Cell, plan: Plan, shape: Shape, failing: Case | None, end: float) 
         if result.refused:
             return replace(found, left_out=result.refused) if not found.cases else found
         max_abs, max_rel = _errors(result, held)
-        ratios = [c.comparison.ratio for c in result.checked]
         found = replace(
             found,
             cases=found.cases + 1,
             max_abs=max(found.max_abs, max_abs),
             max_rel=max(found.max_rel, max_rel),
-            ratio=max([found.ratio, *ratios]),
+            worst=_worse(found.worst, _worst_of(result)),
         )
         if result.failed:
             seen = finding(cell, result, plan.device, advise=False)
@@ -184,6 +189,23 @@ def _at(cell: Cell, plan: Plan, shape: Shape, failing: Case | None, end: float) 
         if time.monotonic() > end:
             break
     return found
+
+
+def _worst_of(result: Result) -> Mapping[str, Worst]:
+    found: Mapping[str, Worst] = {}
+    for checked in result.checked:
+        c = checked.comparison
+        own = Worst(ratio=c.ratio, max_abs=c.max_abs, max_ulp=c.max_ulp, case=str(result.case))
+        found = _worse(found, {checked.output: own})
+    return found
+
+
+def _worse(one: Mapping[str, Worst], other: Mapping[str, Worst]) -> Mapping[str, Worst]:
+    """Output -> the worse of two."""
+    return {
+        name: max((m[name] for m in (one, other) if name in m), key=lambda worst: worst.ratio)
+        for name in (*one, *(name for name in other if name not in one))
+    }
 
 
 def _cases(cell: Cell, plan: Plan, shape: Shape, failing: Case | None) -> Iterator[Case]:
@@ -239,12 +261,18 @@ def _with(cell: Cell, plan: Plan, verdict: Verdict, judged: Sequence[Judged]) ->
     notes = [f"shapes asked for: {ran} of {len(own)} judged"] if own else []
     notes += [f"shapes asked for, not judged: {'; '.join(list(out)[:8])}"] if out else []
     if verdict.status == "skip" and ran:
-        detail = f"only the shapes that were asked for were judged; of others: {verdict.detail}"
-        verdict = replace(verdict, status="thin", detail=detail)
+        others = one_line(verdict.detail, 200, keep_end=False)
+        detail = f"only the shapes that were asked for were judged; of others: {others}"
+        verdict = replace(verdict, status="thin", detail=detail, skipped=dict(list(verdict.skipped.items())[:3]))
     failed = next((one.failed for one in own if one.failed is not None), None)
     if failed is not None and verdict.status != "fail":
         found = result_of(cell, failed, plan)
         if found.status == "fail":
             kept: Mapping[str, object] = {"source": verdict.source, "machine": verdict.machine, "core": verdict.core}
             verdict = replace(found, **kept, seconds=verdict.seconds + found.seconds, shapes=verdict.shapes)  # type: ignore[arg-type]
-    return replace(verdict, cases=cases, shapes=(verdict.shapes or 0) + ran, notes=(*verdict.notes, *notes))
+    worst = dict(verdict.worst)
+    for one in own:
+        worst = dict(_worse(worst, one.worst))
+    return replace(
+        verdict, cases=cases, shapes=(verdict.shapes or 0) + ran, notes=(*verdict.notes, *notes), worst=worst
+    )

@@ -1,7 +1,7 @@
 """The documents of flashinfer-bench and SOL-ExecBench: a definition, a solution and workloads, read as data.
 
-They come from outside: a size limit before anything is parsed, then pydantic, which limits how deep they nest. Keys that
-are not needed here are ignored.
+They come from outside: a size limit before anything is parsed, then pydantic, which limits how deep they nest. Keys
+that are not needed here are ignored.
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ class Solution(_Document):
         if self.entry_file not in paths:
             raise ValueError(f"entry_point={shown(self.spec.entry_point)}: expected a file of sources")
         if PurePosixPath(self.entry_file).suffix != ".py":
-            raise ValueError(
-                f"entry_point={shown(self.spec.entry_point)}: expected FILE.py::NAME; other languages are not built here"
-            )
+            raise ValueError(f"entry_point={shown(self.spec.entry_point)}: expected FILE.py::NAME, no other language")
         return self
 
     @property

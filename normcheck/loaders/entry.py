@@ -32,7 +32,7 @@ IMPLEMENTATIONS = implementations(Path(__file__).parent)
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """``file``, ``function``: what is called, with the ``inputs`` and, if ``into`` is true, the ``outputs`` as positional
+    """``file``, ``function``: what is called, with the ``inputs`` and, if ``into``, the ``outputs`` as positional
     arguments, each (name, role, dtype). ``full``: pairs of (M, N) and the shape of x; others have M in the last axis of
     rows. ``ops``: what it is said to compute; ``dtype`` and ``epsilons`` are claims, () for any eps.
     """

@@ -61,8 +61,8 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The class ``kind`` of ``file`` as ``name``, in each of ``geometries``; ``parameters``: (key of the state dict, role)
-    of the problem's. ``given``: the (M, N) that it cannot refuse. ``kind`` "": describe the problem in ``file``.
+    """The class ``kind`` of ``file`` as ``name``, in each of ``geometries``; ``parameters``: (key of the state dict,
+    role) of the problem's. ``given``: the (M, N) that it cannot refuse. ``kind`` "": describe the problem in ``file``.
     """
 
     name: str
@@ -144,9 +144,7 @@ class Called:
         self._refusals: dict[tuple[int, int], str | None] = {}
         self.__wrapped__: Any = None
 
-    def __call__(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Tensor:
         """y (M, N) of x (M, N), whose rows become the problem's normed dimensions. It has no gradients."""
         import torch
 
@@ -185,13 +183,13 @@ class Called:
     def _load(self, module: Any, roles: Mapping[str, Tensor]) -> None:
         """Put weight and bias into the module's state. Raises Broken if it has no place for one."""
         state = module.state_dict()
+        places = _places(state, self._wanted.parameters, next((t.numel() for t in roles.values()), 0))
         for key, role in self._wanted.parameters:
-            tensor = roles[role]
-            own = key if key in state else _alike(state, role, tensor.numel(), len(roles))
-            if own not in state or state[own].numel() != tensor.numel():
-                message = f"{self._wanted.kind} has no parameter for {key}: expected {tensor.numel()} elements in its state"
+            if key not in places:
+                elements = roles[role].numel()
+                message = f"{self._wanted.kind} has no parameter for {key}: expected {elements} elements in its state"
                 raise Broken("exception", "", message)
-            state[own] = tensor.reshape(state[own].shape)
+            state[places[key]] = roles[role].reshape(state[places[key]].shape)
         module.load_state_dict(state)
 
     def _full(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -221,12 +219,24 @@ def plain(value: Any) -> Any:
     return tuple(plain(item) for item in value["tuple"]) if isinstance(value, dict) else value
 
 
-def _alike(state: Mapping[str, Tensor], role: str, elements: int, roles: int) -> str:
-    """The key of a state whose name says ``role``, or the only one of this size; "" if none does."""
-    fitting = [key for key, tensor in state.items() if tensor.numel() == elements]
-    named = [key for key in fitting if any(word in key.lower() for word in _WORDS[role])]
-    found = named or (fitting if roles == 1 else [])
-    return found[0] if len(found) == 1 else ""
+def _places(state: Mapping[str, Tensor], parameters: Sequence[tuple[str, str]], elements: int) -> Mapping[str, str]:
+    """Key of the problem's state -> that of the answer's: the same, else one whose name says the role, else what is
+    left over, if as many are. Only those of so many ``elements``.
+    """
+    left = [key for key, tensor in state.items() if tensor.numel() == elements]
+    places: dict[str, str] = {}
+    for fits in (lambda own, key, role: own == key, lambda own, key, role: _says(own, role)):
+        for key, role in parameters:
+            found = [own for own in left if key not in places and fits(own, key, role)]
+            if len(found) == 1:
+                places[key] = found[0]
+                left.remove(found[0])
+    rest = [key for key, _ in parameters if key not in places]
+    return places | (dict(zip(rest, left, strict=True)) if len(rest) == len(left) else {})
+
+
+def _says(name: str, role: str) -> bool:
+    return any(word in name.lower() for word in _WORDS[role])
 
 
 def _described(module: Any) -> dict[str, Any]:
@@ -271,5 +281,6 @@ def _told(value: Any) -> Any:
         return [_told(item) for item in value]
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise UsageError(f"get_init_inputs() has {one_line(type(value).__name__, 60)}: expected numbers, text, lists of them")
-
+    raise UsageError(
+        f"get_init_inputs() has {one_line(type(value).__name__, 60)}: expected numbers, text, lists of them"
+    )

@@ -73,9 +73,7 @@ def check_answer(options: VerifyOptions, argv: tuple[str, ...], files: Future[Fi
     with private_folder() as folder:
         described = _described(folder, problem, what, device, options.timeout)
         wanted = _recognised(folder, problem, source, described, what, device, options.timeout)
-        wanted = replace(
-            wanted, name=f"{Path(answer).name}:ModelNew", file=answer, kind="ModelNew", dtypes=dtypes
-        )
+        wanted = replace(wanted, name=f"{Path(answer).name}:ModelNew", file=answer, kind="ModelNew", dtypes=dtypes)
         geometry = wanted.geometries[0]
         place = _written(folder, "answer", wanted)
         given = tuple(dict.fromkeys(map(geometry.rows_and_columns, _given(described))))
@@ -151,7 +149,7 @@ def _recognised(
         if isinstance(found, Wanted):
             return found
     tried = "; ".join(f"over {', '.join(map(str, dims))}" for dims, _ in usual) or "over any dimensions"
-    raise UsageError(f"{what}: its Model is no {' or '.join(_OPS)} {tried}, with any eps that is written in it")
+    raise UsageError(f"{what}: expected a Model that is {' or '.join(_OPS)} {tried}, with an eps that is written in it")
 
 
 def _tried(
@@ -220,7 +218,7 @@ def _candidates(described: Described) -> Iterator[tuple[tuple[int, ...], tuple[t
 
 
 def _variants(described: Described, dims: tuple[int, ...], most: int) -> Iterator[Variant]:
-    """The given shapes, and smaller ones: fewer rows, and shorter ones if the arguments of the class hold their size."""
+    """The given shapes, and smaller ones: of fewer rows, and of shorter ones, whose size may stand in the arguments."""
     shape = tuple(described.shape)
     own = tuple(shape[d] for d in dims)
     seen: set[tuple[int, int]] = set()

@@ -59,16 +59,14 @@ def recognised(
                     return Recognised(implementation, None if any_eps else group[0])
                 named = f"{implementation.op}{'' if any_eps else f' with eps={group[0]:g}'}"
                 nearest = min(nearest, (named, worst), key=lambda one: one[1])
-    raise UsageError(f"{what}: its reference is no op of normcheck within the bounds{_in_words(nearest)}")
+    raise UsageError(f"{what}: expected a reference that is an op of normcheck within the bounds{_in_words(nearest)}")
 
 
 def _in_words(nearest: tuple[str, float]) -> str:
     return f"; the nearest is {nearest[0]}, by {nearest[1]:.3g} times the bound" if nearest[0] else ""
 
 
-def _worst(
-    implementation: Implementation, epsilons: Sequence[float], device: str, timeout: float
-) -> tuple[float, str]:
+def _worst(implementation: Implementation, epsilons: Sequence[float], device: str, timeout: float) -> tuple[float, str]:
     """The worst ratio over some cases, and what it raised if it did; it stops at the first case that is wrong."""
     op = OPS[implementation.op]
     cell = Cell(op, replace(implementation, epsilons=None), implementation.dtypes[0], implementation.name)

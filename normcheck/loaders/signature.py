@@ -28,8 +28,8 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Signature:
-    """``inputs``, ``outputs``: (name, role, dtype of torch) in the order of a call; roles are x, residual, weight, bias,
-    eps, and y, residual_out. ``dtype``: ours, of x. ``axes``: those of x; ``const``: the lengths that are fixed.
+    """``inputs``, ``outputs``: (name, role, dtype of torch) in the order of a call. Roles are x, residual, weight,
+    bias, eps; y, residual_out. ``dtype``: ours, of x. ``axes``: those of x; ``const``: the lengths that are fixed.
     """
 
     inputs: tuple[tuple[str, str, str], ...]
@@ -79,7 +79,8 @@ def signature_of(definition: Definition) -> Signature:
     axes = tuple(out.shape or ())
     if len(axes) < 2 or out.dtype not in DTYPES:
         raise UsageError(f"{where}: expected an output of two axes or more in {', '.join(DTYPES)}")
-    inputs, seen = [], set()
+    inputs: list[tuple[str, str, str]] = []
+    seen: set[str] = set()
     for name, tensor in definition.inputs.items():
         role = _role(name, tensor, axes, seen)
         if not role:
@@ -90,7 +91,9 @@ def signature_of(definition: Definition) -> Signature:
     for number, (name, tensor) in enumerate(definition.outputs.items()):
         role = "residual_out" if _named(name, _RESIDUAL) or number else "y"
         if tuple(tensor.shape or ()) != axes or (role == "residual_out" and "residual" not in seen):
-            raise UsageError(f"{where}: output {shown(name)}: expected y and, with a residual, their sum, of the shape of x")
+            raise UsageError(
+                f"{where}: output {shown(name)}: expected y and, with a residual, their sum, of the shape of x"
+            )
         outputs.append((name, role, tensor.dtype))
     roles = [role for _, role, _ in outputs]
     if sorted(roles) not in (["y"], ["residual_out", "y"]) or "x" not in seen:

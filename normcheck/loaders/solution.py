@@ -92,7 +92,7 @@ def _recognised(
     """The entry of a definition's reference, with the one op and the eps that it was recognised as."""
     what = f"definition={shown(definition.name)}"
     if not signature.ops:
-        raise UsageError(f"{what}: no op of normcheck has its inputs: {', '.join(map(shown, definition.inputs))}")
+        raise UsageError(f"{what}: expected the inputs of an op, not {', '.join(map(shown, definition.inputs))}")
     columns = tuple(dict.fromkeys(full[-1] for full in asked)) or tuple(
         signature.const[axis] for axis in signature.axes[-1:] if axis in signature.const
     )
@@ -167,4 +167,6 @@ def _write_trace(path: str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"trace={one_line(path, 200)}: {one_line(str(reason), 200)}; expected a file to write") from None
+        raise UsageError(
+            f"trace={one_line(path, 200)}: {one_line(str(reason), 200)}; expected a file to write"
+        ) from None

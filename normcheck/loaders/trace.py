@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from normcheck.errors import one_line
@@ -38,7 +38,7 @@ def traces(
     """One JSON line for each workload. Of one that was not judged the line has no evaluation, as the schema allows."""
     hardware = environment.get("device", "unknown")
     libs = {name: text for name, text in environment.items() if name not in ("device", "platform")}
-    now = datetime.now(timezone.utc).isoformat()
+    now = datetime.now(UTC).isoformat()
     lines = []
     for workload, one in zip(workloads, judged, strict=True):
         line: dict[str, Any] = {"definition": definition, "workload": workload.model_dump(exclude_none=True)}
