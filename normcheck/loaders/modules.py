@@ -74,6 +74,7 @@ class Wanted:
     shapes: tuple[tuple[int, int], ...] = ()
     given: tuple[tuple[int, int], ...] = ()
     epsilons: tuple[float, ...] = ()
+    device: str = "cpu"
 
     def as_json(self) -> str:
         """This as text."""
@@ -166,7 +167,7 @@ class Called:
             return None
         if shape not in self._refusals:
             variant = self._variants[shape]
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            device = torch.device(self._wanted.device)
             try:
                 with torch.no_grad():
                     module = self._made(variant, device, torch.float32)

@@ -140,6 +140,7 @@ def _recognised(
             name="problem",
             file=problem,
             kind="Model",
+            device=device,
             parameters=parameters,
             geometries=tuple(Geometry(op=op, dims=dims, variants=variants) for op in _OPS),
         )
