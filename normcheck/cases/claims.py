@@ -69,6 +69,10 @@ class Declared(Protocol):
         """The (M, N) to use; None: any."""
 
     @property
+    def epsilons(self) -> Sequence[float] | None:
+        """The eps to use; None: any."""
+
+    @property
     def model(self) -> object:
         """What is declared about the arithmetic, by key, or a function of the case."""
 
@@ -86,8 +90,9 @@ class Claims:
     """The values that cases for an implementation may have, each tuple simplest first.
 
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any.
-    ``scales``: those of ``Case.scale``. ``shapes``: the (M, N) to use, () for any. ``refused``: pairs of an axis ("M",
-    "N" or one of REFUSABLE) and a value that the implementation refused. ``batch_invariant``: it is declared.
+    ``scales``: those of ``Case.scale``. ``shapes``: the (M, N) to use, () for any; ``epsilons``: the eps, () for any.
+    ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
+    the implementation refused.
     """
 
     op: Op
@@ -100,6 +105,7 @@ class Claims:
     scales: tuple[str, ...] = (RETURNED,)
     shapes: tuple[tuple[int, int], ...] = ()
     batch_invariant: bool = False
+    epsilons: tuple[float, ...] = ()
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
     def without(self, axis: str, value: Any) -> Claims:
@@ -125,7 +131,11 @@ class Claims:
         return self.layouts == (HEADS,)
 
     def nearest(self, case: Case) -> Case:
-        """``case``, in the simplest layout of these claims if they have not its own, and with an N that fits."""
+        """``case``, in the simplest layout of these claims if they have not its own, with their first eps if they have
+        not its own, and with an N that fits.
+        """
+        if self.epsilons and case.eps not in self.epsilons:
+            case = replace(case, eps=self.epsilons[0])
         if case.layout not in self.layouts:
             layout = self.layouts[0]
             dy = "normal" if layout in EXPANDED else case.dy
@@ -184,6 +194,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         scales=scales_of(op, implementation),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
         batch_invariant=implementation.batch_invariant,
+        epsilons=tuple(implementation.epsilons or ()),
     )
 
 
@@ -229,6 +240,8 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"layout={case.layout}: strided=False is declared"
     if case.layout == "dy_scalar" and implementation.backward is not None:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
+    if implementation.epsilons and case.eps not in implementation.epsilons:
+        return f"eps={case.eps!r}: epsilons={tuple(implementation.epsilons)} is declared"
     if case.weight not in implementation.weights:
         return f"weights={case.weights}: weights={implementation.weights} is declared"
     if case.weight and case.bias not in implementation.biases and len(op.biases) > 1:

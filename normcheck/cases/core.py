@@ -227,7 +227,9 @@ class Design:
             yield self.recorded(planned)
 
     def _claimed(self, fixed: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``fixed``, with the simplest layout of the claims in place of one that they have not."""
+        """``fixed``, with the simplest layout and eps of the claims in place of those that they have not."""
+        if fixed.get("eps", self.axes["eps"][0]) not in self.axes["eps"]:
+            fixed = {**fixed, "eps": self.axes["eps"][0]}
         asked = fixed.get("layout", self._claims.layouts[0])
         return fixed if asked in self._claims.layouts else {**fixed, "layout": self._claims.layouts[0]}
 

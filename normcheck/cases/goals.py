@@ -109,7 +109,7 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         "bias": claims.values("bias"),
         "weight_dtype": claims.values("weight_dtype"),
         "weights": weight_kinds(claims.op),
-        "eps": EPS,
+        "eps": claims.epsilons or EPS,
         "rows": ORDINARY,
         "dy": tuple(kind for kind in DY_KINDS if kind not in NOT_FINITE),
         "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),

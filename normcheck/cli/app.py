@@ -13,6 +13,7 @@ from normcheck.bench.options import BenchOptions
 from normcheck.cli import baseline as baseline_commands
 from normcheck.cli import golden as golden_commands
 from normcheck.cli import imports
+from normcheck.cli import kernelbot as kernelbot_commands
 from normcheck.cli.doctor import doctor
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(baseline_commands.app, name="baseline")
 app.add_typer(golden_commands.app, name="golden")
+app.add_typer(kernelbot_commands.app, name="kernelbot")
 
 
 @app.command()
@@ -64,6 +66,10 @@ def verify(given: Given) -> None:
 
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
+        if checked.loads:
+            from normcheck.loaders.job import check_loaded
+
+            raise typer.Exit(check_loaded(checked, tuple(sys.argv[1:]), files))
         if checked.watch and checked.profile != "soak":
             raise typer.Exit(watch(checked, tuple(sys.argv[1:]), files))
         job = soak if checked.profile == "soak" else run

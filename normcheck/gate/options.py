@@ -322,6 +322,16 @@ class VerifyOptions:
     baseline: Annotated[str, Option(help="File of normcheck baseline make; drift from it fails.")] = ""
     drift_ratio: Annotated[float, Option(help="Times the stored ratio that is drift.", check=_limit(1))] = 2.0
     drift_ulp: Annotated[float, Option(help="Ulps more that are drift.", check=_limit(0))] = 1.0
+    solution: Annotated[
+        str, Option(help="solution.json of flashinfer-bench or SOL-ExecBench, in place of --impl.", stored=False)
+    ] = ""
+    definition: Annotated[str, Option(help="definition.json of --solution.", stored=False)] = ""
+    workload: Annotated[str, Option(help="workload.jsonl: the shapes of --solution.", stored=False)] = ""
+    trace: Annotated[str, Option(help="File for the verdict on each workload, as their Trace.", stored=False)] = ""
+    kernelbench: Annotated[
+        tuple[str, str] | None,
+        Option(help="PROBLEM.py ANSWER.py of KernelBench, in place of --impl.", stored=False),
+    ] = None
     config: Annotated[
         str, Option(help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.", stored=False)
     ] = ""
@@ -353,6 +363,12 @@ class VerifyOptions:
             raise UsageError(f"scheduler={self.scheduler}: expected no --watch with it, which is for this machine")
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
+
+    @property
+    def loads(self) -> bool:
+        """Whether it asks for a loader: a solution, or an answer to a problem."""
+        named = (self.solution, self.definition, self.workload, self.trace)
+        return self.kernelbench is not None or any(named)
 
     @property
     def verbosity(self) -> int:

@@ -215,6 +215,10 @@ def validated(item: object, spec: str) -> Implementation:
     if not isinstance(shapes, tuple | list) or not all(map(_is_shape, shapes)):
         expected = f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements"
         raise UsageError(f"shapes={shown(shapes)} {where}: expected {expected}")
+    epsilons: object = () if item.epsilons is None else item.epsilons
+    if not isinstance(epsilons, tuple | list) or not all(map(_is_eps, epsilons)):
+        expected = "numbers, each 0 or from 1e-37 to 1e37"
+        raise UsageError(f"epsilons={shown(epsilons)} {where}: expected {expected}")
     for name in ("strided", "heads", "trailing", "deterministic", "batch_invariant"):
         if not isinstance(getattr(item, name), bool):
             raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
@@ -228,6 +232,10 @@ def _is_shape(shape: object) -> bool:
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(n, int) and n >= 1 for n in shape):
         return False
     return bool(shape[0] * shape[1] <= MAX_ELEMENTS)
+
+
+def _is_eps(eps: object) -> bool:
+    return type(eps) in (int, float) and (eps == 0 or 1e-37 <= eps <= 1e37)  # type: ignore[operator]
 
 
 def _require_file(path: Path) -> None:

@@ -60,8 +60,9 @@ class Implementation:
     can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks``, ``biases`` (without, with one, or both, as far as the op
     has them) and ``strided`` say what is claimed. ``model`` declares facts about the arithmetic (keys of ``[model]`` in
     tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
-    a sweep may use. ``heads``: x also comes as heads, (T, H, N) with a row stride and a head stride of its own, as q in
-    a fused projection to q, k and v. ``trailing``: x also comes as (M, A, B), with weight, bias, dw and db (A, B).
+    a sweep may use. ``epsilons``: if eps is a constant of the kernel, the few that it has. ``heads``: x also comes as
+    heads, (T, H, N) with a row stride and a head stride of its own, as q in a fused projection to q, k and v.
+    ``trailing``: x also comes as (M, A, B), with weight, bias, dw and db (A, B).
     Their shape says that both dimensions are normed, so there is always a weight. ``source`` is a link or a path.
 
     ``weights``: with a weight, or without one (False), or both. Without one weight and bias are None, the factor of
@@ -98,6 +99,7 @@ class Implementation:
     overwrites: tuple[str, ...] = ()
     model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
     shapes: tuple[tuple[int, int], ...] | None = None
+    epsilons: tuple[float, ...] | None = None
     deterministic: bool = True
     batch_invariant: bool = False
     by_default: tuple[str, ...] = DEVICES

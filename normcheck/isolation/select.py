@@ -144,6 +144,7 @@ def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox
             overwrites=tuple(declared["overwrites"]),
             model=_Question(session, "model") if model is None else dict(model),
             shapes=None if declared["shapes"] is None else tuple(tuple(shape) for shape in declared["shapes"]),
+            epsilons=None if declared["epsilons"] is None else tuple(map(float, declared["epsilons"])),
             deterministic=bool(declared["deterministic"]),
             batch_invariant=bool(declared["batch_invariant"]),
             source=str(declared["source"]),

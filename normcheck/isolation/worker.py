@@ -172,6 +172,7 @@ def _described(i: Implementation, device: str) -> Message:
         "residual_dtypes": list(i.residual_dtypes),
         "overwrites": list(i.overwrites),
         "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
+        "epsilons": None if i.epsilons is None else list(i.epsilons),
         "deterministic": i.deterministic,
         "batch_invariant": i.batch_invariant,
         "source": str(i.source),

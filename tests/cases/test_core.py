@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from normcheck.cases.axes import COLUMN_CLASSES, MODEL_SIZES, PAIRS, ROW_CLASSES, column_class, row_class
+from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.core import Planned, core, goals_of
@@ -16,6 +17,7 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
+from normcheck.cases.strategies import choices, endless
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
@@ -78,6 +80,14 @@ def test_every_pair_that_belongs_together_is_there_without_a_weight(op: str, see
         assert {(case.bias, case.weight_dtype) for case in without} == {(False, "same")}
         assert {case.layout for case in without} == set(declared.layouts)
         assert {row_class(case.M) for case in without} == {row_class(planned.case.M) for planned in found}
+
+
+def test_an_eps_that_is_a_constant_is_the_only_one_that_is_asked() -> None:
+    fixed = claims("rmsnorm", epsilons=(2e-6,))
+    after = [next(endless(choices(fixed), 1)), *model_sizes(fixed, 0), *large(fixed, "cuda", 1, 0), *far_apart(fixed)]
+    asked = [one.case for one in core(fixed, QUICK, 0)] + after
+    assert {case.eps for case in asked} == {2e-6}
+    assert not goals(fixed, QUICK) - covers(core(fixed, QUICK, 0))
 
 
 def test_who_takes_both_is_asked_early_without_a_weight() -> None:

@@ -1,0 +1,107 @@
+"""``verify --kernelbench``: what a problem computes is found by judging it, and its answer is judged as that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normcheck.errors import ExitCode
+from tests.command_line import Cli, Done
+from tests.loaders.samples import LN_PROBLEM, RMS_PROBLEM, answer, problem
+
+RMS = "return x * torch.rsqrt((x * x).mean(1, keepdim=True) + {})"
+LN = "return torch.nn.functional.layer_norm(x, {}, {}, 1e-5)"
+OWN = "self.g, self.shift = (torch.nn.Parameter(f(size)) for f in (torch.ones, torch.zeros))"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of loaders are made here, not in the machine's own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def run(cli: Cli, folder: Path, asked: str, answered: str, *more: str) -> Done:
+    for name, text in (("problem.py", asked), ("answer.py", answered)):
+        (folder / name).write_text(text, encoding="utf-8")
+    few = ("--device", "cpu", "--max-examples", "25", "--allow-thin", *more)
+    return cli("verify", "--kernelbench", str(folder / "problem.py"), str(folder / "answer.py"), *few)
+
+
+@pytest.mark.parametrize(("eps", "code"), [("self.eps", ExitCode.PASS), ("1e-5", ExitCode.FOUND)])
+def test_rmsnorm_over_dimension_1_without_a_weight(cli: Cli, tmp_path: Path, eps: str, code: ExitCode) -> None:
+    done = run(cli, tmp_path, RMS_PROBLEM, answer(RMS.format(eps)))
+    assert done.code == code, done.out + done.err
+    assert "rmsnorm answer.py:ModelNew fp32" in done.out
+    if code == ExitCode.FOUND:
+        assert "eps=0.0001" in done.out and "weights=none" in done.out
+    else:
+        assert "shapes asked for: 2 of 2 judged" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    ("forward", "body", "code", "said"),
+    [
+        (LN.format("self.g.shape", "self.g, self.shift"), OWN, ExitCode.PASS, "shapes asked for: 2 of 2 judged"),
+        (LN.format("self.size", "None, None"), "pass", ExitCode.FOUND, "has no parameter for norm.weight"),
+        (LN.format("self.size", "self.shift, self.g"), OWN, ExitCode.FOUND, "y is wrong"),
+        (LN.format("self.size[1:]", "self.g[0], self.shift[0]"), OWN, ExitCode.FOUND, "y is wrong"),
+        ("return x.flatten(1)", OWN, ExitCode.FOUND, "y.shape="),
+    ],
+)
+def test_layernorm_over_three_dimensions_with_random_weights(
+    cli: Cli, tmp_path: Path, forward: str, body: str, code: ExitCode, said: str
+) -> None:
+    """An answer that takes its weights for ones is right in the problem's own test."""
+    done = run(cli, tmp_path, LN_PROBLEM, answer(forward, body))
+    assert done.code == code, done.out + done.err
+    assert said in " ".join(done.out.split())
+    assert "layernorm answer.py:ModelNew fp32" in done.out
+
+
+def test_an_answer_may_refuse_other_shapes_but_not_its_own(cli: Cli, tmp_path: Path) -> None:
+    only = "assert x.shape[1:] == (4, 5, 8)\n        "
+    done = run(cli, tmp_path, LN_PROBLEM, answer(only + LN.format("self.size", "self.g, self.shift"), OWN))
+    assert done.code == ExitCode.PASS, done.out + done.err
+    assert "2 of 2 judged" in done.out
+    never = "assert len(x) == 7\n        "
+    done = run(cli, tmp_path, LN_PROBLEM, answer(never + LN.format("self.size", "self.g, self.shift"), OWN))
+    assert done.code == ExitCode.FOUND and "AssertionError" in done.out
+
+
+def test_an_answer_that_is_wrong_at_the_given_shape_alone(cli: Cli, tmp_path: Path) -> None:
+    wrong = "\n        return y * 1.01 if x.shape == (6, 4, 5, 8) else y"
+    forward = LN.format("self.size", "self.g, self.shift").replace("return", "y =") + wrong
+    done = run(cli, tmp_path, LN_PROBLEM, answer(forward, OWN))
+    assert done.code == ExitCode.FOUND and "M=6 N=160" in done.out
+
+
+INSTANCE = problem("return self.norm(x)", (3, 5, 6, 7), "5", "self.norm = nn.InstanceNorm2d(size)")
+L2 = problem("return x / (x.norm(dim=1, keepdim=True) + self.eps)", (4, 24), "24")
+
+
+def test_what_a_problem_computes_is_not_read_from_its_name(cli: Cli, tmp_path: Path) -> None:
+    """InstanceNorm is a layernorm over the last two dimensions."""
+    body = "return (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), correction=0, keepdim=True) + 1e-5).sqrt()"
+    done = run(cli, tmp_path, INSTANCE, answer(body))
+    assert done.code == ExitCode.PASS, done.out + done.err
+    assert "layernorm answer.py:ModelNew fp32" in done.out
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "said"),
+    [
+        (L2, answer("return x"), "expected a Model that is rmsnorm or layernorm over 1"),
+        ("x = 1\n", answer("return x"), "no Model in it: expected a problem with Model"),
+        ("import no_such_library\n", answer("return x"), "no_such_library"),
+        ("def (", answer("return x"), "expected a Python file"),
+        (RMS_PROBLEM.replace("torch.rand(", "2 * [torch.rand(1)] + list("), answer("return x"), "expected one tensor"),
+        (RMS_PROBLEM, "x = 1\n", "expected a class ModelNew"),
+    ],
+)
+def test_a_file_that_is_none_is_told_in_one_line(
+    cli: Cli, tmp_path: Path, asked: str, answered: str, said: str
+) -> None:
+    done = run(cli, tmp_path, asked, answered)
+    assert (done.code, done.out) == (ExitCode.USAGE, ""), done.out + done.err
+    assert said in done.err and done.err.count("\n") == 1 and "normcheck-loaded" not in done.err
