@@ -14,7 +14,7 @@ from itertools import islice, zip_longest
 from normcheck.cases.case import Case
 from normcheck.cases.core import Design, Planned
 from normcheck.cases.ops import OPS, Op
-from normcheck.checks.attempt import died, why_not
+from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
 from normcheck.checks.finding import finding
@@ -151,7 +151,8 @@ _WORDS = {
 class _Trial:
     """The cases of one implementation, their results summed up.
 
-    ``shares``: of each case that was answered. ``failed_at_once``: whether the simplest case of each dtype broke.
+    ``shares``: of each case that was answered. ``failed_at_once``: whether the kernel returned nothing that can be
+    judged in the simplest case of each dtype, or never returned from the first of them.
     """
 
     asked: Asked
@@ -221,8 +222,8 @@ class _Trial:
             result = run_surely(cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions)
             tally.add(result, 0.0)
             self._count(cell, result)
-            broken += number < cells and (bool(result.refused) or _is_broken(result))
-            self.failed_at_once = broken == cells
+            broken += number < cells and not result.checked
+            self.failed_at_once = broken == cells or (number == 0 and timed_out(result))
             if self.cheat or self.failed_at_once or self.deaths == _MOST_DEATHS:
                 return False
         return False
@@ -286,7 +287,7 @@ class _Trial:
         parts = [f"{sum(share == 1.0 for share in self.shares)} of {self.planned} cases are right"]
         parts += [f"{self.refused} refused, as {self.reason}"] * bool(self.refused)
         parts += [f"{self.asked.seconds:g} s were over after {len(self.shares)}"] * out_of_time
-        parts += [f"its process ended {self.deaths} times"] * bool(self.deaths)
+        parts += [f"its process ended {self.deaths} time{'s' * (self.deaths > 1)}"] * bool(self.deaths)
         parts += [why] * bool(why)
         text = one_line("; ".join(parts))
         reward = Reward(
@@ -304,8 +305,3 @@ class _Trial:
         found = finding(cell, result, self.device, advise=False)
         why = one_line("; ".join(filter(None, [found.message, found.cause])), _MOST_WORDS)
         return {"case": found.case, "reproduce": found.reproduce, "why": why}
-
-
-def _is_broken(result: Result) -> bool:
-    """Whether the kernel returned nothing that can be judged."""
-    return any(problem.kind in ("exception", "crash", "timeout") for problem in result.problems)
