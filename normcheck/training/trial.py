@@ -36,8 +36,9 @@ from normcheck.runner.session import session_of
 from normcheck.training.cheating import cheat_of, never_written
 from normcheck.training.score import NEARLY_ALL, STAGES, Reward, capped, stage_of
 
-CASES_A_SECOND = 20
-"""Cases that are planned for each of the seconds: a fifth of what a plain kernel in torch runs on two cores."""
+CASES_A_SECOND = 12
+"""Cases that are planned for each of the seconds: an eighth of what a plain kernel in torch runs on two cores, so that
+the clock decides nothing on a machine that is busy."""
 
 _IMPORT_SHARE, _IMPORT_SECONDS = 0.5, 3.0  # of the seconds, and at least, for the import of the file
 _CASE_SHARE, _CASE_SECONDS = 0.2, 1.0  # for a case; the first call of each kind, which may compile, has thrice that
