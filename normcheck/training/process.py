@@ -106,7 +106,7 @@ def _received(judge: _Judge, seconds: float) -> dict[str, Any]:
         try:
             chunk = judge.connection.recv(1 << 16)
         except TimeoutError:
-            raise NoAnswer(f"the process that judges gave no answer in {seconds:.0f} s", late=True) from None
+            raise NoAnswer(f"the process that judges gave no answer in {seconds:g} s", late=True) from None
         if not chunk:
             raise NoAnswer("the process that judges ended")
         line += chunk

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ from normcheck.training import process
 from normcheck.training import reward as reward_module
 from normcheck.training.process import NoAnswer
 from normcheck.training.score import KINDS, LEAST_CASES, STAGES, stage_of
+from normcheck.training.trial import CASES_A_SECOND
 from tests.command_line import Cli
+from tests.project.pages import PAGES
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a kernel's process is for Linux")
 
@@ -190,6 +194,18 @@ def test_stages_do_not_overlap_and_the_share_decides_within_one() -> None:
     assert stage_of([1.0] * 10 + [0.0] * 90, 100) == ("nearly all", 0.15)
     shares = [stage_of([1.0] * right + [0.0] * (100 - right), 100)[1] for right in range(101)]
     assert shares == sorted(shares)
+
+
+def test_the_page_has_every_stage_with_its_scores_and_every_field() -> None:
+    page = PAGES["docs/reward.md"]
+    rows = re.findall(r"^\| `([a-z ]+)` \| ([\d.]+)(?: to ([\d.]+))? \| `", page, re.MULTILINE)
+    assert {stage: (float(least), float(most or least)) for stage, least, most in rows} == STAGES
+    assert list(STAGES) == [stage for stage, *_ in rows]
+    named = re.findall(r"^\| (`[a-z_`, ]+`) \| (?!\d|None)", page, re.MULTILINE)
+    assert {name for row in named for name in re.findall(r"\w+", row)} == {f.name for f in fields(Reward)}
+    assert f"({CASES_A_SECOND} for each," in page
+    assert f"{LEAST_CASES} at least" in page
+    assert f"less than {MOST_GROWN_BYTES >> 20} MiB" in page
 
 
 WRONG_ARGUMENTS = (
