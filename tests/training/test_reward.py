@@ -140,8 +140,13 @@ def test_what_is_worse_has_a_smaller_score_and_what_cheats_or_breaks_has_its_kin
 
 
 LITTER = "open(os.path.join(tempfile.gettempdir(), 'litter'), 'w').write('x')\nos.fork() or time.sleep(1000)\n"
-HUNDRED = (HEAD + WORSE_AND_WORSE[0], HEAD + WORSE_AND_WORSE[3] + f"\n\n{LITTER}", HEAD + LITTER + "raise SystemExit")
-"""One that is right, one that is wrong, and one that is no kernel; the last two leave a file and processes behind."""
+HUNDRED = (
+    HEAD + WORSE_AND_WORSE[0],
+    HEAD + WORSE_AND_WORSE[3] + f"\n\n{LITTER}",
+    HEAD + LITTER + "raise SystemExit",
+    "def",
+)
+"""One that is right, one that is wrong, two that are no kernels; the two in the middle leave a file and processes."""
 
 MOST_GROWN_BYTES = 16 << 20
 
@@ -153,9 +158,9 @@ def test_a_hundred_calls_leave_no_process_no_memory_and_no_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     kinds = [rewarded(source, 0.1, dtypes="fp32").kind for source in HUNDRED]
-    assert kinds == ["thin", "wrong", "wrong"]
+    assert kinds == ["thin", "wrong", "wrong", "wrong"]
     before = left_behind(temporary, tmp_path)
-    turns = [HUNDRED[0 if number % 8 == 0 else 1 if number % 8 == 4 else 2] for number in range(100)]
+    turns = [HUNDRED[(0, 3, 2, 3, 1, 3, 3, 3)[number % 8]] for number in range(100)]
     seeds = {rewarded(source, 0.1, dtypes="fp32").seed for source in turns}
     after = left_behind(temporary, tmp_path)
     assert len(seeds) == 100
