@@ -1,7 +1,7 @@
 """normcheck: is this normalisation kernel right?
 
-The public Python interface: the names for a file that declares an implementation, and ``verify`` and
-``assert_conforms`` for a test suite. Naming one of these two imports torch.
+The public Python interface: the names for a file that declares an implementation, ``verify`` and ``assert_conforms``
+for a test suite, and ``reward`` for a training loop. Naming one of the first two imports torch; ``reward`` does not.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,20 @@ from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from normcheck.api import assert_conforms, verify
+    from normcheck.training.reward import reward
+    from normcheck.training.score import Reward
 
-__all__ = ["Case", "Implementation", "NormcheckError", "UnsupportedCase", "__version__", "assert_conforms", "verify"]
+__all__ = [
+    "Case",
+    "Implementation",
+    "NormcheckError",
+    "Reward",
+    "UnsupportedCase",
+    "__version__",
+    "assert_conforms",
+    "reward",
+    "verify",
+]
 
 __version__ = "0.1.0"
 
@@ -23,4 +35,8 @@ def __getattr__(name: str) -> Any:
         from normcheck import api
 
         return getattr(api, name)
+    if name in ("Reward", "reward"):
+        from normcheck.training import reward, score
+
+        return reward.reward if name == "reward" else score.Reward
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

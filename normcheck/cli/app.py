@@ -18,6 +18,7 @@ from normcheck.cli.doctor import doctor
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
 from normcheck.cli.repro import repro
+from normcheck.cli.reward import reward
 from normcheck.cli.tolerances import tolerances
 from normcheck.errors import ExitCode, NormcheckError, UsageError, one_line
 from normcheck.gate.options import ListOptions, VerifyOptions, built
@@ -114,6 +115,9 @@ def bench(given: Given) -> None:
 
 
 app.command()(repro)
+
+
+app.command()(reward)
 
 
 @app.command(name="list")

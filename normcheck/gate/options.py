@@ -238,6 +238,7 @@ Layouts = Annotated[
 ]
 Profile = Annotated[str, Option(help="quick, ci or deep: how much a cell may cost.", names=_sweeping)]
 Seed = Annotated[int, Option(help="Another seed draws other cases; random draws one.", read=_seed, text=True)]
+NewSeed = Annotated[int | None, Option(help="Draws the cases. Default: another one each time.", read=_seed, text=True)]
 Device = Annotated[str, Option(help="auto, cpu or cuda.", names=devices)]
 Reports = Annotated[
     tuple[str, ...],

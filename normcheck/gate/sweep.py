@@ -177,7 +177,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         with Ahead(cell, plan, core) as ahead:
             while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
                 number = step.number
-                result, seconds = run(step.planned.case, _DEPTHS[step.planned.probe], core.upcoming, own=step.own)
+                result, seconds = run(step.planned.case, DEPTHS[step.planned.probe], core.upcoming, own=step.own)
                 core.saw(step, result, seconds)
                 ahead.look()
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
@@ -195,7 +195,8 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     return found
 
 
-_DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
+DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
+"""The probe of a planned case -> how deep it goes."""
 
 
 def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:

@@ -38,10 +38,10 @@ class Files:
         self._digests = {path: digest(path) for path in _files(own)}
 
     @classmethod
-    def soon(cls) -> Future[Self]:
+    def soon(cls, packages: tuple[str, ...] = PACKAGES) -> Future[Self]:
         """These files, looked at by another thread, beside the import of torch."""
         with ThreadPoolExecutor(1, "normcheck-files") as pool:
-            future = pool.submit(cls)
+            future = pool.submit(cls, packages)
             pool.shutdown(wait=False)
         return future
 

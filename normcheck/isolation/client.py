@@ -42,9 +42,19 @@ class Client:
     """Sends requests to the worker of one implementation, one at a time.
 
     A request that is posted while another is unanswered first waits for that answer, which is thrown away.
+    ``start_seconds``: for the start of a worker, beside the seconds of a case that its import may take.
     """
 
-    def __init__(self, spec: str, op: str, name: str, device: str, sandbox: Sandbox | None) -> None:
+    def __init__(
+        self,
+        spec: str,
+        op: str,
+        name: str,
+        device: str,
+        sandbox: Sandbox | None,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        self._start_seconds = start_seconds
         self._spec, self._op, self._name, self._device, self._sandbox = spec, op, name, device, sandbox
         self._worker: Worker | None = None
         self._next: Worker | None = None  # started, and importing, but not in use yet
@@ -55,7 +65,7 @@ class Client:
         self._held = 0  # shared memory below this byte holds the inputs of the present case
         self._cached = False  # whether torch caches here what such a case has used
         self._number = 0  # of the latest request
-        self._seconds = self._seconds_left = START_SECONDS
+        self._seconds = self._seconds_left = start_seconds
         self._called: set[str] = set()  # kinds of requests that the worker has had time to compile for
         self._overran = False  # a call took too long: no other gets time to compile
         self._unanswered = ""  # the kind of the request that has not been answered yet
@@ -253,9 +263,10 @@ class Client:
         assert self._next is not None
         worker, self._next, self._opened = self._next, None, None
         self._called, self._unanswered = set(), ""
+        seconds = self._start_seconds + self._seconds
         answers = [
-            worker.receive(START_SECONDS + self._seconds, "its import"),
-            worker.ask({"do": "choose", "name": self._name, "op": self._op}, START_SECONDS, "its import"),
+            worker.receive(seconds, "its import"),
+            worker.ask({"do": "choose", "name": self._name, "op": self._op}, seconds, "its import"),
         ]
         for answer in answers:
             if "usage" in answer:

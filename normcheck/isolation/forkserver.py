@@ -206,6 +206,12 @@ def pid() -> int | None:
     return None if server is None else server.pid
 
 
+def warm() -> None:
+    """Have a server, and wait until it is there: the next process then costs a fork. Raises OSError."""
+    with _lock:
+        _server()
+
+
 def started(connection: socket.socket) -> Child:
     """A new process from the server, which serves ``connection`` as a worker does.
 

@@ -21,6 +21,9 @@ from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Memory
 from normcheck.runner.arena import Stray
 
+UNTOLD = "its process did not tell what it allocated"
+"""The beginning of the message on an answer without it."""
+
 _ALIGNMENT = 512
 _LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24  # of a plot; what needs more is looked at in the kernel's process
 _MOST_PLOTS = 64  # a kernel that keeps memory of so many calls keeps it from here on in memory of its own
@@ -151,7 +154,7 @@ class Ground:
             current.blocks = _blocks(told["blocks"], _MOST_BLOCKS, current)
             kept = frozenset(_blocks(told["kept"], _MOST_BLOCKS * _MOST_PLOTS))
         except (AssertionError, KeyError, TypeError, ValueError):
-            raise Broken("crash", "", f"its process did not tell what it allocated: {str(told)[:200]}") from None
+            raise Broken("crash", "", f"{UNTOLD}: {str(told)[:200]}") from None
         current.clean = current.gaps()[-1][1]
         for plot in self._plots:
             plot.kept = [block for block in plot.blocks if block in kept]

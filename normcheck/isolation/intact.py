@@ -27,6 +27,12 @@ _WATCHING = (
     "normcheck.runner.run",
 )
 
+WATCHED = ", by which normcheck watches it"
+"""The end of the message on a function that was replaced."""
+
+_TORCH = ("torch", "torch.nn.functional", "torch.testing", "torch.autograd", "torch.cuda", "torch.linalg")
+_JUDGES = ("normcheck.oracle", "normcheck.checks", "normcheck.golden")
+
 _Entry = tuple[str, Mapping[str, Any], str, Any, CodeType | None]
 
 
@@ -42,6 +48,32 @@ def watched() -> Callable[[], str]:
         return ""
 
     return replaced
+
+
+def torch_as_it_is() -> Callable[[], str]:
+    """Note torch's functions now -> a function that names one that has been replaced since, or a module that judges.
+
+    The answer is "" if the code in this process has done neither. Neither can change a verdict, which another process
+    reaches; both say what the code was meant to do. What torch replaces itself, as torch.compile does, is not meant,
+    and normcheck itself imports nothing here that judges.
+    """
+    names = {name: vars(sys.modules[name]) for name in _TORCH}
+    names["torch.Tensor"] = vars(sys.modules["torch"].Tensor)
+    noted = {place: {name: value for name, value in own.items() if callable(value)} for place, own in names.items()}
+
+    def touched() -> str:
+        for place, functions in noted.items():
+            now = names[place]
+            for name, value in functions.items():
+                if now.get(name) is not value and not _is_torchs(now.get(name)):
+                    return f"replaced {place}.{name}"
+        return next((f"imported {name}" for name in sys.modules if name.startswith(_JUDGES)), "")
+
+    return touched
+
+
+def _is_torchs(value: object) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("torch")
 
 
 def _entries() -> Iterator[_Entry]:

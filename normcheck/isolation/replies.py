@@ -15,6 +15,12 @@ from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import Space, tensor_at
 from normcheck.runner.arena import Stray
 
+NOT_PLAIN = "expected a plain torch.Tensor"
+"""The end of the message on a result of a class of the kernel's own, which may compute when it is looked at."""
+
+NONSENSE = "its process gave no sensible answer to"
+"""The beginning of the message on an answer that no worker gives."""
+
 _KINDS = ("exception", "missing", "shape", "not_repeatable", "input_modified")
 
 
@@ -68,7 +74,7 @@ def broken_of(item: object) -> Broken:
 
 def nonsense(what: str, answer: Message) -> Broken:
     """The exception for a malformed answer to ``what``."""
-    return Broken("crash", "", f"its process gave no sensible answer to {what}: {str(answer)[:200]}")
+    return Broken("crash", "", f"{NONSENSE} {what}: {str(answer)[:200]}")
 
 
 def stray(item: object) -> Stray:

@@ -59,16 +59,17 @@ def select_apart(
     worker: Worker | None = None,
     *,
     sandboxed: bool = True,
+    start_seconds: float = START_SECONDS,
 ) -> tuple[Implementation, ...]:
     """Like ``discovery.select``, but a worker imports what ``spec`` names, in ``seconds`` after its start.
 
-    If the import ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure.
-    Raises UsageError as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been
-    asked already.
+    The start itself may take ``start_seconds``, which also holds for the workers that are started later. If the import
+    ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure. Raises UsageError
+    as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been asked already.
     """
     sandbox = _sandbox(spec, sandboxed)
     try:
-        answer = _imported(partial(begun, spec, ops, device, sandbox), START_SECONDS + seconds, worker)
+        answer = _imported(partial(begun, spec, ops, device, sandbox), start_seconds + seconds, worker)
     except Broken as broken:
         ended = _Ended(broken.kind, broken.message, broken.frames)
         unknown = ops or tuple(OPS)[:1]
@@ -80,7 +81,7 @@ def select_apart(
     found = answer.get("found")
     if not isinstance(found, list):
         raise _nonsense(spec)
-    return tuple(_implementation(spec, declared, device, sandbox) for declared in found)
+    return tuple(_implementation(spec, declared, device, sandbox, start_seconds) for declared in found)
 
 
 def reach(file: str, *, sandboxed: bool = True) -> Reach:
@@ -118,12 +119,14 @@ def _answer(worker: Worker, seconds: float) -> Message:
         worker.kill()
 
 
-def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None) -> Implementation:
+def _implementation(
+    spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None, start_seconds: float
+) -> Implementation:
     """An implementation in another process, from its description by a worker."""
     try:
         own_backward, model, reason = bool(declared["backward"]), declared["model"], declared["unavailable"]
         op, name = str(declared["op"]), str(declared["name"])
-        session = ProcessSession(spec, op, name, device, not own_backward, sandbox)
+        session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds)
         entry = _Entry(session, source_location.place_of(declared["place"]))
         described = Implementation(
             name=name,

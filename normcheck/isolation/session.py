@@ -10,7 +10,7 @@ from typing import Any, Self
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.isolation import forkserver
-from normcheck.isolation.client import Client, begun
+from normcheck.isolation.client import START_SECONDS, Client, begun
 from normcheck.isolation.process import Worker
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import nonsense, raise_failure
@@ -24,19 +24,27 @@ class ProcessSession:
     """See ``runner.session.Session``. A call outside ``with`` starts the process as well, but only ``with`` ends it.
 
     ``by_autograd``: gradients come from torch autograd through y. A pickled copy has a worker of its own.
+    ``start_seconds``: see ``Client``.
     """
 
     isolated = True
 
     def __init__(
-        self, spec: str, op: str, name: str, device: str, by_autograd: bool, sandbox: Sandbox | None = None
+        self,
+        spec: str,
+        op: str,
+        name: str,
+        device: str,
+        by_autograd: bool,
+        sandbox: Sandbox | None = None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
-        self._arguments = (spec, op, name, device, by_autograd, sandbox)
-        self._client, self._by_autograd = Client(spec, op, name, device, sandbox), by_autograd
+        self._arguments = (spec, op, name, device, by_autograd, sandbox, start_seconds)
+        self._client, self._by_autograd = Client(spec, op, name, device, sandbox, start_seconds), by_autograd
         self._spec, self._op, self._device, self._sandbox = spec, op, device, sandbox
         self._runs = 0
 
-    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool, Sandbox | None]]:
+    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool, Sandbox | None, float]]:
         """Pickle the arguments of this session only, not its worker."""
         return ProcessSession, self._arguments
 
@@ -62,6 +70,11 @@ class ProcessSession:
         self._client.close()
         if cleanly:
             forkserver.replace()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there: on entry it is not if it could not import the kernel."""
+        return self._client.alive
 
     @property
     def idle_seconds(self) -> float:
@@ -104,7 +117,10 @@ class ProcessSession:
         return RemoteRun(self._client, self._runs, surroundings, by_autograd=self._by_autograd)
 
     def ask(self, what: str, case: Case) -> Any:
-        """Call the implementation's ``what``, "supports" or "model", on a case. Raises Broken, UnsupportedCase."""
+        """Call the implementation's ``what``, "supports" or "model", on a case. Raises Broken, UnsupportedCase.
+
+        "touched" asks the process itself what the code in it has done to torch, see ``intact.torch_as_it_is``.
+        """
         self._client.post({"do": what, "case": str(case)})
         answer = self._client.collect()
         raise_failure(answer)

@@ -25,8 +25,9 @@ from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, 
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.ground import Plot, on_plot
-from normcheck.isolation.intact import watched
+from normcheck.isolation.intact import WATCHED, torch_as_it_is, watched
 from normcheck.isolation.messages import Inbox, Message, packed, received
+from normcheck.isolation.replies import NOT_PLAIN
 from normcheck.isolation.sandbox import Reach, Sandbox, open_memory
 from normcheck.isolation.settling import close_all_but, settle
 from normcheck.isolation.shared_memory import (
@@ -52,7 +53,8 @@ class _State:
     """State of the worker: its implementation, the shared memory, and the runs that later requests may need.
 
     ``shared``: device memory of the parent; ``mirror``: device memory in which the kernel finds what ``memory`` has.
-    ``plots``: where the latest call, the last one, and earlier ones allocated.
+    ``plots``: where the latest call, the last one, and earlier ones allocated. ``touched``: what has been replaced of
+    torch since, see ``intact``.
     """
 
     memory: HostMemory
@@ -67,6 +69,7 @@ class _State:
     results: Results = field(default_factory=Results)
     plots: list[Plot] = field(default_factory=list)
     calls: int = 0
+    touched: Callable[[], str] = field(default_factory=torch_as_it_is)
 
     @property
     def chosen(self) -> Implementation:
@@ -101,7 +104,7 @@ def serve(control: socket.socket) -> None:
             state.plots.append(Plot(state.memory, first, end, tuple(state.plots)))
         answer = _answer(state, message)
         if own := replaced():
-            text = f"replaced {own}, by which normcheck watches it"
+            text = f"replaced {own}{WATCHED}"
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
         if message.get("plot"):
             answer["plot"] = _allocated(state)
@@ -379,7 +382,7 @@ def _returned(
 
 def _shared(space: Space, name: str, tensor: Tensor, *, in_place: bool) -> Message:
     if type(tensor) not in (Tensor, torch.nn.Parameter):
-        return {"name": name, "unusable": f"{name} is a {type(tensor).__name__}: expected a plain torch.Tensor"}
+        return {"name": name, "unusable": f"{name} is a {type(tensor).__name__}: {NOT_PLAIN}"}
     if tensor.layout != torch.strided:
         return {"name": name, "unusable": f"{name}.layout={tensor.layout}: expected a dense tensor"}
     described: Message = {"name": name, "device": tensor.device.type}
@@ -397,6 +400,7 @@ _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {
     "load": _load,
     "reach": _reach,
     "choose": _choose,
+    "touched": lambda state, message: {"value": state.touched()},
     "supports": _supports,
     "model": _model,
     "forward": _forward,

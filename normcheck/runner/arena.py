@@ -20,6 +20,9 @@ from normcheck.cases.guard_bands import NAN, Pattern, allocated, as_integers, ba
 from normcheck.errors import Broken
 from normcheck.impls.kernels import on_cpu
 
+LATE = "was still being written"
+"""Of a result, in the message on one that a call returned too early."""
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -169,7 +172,7 @@ class Arena(TorchFunctionMode):
             return []
         for name, settled in self._settled:
             if not settled:
-                message = f"{name} was still being written, by another stream, when it was returned"
+                message = f"{name} {LATE}, by another stream, when it was returned"
                 raise Broken("not_repeatable", name, message)
         places = {t.data_ptr(): name for name, t in named.items()}
         strays = []

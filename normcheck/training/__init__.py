@@ -1,0 +1,1 @@
+"""A number for training loops that judge kernels written by programs."""

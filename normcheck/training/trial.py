@@ -1,0 +1,308 @@
+"""The trial of one file: a fixed number of cases, drawn by its seed, all of which are run whatever the first one shows.
+
+How many there are follows from ``seconds`` alone, and the score from their results. The clock only ends a trial early.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
+
+from normcheck.cases.case import Case
+from normcheck.cases.core import Design, Planned
+from normcheck.cases.ops import OPS, Op
+from normcheck.checks.attempt import died, timed_out, why_not
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
+from normcheck.checks.finding import finding
+from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
+from normcheck.gate.blame import run_surely
+from normcheck.gate.coverage import model_size_of
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.sweep import DEPTHS
+from normcheck.gate.tally import Tally
+from normcheck.impls.implementation import Implementation
+from normcheck.isolation import forkserver
+from normcheck.isolation.intact import WATCHED
+from normcheck.isolation.sandbox import Sandbox
+from normcheck.isolation.select import select_apart
+from normcheck.isolation.session import ProcessSession
+from normcheck.runner.call import poisoned_memory
+from normcheck.runner.device import device_for
+from normcheck.runner.session import session_of
+from normcheck.training.cheating import cheat_of, never_written
+from normcheck.training.score import NEARLY_ALL, STAGES, Reward, capped, stage_of
+
+CASES_A_SECOND = 12
+"""Cases that are planned for each of the seconds: an eighth of what a plain kernel in torch runs on two cores, so that
+the clock decides nothing on a machine that is busy."""
+
+_IMPORT_SHARE, _IMPORT_SECONDS = 0.5, 3.0  # of the seconds, and at least, for the import of the file
+_CASE_SHARE, _CASE_SECONDS = 0.2, 1.0  # for a case; the first call of each kind, which may compile, has thrice that
+_MOST_DEATHS = 3  # a kernel whose process has ended so often is not asked any more
+_MOST_WORDS = 600  # characters of a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A file to judge, as ``reward`` was asked; all fields are plain data. ``spec``: FILE.py or FILE.py:NAME."""
+
+    spec: str
+    op: str
+    dtypes: tuple[str, ...]
+    seconds: float
+    seed: int
+    device: str
+
+    @property
+    def cases_a_dtype(self) -> int:
+        """The cases that are planned in each dtype."""
+        return max(1, int(CASES_A_SECOND * self.seconds) // len(self.dtypes))
+
+    @property
+    def import_seconds(self) -> float:
+        """The time within which the file must be imported."""
+        return max(_IMPORT_SECONDS, _IMPORT_SHARE * self.seconds)
+
+    @property
+    def case_seconds(self) -> float:
+        """The time limit of a case."""
+        return max(_CASE_SECONDS, _CASE_SHARE * self.seconds)
+
+
+def judged(asked: Asked) -> Reward:
+    """The reward of a file. Whatever its kernel has left behind, processes and files, is gone on return.
+
+    Raises whatever shows that normcheck itself, or the machine, has failed.
+    """
+    begun = time.monotonic()
+    try:
+        reward = _judged(asked)
+    finally:
+        forkserver.replace()
+        forkserver.warm()
+        shutil.rmtree(Sandbox.of(asked.spec).folder, ignore_errors=True)
+    return replace(reward, seconds=round(time.monotonic() - begun, 3))
+
+
+def unjudged(asked: Asked, why: str) -> Reward:
+    """The reward of a file of which nothing is known."""
+    text = one_line(why)
+    return Reward(ok=False, score=None, worst_ratio=None, kind="unjudged", why=text, stage="unjudged", seed=asked.seed)
+
+
+def _judged(asked: Asked) -> Reward:
+    try:
+        device = device_for(asked.device)
+    except UsageError as error:
+        return unjudged(asked, str(error))
+    try:
+        found = select_apart(asked.spec, (asked.op,), device, 0.0, start_seconds=asked.import_seconds)
+    except ImportFailed as error:
+        return _at(asked, "import", str(error))
+    except UsageError as error:
+        return _at(asked, "cheating" if WATCHED in str(error) else "signature", str(error))
+    if len(found) > 1:
+        names = ", ".join(i.name for i in found)
+        return _at(asked, "signature", f"impl={asked.spec}: expected one {asked.op}, or FILE:NAME of one of {names}")
+    session = session_of(found[0])
+    if not isinstance(session, ProcessSession):
+        return _at(asked, "import", _why_it_ended(found[0]))
+    session.start()  # on entry, an error of the machine would pass for one of the file
+    with session, poisoned_memory():
+        if not session.running:
+            return _at(asked, "import", "it was imported once, and not again, in another process")
+        try:
+            return _Trial(asked, found[0], device, session).reward()
+        except UsageError as error:  # a declaration that is none
+            return _at(asked, "signature", str(error))
+
+
+def _why_it_ended(stand_in: Implementation) -> str:
+    """How the import of a file has ended its process."""
+    try:
+        stand_in.forward()
+    except Broken as broken:
+        return broken.message
+    return "its process ended"
+
+
+def _at(asked: Asked, stage: str, why: str, **more: object) -> Reward:
+    """The reward of a file that got to ``stage`` and no further."""
+    kind = "cheating" if stage == "cheating" else "wrong"
+    text = one_line(f"{_WORDS[stage]}: {why}")
+    reward = Reward(
+        ok=False, score=STAGES[stage][0], worst_ratio=None, kind=kind, why=text, stage=stage, seed=asked.seed
+    )
+    return replace(reward, **more)  # type: ignore[arg-type]
+
+
+_WORDS = {
+    "cheating": "cheats",
+    "import": "cannot be imported",
+    "signature": "is no kernel of this op",
+    "first case": "fails in the simplest case",
+}
+
+
+@dataclass
+class _Trial:
+    """The cases of one implementation, their results summed up.
+
+    ``shares``: of each case that was answered. ``failed_at_once``: whether the kernel returned nothing that can be
+    judged in the simplest case of each dtype, or never returned from the first of them.
+    """
+
+    asked: Asked
+    implementation: Implementation
+    device: str
+    session: ProcessSession
+    shares: list[float] = field(default_factory=list)
+    planned: int = 0
+    refused: int = 0
+    deaths: int = 0
+    unwritten: int = 0
+    worst: float | None = None
+    outputs: dict[str, None] = field(default_factory=dict)
+    reason: str = ""
+    cheat: str = ""
+    first: tuple[Cell, Result] | None = None
+    failed_at_once: bool = False
+
+    @property
+    def op(self) -> Op:
+        """The op that the implementation computes."""
+        return OPS[self.asked.op]
+
+    def reward(self) -> Reward:
+        """Run the cases, for the seconds that were asked for at most, and say what they show."""
+        end = time.monotonic() + self.asked.seconds
+        cells = [Cell(self.op, self.implementation, dtype, self.asked.spec) for dtype in self.asked.dtypes]
+        steps = self._planned(cells)
+        out_of_time = self._run(steps, end)
+        if steps and not self.cheat:
+            self.cheat = self._touched(steps[0][1].case)
+        if self.unwritten * 2 > len(self.shares) and sum(self.shares) <= NEARLY_ALL * len(self.shares):
+            self.cheat = self.cheat or f"returns memory that it never wrote, in {self.unwritten} cases"
+        return self._concluded(out_of_time)
+
+    def _planned(self, cells: list[Cell]) -> list[tuple[Cell, Planned]]:
+        """The cases of all cells by turns, the simplest first, so that an early end leaves out the same of each."""
+        rows = []
+        for cell in cells:
+            self.planned += self.asked.cases_a_dtype
+            reason = why_not(cell, self.device)
+            if reason:
+                self.refused += self.asked.cases_a_dtype
+                self.reason = self.reason or f"{cell.dtype}: {reason}"
+                continue
+            rows.append([(cell, planned) for planned in self._drawn(cell)])
+            self.planned += len(rows[-1]) - self.asked.cases_a_dtype
+        return [step for turn in zip_longest(*rows) for step in turn if step is not None]
+
+    def _drawn(self, cell: Cell) -> Iterator[Planned]:
+        seed, extent = self.asked.seed, PROFILES["quick"].extent.on(self.device)
+        design = Design(cell.claims, extent, seed, model_size_of(cell, seed), frozenset(), 0)
+        return islice(design.cases(), self.asked.cases_a_dtype)
+
+    def _run(self, steps: list[tuple[Cell, Planned]], end: float) -> bool:
+        """Run the cases; returns whether time ran out before the last one."""
+        tallies = {cell.dtype: Tally(undeclared_model(self.implementation, self.device)) for cell, _ in steps}
+        cells = len(tallies)
+        broken = 0
+        for number, (cell, planned) in enumerate(steps):
+            if number >= cells and time.monotonic() > end:  # the simplest case of each dtype is run in any case
+                return True
+            tally = tallies[cell.dtype]
+            plan = Plan((cell,), PROFILES["quick"], self.asked.seed, self.device, self.asked.case_seconds)
+            upcoming = steps[number + 1][1].case if number + 1 < len(steps) else None
+            depth = DEPTHS[planned.probe]
+            result = run_surely(cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions)
+            tally.add(result, 0.0)
+            self._count(cell, result)
+            broken += number < cells and not result.checked
+            self.failed_at_once = broken == cells or (number == 0 and timed_out(result))
+            if self.cheat or self.failed_at_once or self.deaths == _MOST_DEATHS:
+                return False
+        return False
+
+    def _count(self, cell: Cell, result: Result) -> None:
+        if result.refused:
+            self._count_refused(result.refused)
+            return
+        self.deaths += died(result)
+        self.cheat = next(filter(None, map(cheat_of, result.problems)), "")
+        self.unwritten += never_written(result, self.op.main_output)
+        for checked in result.checked:
+            self.worst = capped(max(self.worst or 0.0, checked.comparison.ratio))
+            self.outputs[checked.output] = None
+        share = self._share(result)
+        self.shares.append(share)
+        if share < 1.0 and self.first is None:
+            self.first = cell, result
+
+    def _count_refused(self, reason: str) -> None:
+        if NO_MEMORY in reason or "of the GPU's memory" in reason:  # others use it: that says nothing of the kernel
+            self.planned -= 1
+            return
+        self.refused += 1
+        self.reason = self.reason or reason
+
+    def _share(self, result: Result) -> float:
+        """The share of a case that is right: of its outputs, if the main one is right and nothing else is wrong.
+
+        What is right only because the file declares something that widens its bound is wrong here.
+        """
+        wrong = {c.output for c in (*result.checked, *result.undeclared) if not c.comparison.ratio <= 1}
+        outputs = {c.output for c in result.checked}
+        if result.problems or not outputs or self.op.main_output in wrong:
+            return 0.0
+        return 1.0 - len(wrong) / len(outputs | wrong)
+
+    def _touched(self, case: Case) -> str:
+        """What the kernel has done to torch in its process, or "": nobody asks a process that has ended."""
+        if not self.session.running:
+            return ""
+        try:
+            with self.session.case(case, self.asked.case_seconds):
+                said = one_line(str(self.session.ask("touched", case)), 200)
+        except (Broken, UnsupportedCase):
+            return ""
+        return said and f"{said} in its process"
+
+    def _concluded(self, out_of_time: bool) -> Reward:
+        shown: dict[str, object] = {"cases": len(self.shares), "planned": self.planned, "worst_ratio": self.worst}
+        shown |= {"outputs": tuple(self.outputs)} | self._fault()
+        why = str(shown.pop("why", ""))
+        if self.cheat:
+            return _at(self.asked, "cheating", self.cheat, **shown)
+        if not self.planned:
+            return unjudged(self.asked, f"no case could be judged: {NO_MEMORY}")
+        if self.failed_at_once or not self.shares:
+            return _at(self.asked, "first case", why or self.reason, **shown)
+        stage, score = stage_of(self.shares, self.planned)
+        kind = "wrong" if min(self.shares) < 1.0 else "right" if stage == "right" else "thin"
+        parts = [f"{sum(share == 1.0 for share in self.shares)} of {self.planned} cases are right"]
+        parts += [f"{self.refused} refused, as {self.reason}"] * bool(self.refused)
+        parts += [f"{self.asked.seconds:g} s were over after {len(self.shares)}"] * out_of_time
+        parts += [f"its process ended {self.deaths} time{'s' * (self.deaths > 1)}"] * bool(self.deaths)
+        parts += [why] * bool(why)
+        text = one_line("; ".join(parts))
+        reward = Reward(
+            ok=kind == "right", score=score, worst_ratio=None, kind=kind, why=text, stage=stage, seed=self.asked.seed
+        )
+        return replace(reward, **shown)  # type: ignore[arg-type]
+
+    def _fault(self) -> dict[str, object]:
+        """The first case that is wrong, how to run it again, and what is wrong in it."""
+        if self.first is None:
+            return {}
+        cell, result = self.first
+        if not result.failed:  # wrong without its declarations only
+            return {"case": str(result.case), "why": "right only by what the file declares, which widens its bounds"}
+        found = finding(cell, result, self.device, advise=False)
+        why = one_line("; ".join(filter(None, [found.message, found.cause])), _MOST_WORDS)
+        return {"case": found.case, "reproduce": found.reproduce, "why": why}
