@@ -59,16 +59,18 @@ def select_apart(
     worker: Worker | None = None,
     *,
     sandboxed: bool = True,
+    python: str = "",
 ) -> tuple[Implementation, ...]:
     """Like ``discovery.select``, but a worker imports what ``spec`` names, in ``seconds`` after its start.
 
     If the import ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure.
     Raises UsageError as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been
-    asked already.
+    asked already. ``python``: the interpreter that imports and runs it, see ``forkserver``.
     """
     sandbox = _sandbox(spec, sandboxed)
     try:
-        answer = _imported(partial(begun, spec, ops, device, sandbox), START_SECONDS + seconds, worker)
+        start = partial(begun, spec, ops, device, sandbox, python)
+        answer = _imported(start, START_SECONDS + seconds, worker, python)
     except Broken as broken:
         ended = _Ended(broken.kind, broken.message, broken.frames)
         unknown = ops or tuple(OPS)[:1]
@@ -80,7 +82,7 @@ def select_apart(
     found = answer.get("found")
     if not isinstance(found, list):
         raise _nonsense(spec)
-    return tuple(_implementation(spec, declared, device, sandbox) for declared in found)
+    return tuple(_implementation(spec, declared, device, sandbox, python) for declared in found)
 
 
 def reach(file: str, *, sandboxed: bool = True) -> Reach:
@@ -97,7 +99,7 @@ def _sandbox(spec: str, sandboxed: bool) -> Sandbox | None:
     return Sandbox.of(spec) if sandboxed else None
 
 
-def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None) -> Message:
+def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None, python: str) -> Message:
     """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again.
 
     A new server takes the other imports along that go on: they crash, and try again as well.
@@ -107,7 +109,7 @@ def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None
     except Broken as broken:
         if broken.kind != "crash":
             raise
-    forkserver.replace()
+    forkserver.replace(python)
     return _answer(start(), seconds)
 
 
@@ -118,12 +120,14 @@ def _answer(worker: Worker, seconds: float) -> Message:
         worker.kill()
 
 
-def _implementation(spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None) -> Implementation:
+def _implementation(
+    spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None, python: str
+) -> Implementation:
     """An implementation in another process, from its description by a worker."""
     try:
         own_backward, model, reason = bool(declared["backward"]), declared["model"], declared["unavailable"]
         op, name = str(declared["op"]), str(declared["name"])
-        session = ProcessSession(spec, op, name, device, not own_backward, sandbox)
+        session = ProcessSession(spec, op, name, device, not own_backward, sandbox, python)
         entry = _Entry(session, source_location.place_of(declared["place"]))
         described = Implementation(
             name=name,
