@@ -13,6 +13,7 @@ from normcheck.bench.options import BenchOptions
 from normcheck.cli import baseline as baseline_commands
 from normcheck.cli import golden as golden_commands
 from normcheck.cli import imports
+from normcheck.cli.compare import compare
 from normcheck.cli.doctor import doctor
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
@@ -105,6 +106,9 @@ def bench(given: Given) -> None:
         from normcheck.bench.run import bench as run_bench
 
     raise typer.Exit(run_bench(built(BenchOptions, given), tuple(sys.argv[1:])))
+
+
+app.command()(compare)
 
 
 app.command()(repro)

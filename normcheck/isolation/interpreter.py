@@ -1,7 +1,7 @@
 """The Python interpreter of another environment: what it has, and how it finds this normcheck and nothing else of ours.
 
-It needs torch, and nothing that normcheck's own environment has besides: a kernel's process imports no more. What it
-says is read as words of a stranger, since any program can stand at that path.
+It needs torch and numpy, and nothing that normcheck's own environment has besides: a kernel's process imports no more.
+What it says is read as words of a stranger, since any program can stand at that path.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _TELL = """\
 import sys
 sys.path[:] = [{folder!r}, *sys.path]
 import json
+import torch, numpy
 from normcheck.isolation import preload
 from normcheck.runner.environment import environment
 print("\\n{mark}" + json.dumps(environment({device!r})), flush=True)
 """
 
-_EXPECTED = "expected the interpreter of an environment with torch, such as /path/to/env/bin/python"
+_EXPECTED = "expected the interpreter of an environment with torch and numpy, such as /path/to/env/bin/python"
 
 
 @cache
@@ -78,7 +79,7 @@ def found(python: str) -> str:
     return os.path.abspath(path)
 
 
-def environment_of(python: str, device: str, seconds: float = START_SECONDS) -> Mapping[str, str]:
+def environment_of(python: str, device: str) -> Mapping[str, str]:
     """Name -> version or description, as ``runner.environment`` has them, of the interpreter at the path ``python``.
 
     On return it has shown that it can import what a kernel's process needs. Raises UsageError.
@@ -86,11 +87,11 @@ def environment_of(python: str, device: str, seconds: float = START_SECONDS) -> 
     script = _TELL.format(folder=folder_of_normcheck(), mark=_MARK, device=device)
     who = f"with={one_line(python, 200)}"
     try:
-        code, text = _said([python, "-c", script], seconds)
+        code, text = _said([python, "-c", script], START_SECONDS)
     except OSError as error:
         raise UsageError(f"{who}: it cannot be started ({error.strerror or error}); {_EXPECTED}") from None
     if code is None:
-        raise UsageError(f"{who}: it told no versions within {seconds:g} s; {_EXPECTED}")
+        raise UsageError(f"{who}: it told no versions within {START_SECONDS:g} s; {_EXPECTED}")
     lines = [line for line in text.splitlines() if line.strip()]
     told = next((line.removeprefix(_MARK) for line in reversed(lines) if line.startswith(_MARK)), None)
     facts = _facts(told) if told is not None and code == 0 else None
