@@ -15,6 +15,7 @@ from normcheck.oracle.compare import Expectation
 from normcheck.oracle.distance import moved
 from normcheck.oracle.expectations import whole
 from normcheck.oracle.judge import END_TO_END, bits_of
+from normcheck.oracle.rounding import NO_ROOM
 
 _BITMASK = "bitmask"
 
@@ -62,6 +63,7 @@ class Moved:
     output: str
     elements: int
     differing: int
+    signs: int
     ulps: float | None
     of_bound: float | None
     off: tuple[Off, Off] | None
@@ -96,10 +98,12 @@ def _difference(output: str, case: Case, one: Tensor, other: Tensor, sides: tupl
         dtype = max((one.dtype, other.dtype), key=lambda dtype: torch.finfo(dtype).eps)
         fine, coarse = one.to(dtype), other.to(dtype)
     changed, ulps = moved(fine, coarse)
+    equal = fine.float() == coarse.float() if fine.is_floating_point() else ~changed
+    signs, changed = changed & equal, changed & ~equal
     count = int(changed.sum())
     of_bound, off = _against_fp64(output, one, other, changed, sides)
     bits = output == _BITMASK
-    return Moved(output, one.numel(), count, None if bits else ulps, of_bound if count else 0.0, off)
+    return Moved(output, one.numel(), count, int(signs.sum()), None if bits else ulps, of_bound if count else 0.0, off)
 
 
 def _against_fp64(
@@ -116,14 +120,19 @@ def _against_fp64(
     judged = (
         torch.isfinite(errors[0]) & torch.isfinite(errors[1]) & torch.isfinite(bounds[0]) & torch.isfinite(bounds[1])
     )
-    share = ((values[0] - values[1]).abs() / torch.minimum(*bounds))[changed & judged]
+    share = _over((values[0] - values[1]).abs(), torch.minimum(*bounds))[changed & judged]
     nearer = [int((changed & (mine < its)).sum()) for mine, its in (errors, errors[::-1])]
     off = []
     for error, bound, count in zip(errors, bounds, nearer, strict=True):
-        of_bound = error[judged] / bound[judged]
+        of_bound = _over(error[judged], bound[judged])
         error = error[judged]
         off.append(Off(count, error.numel(), float(error.sum()), _most(error), float(of_bound.sum())))
     return (float(share.max()) if share.numel() else None), (off[0], off[1])
+
+
+def _over(error: Tensor, bound: Tensor) -> Tensor:
+    """error / bound; infinite for an error if the bound stands for 0."""
+    return torch.where((bound <= NO_ROOM) & (error > 0), torch.inf, error / bound)
 
 
 def _error(value: Tensor, expected: Tensor) -> Tensor:

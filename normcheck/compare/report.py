@@ -73,7 +73,10 @@ def _put_pair(console: Console, pair: Pair) -> None:
             if errors := _error_words(output):
                 put(console, errors, indent=_INDENT + 2, hang=2)
             put(console, (output.case, "dim"), indent=_INDENT + 2, wrap=False)
-    if same := [output for output in pair.outputs if not output.differing]:
+        if output.signs:
+            zeros = f"{short(output.output, 20)}: {counted(output.signs, 'zero')} of the other sign"
+            put(console, zeros, indent=_INDENT, hang=2)
+    if same := [output for output in pair.outputs if not (output.differing or output.signs)]:
         put(console, _same_words(same), indent=_INDENT, hang=2)
     for label, side in (("A", pair.a), ("B", pair.b)):
         if side.outside:
@@ -164,12 +167,14 @@ def _put_summary(console: Console, done: Compared) -> None:
     elif not some:
         mark, style, words = "NOTHING COMPARED", "bold yellow", "no case that both take; the lines above say why"
     else:
-        moved = [output for pair in some for output in pair.outputs if output.differing]
+        moved = [output for pair in some for output in pair.outputs if output.differing or output.signs]
         mark, style = ("DIFFER", "bold yellow") if moved else ("SAME", "bold green")
         names = ", ".join(dict.fromkeys(short(output.output, 20) for output in moved))
         largest = max((output.of_bound or 0.0 for output in moved), default=0.0)
         most = f", by at most {ratio(largest)} of the bound" if largest else ""
-        words = f"{count}: {f'{names} differ{most}; ' if moved else 'the same bits; '}both are inside their bounds"
+        words = (
+            f"{count}: {f'{names} not the same{most}; ' if moved else 'the same bits; '}both are inside their bounds"
+        )
     put(console, (mark, style), f"  {words}", wrap=False)
 
 

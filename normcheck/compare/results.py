@@ -32,14 +32,16 @@ class Errors:
 class OutputPair:
     """One output of both sides: ``differing`` of ``elements`` differ, in ``cases`` cases.
 
-    ``ulps``: the largest difference in ulps of the output's format, infinite between a number and a NaN, None for a
-    bitmask. ``of_bound``: the largest difference over the bound, the tighter one of the two; None if it has none.
-    ``case``: the case line of the largest difference, over the bound if there is one; "" if nothing differs.
+    ``signs``: the zeros whose sign differs, which do not count as differing. ``ulps``: the largest difference in ulps
+    of the output's format, infinite between a number and a NaN, None for a bitmask. ``of_bound``: the largest
+    difference over the bound, the tighter one of the two; None if it has none. ``case``: the case line of the largest
+    difference, over the bound if there is one; "" if nothing differs.
     """
 
     output: str
     elements: int
     differing: int
+    signs: int
     cases: int
     ulps: float | None
     of_bound: float | None

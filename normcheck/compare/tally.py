@@ -119,6 +119,7 @@ class _Sum:
 
     elements: int = 0
     differing: int = 0
+    signs: int = 0
     cases: int = 0
     ulps: float | None = None
     of_bound: float | None = None
@@ -129,6 +130,7 @@ class _Sum:
     def add(self, moved: Moved, case: Case) -> None:
         self.elements += moved.elements
         self.differing += moved.differing
+        self.signs += moved.signs
         self.cases += bool(moved.differing)
         if moved.ulps is not None:
             self.ulps = max(self.ulps or 0.0, moved.ulps)
@@ -192,7 +194,7 @@ class PairTally:
             status = SKIP
         elif a.outside or b.outside:
             status = OUTSIDE
-        elif any(output.differing for output in outputs):
+        elif any(output.differing or output.signs for output in outputs):
             status = DIFFER
         ended = [f"{label} ended it: {side.ended}" for label, side in zip("AB", self.sides, strict=True) if side.ended]
         nothing = "" if self.cases else "no case that both take"
@@ -216,6 +218,7 @@ class PairTally:
             output=name,
             elements=own.elements,
             differing=own.differing,
+            signs=own.signs,
             cases=own.cases,
             ulps=own.ulps,
             of_bound=own.of_bound,

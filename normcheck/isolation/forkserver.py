@@ -232,11 +232,14 @@ def started(connection: socket.socket, python: str = "") -> Child:
         if not sound(python):
             replace(python)
         wake(python)
-        for root in (False, True):
-            with suppress(OSError):
+        failed = OSError()
+        for root in (False, True, True):
+            try:
                 return _server(python).forked(connection)
+            except OSError as error:
+                failed = error
             replace(python, root=root)
-        return _server(python).forked(connection)
+        raise failed
 
 
 def sound(python: str = "") -> bool:

@@ -91,7 +91,7 @@ def environment_of(python: str, device: str) -> Mapping[str, str]:
     except OSError as error:
         raise UsageError(f"{who}: it cannot be started ({error.strerror or error}); {_EXPECTED}") from None
     if code is None:
-        raise UsageError(f"{who}: it told no versions within {START_SECONDS:g} s; {_EXPECTED}")
+        raise UsageError(f"{who}: it told no versions within {START_SECONDS:g} s, or printed too much; {_EXPECTED}")
     lines = [line for line in text.splitlines() if line.strip()]
     told = next((line.removeprefix(_MARK) for line in reversed(lines) if line.startswith(_MARK)), None)
     facts = _facts(told) if told is not None and code == 0 else None
