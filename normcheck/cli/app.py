@@ -14,6 +14,7 @@ from normcheck.cli import baseline as baseline_commands
 from normcheck.cli import golden as golden_commands
 from normcheck.cli import imports
 from normcheck.cli import kernelbot as kernelbot_commands
+from normcheck.cli.compare import compare
 from normcheck.cli.doctor import doctor
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
@@ -112,6 +113,9 @@ def bench(given: Given) -> None:
         from normcheck.bench.run import bench as run_bench
 
     raise typer.Exit(run_bench(built(BenchOptions, given), tuple(sys.argv[1:])))
+
+
+app.command()(compare)
 
 
 app.command()(repro)

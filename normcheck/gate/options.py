@@ -139,7 +139,8 @@ def _limit(least: int) -> Callable[[float], None]:
     return check
 
 
-def _count(value: int) -> None:
+def count(value: int) -> None:
+    """A check of an integer: at least 1."""
     if value < 1:
         raise ValueError(f"{value}: expected an integer >= 1")
 
@@ -270,7 +271,7 @@ class VerifyOptions:
     profile: Annotated[
         str, Option(help="quick, ci or deep: how much a cell may cost; soak runs until it is stopped.", names=profiles)
     ] = "quick"
-    max_examples: Annotated[int | None, Option(help="Cases per cell, its core included.", check=_count)] = None
+    max_examples: Annotated[int | None, Option(help="Cases per cell, its core included.", check=count)] = None
     time_budget: TimeBudget = None
     seed: Seed = 0
     device: Device = "auto"

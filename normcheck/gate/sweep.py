@@ -184,7 +184,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
             judge(case)  # each waits for its turn at the memory, which is not the cell's time
         end = time.perf_counter() + core.seconds_after
-        for case, is_large in _explicit(cell, plan, core.claims):
+        for case, is_large in explicit(cell, plan, core.claims):
             if core.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
                 judge(case, is_large)
         for case, upcoming in pairwise(endless(choices(core.claims_to_draw), seed_of(cell, plan.seed))):
@@ -199,7 +199,7 @@ DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
 """The probe of a planned case -> how deep it goes."""
 
 
-def _explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:
+def explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:
     """(case, whether it is large), of the cases between the core and the drawn ones."""
     if plan.device == "cuda":
         for case in far_apart(claims):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,18 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normcheck.cases.guard_bands import differing
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST
 from normcheck.errors import UsageError
 from normcheck.golden.results import CellChange, Difference, Moved
 from normcheck.golden.schema import BITMASK, FED, GIVEN, Record, RecordedCase
 from normcheck.golden.store import read
 from normcheck.oracle.bitmask import unpack
+from normcheck.oracle.distance import moved
 from normcheck.result import CellKey
 
 _Cases = Mapping[tuple[str, str], RecordedCase]
 _ORDER = (*ROOT_FIRST, *(GIVEN + name for name in GRADIENTS))
-_BITS = {torch.float16: (torch.int16, 15), torch.bfloat16: (torch.int16, 15), torch.float32: (torch.int32, 31)}
 
 
 def difference(a: str, b: str) -> Difference:
@@ -123,19 +121,5 @@ def _moved(output: str, before: Tensor, after: Tensor, n: int) -> tuple[int, int
     if output == BITMASK:
         bits = [t if t.dtype == torch.bool else unpack(t, n) for t in (before, after)]
         return int((bits[0] != bits[1]).sum()), bits[0].numel(), 1.0
-    changed = differing(before, after)
-    count = int(changed.sum())
-    if not count:
-        return 0, before.numel(), 0.0
-    distance = (_ordered(before) - _ordered(after)).abs()
-    ulps = float(distance[changed].max())
-    nan = torch.isnan(before) | torch.isnan(after)
-    return count, before.numel(), math.inf if bool((changed & nan).any()) else ulps
-
-
-def _ordered(values: Tensor) -> Tensor:
-    """The values as int64 ranks: neighbouring numbers of the dtype differ by 1, and both zeros are 0."""
-    integer, shift = _BITS[values.dtype]
-    bits = values.contiguous().view(integer).long()
-    size = bits & ((1 << shift) - 1)
-    return torch.where(bits < 0, -size, size)
+    changed, ulps = moved(before, after)
+    return int(changed.sum()), before.numel(), ulps

@@ -31,9 +31,9 @@ START_SECONDS = 60.0
 _FIRST_CALL_FACTOR = 3  # the first call of each kind compiles, and may take so many times the limit
 
 
-def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None) -> Worker:
-    """A new worker that has been asked to import what ``spec`` names."""
-    worker = Worker(sandbox)
+def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None, python: str = "") -> Worker:
+    """A new worker that has been asked to import what ``spec`` names. ``python``: see ``forkserver``."""
+    worker = Worker(sandbox, python)
     worker.send({"do": "load", "spec": spec, "ops": list(ops), "device": device})
     return worker
 
@@ -53,9 +53,11 @@ class Client:
         device: str,
         sandbox: Sandbox | None,
         start_seconds: float = START_SECONDS,
+        python: str = "",
     ) -> None:
         self._start_seconds = start_seconds
         self._spec, self._op, self._name, self._device, self._sandbox = spec, op, name, device, sandbox
+        self._python = python
         self._worker: Worker | None = None
         self._next: Worker | None = None  # started, and importing, but not in use yet
         self._used = 0  # bytes of shared memory, in the present case
@@ -82,7 +84,7 @@ class Client:
     def start(self) -> None:
         """Start the next worker, without waiting for it."""
         if self._next is None:
-            self._next = begun(self._spec, (self._op,), self._device, self._sandbox)
+            self._next = begun(self._spec, (self._op,), self._device, self._sandbox, self._python)
 
     def wait(self) -> None:
         """Wait until the worker has started. If it does not start, the first request raises."""
@@ -252,11 +254,11 @@ class Client:
         except Broken as broken:
             if broken.kind == "exception":
                 raise
-        forkserver.replace(root=True)
+        forkserver.replace(self._python, root=True)
         return self._start_worker()
 
     def _start_worker(self) -> Worker:
-        if self._next is not None and not (self._next.of_this_server and forkserver.sound()):
+        if self._next is not None and not (self._next.of_this_server and forkserver.sound(self._python)):
             self._next.kill()  # code under test may have damaged it since it was started
             self._next = None
         self.start()

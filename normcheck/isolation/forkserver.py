@@ -2,6 +2,9 @@
 
 ``server.py`` is what they do. There is one root, which imports torch beside this process, and one server at a time,
 which the root has forked. Code under test may kill, stop or slow whatever it comes from.
+
+An interpreter of another environment has a root and a server of its own. Functions take its path as ``python``; ""
+stands for the one that runs this process.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from normcheck.isolation.descendants import kill_children, kill_descendants
+from normcheck.isolation.interpreter import folder_of_normcheck, is_child
 from normcheck.isolation.messages import packed
 from normcheck.isolation.server import CODE
 from normcheck.runner import nvidia_driver
 
 _WAKE_SECONDS, _MOST_WAKES = 1.0, 120
 """One that does not answer is woken so often, in case somebody has stopped it, and then given up."""
+
+_MOST_WAKES_ELSEWHERE = 30
+"""Another interpreter has been tried before, so it starts sooner or not at all."""
 
 _ROOT = "import sys; sys.path[:] = {}; from normcheck.isolation import server; server.main({})"
 
@@ -78,8 +85,8 @@ def _state(number: int) -> _State | None:
 class _Forker:
     """The root or a server: a process that forks on request, and its state after it did so first."""
 
-    def __init__(self, pid: int, control: socket.socket) -> None:
-        self.pid, self._control = pid, control
+    def __init__(self, pid: int, control: socket.socket, python: str) -> None:
+        self.pid, self._control, self._python = pid, control, python
         self._usable = True
         self._first: _State | None = None
 
@@ -103,7 +110,7 @@ class _Forker:
         """A new process from it, which has ``connection``. Raises OSError."""
         sentinel, status = os.pipe()
         try:
-            request = packed({"folder": _folder(), "path": sys.path})
+            request = packed({"folder": _folder(), "path": None if self._python else sys.path})
             sent = socket.send_fds(self._control, [request], [connection.fileno(), status])
             self._control.sendall(request[sent:])
             pid = self._answer()
@@ -118,10 +125,13 @@ class _Forker:
         return Child(pid, sentinel)
 
     def _answer(self) -> int:
-        """The process id of what it has forked. It is woken every second, in case somebody stops it."""
+        """The process id of what it has forked. It is woken every second, in case somebody stops it.
+
+        That of another interpreter must be a child of this forker: any process with that id will be killed.
+        """
         poll, told = select.poll(), b""
         poll.register(self._control.fileno(), select.POLLIN)
-        for _ in range(_MOST_WAKES):
+        for _ in range(_MOST_WAKES_ELSEWHERE if self._python else _MOST_WAKES):
             if not poll.poll(_WAKE_SECONDS * 1000):
                 self.send(signal.SIGCONT)
                 continue
@@ -130,7 +140,10 @@ class _Forker:
             if not chunk:
                 raise ConnectionError("the process that forks others has ended")
             if len(told) == CODE.size:
-                return int(CODE.unpack(told)[0])
+                number = int(CODE.unpack(told)[0])
+                if self._python and not is_child(number, self.pid):
+                    raise ConnectionError("the process that forks others answers nonsense")
+                return number
         raise TimeoutError("the process that forks others does not answer")
 
     def send(self, which: signal.Signals) -> None:
@@ -153,7 +166,9 @@ def _folder() -> str:
 
 @dataclass
 class _Servers:
-    """What this process has started: ``program`` is the process of the root. ``owner``: this process, by its id."""
+    """What this process has started of an interpreter: ``program`` is the process of the root. ``owner``: this process,
+    by its id.
+    """
 
     owner: int
     program: subprocess.Popen[bytes] | None = None
@@ -161,95 +176,99 @@ class _Servers:
     server: _Forker | None = None
 
 
-_servers = _Servers(os.getpid())
+_servers: dict[str, _Servers] = {}
 _lock = threading.RLock()
 
 
-def _ours() -> _Servers:
+def _ours(python: str) -> _Servers:
     """What this process has started: a process that was forked from it starts its own, and leaves those alone."""
-    global _servers
-    if _servers.owner != os.getpid():
-        for forker in (_servers.root, _servers.server):
+    own = _servers.get(python)
+    if own is None or own.owner != os.getpid():
+        for forker in () if own is None else (own.root, own.server):
             if forker is not None:
                 forker.close()
-        _servers = _Servers(os.getpid())
-    return _servers
+        own = _servers[python] = _Servers(os.getpid())
+    return own
 
 
-def _root() -> _Forker:
+def _root(python: str) -> _Forker:
     """The root. It is started if it is not there, and then imports for two seconds while this process goes on."""
-    own = _ours()
+    own = _ours(python)
     if own.root is None:
+        path = f"[{folder_of_normcheck()!r}, *sys.path]" if python else repr(sys.path)
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = [sys.executable, "-c", _ROOT.format(sys.path, theirs.fileno())]
+            argv = [python or sys.executable, "-c", _ROOT.format(path, theirs.fileno())]
             own.program = subprocess.Popen(
                 argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
             )
-        own.root = _Forker(own.program.pid, ours)
+        own.root = _Forker(own.program.pid, ours, python)
     return own.root
 
 
-def _server() -> _Forker:
+def _server(python: str) -> _Forker:
     """The present server, forked from the root if there is none."""
-    own = _ours()
+    own = _ours(python)
     if own.server is None:
-        child, control = _root().fork()
+        child, control = _root(python).fork()
         child.close()
-        own.server = _Forker(child.pid, control)
+        own.server = _Forker(child.pid, control, python)
     return own.server
 
 
-def pid() -> int | None:
+def pid(python: str = "") -> int | None:
     """The server's process id, None if there is none."""
-    server = _ours().server
+    server = _ours(python).server
     return None if server is None else server.pid
 
 
 def warm() -> None:
     """Have a server, and wait until it is there: the next process then costs a fork. Raises OSError."""
     with _lock:
-        _server()
+        _server("")
 
 
-def started(connection: socket.socket) -> Child:
-    """A new process from the server, which serves ``connection`` as a worker does.
+def started(connection: socket.socket, python: str = "") -> Child:
+    """A new process from the server, which serves ``connection`` as a worker does. Raises OSError.
 
     If code under test has stopped the server or the root, killed it, or changed its limits, the process comes from new
     ones.
     """
     with _lock:
-        if not sound():
-            replace()
-        wake()
-        for root in (False, True):
-            with suppress(OSError):
-                return _server().forked(connection)
-            replace(root=root)
-        return _server().forked(connection)
+        if not sound(python):
+            replace(python)
+        wake(python)
+        failed = OSError()
+        for root in (False, True, True):
+            try:
+                return _server(python).forked(connection)
+            except OSError as error:
+                failed = error
+            replace(python, root=root)
+        raise failed
 
 
-def sound() -> bool:
+def sound(python: str = "") -> bool:
     """Whether root and server, if they are there, still have the state with which they started."""
-    own = _ours()
+    own = _ours(python)
     return all(forker is None or forker.sound for forker in (own.root, own.server))
 
 
-def wake() -> None:
+def wake(python: str = "") -> None:
     """Let root and server continue, in case somebody has stopped them."""
-    own = _ours()
+    own = _ours(python)
     for forker in (own.root, own.server):
         if forker is not None:
             forker.send(signal.SIGCONT)
 
 
-def replace(*, root: bool = False) -> None:
+def replace(python: str = "", *, root: bool = False) -> None:
     """Kill the server and all processes that come from it; the next process comes from a new server.
 
     ``root``: replace the root as well, as is done in any case if it is not as it was.
     """
     with _lock:
-        own = _ours()
+        own = _ours(python)
         server, own.server = own.server, None
         if server is not None:
             _end(server)
@@ -274,11 +293,11 @@ def _end(forker: _Forker) -> None:
 
 
 def end() -> None:
-    """Kill server and root, of which one may be stopped or still importing, when this process ends."""
-    own = _ours()
-    for forker in (own.server, own.root):
-        if forker is not None:
-            forker.send(signal.SIGKILL)
+    """Kill servers and roots, of which one may be stopped or still importing, when this process ends."""
+    for own in map(_ours, tuple(_servers)):
+        for forker in (own.server, own.root):
+            if forker is not None:
+                forker.send(signal.SIGKILL)
 
 
 def start_early(device: str) -> None:
@@ -286,4 +305,4 @@ def start_early(device: str) -> None:
     if device == "cpu" or (device == "auto" and not nvidia_driver.present()):
         os.environ["TRITON_INTERPRET"] = "1"  # which the root inherits
     with _lock:
-        _root()
+        _root("")

@@ -13,7 +13,7 @@ from normcheck.isolation import worker
 __all__ = ["worker"]
 
 if interpreter.enabled():
-    with suppress(NormcheckError):  # the worker that needs it says so
+    with suppress(NormcheckError, ImportError):  # the worker that needs it says so
         interpreter.enable()
 import_module("torch.fx.experimental.symbolic_shapes")  # autograd's first backward imports it, for 0.4 s
 gc.freeze()  # no collection in a worker walks through torch's objects, which would copy their pages, too

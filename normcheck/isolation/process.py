@@ -39,9 +39,10 @@ class Worker:
     """One worker process, for requests by ``ask``. It is not started again after it has died.
 
     ``sandbox``: where it may write; then this process's memory is closed to it. None: wherever this process may.
+    ``python``: the interpreter that it runs in, as ``forkserver`` takes it.
     """
 
-    def __init__(self, sandbox: Sandbox | None) -> None:
+    def __init__(self, sandbox: Sandbox | None, python: str = "") -> None:
         if sandbox is not None:
             close_memory()
             sandbox.make()
@@ -49,8 +50,9 @@ class Worker:
         self.ground = Ground(self.memory)
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
-        self._process = forkserver.started(theirs)
-        self._server = forkserver.pid()
+        self._python = python
+        self._process = forkserver.started(theirs, python)
+        self._server = forkserver.pid(python)
         told = packed({"sandbox": None if sandbox is None else sandbox.as_message})
         socket.send_fds(self._socket, [told], [self.memory.fd, written])
         theirs.close()
@@ -72,7 +74,7 @@ class Worker:
     @property
     def of_this_server(self) -> bool:
         """Whether the present server started it; a server that was replaced took its processes along."""
-        return self._server == forkserver.pid()
+        return self._server == forkserver.pid(self._python)
 
     def ask(self, message: Message, seconds: float, what: str) -> Message:
         """Send a request and wait for its answer. If none comes within ``seconds``: kill the process, raise Broken."""
@@ -181,10 +183,10 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        forkserver.wake()
+        forkserver.wake(self._python)
         self._process.join(5)
         _alive.discard(self)
-        _kill_orphans()
+        _kill_orphans(self._python)
         self._process.close()
         self._socket.close()
         os.close(self._output)
@@ -199,9 +201,9 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _kill_orphans() -> None:
+def _kill_orphans(python: str) -> None:
     """Kill the processes that ended workers have left behind, and the server has adopted."""
-    server = forkserver.pid()
+    server = forkserver.pid(python)
     if server is not None:
         kill_children(server, but={worker.pid for worker in _alive})
 
@@ -209,7 +211,6 @@ def _kill_orphans() -> None:
 @atexit.register
 def _kill_all() -> None:
     """Kill all workers, then what they come from."""
-    forkserver.wake()
     for worker in list(_alive):
         worker.kill()
     forkserver.end()

@@ -68,7 +68,7 @@ class Sandbox:
     @classmethod
     def of(cls, spec: str) -> Self:
         """The sandbox of what ``spec`` names: one folder for each, until this process ends."""
-        folder = os.path.join(_run_folder(os.getpid()), hashlib.sha256(spec.encode()).hexdigest()[:16])
+        folder = os.path.join(run_folder(os.getpid()), hashlib.sha256(spec.encode()).hexdigest()[:16])
         return cls(folder, _users_caches() if spec in discovery.implementations() else {})
 
     @classmethod
@@ -238,7 +238,7 @@ def _user() -> str:
 
 
 @cache
-def _run_folder(process: int) -> str:
+def run_folder(process: int) -> str:
     """A folder of this ``process`` in the temporary folder, which is deleted when it ends.
 
     Those of runs that were killed, and could not delete them, are deleted first.

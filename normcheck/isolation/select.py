@@ -60,16 +60,19 @@ def select_apart(
     *,
     sandboxed: bool = True,
     start_seconds: float = START_SECONDS,
+    python: str = "",
 ) -> tuple[Implementation, ...]:
     """Like ``discovery.select``, but a worker imports what ``spec`` names, in ``seconds`` after its start.
 
     The start itself may take ``start_seconds``, which also holds for the workers that are started later. If the import
     ends or hangs its process, each of ``ops`` gets an implementation whose calls raise that failure. Raises UsageError
     as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been asked already.
+    ``python``: the interpreter that imports and runs it, see ``forkserver``.
     """
     sandbox = _sandbox(spec, sandboxed)
     try:
-        answer = _imported(partial(begun, spec, ops, device, sandbox), start_seconds + seconds, worker)
+        start = partial(begun, spec, ops, device, sandbox, python)
+        answer = _imported(start, start_seconds + seconds, worker, python)
     except Broken as broken:
         ended = _Ended(broken.kind, broken.message, broken.frames)
         unknown = ops or tuple(OPS)[:1]
@@ -81,7 +84,7 @@ def select_apart(
     found = answer.get("found")
     if not isinstance(found, list):
         raise _nonsense(spec)
-    return tuple(_implementation(spec, declared, device, sandbox, start_seconds) for declared in found)
+    return tuple(_implementation(spec, declared, device, sandbox, start_seconds, python) for declared in found)
 
 
 def reach(file: str, *, sandboxed: bool = True) -> Reach:
@@ -98,7 +101,7 @@ def _sandbox(spec: str, sandboxed: bool) -> Sandbox | None:
     return Sandbox.of(spec) if sandboxed else None
 
 
-def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None) -> Message:
+def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None, python: str) -> Message:
     """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again.
 
     A new server takes the other imports along that go on: they crash, and try again as well.
@@ -108,7 +111,7 @@ def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None
     except Broken as broken:
         if broken.kind != "crash":
             raise
-    forkserver.replace()
+    forkserver.replace(python)
     return _answer(start(), seconds)
 
 
@@ -120,13 +123,13 @@ def _answer(worker: Worker, seconds: float) -> Message:
 
 
 def _implementation(
-    spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None, start_seconds: float
+    spec: str, declared: Mapping[str, Any], device: str, sandbox: Sandbox | None, start_seconds: float, python: str
 ) -> Implementation:
     """An implementation in another process, from its description by a worker."""
     try:
         own_backward, model, reason = bool(declared["backward"]), declared["model"], declared["unavailable"]
         op, name = str(declared["op"]), str(declared["name"])
-        session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds)
+        session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds, python)
         entry = _Entry(session, source_location.place_of(declared["place"]))
         described = Implementation(
             name=name,

@@ -125,7 +125,8 @@ def _become(message: Message, connection: socket.socket, run: Run) -> NoReturn:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        sys.path[:] = message["path"]
+        if message["path"] is not None:  # another interpreter has modules of its own
+            sys.path[:] = message["path"]
         with suppress(OSError):
             os.chdir(message["folder"])
         run(connection)

@@ -23,8 +23,8 @@ from normcheck.runner.session import copied
 class ProcessSession:
     """See ``runner.session.Session``. A call outside ``with`` starts the process as well, but only ``with`` ends it.
 
-    ``by_autograd``: gradients come from torch autograd through y. A pickled copy has a worker of its own.
-    ``start_seconds``: see ``Client``.
+    ``by_autograd``: gradients come from torch autograd through y. ``start_seconds``: see ``Client``. ``python``: the
+    interpreter of the process, see ``forkserver``. A pickled copy has a worker of its own.
     """
 
     isolated = True
@@ -38,13 +38,14 @@ class ProcessSession:
         by_autograd: bool,
         sandbox: Sandbox | None = None,
         start_seconds: float = START_SECONDS,
+        python: str = "",
     ) -> None:
-        self._arguments = (spec, op, name, device, by_autograd, sandbox, start_seconds)
-        self._client, self._by_autograd = Client(spec, op, name, device, sandbox, start_seconds), by_autograd
-        self._spec, self._op, self._device, self._sandbox = spec, op, device, sandbox
+        self._arguments = (spec, op, name, device, by_autograd, sandbox, start_seconds, python)
+        self._client, self._by_autograd = Client(spec, op, name, device, sandbox, start_seconds, python), by_autograd
+        self._spec, self._op, self._device, self._sandbox, self._python = spec, op, device, sandbox, python
         self._runs = 0
 
-    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool, Sandbox | None, float]]:
+    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool, Sandbox | None, float, str]]:
         """Pickle the arguments of this session only, not its worker."""
         return ProcessSession, self._arguments
 
@@ -63,13 +64,13 @@ class ProcessSession:
 
     def another(self) -> Worker:
         """One more process of the same kernel, which has been asked to import it."""
-        return begun(self._spec, (self._op,), self._device, self._sandbox)
+        return begun(self._spec, (self._op,), self._device, self._sandbox, self._python)
 
     def restart(self, *, cleanly: bool = False) -> None:
         """See ``Session``; ``cleanly``: from a new server, which no code under test can have reached."""
         self._client.close()
         if cleanly:
-            forkserver.replace()
+            forkserver.replace(self._python)
 
     @property
     def running(self) -> bool:

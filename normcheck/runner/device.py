@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from normcheck.errors import UsageError
@@ -15,9 +17,12 @@ def device_of(name: str) -> str:
 
 
 def device_for(name: str) -> str:
-    """As ``device_there``; for ``cpu``, Triton kernels that are loaded from now on run under its interpreter."""
+    """As ``device_there``; for ``cpu``, Triton kernels that are loaded from now on run under its interpreter.
+
+    Another environment, in which a kernel's process may run, need not have Triton.
+    """
     device = device_there(name)
-    if device == "cpu":
+    if device == "cpu" and find_spec("triton") is not None:
         from normcheck.impls.kernels.interpreter import enable
 
         enable()

@@ -6,7 +6,6 @@ import importlib.metadata
 import platform
 from functools import cache
 
-import psutil
 import torch
 
 from normcheck import __version__
@@ -62,6 +61,8 @@ def memory_bytes(device: str) -> int:
 
 @cache
 def _machine_bytes() -> int:
+    import psutil  # not at the top: another environment, which tells its versions, may not have it
+
     return psutil.virtual_memory().total
 
 

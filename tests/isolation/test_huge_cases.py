@@ -58,7 +58,7 @@ class Silent:
     made: list[Silent]
     of_this_server = True
 
-    def __init__(self, sandbox: object) -> None:
+    def __init__(self, sandbox: object, python: str) -> None:
         self.alive, self.opened, self.memory, self.idle_seconds = True, "", HostMemory(), 0.0
         self.ground = Ground(self.memory)
         self.made.append(self)
@@ -85,7 +85,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr(clients, "DeviceMemory", OnHost)
     monkeypatch.setattr(clients, "_usual_bytes", lambda: USUAL)
     monkeypatch.setattr(clients, "_usual_memory", lambda: usual)
-    monkeypatch.setattr(clients.forkserver, "sound", lambda: True)
+    monkeypatch.setattr(clients.forkserver, "sound", lambda python: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(cases, "HUGE_ELEMENTS", 1 << 20)
     client = Client("kernel.py", "rmsnorm", "mine", "cuda", None)

@@ -164,7 +164,7 @@ def test_folders_of_killed_runs_are_deleted_by_the_next(tmp_path: Path, monkeypa
         (folder / ".lock").touch()
     link.symlink_to(other)
     held = sandbox._lock(str(running))
-    made = sandbox._run_folder.__wrapped__(0)  # of another process: this one does not delete it
+    made = sandbox.run_folder.__wrapped__(0)  # of another process: this one does not delete it
     assert held is not None
     os.close(held)
     assert sorted(tmp_path.iterdir()) == sorted([running, begins, link, other, Path(made)])
@@ -179,7 +179,7 @@ def test_without_locks_a_run_has_its_folder(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sandbox.fcntl, "flock", none)
-    folders = [sandbox._run_folder.__wrapped__(0) for _ in range(2)]
+    folders = [sandbox.run_folder.__wrapped__(0) for _ in range(2)]
     assert sorted(map(str, tmp_path.iterdir())) == sorted(folders)
 
 
@@ -194,7 +194,7 @@ def test_a_folder_that_was_just_deleted_is_not_taken(tmp_path: Path, monkeypatch
         lock(descriptor, how)
 
     monkeypatch.setattr(sandbox.fcntl, "flock", late)
-    made = Path(sandbox._run_folder.__wrapped__(0))
+    made = Path(sandbox.run_folder.__wrapped__(0))
     assert made.is_dir() and [made] == [*tmp_path.iterdir()] and made not in deleted
 
 
@@ -203,7 +203,7 @@ def test_without_a_temporary_folder_it_says_what_to_do(monkeypatch: pytest.Monke
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(sandbox.tempfile, "mkdtemp", none)
-    monkeypatch.setattr(sandbox, "_run_folder", sandbox._run_folder.__wrapped__)
+    monkeypatch.setattr(sandbox, "run_folder", sandbox.run_folder.__wrapped__)
     monkeypatch.setenv("TMPDIR", "/not/there")
     with pytest.raises(NormcheckError, match="TMPDIR=/not/there: expected a folder that can be written"):
         Sandbox.of("mine.py")

@@ -71,12 +71,12 @@ def options(words: list[str]) -> tuple[str, set[str]]:
 def test_every_command_and_option_that_a_page_names_exists(page: str) -> None:
     text = PAGES[page]
     spans = re.findall(r"`([^`]+)`", " ".join(prose(text).split()))
-    known = options(["verify"])[1] | options(["audit"])[1]
+    known = options(["verify"])[1] | options(["audit"])[1] | options(["compare"])[1]
     for span in spans:
         if span.startswith("--"):
-            assert set(re.findall(r"--[a-z-]+", span)) <= known, f"{span} is in no help of normcheck verify or audit"
+            assert set(re.findall(r"--[a-z-]+", span)) <= known, f"{span} is in no help of verify, audit or compare"
     lines = [span.removeprefix("normcheck ") for span in spans if re.match(r"normcheck [a-z]", span)]
-    lines += re.findall(r"normcheck ((?:verify|audit|repro|list|tolerances|golden|bench)\b[^`\n]*)", text)
+    lines += re.findall(r"normcheck ((?:verify|audit|repro|list|tolerances|golden|bench|compare)\b[^`\n]*)", text)
     lines += [f"verify {said}" for said in re.findall(r"^ +arguments: (.*)$", text, re.MULTILINE)]
     lines += [line.partition(" ")[2] for line in COMMANDS if line in text]
     for line in lines:
