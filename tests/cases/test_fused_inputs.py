@@ -199,6 +199,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
         backward=None,
         model={},
         batch_invariant=False,
+        epsilons=None,
     )
     extent = PROFILES["quick"].extent
     cells = [claims_of(op, every, dtype) for op in OPS.values() for dtype in DTYPES]
