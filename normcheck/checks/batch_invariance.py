@@ -26,13 +26,13 @@ from normcheck.runner.call import supports
 _BY_ROW = frozenset(ROOT_FIRST) - {"dw", "db"}
 """Outputs of which each part belongs to one row."""
 
-_BATCH, _MOST_BATCHES = 255, 16
+_BATCH, _MOST_BATCHES = 255, 17
 """Rows of a smaller batch, for a kernel that computes 256 or more in another way, and how many such batches are run of
 a kernel that declares batch invariance. Of another one it is the first."""
 
 
 def among_other_rows(subject: Subject, probed: Probed) -> Probed:
-    """Run the case again with its rows rolled by one, in the memory of the first run; then run one row alone."""
+    """Run the case again with its rows rolled by one, in the memory of the first run; then some rows by themselves."""
     if subject.case.M < 2:
         return probed
     rolled = _rolled(subject.inputs, subject.case.M)

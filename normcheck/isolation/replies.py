@@ -21,7 +21,7 @@ NOT_PLAIN = "expected a plain torch.Tensor"
 NONSENSE = "its process gave no sensible answer to"
 """The beginning of the message on an answer that no worker gives."""
 
-_KINDS = ("exception", "missing", "shape", "not_repeatable", "input_modified")
+_KINDS = ("exception", "missing", "shape", "unwritten", "not_repeatable", "input_modified")
 
 
 def copied_out(space: Space, answer: Message, what: str) -> dict[str, Tensor]:

@@ -89,8 +89,8 @@ def _raise_if_elsewhere(outputs: Mapping[str, Tensor], inputs: Inputs, overwrite
         own, tensor = output.detach().reshape(tensor.shape), tensor.detach()
         if not guard_bands.same_bits(own, tensor):
             differ = f"{guard_bands.how_many_differ(own, tensor)} of {own.numel()} elements differ"
-            why = f"{_WRITTEN_TO[name]} is not in the memory of {name}, though overwrites has {name!r}: {differ}"
-            raise Broken("missing", _WRITTEN_TO[name], why)
+            why = f"{_WRITTEN_TO[name]} was not written to the memory of {name}, as overwrites says: {differ}"
+            raise Broken("unwritten", _WRITTEN_TO[name], why)
 
 
 def backward(

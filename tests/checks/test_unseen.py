@@ -87,7 +87,7 @@ def test_in_place_is_where_the_declaration_says(moved: str) -> None:
     own = Implementation(name="x", op="fused_add_rmsnorm", forward=forward, overwrites=("x", "residual"))
     said = [problem.message for problem in result_of(own).problems]
     assert len(said) == (moved != "right")
-    assert all(message.startswith("y is not in the memory of x, though overwrites has 'x'") for message in said)
+    assert all(message.startswith("y was not written to the memory of x, as overwrites says") for message in said)
 
 
 @pytest.mark.parametrize("rows", ["shifted", "tiny_variance"])
