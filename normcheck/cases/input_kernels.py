@@ -158,8 +158,11 @@ def _ordinary(n, bits, ur, kind, asked, column, N, step, io: tl.constexpr):
         if io == tl.float32:
             x = tl.where(kind == _OFFSET, n + 4096.0, x)
         else:
-            level = 2048.0 if io == tl.float16 else 256.0
-            near = tl.abs(column - random_column) < 2
+            lowest = 2048.0 if io == tl.float16 else 256.0
+            width = tl.maximum(N // 128, 2) if io == tl.float16 else 2
+            fraction = ur * N.to(tl.float64) - random_column.to(tl.float64)
+            level = (fraction * (lowest / 4)).to(tl.int32).to(tl.float64) * 2.0 + lowest
+            near = tl.abs(column - random_column) < width
             x = tl.where(kind == _OFFSET, tl.where(near, level + 2.0, level), x)
     if (asked & _OF_ROW) != 0:
         x = tl.where(kind == _SCALED, n * tl.where(ur < 0.5, 8.0, 0.125), x)

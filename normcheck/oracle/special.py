@@ -24,11 +24,13 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
+from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL, RESIDUAL_OUT, Op
 from normcheck.oracle import forward_bounds, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.judge import Checked, checkable_rows
+from normcheck.oracle.residual import ROUNDED
 from normcheck.oracle.tolerances import Model
 
 SPECIAL = "special values"
@@ -110,11 +112,17 @@ def _rows(op: Op, case: Case, inputs: Inputs) -> reference.Rows:
 
 
 def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Tensor:
-    """Bool (M, 1): rows of finite numbers whose sums, or whose outputs, may overflow in a correct fp32 kernel."""
+    """Bool (M, 1): rows of finite numbers whose sums, or whose outputs, may overflow in a correct fp32 kernel.
+
+    The backward of a kernel that norms the exact sum may have the stored one only, whose rounding moves xhat as well.
+    """
     statistics = forward_bounds.statistics(rounding.rules(op, model), rows, case.eps)
     unsteady = torch.as_tensor(statistics.al, device=rows.x.device) > _STEADY
     if statistics.d is not None:
         unsteady = unsteady | (statistics.d > _STEADY)
+    if op.adds_residual and model.sum != ROUNDED:
+        moved = FORMATS[case.residual_format].u * rows.x.abs().amax(1, keepdim=True) * rows.rstd
+        unsteady = unsteady | (moved > _STEADY)
     checkable = checkable_rows(rows, case)
     finite = torch.isfinite(rows.x).all(1, keepdim=True)
     return finite & (unsteady if checkable is None else unsteady | ~checkable)

@@ -123,3 +123,33 @@ def test_batches_of_256_rows_in_another_order() -> None:
     (problem,) = result_of(by(lambda rows: 8 if rows > 255 else 4), dtype="fp32", M=257, N=1024).problems
     assert (problem.kind, problem.output) == ("not_repeatable", "y")
     assert "among 257 rows than" in problem.message
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("columns", [600, 1024])
+def test_a_variance_in_one_pass_in_long_rows(dtype: str, columns: int) -> None:
+    def by(variance: Any) -> Implementation:
+        def forward(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+            wide = x.float()
+            mean = wide.mean(-1, keepdim=True)
+            return ((wide - mean) * torch.rsqrt(variance(wide, mean) + eps) * weight.float()).to(x.dtype)
+
+        return mine(forward, "layernorm")
+
+    def one_pass(x: Tensor, mean: Tensor) -> Tensor:
+        return (x.square().mean(-1, keepdim=True) - mean.square()).clamp(min=0)
+
+    def shifted(x: Tensor, mean: Tensor) -> Tensor:  # one pass too, about the first element: right
+        own = x - x[:, :1]
+        return own.square().mean(-1, keepdim=True) - own.mean(-1, keepdim=True).square()
+
+    def one_after_another(x: Tensor, mean: Tensor) -> Tensor:
+        total = torch.zeros_like(mean)
+        for column in range(columns):
+            total = total + (x[:, column : column + 1] - mean).square()
+        return total / columns
+
+    size: dict[str, Any] = {"dtype": dtype, "M": 20, "N": columns, "rows": "offset", "eps": 1e-5}
+    assert result_of(by(one_pass), **size).wrong
+    for right in (shifted, one_after_another):
+        assert not result_of(by(right), **size).failed
