@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.audit.catalogue import controls
 from normcheck.cases.case_line import parsed
 from normcheck.cases.ops import OPS
 from normcheck.checks.check import check
@@ -40,7 +40,7 @@ SOAK = json.loads((GOLDEN / "soak.json").read_text(encoding="utf-8"))
 @pytest.mark.parametrize("found", SOAK["accused"], ids=lambda found: found["case"])
 def test_no_correct_kernel_that_the_soak_accused_is_accused_today(found: dict[str, str]) -> None:
     case = parsed(found["case"])
-    (kernel,) = (c for c in CONTROLS if (c.op, c.name) == (case.op, found["implementation"]))
+    (kernel,) = (c for c in controls() if (c.op, c.name) == (case.op, found["implementation"]))
     result = check(kernel, OPS[case.op], case, "cpu")
     assert not result.failed, found["why"]
 
