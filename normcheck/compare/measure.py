@@ -22,18 +22,21 @@ _BITMASK = "bitmask"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One side of a case: its result, and output -> (expected, bound), each (elements,) in fp64, on its device."""
+    """One side of a case: its result, and output -> (expected, upper, lower), each (elements,) in fp64, on its device.
+
+    ``upper`` bounds value - expected, ``lower`` expected - value: an rstd may be far too small, or a little too large.
+    """
 
     result: Result
-    held: Mapping[str, tuple[Tensor, Tensor]]
+    held: Mapping[str, tuple[Tensor, Tensor, Tensor]]
 
     @classmethod
     def of(cls, result: Result, watched: Sequence[Expectation]) -> Ran:
         """``watched``: all that the result was compared with, in the order of the comparisons."""
         last = {(part.output, part.check, part.first): part for part in watched}  # a part that was judged again
         held = {
-            output: (expected.reshape(-1), upper.reshape(-1))
-            for (output, check), (expected, upper, _) in whole(tuple(last.values())).items()
+            output: (expected.reshape(-1), upper.reshape(-1), lower.reshape(-1))
+            for (output, check), (expected, upper, lower) in whole(tuple(last.values())).items()
             if check == END_TO_END
         }
         return cls(result, held)
@@ -109,18 +112,25 @@ def _difference(output: str, case: Case, one: Tensor, other: Tensor, sides: tupl
 def _against_fp64(
     output: str, one: Tensor, other: Tensor, changed: Tensor, sides: tuple[Ran, Ran]
 ) -> tuple[float | None, tuple[Off, Off] | None]:
-    """The largest difference over the tighter bound, and the errors of both sides; None for what there is not."""
+    """The largest difference over the bound, and the errors of both sides; None for what there is not.
+
+    The bound of a side is the one that holds where its value lies, and of both it is the wider one. So if both values
+    are inside theirs, the difference is 2 of it at most.
+    """
     held = [side.held.get(output) for side in sides]
     first, second = held
     if first is None or second is None or any(len(part[0]) != one.numel() for part in (first, second)):
         return None, None
     values = one.double(), other.double()
     errors = tuple(_error(value, part[0]) for value, part in zip(values, (first, second), strict=True))
-    bounds = first[1], second[1]
+    bounds = tuple(
+        torch.where(value >= expected, upper, lower)
+        for value, (expected, upper, lower) in zip(values, (first, second), strict=True)
+    )
     judged = (
         torch.isfinite(errors[0]) & torch.isfinite(errors[1]) & torch.isfinite(bounds[0]) & torch.isfinite(bounds[1])
     )
-    share = _over((values[0] - values[1]).abs(), torch.minimum(*bounds))[changed & judged]
+    share = _over((values[0] - values[1]).abs(), torch.maximum(*bounds))[changed & judged]
     nearer = [int((changed & (mine < its)).sum()) for mine, its in (errors, errors[::-1])]
     off = []
     for error, bound, count in zip(errors, bounds, nearer, strict=True):

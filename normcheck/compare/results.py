@@ -34,7 +34,7 @@ class OutputPair:
 
     ``signs``: the zeros whose sign differs, which do not count as differing. ``ulps``: the largest difference in ulps
     of the output's format, infinite between a number and a NaN, None for a bitmask. ``of_bound``: the largest
-    difference over the bound, the tighter one of the two; None if it has none. ``case``: the case line of the largest
+    difference over the bound, the wider one of the two; None if it has none. ``case``: the case line of the largest
     difference, over the bound if there is one; "" if nothing differs.
     """
 

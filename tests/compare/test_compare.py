@@ -215,7 +215,7 @@ def test_nothing_in_common_is_no_pass(cli: Cli, kernel_file: KernelFile) -> None
 def ran(op: str, line: str, **returned: torch.Tensor) -> Ran:
     outputs = {name: t for name, t in returned.items() if not name.startswith("d")}
     expected = {name: torch.zeros(t.numel(), dtype=torch.float64) for name, t in returned.items() if name == "y"}
-    held = {name: (zeros, torch.full_like(zeros, 4.0)) for name, zeros in expected.items()}
+    held = {name: (zeros, torch.full_like(zeros, 4.0), torch.full_like(zeros, 8.0)) for name, zeros in expected.items()}
     return Ran(Result(parsed(f"{op} {line}"), table().model, seen=Seen(outputs)), held)
 
 
@@ -231,6 +231,15 @@ def test_a_nan_is_infinitely_far_and_its_side_is_not_the_nearer_one() -> None:
     assert (moved.elements, moved.differing, moved.signs, moved.ulps) == (6, 3, 1, math.inf)
     assert moved.of_bound == 0.5
     assert [off.nearer for off in moved.off] == [2, 0]
+
+
+def test_a_bound_is_that_of_the_side_on_which_the_value_lies() -> None:
+    y, other = torch.tensor([[2.0, -4.0, 0.0]] * 2), torch.tensor([[2.0, 4.0, 0.0]] * 2)
+    (moved,) = differences(ran("rmsnorm", LINE, y=y), ran("rmsnorm", LINE, y=other))
+    assert isinstance(moved, Moved)
+    assert moved.off is not None
+    assert moved.of_bound == 1.0  # 8 of 8, the wider bound
+    assert [off.sum_ratio for off in moved.off] == [2 * (2 / 4 + 4 / 8), 2 * (2 / 4 + 4 / 4)]
 
 
 def test_formats_that_differ_are_compared_in_the_coarser_one() -> None:
