@@ -141,7 +141,10 @@ def _scale_problem(tensor: Tensor, case: Case, declared: str, device: torch.devi
         return Problem("shape", SCALE, f"{SCALE}.layout={tensor.layout}: expected a dense tensor")
     if not granularity(case, tensor, declared):
         each = ("token", "block64", "block128") if declared == "any" else (declared,)
-        shapes = dict.fromkeys(f"({case.M}, {scale_columns(case, name)}) of model['scale']={name!r}" for name in each)
+        of: dict[int, list[str]] = {}
+        for name in each:
+            of.setdefault(scale_columns(case, name), []).append(repr(name))
+        shapes = (f"({case.M}, {columns}) of model['scale']={' or '.join(names)}" for columns, names in of.items())
         expected = f"expected {' or '.join(shapes)}"
         return Problem("shape", SCALE, f"{SCALE}.shape={tuple(tensor.shape)}: {expected}")
     if tensor.dtype != torch.float32:

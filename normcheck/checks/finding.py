@@ -79,7 +79,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             reproduce=reproduce,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
-            advice=own_limit.advice(first) or _overwriting(first) or _strides(result.case),
+            advice=own_limit.advice(first) or _overwriting(first) or _recorded(first) or _strides(result.case),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
     found = replace(_mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))
@@ -106,6 +106,16 @@ def _overwriting(problem: Problem) -> str:
     if problem.kind != "input_modified" or problem.output not in OVERWRITABLE:
         return ""
     return f'If callers know that the kernel overwrites {problem.output}, declare overwrites=("{problem.output}",).'
+
+
+def _recorded(problem: Problem) -> str:
+    """What to do about a write into an input that autograd records, or "" if the problem is another."""
+    if problem.kind != "exception" or "requires grad is being used in an in-place operation" not in problem.message:
+        return ""
+    return (
+        "Without a backward of its own a kernel is called with inputs that require grad. If it writes to them and "
+        "nobody asks it for gradients, write under torch.no_grad(); else declare a backward, and overwrites=."
+    )
 
 
 def _strides(case: Case) -> str:

@@ -13,7 +13,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.errors import one_line
 from normcheck.impls import source_location
-from normcheck.oracle.conventions import Convention, in_words, shown
+from normcheck.oracle.conventions import OPEN, Convention, in_words, shown
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
@@ -100,7 +100,7 @@ class Tally:
             _count(self.invariance, result.probed.invariant)
         if replace(result.model, reason="") != self.base:  # a reason alone declares nothing
             for key, value in vars(result.model).items():
-                if value != getattr(self.base, key) and key not in result.open:
+                if value not in (getattr(self.base, key), OPEN) and key not in result.open:
                     self.declared[key] = one_line(str(value), 500)
         for checked in result.undeclared:
             _keep(self.undeclared, result.case, checked)

@@ -205,6 +205,9 @@ def _of_several(returned: object, op: Op, inputs: Inputs) -> object:
     owed = [op.main_output, *[SCALE] * (op.quantises and inputs.scale is None), *[RESIDUAL_OUT] * op.adds_residual]
     if isinstance(returned, tuple | list) and len(returned) == len(owed) > 1:
         return dict(zip(owed, returned, strict=True))
+    if isinstance(returned, tuple | list) and len(owed) > 1:
+        of = f"{one_line(type(returned).__name__, 60)} of {len(returned)}"
+        raise Broken("missing", owed[0], f"forward returned {of}: expected {len(owed)}: {', '.join(owed)}")
     return returned
 
 

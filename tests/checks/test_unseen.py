@@ -11,7 +11,9 @@ from torch import Tensor
 from normcheck import Implementation
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
+from normcheck.checks.finding import finding
 from normcheck.impls.adapt import adapt
 from normcheck.impls.discovery import wrapped
 from normcheck.runner.call import poisoned_memory
@@ -153,3 +155,17 @@ def test_a_variance_in_one_pass_in_long_rows(dtype: str, columns: int) -> None:
     assert result_of(by(one_pass), **size).wrong
     for right in (shifted, one_after_another):
         assert not result_of(by(right), **size).failed
+
+
+def test_words_for_what_comes_back_wrongly() -> None:
+    def in_place(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x.copy_(y_of(x.float(), weight, eps))
+
+    def three(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
+        return (*added(x, residual, weight, eps), x)
+
+    own = mine(in_place, "rmsnorm")
+    advice = finding(Cell(OPS["rmsnorm"], own, "bf16", "mine"), result_of(own), "cpu").advice
+    assert "write under torch.no_grad()" in advice
+    (problem,) = result_of(mine(three, "fused_add_rmsnorm")).problems
+    assert problem.message == "forward returned tuple of 3: expected 2: y, residual_out"
