@@ -108,7 +108,7 @@ def test_the_parameters_say_what_the_scale_is() -> None:
         (lambda q, s: {"q": q, "scale": s[:4]}, "shape", "scale", "(6, 3) of model['scale']='block64'"),
         (lambda q, s: {"q": q, "scale": s[0]}, "shape", "scale", "expected (6, 1)"),
         (lambda q, s: {"scale": s}, "missing", "q", "'q' among them"),
-        (lambda q, s: (q, s, q), "missing", "q", "expected q, a tensor"),
+        (lambda q, s: (q, s, q), "missing", "q", "expected 2: q, scale"),
     ],
 )
 def test_what_is_not_as_agreed_is_said(change: Any, kind: str, output: str, words: str) -> None:
