@@ -246,6 +246,13 @@ def head_size_near(columns: int) -> int:
     return min(HEAD_SIZES, key=lambda size: abs(size - columns))
 
 
+def without_data(case: Case) -> Case:
+    """What a kernel may know of a case before it is called: all but its seed and its kinds of data."""
+    scale = case.scale if case.scale in (RETURNED, LIMITED) else GIVEN_SCALES[0]
+    weights = "normal" if case.weight else NO_WEIGHT
+    return replace(case, rows="normal", dy="normal", seed=0, weights=weights, residual="normal", scale=scale)
+
+
 def with_rows(case: Case, rows: int) -> Case:
     """The case of so many of its rows, packed; x keeps its rank."""
     packed = "rank3" if case.layout == "rank3_strided" else case.layout

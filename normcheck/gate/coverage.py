@@ -251,14 +251,14 @@ class CoreRun:
     def coverage(self, cases: int) -> Coverage:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
         if self._short is not None:
-            owed = self._owed()
+            owed = self._owed() | (self._required[1] - self._done - self._refusals.excused)
             apart = [goal for goal in owed if len(goal) == 3]
             missed = (*in_words(owed.difference(apart)), *self._budget.too_few(cases, len(self.claims.shapes)))
             left_out = [self._left_out(), *(f"not met: {words}" for words in in_words(apart))]
             planned = self._run + self._short.count(owed)
             return replace(self.so_far(), planned=planned, missed=missed, left_out="; ".join(filter(None, left_out)))
         wanted = self._goals(self.claims)
-        left = wanted - self._done - self._elsewhere - self._refusals.given_up
+        left = wanted - self._done - self._elsewhere - self._refusals.excused
         planned = self._run + len(self._skipped) + self._queue.count()
         return replace(self.so_far(), planned=planned, missed=in_words(left))
 
@@ -273,8 +273,10 @@ class CoreRun:
         )
 
     def why_thin(self) -> str:
-        """Why the core is not finished: its time limit, with the time for all of it, or the number of cases."""
+        """Why the core is not finished: refused data, its time limit with the time for all, or the number of cases."""
         budget = self._budget
+        if self._refusals.excused < self._refusals.given_up:
+            return "kinds of data were refused"
         if self.is_short and budget.left < max(self.costs.dearest, budget.wall / 10):
             return f"{budget.wall:g} s are allowed with compiling and the like, which took {self.costs.building:.1f} s"
         if budget.builds_too_much:
@@ -410,7 +412,7 @@ class CoreRun:
 
     def _left_out(self) -> str:
         wanted = self._goals(self.claims)
-        refused = in_words(goal for goal in wanted & self._refusals.given_up if len(goal) == 2)
+        refused = in_words(goal for goal in wanted & self._refusals.excused if len(goal) == 2)
         dear = self._too_dear()
         if self._short is not None:
             first = f"a first call takes {self.costs.first_call('N'):.2g} s here"

@@ -16,6 +16,7 @@ from normcheck.cases.ops import OPS
 
 _FRUITLESS = 20  # refusals that gave no new pair
 _OFTEN = 5
+_DATA = ("rows", "dy", "special", "weights", "residual")
 _STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", *PARAMETERS, "shape")
 
 
@@ -50,6 +51,11 @@ class Refusals:
     def version(self) -> tuple[Claims, int]:
         """Differs once something more is left out."""
         return self.claims, self.combinations
+
+    @property
+    def excused(self) -> set[Value | Pair]:
+        """What was given up, but for kinds of data: no library has a limit there, and a cheat refuses what is hard."""
+        return {goal for goal in self.given_up if len(goal) != 2 or goal[0] not in _DATA}
 
     @property
     def question(self) -> Question | None:

@@ -294,6 +294,5 @@ def _end_of(answer: Message) -> int:
     """The byte at which the last tensor of an answer ends, according to the worker; at most 2^40."""
     returned = answer.get("returned")
     places = [p for p in returned if isinstance(p, dict)] if isinstance(returned, list) else []
-    places = [p for p in places if p.get("at") != p.get("lies")]  # not where it was allocated
     ends = [p["at"] + p["bytes"] for p in places if type(p.get("at")) is int and type(p.get("bytes")) is int]
     return min(max(ends, default=0), 1 << 40)

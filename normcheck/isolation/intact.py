@@ -9,6 +9,7 @@ docs/isolation-and-trust.md.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -51,14 +52,15 @@ def watched() -> Callable[[], str]:
 
 
 def torch_as_it_is() -> Callable[[], str]:
-    """Note torch's functions now -> a function that names one that has been replaced since, or a module that judges.
+    """Note torch's functions, and those that tell the time -> a function that names what has been done to them since.
 
-    The answer is "" if the code in this process has done neither. Neither can change a verdict, which another process
-    reaches; both say what the code was meant to do. What torch replaces itself, as torch.compile does, is not meant,
-    and normcheck itself imports nothing here that judges.
+    That is one that was replaced, or the import of a module that judges; "" if there is neither. Neither can change a
+    verdict, which another process reaches; both say what the code was meant to do. What torch replaces itself, as
+    torch.compile does, is not meant, and normcheck itself imports nothing here that judges.
     """
-    names = {name: vars(sys.modules[name]) for name in _TORCH}
-    names["torch.Tensor"] = vars(sys.modules["torch"].Tensor)
+    names: dict[str, Mapping[str, Any]] = {name: vars(sys.modules[name]) for name in _TORCH}
+    torch = sys.modules["torch"]
+    names |= {"torch.Tensor": vars(torch.Tensor), "torch.cuda.Event": vars(torch.cuda.Event), "time": vars(time)}
     noted = {place: {name: value for name, value in own.items() if callable(value)} for place, own in names.items()}
 
     def touched() -> str:

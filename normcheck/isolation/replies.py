@@ -12,8 +12,8 @@ from torch import Tensor
 
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.isolation.messages import Message
-from normcheck.isolation.shared_memory import Space, tensor_at
-from normcheck.runner.arena import Stray
+from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
+from normcheck.runner.arena import LATE, Stray
 
 NOT_PLAIN = "expected a plain torch.Tensor"
 """The end of the message on a result of a class of the kernel's own, which may compute when it is looked at."""
@@ -25,15 +25,22 @@ _KINDS = ("exception", "missing", "shape", "unwritten", "not_repeatable", "input
 
 
 def copied_out(space: Space, answer: Message, what: str) -> dict[str, Tensor]:
-    """Copies of the tensors that ``what`` returned, by name. Raises Broken if the answer is malformed."""
+    """Copies of the tensors that ``what`` returned, as they were then, by name.
+
+    Raises Broken if one has changed since, or if the answer is malformed.
+    """
+    still = "gradients" not in answer  # whose computation may overwrite what forward returned
     try:
-        return {str(item["name"]): _received(space, item) for item in answer["returned"]}
+        return {str(item["name"]): _received(space, item, still) for item in answer["returned"]}
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise nonsense(what, answer) from None
 
 
-def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
-    """A copy of a returned tensor. Raises Broken if it could not be shared, ValueError if its place is malformed."""
+def _received(space: Space, item: Mapping[str, Any], still: bool) -> Tensor:
+    """A copy of a returned tensor. Raises Broken if it could not be shared, ValueError if its place is malformed.
+
+    ``still``: where it lies, nothing may have been written since; Broken says that it was.
+    """
     name, reason = str(item["name"]), item.get("unusable")
     if reason is not None:
         raise Broken("shape", name, str(reason))
@@ -43,7 +50,12 @@ def _received(space: Space, item: Mapping[str, Any]) -> Tensor:
     tensor = tensor_at(space.memory, item)
     if not tensor.is_contiguous() or tensor.numel() * tensor.element_size() != item["bytes"]:
         raise ValueError("expected packed elements")  # or there could be more of them than bytes
-    return tensor.clone()
+    copy = tensor.clone()
+    if still and item.get("packed") is True and isinstance(space.memory, HostMemory):
+        first, count = item["lies"], item["bytes"]
+        if space.memory.read(first, first + count) != space.memory.read(item["at"], item["at"] + count):
+            raise Broken("not_repeatable", name, f"{name} {LATE} when it was returned: its memory has changed since")
+    return copy
 
 
 def is_set(space: Space, place: Mapping[str, Any]) -> bool:

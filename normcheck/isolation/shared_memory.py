@@ -7,6 +7,7 @@ touched. On a GPU it is a buffer of the parent, which a worker opens by CUDA's o
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import inspect
 import math
@@ -16,7 +17,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +35,12 @@ MIRROR_BYTES = 1 << 26
 
 _GROUND_SHARE = 8  # one byte of so many is for what a kernel's process allocates
 _KEPT_BYTES = 1 << 26  # stay in memory between cases; pages beyond go back to the system
+
+
+# Of the class in C, which code under test cannot change: a result must not be computed by a look at it.
+_address, _copy, _detach, _clone = (
+    getattr(torch._C.TensorBase, name) for name in ("data_ptr", "copy_", "detach", "clone")
+)
 
 
 class Memory(Protocol):
@@ -77,6 +84,14 @@ class HostMemory:
     def write(self, first: int, content: bytes) -> None:
         """Write ``content`` from byte ``first`` on."""
         self._map[first : first + len(content)] = content
+
+    def take(self, first: int, address: int, count: int) -> None:
+        """Copy ``count`` bytes from an ``address`` of this process to byte ``first`` on.
+
+        No function of torch has a part in it, and no other Python thread runs meanwhile.
+        """
+        source = memoryview((ctypes.c_char * count).from_address(address)).cast("B")
+        memoryview(self._map)[first : first + count] = source
 
     @cached_property
     def address(self) -> int:
@@ -258,10 +273,18 @@ class Space:
         return {**place_of(tensor, at, count), "offset": tensor.storage_offset()}, SharedCopy(whole, part)
 
     def copy_in_dense(self, tensor: Tensor) -> dict[str, Any]:
-        """Copy only the elements of ``tensor``, packed -> their place as plain data."""
+        """Copy only the elements of ``tensor``, packed -> their place as plain data.
+
+        On a CPU as they are in memory now.
+        """
         count = tensor.numel() * tensor.element_size()
         at = self._reserved(count)
-        packed = self.memory.part(at, count).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        packed = self.memory.part(at, count).view(tensor.dtype).view(tensor.shape)
+        if count and isinstance(self.memory, HostMemory):
+            own = tensor if tensor.is_contiguous() and not tensor.is_neg() else _packed(tensor)
+            self.memory.take(at, _address(own), count)
+        else:
+            _copy(packed, _detach(tensor))
         return place_of(packed, at, count)
 
     def _reserved(self, count: int) -> int:
@@ -271,6 +294,11 @@ class Space:
             needed, there = self.next / 2**30, self.memory.size / 2**30
             raise UnsupportedCase(f"needs {needed:.1f} GiB of shared memory, and there are {there:.1f} GiB")
         return at
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """A copy whose elements lie one behind the other, none of them marked to be negated."""
+    return cast(Tensor, _clone(torch.resolve_neg(_detach(tensor)), memory_format=torch.contiguous_format))
 
 
 def place_of(tensor: Tensor, at: int, count: int) -> dict[str, Any]:

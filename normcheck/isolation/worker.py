@@ -36,7 +36,6 @@ from normcheck.isolation.shared_memory import (
     HostMemory,
     Mirror,
     Space,
-    place_of,
     tensor_at,
 )
 from normcheck.runner import call, nvidia_driver
@@ -216,8 +215,7 @@ def _forward(state: _State, message: Message) -> Message:
         inputs = inputs_of(given)
         with call.poisoned_memory():
             forward = run.forward(_plain_case(message, x), inputs).result()
-        follow = message["graph"] and "dy" in given  # gradients, whose computation may overwrite y
-        answer = _returned(state, space, message, given, forward.outputs, in_place=not follow)
+        answer = _returned(state, space, message, given, forward.outputs)
         if not message["graph"]:
             return answer  # the strays come with the answer to backward
         if "y" in forward.outputs and forward.outputs["y"].requires_grad:
@@ -360,12 +358,10 @@ def _returned(
     message: Message,
     given: Mapping[str, Tensor],
     returned: Mapping[str, Tensor],
-    *,
-    in_place: bool = True,
 ) -> Message:
-    """Copy what a call returned to shared memory. Raises Broken if an input got another shape, strides or storage.
+    """Copy what a call returned to shared memory, at once: what is judged is what was there on return.
 
-    ``in_place``: what lies on a plot is in shared memory already, and is not changed before the answer is read.
+    Raises Broken if an input got another shape, strides or storage.
     """
     for name, place in {**message["saved"], **message["given"]}.items():
         now = given[name]
@@ -373,14 +369,15 @@ def _returned(
         if geometry != (place["shape"], place["stride"], place["offset"], place["bytes"]):
             text = f"{name} was modified: its shape, strides or storage; inputs belong to the caller"
             raise Broken("input_modified", name, text)
+    with call.without_modes():
+        places = [_shared(space, name, tensor) for name, tensor in returned.items()]
     state.returned.update({name: t for name, t in returned.items() if t.layout == torch.strided})
-    places = [_shared(space, name, tensor, in_place=in_place) for name, tensor in returned.items()]
     for name, tensor in returned.items():
         state.results.require_own_memory(name, tensor, given)
     return {"returned": places}
 
 
-def _shared(space: Space, name: str, tensor: Tensor, *, in_place: bool) -> Message:
+def _shared(space: Space, name: str, tensor: Tensor) -> Message:
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         return {"name": name, "unusable": f"{name} is a {type(tensor).__name__}: {NOT_PLAIN}"}
     if tensor.layout != torch.strided:
@@ -390,10 +387,8 @@ def _shared(space: Space, name: str, tensor: Tensor, *, in_place: bool) -> Messa
         return described
     lies = on_plot(space.memory, tensor)
     if lies is not None:
-        described["lies"] = lies
-    if lies is None or not in_place or not tensor.is_contiguous():
-        return {**described, **space.copy_in_dense(tensor)}
-    return {**described, **place_of(tensor, lies, tensor.numel() * tensor.element_size())}
+        described |= {"lies": lies, "packed": tensor.is_contiguous() and not tensor.is_neg()}
+    return {**described, **space.copy_in_dense(tensor)}
 
 
 _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, without_data
 from normcheck.cases.guard_bands import NAN, as_integers
 from normcheck.cases.inputs import GRADIENT_OF, RESIDUAL_INPUTS, Inputs
 from normcheck.cases.ops import CODES, OPS, RESIDUAL_OUT, SCALE, Op
@@ -123,12 +123,16 @@ def backward(
 
 
 def supports(implementation: Implementation, case: Case) -> str | None:
-    """The answer of the implementation's own ``supports``: None, or why it cannot run ``case``. Raises Broken."""
+    """The answer of the implementation's own ``supports``: None, or why it cannot run ``case``. Raises Broken.
+
+    It is asked without the seed and the kinds of data: a library has limits of sizes and layouts, and only a cheat
+    would ask for more.
+    """
     if implementation.supports is None:
         return None
     try:
         with guarded("supports(case)", implementation):
-            reason = implementation.supports(case)
+            reason = implementation.supports(without_data(case))
             return None if reason is None else one_line(str(reason), LONGEST_REASON)
     except UnsupportedCase as refused:
         return refusal(refused)
@@ -157,11 +161,11 @@ def unavailable(implementation: Implementation, device: str) -> str:
 
 
 def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
-    """What the implementation declares about its arithmetic in this case. Raises Broken."""
+    """What the implementation declares about its arithmetic in this case, whatever its data. Raises Broken."""
     if not callable(implementation.model):
         return implementation.model
     with guarded("model(case)", implementation):
-        return dict(implementation.model(case))
+        return dict(implementation.model(without_data(case)))
 
 
 def differentiable(inputs: Inputs) -> Inputs:
@@ -224,6 +228,13 @@ def poisoned_memory() -> Iterator[None]:
         yield
     finally:
         torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Have torch ask no mode that code under test has left behind: by one, a look at a result could compute it."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
 
 
 @contextmanager
@@ -320,13 +331,15 @@ def _settle(named: Mapping[str, object], tensor: Tensor, arena: Arena | Unwatche
     """
     if not tensor.is_cuda:
         return
-    plain = {n: t.detach() for n, t in _tensors(named).items() if t.layout == torch.strided and t.dtype in NAN.bits}
-    on_gpu = {n: t for n, t in plain.items() if t.is_cuda}
-    bits = {n: as_integers(t) for n, t in on_gpu.items() if t.numel() * t.element_size() <= _SNAPSHOT_BYTES}
-    early = {n: t.clone() for n, t in bits.items()}
-    _synchronise(tensor)
-    for name, before in early.items():
-        arena.note(name, (before == bits[name]).all())
+    with without_modes():
+        dense = {n: t for n, t in _tensors(named).items() if type(t) in (Tensor, torch.nn.Parameter)}
+        plain = {n: t.detach() for n, t in dense.items() if t.layout == torch.strided and t.dtype in NAN.bits}
+        on_gpu = {n: t for n, t in plain.items() if t.is_cuda}
+        bits = {n: as_integers(t) for n, t in on_gpu.items() if t.numel() * t.element_size() <= _SNAPSHOT_BYTES}
+        early = {n: t.clone() for n, t in bits.items()}
+        _synchronise(tensor)
+        for name, before in early.items():
+            arena.note(name, (before == bits[name]).all())
 
 
 def _synchronise(tensor: Tensor) -> None:

@@ -115,6 +115,28 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
         assert coverage.refused == refused
 
 
+@pytest.mark.parametrize(
+    ("what", "missed"),
+    [
+        (lambda case: case.rows in ("tail", "blend"), ("no rows tail",)),
+        (lambda case: case.weights == "small" or case.dy == "ones", ("no dy ones", "no weights small")),
+        (lambda case: case.rows == "inf", ("no special inf",)),
+    ],
+    ids=["rows", "weights or dy", "special"],
+)
+def test_data_that_is_refused_is_missing(what: Callable[[Case], bool], missed: tuple[str, ...]) -> None:
+    """No library has a limit there; a kernel that is right for easy data only has not finished its core."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
+    core = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0))
+    while (step := core.next()) is not None:
+        reason = "not this" if what(step.planned.case) else ""
+        core.saw(step, Result(step.planned.case, Model(), refused=reason), 0.001 * RUNS[step.planned.probe])
+    coverage = core.coverage(core.length)
+    assert coverage.missed == missed
+    assert core.why_thin() == "kinds of data were refused"
+
+
 @pytest.mark.slow
 def test_what_a_kernel_refuses_by_an_exception_costs_little_and_the_rest_is_run() -> None:
     """The hardest of the refusals above: no value alone is refused."""

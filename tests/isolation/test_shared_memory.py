@@ -11,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from normcheck.cases.guard_bands import NAN, copy, placed
 from normcheck.isolation.messages import LONGEST, Garbled, Inbox, packed
 from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
+from normcheck.runner.call import without_modes
 
 MEMORY = HostMemory()
 SMALL = torch.arange(6, dtype=torch.float16).view(2, 3)
@@ -43,6 +45,26 @@ def test_places_do_not_overlap() -> None:
     places = [space.copy_in(copy(placed((3, 5), (5, 1), torch.float32, "cpu"), NAN))[0] for _ in range(5)]
     ends = [place["at"] + place["bytes"] for place in places]
     assert all(end <= place["at"] for end, place in zip(ends, places[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [SMALL, SMALL.t(), SMALL[:, 1:], SMALL[:1].expand(4, 3), SMALL[:0], torch._neg_view(SMALL)],
+    ids=["packed", "transposed", "a part", "expanded", "empty", "negative"],
+)
+def test_a_result_arrives_as_it_is_in_memory(tensor: torch.Tensor) -> None:
+    """In no way that a kernel could have a hand in: its functions, and its modes, are not asked."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {})) * 0
+
+    expected = tensor.tolist()
+    with pytest.MonkeyPatch.context() as patch, Mode(), without_modes():
+        for name in ("copy_", "detach", "clone", "contiguous", "data_ptr"):
+            patch.setattr(torch.Tensor, name, lambda self, *_, **__: self.fill_(7.0))
+        place = Space(MEMORY).copy_in_dense(tensor)
+    assert tensor_at(MEMORY, json.loads(json.dumps(place))).tolist() == expected
 
 
 GOOD = Space(MEMORY).copy_in(SMALL)[0]
