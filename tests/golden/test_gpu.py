@@ -157,17 +157,22 @@ KILLERS = {
     "surfaces_later": ("exception", "illegal memory access"),
     "wrong_device": ("missing", "y.device=cpu"),
     "returns_early": ("not_repeatable", "still being written, by another stream"),
+    "patches_synchronize": ("not_repeatable", "not the same when run again"),
+    "gpu_scan_zeros": ("not_repeatable", "still being written, by another stream"),
 }
+HARMLESS = ("rmsnorm", "stream_injection")
+"""Innocent, and a hack whose value is right when it is looked at."""
 
 
 def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
-    """``normcheck verify --impl tests/quality/gpu_killers.py --dtype fp32 --timeout 6 --max-examples 20``, by 3."""
+    """``normcheck verify --impl tests/quality/gpu_killers.py --dtype fp32 --timeout 6 --max-examples 20``, by 4."""
     run = json.loads((FOLDER / "gpu_killers.json").read_text(encoding="utf-8"))
     assert run["exit_code"] == 1
     assert run["environment"]["device"].startswith("NVIDIA ")
     cells = {v["implementation"]: v for v in run["verdicts"]}
-    assert set(cells) == {*KILLERS, "rmsnorm"}
-    assert (cells["rmsnorm"]["status"], cells["rmsnorm"]["cases"]) == ("thin", 20)  # 20 cases are no core
+    assert set(cells) == {*KILLERS, *HARMLESS}
+    for name in HARMLESS:
+        assert (cells[name]["status"], cells[name]["cases"]) == ("thin", 20)  # 20 cases are no core
     for name, (kind, message) in KILLERS.items():
         failure = cells[name]["failure"]
         assert (failure["kind"], failure["case"].split()[2]) == (kind, "M=1")

@@ -129,6 +129,10 @@ def test_what_is_worse_has_a_smaller_score_and_what_cheats_or_breaks_has_its_kin
         cheat = rewarded(HEAD + end, 0.5)
         assert (cheat.kind, cheat.score) == ("cheating", 0.0), (end, cheat)
         assert says in cheat.why
+    late = rewarded(HEAD + "    time.sleep(1000 * (x.shape[-1] >= 700))\n    return y", 2.0, seed=3)
+    assert (late.kind, late.stage) == ("thin", "some"), late
+    assert late.score is not None
+    assert late.score < 0.8
     for end, says in BREAKS.items():
         begun = time.monotonic()
         broken = rewarded(HEAD + end, dtypes="fp32")
