@@ -65,6 +65,7 @@ def install(package: Package, cache: Path, wheels: Path | None) -> Path:
     pip = [sys.executable, "-m", "pip"]
     place = ["--no-index", "--find-links", str(wheels)] if wheels else []
     environment = {**os.environ, **dict(package.environment)}
+    into_part = ["install", "-q", *place, "--target", str(part)]
     if package.files:
         for file in package.files:
             fetch(file, part)
@@ -79,10 +80,11 @@ def install(package: Package, cache: Path, wheels: Path | None) -> Path:
                 if (name / "__init__.py").is_file():
                     shutil.copytree(name, part / name.name)
     else:
-        subprocess.run([*pip, "install", "-q", *place, "--no-deps", "--target", str(part), package.pinned], check=True)
+        alone = [] if package.needs and not package.beside else ["--no-deps", "--ignore-requires-python"]
+        subprocess.run([*pip, *into_part, *alone, package.pinned], check=True)
     if package.beside:
-        beside = [*pip, "install", "-q", *place, "--target", str(part), "--no-deps", *package.beside]
-        subprocess.run(beside, check=True)
+        alone = [] if package.needs else ["--no-deps"]
+        subprocess.run([*pip, *into_part, *alone, *package.beside], check=True)
     part.rename(folder)
     return folder
 

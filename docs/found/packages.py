@@ -22,7 +22,8 @@ class File:
 class Package:
     """A package in one version, the adapter of ``kernels/`` that calls it, and what pip is to install for it.
 
-    ``beside``: what it imports and torch does not bring. ``source``: pip's requirement is unpacked, not built.
+    ``beside``: what it imports and torch does not bring. ``needs``: with all that this requires, or the package itself,
+    which is not torch. ``source``: pip's requirement is unpacked, not built.
     ``environment``: variables of that.
     """
 
@@ -33,6 +34,7 @@ class Package:
     beside: tuple[str, ...] = ()
     files: tuple[File, ...] = ()
     source: bool = False
+    needs: bool = False
     environment: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -120,12 +122,12 @@ PACKAGES = (
     Package("freesolo-chalk", "0.5.7", "chalk"),
     Package("chronicals", "0.1.4", "chronicals"),
     Package("xformers", "0.0.35", "xformers"),
-    Package("unsloth", "2025.9.1", "unsloth", beside=("transformers",)),
-    Package("unsloth", "2026.10.9", "unsloth", beside=("transformers",)),
+    Package("unsloth", "2025.9.1", "unsloth", beside=("transformers==5.17.0",), needs=True),
+    Package("unsloth", "2026.10.9", "unsloth", beside=("transformers==5.17.0",), needs=True),
     Package("sglang", "0.5.23", "sglang"),
     Package("flashinfer-python", "0.7.2.post1", "flashinfer"),
     Package("timm", "1.0.31", "modules"),
-    Package("transformers", "5.17.0", "modules"),
+    Package("transformers", "5.17.0", "modules", needs=True),
     Package("attorch", "67c2772", "attorch", files=_ATTORCH),
     Package("TritonBench-G", "603e28a", "tritonbench", files=_TRITONBENCH),
     Package("SOL-ExecBench", "8d2237d", "sol_execbench", files=(_SOL,)),
