@@ -29,11 +29,6 @@ def untried(package: str) -> str | None:
     return f"{package} is installed; normcheck doctor tries it" if _GLANCING.get() else None
 
 
-def missing(module: str, package: str, device: str) -> str | None:
-    """Why ``module``, which needs a GPU, cannot run on ``device``, or None. ``package``: its name for the reader."""
-    return f"{package} needs an NVIDIA GPU" if device != "cuda" else not_working(module, package)
-
-
 def not_working(module: str, package: str) -> str | None:
     """Why ``module`` cannot be used here, or None. ``package``: its name for the reader.
 
@@ -53,8 +48,3 @@ def not_working(module: str, package: str) -> str | None:
 def no_bias(case: Case) -> str | None:
     """Why a norm without a bias cannot run ``case``, or None."""
     return "takes no bias" if case.bias else None
-
-
-def one_dtype(case: Case) -> str | None:
-    """Why a norm whose weight has the dtype of x cannot run ``case``, or None."""
-    return "takes no weight in fp32 beside x in half precision" if case.weight_dtype == "fp32" else None

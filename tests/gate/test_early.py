@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
     [
         ("--op rmsnrm", "op=rmsnrm: expected one of layernorm,"),
         ("--dtype float15", "dtype=float15: expected one of fp16, bf16, fp32"),
-        ("--op rmsnorm --require nobody", "require=nobody: expected one of apex, cudnn,"),
+        ("--op rmsnorm --require nobody", "require=nobody: expected one of cudnn,"),
         (
             "--op rmsnorm --impl torch --require triton:9",
             "require=triton:9: expected one of torch, which",
         ),
-        ("--impl tritn", "impl=tritn: expected a known name (apex, cudnn,"),
+        ("--impl tritn", "impl=tritn: expected a known name (cudnn,"),
         ("--impl nowhere.py --op rmsnorm", "impl=nowhere.py: no such file"),
         ("--impl nowhere.py:rmsnorm --op rmsnorm", "impl=nowhere.py: no such file"),
         ("--impl torch_native --op rmsnorm_llama", "op=rmsnorm_llama: expected one of layernorm, rmsnorm, which"),

@@ -1,0 +1,35 @@
+"""Liger-Kernel: its autograd functions with the arguments that its modules pass."""
+
+from functools import partial
+
+from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+from normcheck import Implementation
+
+
+def layernorm(x, weight, bias, *, eps):
+    return LigerLayerNormFunction.apply(x, weight, bias, eps)
+
+
+def rmsnorm(offset, casting, x, weight, bias, *, eps):
+    return LigerRMSNormFunction.apply(x, weight, eps, offset, casting, False)
+
+
+def fused_add(x, weight, bias, *, eps, residual):
+    return LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "gemma", False)
+
+
+def short(case):
+    return "takes at most 65536 columns" if case.N > 65536 else None
+
+
+ANY = {"supports": short, "biases": (False,), "ranks": (2, 3)}
+IMPLEMENTATIONS = (
+    Implementation(name="liger", op="layernorm", forward=layernorm, supports=short, ranks=(2, 3)),
+    Implementation(name="liger", op="rmsnorm", forward=partial(rmsnorm, 0.0, "gemma"), **ANY),
+    Implementation(name="liger", op="rmsnorm_llama", forward=partial(rmsnorm, 0.0, "llama"), **ANY),
+    Implementation(name="liger", op="rmsnorm_gemma", forward=partial(rmsnorm, 1.0, "gemma"), **ANY),
+    Implementation(name="liger", op="fused_add_rmsnorm", forward=fused_add, supports=short, model={"sum": "rounded"}),
+)
