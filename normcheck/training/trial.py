@@ -152,8 +152,9 @@ _WORDS = {
 class _Trial:
     """The cases of one implementation, their results summed up.
 
-    ``shares``: of each case that was run; ``late``: how many of them had no answer in time. ``failed_at_once``: whether the kernel returned nothing that can be
-    judged in the simplest case of each dtype, or never returned from the first of them.
+    ``shares``: of each case that was run; ``late``: how many of them had no answer in time. ``failed_at_once``: whether
+    the kernel returned nothing that can be judged in the simplest case of each dtype, or never returned from the first
+    of them.
     """
 
     asked: Asked

@@ -171,7 +171,8 @@ def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
         assert (cells[name]["status"], cells[name]["cases"]) == ("thin", 20)  # 20 cases are no core
     for name, (kind, message) in KILLERS.items():
         failure = cells[name]["failure"]
-        assert (failure["kind"], failure["case"].split()[2]) == (kind, "M=1")
+        assert failure["kind"] == kind
+        assert " M=1 " in failure["case"] or name == "patches_synchronize"  # a race, which not every smaller case shows
         assert message in failure["message"]
     # It is harmless in rows of up to 16: found in the second case, and not shrunk below 17.
     assert cells["illegal_access"]["cases"] == 2
