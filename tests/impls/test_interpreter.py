@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,9 +274,10 @@ def loop_kernel(out, n):
     tl.store(out, total)
 
 
-def test_a_loop_over_an_argument() -> None:
+@pytest.mark.parametrize("grid", [(1,), [1], lambda meta: [1, 1]])
+def test_a_loop_over_an_argument_and_a_grid_that_is_a_list(grid: Any) -> None:
     out = torch.empty(1, dtype=torch.int32)
-    loop_kernel[(1,)](out, 5)
+    loop_kernel[grid](out, 5)
     assert out.item() == 10
 
 

@@ -130,7 +130,7 @@ class Remedy:
         self._wrap(self.interpreter.ReduceOps, "min_max", self._reduced_wide)
         self._wrap(self.interpreter.ScanOps, "cumsum", self._reduced_wide)
         self._wrap(self.interpreter.ScanOps, "cumprod", self._reduced_wide)
-        self._wrap(self.interpreter.GridExecutor, "__call__", _without_warnings)
+        self._wrap(self.interpreter.GridExecutor, "__call__", _launched)
         self._wrap(self.interpreter, "_patch_lang_tensor", _with_index)
         self.interpreter._patch_lang = _patch_once_per_launch(self.interpreter)
 
@@ -261,10 +261,12 @@ class Remedy:
         return reducer.to_tensor(bits[0].reshape(shape), self.tl.bfloat16)
 
 
-def _without_warnings(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a grid without numpy's warnings of infinities and NaN, of which a GPU has none."""
+def _launched(original: Any, executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a grid as a GPU does: it may be a list, and infinities and NaN give no warnings."""
+    asked = executor.grid
+    executor.grid = (lambda meta: tuple(asked(meta))) if callable(asked) else tuple(asked)
     with np.errstate(all="ignore"):
-        return original(*args, **kwargs)
+        return original(executor, *args, **kwargs)
 
 
 def _with_index(original: Any, tensor: Any, scope: Any) -> None:
