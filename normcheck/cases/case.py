@@ -246,11 +246,9 @@ def head_size_near(columns: int) -> int:
     return min(HEAD_SIZES, key=lambda size: abs(size - columns))
 
 
-def without_data(case: Case) -> Case:
-    """What a kernel may know of a case before it is called: all but its seed and its kinds of data."""
-    scale = case.scale if case.scale in (RETURNED, LIMITED) else GIVEN_SCALES[0]
-    weights = "normal" if case.weight else NO_WEIGHT
-    return replace(case, rows="normal", dy="normal", seed=0, weights=weights, residual="normal", scale=scale)
+def without_seed(case: Case) -> Case:
+    """What a kernel may know of a case before it is called: all but which of the cases of its kind it is."""
+    return replace(case, seed=0)
 
 
 def with_rows(case: Case, rows: int) -> Case:

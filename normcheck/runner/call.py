@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case, without_data
+from normcheck.cases.case import Case, without_seed
 from normcheck.cases.guard_bands import NAN, as_integers
 from normcheck.cases.inputs import GRADIENT_OF, RESIDUAL_INPUTS, Inputs
 from normcheck.cases.ops import CODES, OPS, RESIDUAL_OUT, SCALE, Op
@@ -132,7 +132,7 @@ def supports(implementation: Implementation, case: Case) -> str | None:
         return None
     try:
         with guarded("supports(case)", implementation):
-            reason = implementation.supports(without_data(case))
+            reason = implementation.supports(without_seed(case))
             return None if reason is None else one_line(str(reason), LONGEST_REASON)
     except UnsupportedCase as refused:
         return refusal(refused)
@@ -165,7 +165,7 @@ def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
     if not callable(implementation.model):
         return implementation.model
     with guarded("model(case)", implementation):
-        return dict(implementation.model(without_data(case)))
+        return dict(implementation.model(without_seed(case)))
 
 
 def differentiable(inputs: Inputs) -> Inputs:
