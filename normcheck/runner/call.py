@@ -293,6 +293,10 @@ _PLAIN = bool | int | float | str | None
 """Values that the backward gets as its forward returned them. They are not checked."""
 
 
+_MOST_VALUES = 256
+"""What a call may return, with all that its backward needs: each costs time that no limit counts."""
+
+
 def _named(returned: object, what: str, required: str) -> dict[str, object]:
     """The tensors and plain values of ``returned``, by name.
 
@@ -310,6 +314,8 @@ def _named(returned: object, what: str, required: str) -> dict[str, object]:
         of = one_line(type(returned).__name__, 60)
         raise Broken("missing", required, f"{what} returned {of}: expected {expected}")
     with guarded(f"reading what {what} returned"):
+        if len(returned) > _MOST_VALUES:
+            raise Broken("shape", required, f"{what} returned {len(returned)} values: expected {_MOST_VALUES} at most")
         items = {one_line(str(name), 60): value for name, value in returned.items()}
     if what == "forward" and not isinstance(items.get(required), Tensor):
         there = required in items

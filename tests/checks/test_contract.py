@@ -400,6 +400,14 @@ def test_y_is_a_tensor(returned: Callable[[Tensor], Any], words: str) -> None:
     assert words in problem.message
 
 
+def test_a_flood_of_values_is_refused_at_once() -> None:
+    def forward(x: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"y": x, **dict.fromkeys(map(str, range(10**5)), x)}
+
+    (problem,) = result_of(Implementation(name="mine", op="layernorm", forward=forward), LAYERNORM).problems
+    assert (problem.kind, problem.message) == ("shape", "forward returned 100001 values: expected 256 at most")
+
+
 # a limit that a kernel states
 
 
