@@ -28,9 +28,8 @@ from normcheck.cases.axes import (
 )
 from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, Case
 from normcheck.cases.claims import REFUSABLE, Claims
-from normcheck.cases.data_kinds import CODE_WEIGHTS
-from normcheck.cases.dtypes import CODES
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
+from normcheck.cases.opening import BATCHES, NEUTRAL, opening
 
 ALL_OPENED = 1000
 """A value of ``used`` above the number of cases that open any core."""
@@ -38,9 +37,6 @@ ALL_OPENED = 1000
 GAPS = (3, 8, 1, 64)
 """The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
 
-
-BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096, 64))
-"""M and N of cases for a kernel that declares batch invariance: many choose another block from 256 rows on."""
 
 HEAD_GAPS = (0, 0, 8, 0, 0, 64)
 """The gaps behind heads. Elsewhere heads lie side by side, or so that each begins at an aligned address."""
@@ -109,14 +105,6 @@ class _Cached:
             yield self._made[number]
 
 
-_NEUTRAL: Mapping[str, Any] = {
-    "layout": "contiguous",
-    "weight_dtype": "same",
-    "dy": "normal",
-    "eps": 1e-5,
-    "weights": "normal",
-}
-
 _OF_NO_WEIGHT: Mapping[str, Any] = {"bias": False, "weight_dtype": "same", "weights": NO_WEIGHT}
 
 _OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = ("M", "m"), ("N", "n", "width", "fit"), ("residual", "residual_dtype", "scale")
@@ -126,63 +114,7 @@ _CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "wei
 """The other axes of a case, in the order in which the design chooses their values."""
 
 
-def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
-    """A small case for each value that implementations often refuse, with nothing else unusual in it."""
-    for weight in claims.weights[1:]:
-        yield 5, 24, "shifted", {**_NEUTRAL, "weight": weight}
-    for bias in claims.biases[1:]:
-        yield 5, 24, "shifted", {**_NEUTRAL, "bias": bias}
-    for weight_dtype in claims.weight_dtypes[1:]:
-        yield 5, 24, "normal", {**_NEUTRAL, "weight_dtype": weight_dtype}
-    for layout in claims.layouts[1:]:
-        if layout != HEADS:
-            yield 5, 24, "shifted", {**_NEUTRAL, "layout": layout}
-    if HEADS in claims.layouts:
-        for m, n, gap in _OF_HEADS:
-            yield m, n, "shifted", {**_NEUTRAL, "layout": HEADS, "gap": gap}
-    for residual_dtype in claims.residual_dtypes[1:]:
-        yield 5, 24, "normal", {**_NEUTRAL, "residual_dtype": residual_dtype}
-    yield from _of_codes(claims)
-
-
-def _of_codes(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
-    """Cases whose y lie in the middle of two codes, for each format; a limited scale, as it is often refused."""
-    if not claims.op.quantises:
-        return
-    halved = {"residual": "half"} if claims.op.adds_residual else {}  # the sums have one magnitude as well
-    given = tuple(scale for scale in claims.scales if scale in ("ties", "power"))
-    exact = given or claims.scales[:1] * len(CODES)
-    for scale in exact:
-        yield 5, 129, "alternating", {**_NEUTRAL, **halved, "weights": CODE_WEIGHTS, "scale": scale}
-    for other in claims.scales[1:]:
-        yield 5, 129, "scaled", {**_NEUTRAL, "scale": other}
-
-
 _HEADS_IN_TURN = (64, 128, 256)
-_OF_HEADS = ((20, 128, 0), (5, 64, 0), (3, 256, 0), (1, 128, 8), (24, 64, 64), (6, 512, 8), (14, 128, 0))
-"""M, N and gap of the first cases of heads: tokens of several heads, of one, a single token, a single head, gaps."""
-
-
-def _opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
-    """M, N, rows and other fixed values of the cases that open a core: they find the most faults for their cost."""
-    yield 5, 7, "normal", _NEUTRAL
-    yield 20, 24, "blend", {"layout": "contiguous"}
-    yield 2, 129, "tail", {}
-    yield 65, 64, "shifted", {}
-    yield 20, 129, "blend", {}
-    yield 2, 768, "tail", {}
-    yield 3, 1024, "shifted", {}
-    yield 2, 1025, "tail", {}
-    yield 5, 3, "offset", {}
-    yield 2, 8200, "shifted", {"layout": "contiguous"}
-    yield 1, 4097, "blend", {}
-    yield 1, 1, "normal", {}
-    yield 300, 16, "blend", {}
-    yield from _often_refused(claims)
-    for m, n, rows, dy in ((5, 40, "nan", "normal"), (5, 24, "inf", "normal"), (5, 7, "shifted", "nan")):
-        if dy == "normal" or not claims.op.quantises:
-            yield m, n, rows, {**_NEUTRAL, "dy": dy}
-    yield 0, 24, "normal", _NEUTRAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,12 +143,12 @@ class Design:
         self._undone, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much is left of it; of kinds of rows
         self._weigh(self.left, 1)
         self.candidates = self._every_size()
-        self.number = min(used, sum(1 for _ in _opening(claims)))  # of the present case, from 1
+        self.number = min(used, sum(1 for _ in opening(claims)))  # of the present case, from 1
         self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
 
     def cases(self) -> Iterator[Planned]:
         """The cases, until no goal is left that a case can cover."""
-        for m, n, rows, fixed in list(_opening(self._claims))[self._used :]:
+        for m, n, rows, fixed in list(opening(self._claims))[self._used :]:
             fixed = self._claimed(fixed)
             size = self._exactly(m, n) if fixed.get("layout") == HEADS else self.like(m, n)
             self.number += 1
@@ -316,7 +248,7 @@ class Design:
             allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and not self._claims.only_heads
             if known and allowed and m <= self._extent.rows:
                 self.number += 1
-                yield self.filled(self._size(m, n), {**self._claimed(_NEUTRAL), "rows": "shifted", "probe": "rows"})
+                yield self.filled(self._size(m, n), {**self._claimed(NEUTRAL), "rows": "shifted", "probe": "rows"})
 
     def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
@@ -387,7 +319,7 @@ class Design:
         if axis == "layout":
             options = tuple(layout for layout in options if self._claims.fits(layout, size.N))
         if not options:
-            return _NEUTRAL[axis]
+            return NEUTRAL[axis]
         if not size.M:
             return next((o for o in options if ("empty", (axis, o)) in self.left), options[0])
         if axis == "rows":

@@ -400,16 +400,17 @@ def test_a_killer_is_named_and_disturbs_nobody() -> None:
 def test_a_hand_in_the_server_accuses_no_other(how: str) -> None:
     """Between any two of them stands an innocent kernel, which comes from the server that they have reached for.
 
-    Without the sandbox, as on a system that has none.
+    Without the sandbox, as on a system that has none. One by one they are half as many: each takes seconds.
     """
     side_by_side = ("--workers", "2") if how == "side by side" else ()
-    done = verify(beside_bystanders(HANDS), "--timeout", "10", "--no-sandbox", *side_by_side, limit=240.0)
-    found = {name: unexpected(done.verdicts[name], expected) for name, expected in HANDS.items()}
+    hands = HANDS if side_by_side else {name: HANDS[name] for name in (*HANDS,)[::2]}
+    done = verify(beside_bystanders(hands), "--timeout", "10", "--no-sandbox", *side_by_side, limit=240.0)
+    found = {name: unexpected(done.verdicts[name], expected) for name, expected in hands.items()}
     for name in MAY_PASS:
         if name in found and done.verdicts[name]["status"] == CLEAN:
             found[name] = ""
-    assert found == dict.fromkeys(HANDS, "")
-    assert untouched_bystanders(done, len(HANDS))
+    assert found == dict.fromkeys(hands, "")
+    assert untouched_bystanders(done, len(hands))
 
 
 def beside_bystanders(names: Sequence[str] | dict[str, Ended]) -> list[str]:
