@@ -108,13 +108,29 @@ def _overwriting(problem: Problem) -> str:
     return f'If callers know that the kernel overwrites {problem.output}, declare overwrites=("{problem.output}",).'
 
 
+_OF_AUTOGRAD = (
+    "requires grad is being used in an in-place operation",
+    "on Tensor that requires grad",
+    "support automatic differentiation",
+    "modified by an inplace operation",
+)
+"""What torch says about code that autograd cannot record."""
+
+
 def _recorded(problem: Problem) -> str:
-    """What to do about a write into an input that autograd records, or "" if the problem is another."""
-    if problem.kind != "exception" or "requires grad is being used in an in-place operation" not in problem.message:
+    """What to do if autograd cannot record a kernel, or did not keep what it saved; "" if the problem is another."""
+    if problem.kind != "exception":
+        return ""
+    if problem.message.startswith("backward raised KeyError"):
+        return (
+            "saved has the outputs of the op that forward returned, and its plain values, but no other tensors: "
+            "compute them again, or keep them by a torch.autograd.Function."
+        )
+    if not any(words in problem.message for words in _OF_AUTOGRAD):
         return ""
     return (
-        "Without a backward of its own a kernel is called with inputs that require grad. If it writes to them and "
-        "nobody asks it for gradients, write under torch.no_grad(); else declare a backward, and overwrites=."
+        "Without a backward of its own a kernel is called with inputs that require grad. If nobody asks it for "
+        "gradients, compute under torch.no_grad(); else declare a backward, and overwrites= if it writes to an input."
     )
 
 

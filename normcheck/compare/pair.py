@@ -110,6 +110,10 @@ def bare(both: Both, plan: Plan, status: str, detail: str = "") -> Pair:
     return Pair(op=op, dtype=dtype, device=plan.device, status=status, a=a, b=b, detail=detail)
 
 
+_FRUITLESS = 50
+"""So many cases in a row that a side does not take end a pair: nothing else may, if the number of cases does."""
+
+
 def _through(cell: Cell, plan: Plan, run: Callable[[Case], tuple[Result, float]], count: Callable[[], int]) -> None:
     """Run the sequence of ``cell`` as a sweep has it, without its large cases: its core, explicit cases, drawn ones."""
     core, most = CoreRun(cell, plan), plan.profile.max_examples
@@ -118,10 +122,13 @@ def _through(cell: Cell, plan: Plan, run: Callable[[Case], tuple[Result, float]]
         core.saw(step, result, seconds)
     end = time.perf_counter() + core.seconds_after
     drawn = endless(choices(core.claims_to_draw), seed_of(cell, plan.seed))
+    refused = 0
     for case in chain(_explicit(cell, plan, core), drawn):
-        if count() >= most or time.perf_counter() > end:
+        if count() >= most or time.perf_counter() > end or refused == _FRUITLESS:
             return
+        before = count()
         result, seconds = run(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
+        refused = refused + 1 if count() == before else 0
         core.saw_another(result.case, "reason", result, seconds)
 
 

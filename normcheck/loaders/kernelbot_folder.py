@@ -19,8 +19,10 @@ TENSORS = {
 _TESTS = (
     (1, 1, "normal"), (3, 129, "shifted"), (20, 1024, "blend"), (33, 768, "mixed"), (5, 8200, "tail"),
     (57, 1000, "blend"), (257, 4096, "blend"), (2, 4097, "offset"), (19, 64, "large"), (4, 256, "zero"),
+    (20, 1024, "normal"), (33, 768, "shifted"),
 )  # fmt: skip
-"""Rows, columns and kind of data. The bot reads words of letters and integers only."""
+"""Rows, columns and kind of data. Two shapes come twice: what is kept from the first is wrong then. The bot reads words
+of letters and integers only."""
 
 _BENCHMARKS = ((4096, 1024), (4096, 4096), (1151, 8192), (32768, 1024))
 

@@ -227,7 +227,7 @@ class _Trial:
             result = run_surely(cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions)
             tally.add(result, 0.0)
             self._count(cell, result)
-            broken += number < cells and not result.checked
+            broken += number < cells and not result.checked and not result.refused
             self.failed_at_once = broken == cells or (number == 0 and timed_out(result))
             if self.cheat or self.failed_at_once or self.deaths == _MOST_DEATHS:
                 return False

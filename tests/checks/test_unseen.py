@@ -165,7 +165,20 @@ def test_words_for_what_comes_back_wrongly() -> None:
         return (*added(x, residual, weight, eps), x)
 
     own = mine(in_place, "rmsnorm")
-    advice = finding(Cell(OPS["rmsnorm"], own, "bf16", "mine"), result_of(own), "cpu").advice
-    assert "write under torch.no_grad()" in advice
+
+    def advice_on(implementation: Implementation) -> str:
+        cell = Cell(OPS[implementation.op], implementation, "bf16", "mine")
+        return finding(cell, result_of(implementation), "cpu").advice
+
+    assert "compute under torch.no_grad()" in advice_on(own)
+
+    def forward(x: Tensor, weight: Tensor, bias: None, *, eps: float, **_: Any) -> dict[str, Tensor]:
+        return {"y": y_of(x.float(), weight, eps).to(x.dtype), "xhat": x.float()}
+
+    def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: None, saved: Any, *, eps: float) -> dict[str, Tensor]:
+        return {"dx": saved["xhat"]}
+
+    forgetful = Implementation(name="x", op="rmsnorm", forward=forward, backward=backward, biases=(False,))
+    assert "but no other tensors" in advice_on(forgetful)
     (problem,) = result_of(mine(three, "fused_add_rmsnorm")).problems
     assert problem.message == "forward returned tuple of 3: expected 2: y, residual_out"

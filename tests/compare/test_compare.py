@@ -198,6 +198,16 @@ def test_a_wrong_command_line(argv: tuple[str, ...], said: str, cli: Cli, kernel
     assert said in done.err
 
 
+def test_a_side_that_takes_no_case_ends_the_pair(cli: Cli, kernel_file: KernelFile) -> None:
+    never = kernel_file(
+        "from normcheck import UnsupportedCase",
+        "def rmsnorm(x, weight, eps):",
+        "    raise UnsupportedCase('not on a Sunday')",
+    )
+    done, _ = compared(cli, "torch", str(never), "--op", "rmsnorm", "--dtype", "fp16", "--max-examples", "20")
+    assert (done.code, done.last.startswith("NOTHING COMPARED")) == (5, True)
+
+
 def test_nothing_in_common_is_no_pass(cli: Cli, kernel_file: KernelFile) -> None:
     half = kernel_file(
         "from normcheck import Implementation\ndef f(x, weight, bias, *, eps): return x",

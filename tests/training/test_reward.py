@@ -129,6 +129,18 @@ def test_what_is_worse_has_a_smaller_score_and_what_cheats_or_breaks_has_its_kin
         cheat = rewarded(HEAD + end, 0.5)
         assert (cheat.kind, cheat.score) == ("cheating", 0.0), (end, cheat)
         assert says in cheat.why
+    picky = (
+        "from normcheck import Implementation\n"
+        + HEAD
+        + "    return y\n"
+        + (
+            "def forward(x, weight, bias, *, eps): return rmsnorm(x, weight, bias, eps)\n"
+            "IMPLEMENTATIONS = (Implementation(name='p', op='rmsnorm', forward=forward,"
+            " supports=lambda case: 'N is odd' if case.N % 2 else None),)"
+        )
+    )
+    some = rewarded(picky, 2.0, seed=3)
+    assert (some.kind, some.stage) == ("thin", "some"), some
     late = rewarded(HEAD + "    time.sleep(1000 * (x.shape[-1] >= 700))\n    return y", 2.0, seed=3)
     assert (late.kind, late.stage) == ("thin", "some"), late
     assert late.score is not None
