@@ -59,19 +59,27 @@ def run_surely(
     upcoming: Case | None = None,
     conventions: tuple[Convention, ...] | None = None,
 ) -> Result:
-    """As ``run_case``, but a process that ends in its first case is no proof: the case runs again, from a new server.
+    """As ``run_case``, but two things are no proof if they happen once: the case runs again.
 
-    Other code under test may have damaged the process, or the fork server that it comes from.
+    A process that ends in its first case: other code under test may have damaged it, or the fork server that it comes
+    from; the second one comes from a new server. And a GPU without memory: other processes may have had it.
     """
     result = run_case(cell, case, plan, floors, depth, upcoming=upcoming, conventions=conventions)
-    if result.after or not crashed(result):
+    if crashed(result) and not result.after:
+        session_of(cell.implementation).restart(cleanly=True)
+        note = _ENDED_ONCE
+    elif plan.device == "cuda" and any("out of memory" in problem.message for problem in result.problems):
+        time.sleep(_SECONDS_FOR_MEMORY)
+        note = _FULL_ONCE
+    else:
         return result
-    session_of(cell.implementation).restart(cleanly=True)
     again = run_case(cell, case, plan, floors, depth, conventions=conventions)
-    return again if again.failed else replace(again, notes=(*again.notes, _ONCE.format(case, result.problems[-1])))
+    return again if again.failed else replace(again, notes=(*again.notes, note.format(case, result.problems[-1])))
 
 
-_ONCE = "a process ended in its first case, {}, and another one, from a new server, did not: {.message}"
+_ENDED_ONCE = "a process ended in its first case, {}, and another one, from a new server, did not: {.message}"
+_FULL_ONCE = "the GPU's memory ran out in {}, and did not soon after: {.message}"
+_SECONDS_FOR_MEMORY = 2.0  # by then what ran beside may have ended, or freed its own
 
 
 def blamed(cell: Cell, plan: Plan, failed: Result) -> Blame:
