@@ -29,7 +29,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import Convention, candidates
 from normcheck.oracle.judge import Checked, Reference, judge_of
-from normcheck.oracle.judging import Begun, begin_forward, judge_forward, judge_gradients
+from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
 from normcheck.runner import call
@@ -116,7 +116,7 @@ def check(
         zeros = depth >= Depth.MEMORY and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
         if session.isolated and home == "cpu":  # while the kernel's process is at work
-            judge.anticipate()
+            anticipate(judge)
             if upcoming is not None and upcoming.small:
                 _small_inputs(upcoming, op.name)
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)

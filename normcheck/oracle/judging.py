@@ -76,21 +76,34 @@ def judge_gradients(
 
 
 def can_be_fused(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
-    """Whether the fused judge judges this case. It does once it has passed its trial, which goes on beside.
+    """Whether the fused judge judges this case. It does once it has passed its trial, which goes on beside on a GPU.
 
     Raises NormcheckError if it has failed.
     """
-    if not (judge.fused and judge.x.is_cuda and triton_works()):
+    if not _may_be_fused(judge):
         return False
-    from normcheck.oracle.fused import judge as fused
     from normcheck.oracle.fused.trial import is_trusted
 
-    return fused.suits(judge) and is_trusted(judge, outputs)
+    return is_trusted(judge, outputs)
+
+
+def _may_be_fused(judge: Judge) -> bool:
+    if judge.op.quantises or not (judge.fused and kernels_work(judge.x.device.type)):
+        return False
+    from normcheck.oracle.fused import judge as fused
+
+    return fused.suits(judge)
+
+
+def anticipate(judge: Judge) -> None:
+    """Make what a small case will be compared with, as far as its outputs are not needed, if the plain judge may."""
+    if not _may_be_fused(judge):
+        judge.anticipate()
 
 
 def trust(judge: Judge, outputs: Mapping[str, Tensor]) -> None:
     """Wait for the trial of the fused judge for cases like this one, if it can judge them, whatever it is worth."""
-    if judge.fused and judge.x.is_cuda and not judge.op.quantises and triton_works():
+    if judge.fused and not judge.op.quantises and kernels_work(judge.x.device.type):
         from normcheck.oracle.fused import trial
 
         trial.begin(trial.key_of(judge, outputs)).join()
@@ -103,8 +116,12 @@ def compiling_seconds() -> float:
 
 
 @cache
-def triton_works() -> bool:
-    """Whether Triton is there, and compiles for a GPU of a kind that it supports."""
+def kernels_work(device: str) -> bool:
+    """Whether the fused judge's kernels run there: on a GPU, if Triton compiles for it; on a CPU, if a C compiler does."""
+    if device == "cpu":
+        from normcheck.oracle.fused import on_cpu
+
+        return on_cpu.works()
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     return not interpreted and find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
 

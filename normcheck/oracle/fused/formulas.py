@@ -10,13 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NUMBERS = (
-    "u", "eta", "eps", "gam_mean", "mean_eta", "gam_var", "c_var", "rs", "limit", "k_y", "al_saved",
-    "lower_clip", "upper_clip", "y_least", "y_half", "per_xhat", "io_least",
-    "io_half", "gam_c1", "gam_c2", "k_dx", "gam_raw", "grow", "mean_xh", "dx_half", "dw_io_half", "w_least",
-    "dw_half", "db_half", "gam_dw", "gam_db", "rows_eta", "least_32",
-)  # fmt: skip
-"""The numbers of a case in fp64, in the order in which the kernels read them."""
+from normcheck.oracle.fused import layout
+from normcheck.oracle.fused.layout import NUMBERS
 
 U = tl.constexpr(NUMBERS.index("u"))
 ETA = tl.constexpr(NUMBERS.index("eta"))
@@ -52,11 +47,8 @@ GAM_DB = tl.constexpr(NUMBERS.index("gam_db"))
 ROWS_ETA = tl.constexpr(NUMBERS.index("rows_eta"))
 LEAST_32 = tl.constexpr(NUMBERS.index("least_32"))
 
-FIELDS = tl.constexpr(4)
-"""What is found of each check: the largest ratio, error, and error in powers of two of the binade of the expected
-value, as the bits of fp64 numbers >= 0, whose order is that of the numbers; and how many zeros would pass."""
-
-ZEROS = tl.constexpr(3)
+FIELDS = tl.constexpr(layout.FIELDS)
+ZEROS = tl.constexpr(layout.ZEROS)
 
 _TWICE_BIAS = tl.constexpr(2046 << 52)
 

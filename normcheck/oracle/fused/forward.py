@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normcheck.oracle.fused import layout
 from normcheck.oracle.fused.formulas import (
     AL_SAVED,
     C_VAR,
@@ -52,16 +53,14 @@ from normcheck.oracle.fused.formulas import (
     wide,
 )
 
-MEAN_CHECK = tl.constexpr(0)
-RSTD_CHECK = tl.constexpr(1)
-OWN_CHECK = tl.constexpr(2)
-Y_CHECK = tl.constexpr(3)
-WRONG_BITS = tl.constexpr(16)
-DOUBTFUL_BITS = tl.constexpr(17)
-ZERO_BITS = tl.constexpr(18)
-UNCHECKABLE_ROWS = tl.constexpr(19)
-FOUND = 20
-"""Integers that the kernel fills: four checks of four fields, the counts of bits, and the rows without bounds."""
+MEAN_CHECK = tl.constexpr(layout.MEAN_CHECK)
+RSTD_CHECK = tl.constexpr(layout.RSTD_CHECK)
+OWN_CHECK = tl.constexpr(layout.OWN_CHECK)
+Y_CHECK = tl.constexpr(layout.Y_CHECK)
+WRONG_BITS = tl.constexpr(layout.WRONG_BITS)
+DOUBTFUL_BITS = tl.constexpr(layout.DOUBTFUL_BITS)
+ZERO_BITS = tl.constexpr(layout.ZERO_BITS)
+UNCHECKABLE_ROWS = tl.constexpr(layout.UNCHECKABLE_ROWS)
 
 
 @triton.jit

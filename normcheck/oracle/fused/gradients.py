@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from normcheck.oracle.fused import layout
 from normcheck.oracle.fused.formulas import (
     DB_HALF,
     DW_HALF,
@@ -51,18 +52,18 @@ from normcheck.oracle.fused.formulas import (
     wide,
 )
 
-DX_CHECK = tl.constexpr(0)
-DW_CHECK = tl.constexpr(1)
-DB_CHECK = tl.constexpr(2)
-FOUND = 12
-"""Integers that the kernels fill: three checks of four fields."""
-
-DW, DB, DY_XHAT, DY_SIZE, DY_SHIFT, DW_DOUBT, DB_DOUBT = map(tl.constexpr, range(7))
-"""Sums over rows for each column: dw, db, their condition sums, the shift of dw, and the doubt of dw and of db."""
-
-WHOLE_SUMS = tl.constexpr(7)
-BOTH_SUMS = tl.constexpr(11)
-"""With dw, dy_xhat, dy_shift and dw_doubt of a kernel that is given the statistics, in this order."""
+DX_CHECK = tl.constexpr(layout.DX_CHECK)
+DW_CHECK = tl.constexpr(layout.DW_CHECK)
+DB_CHECK = tl.constexpr(layout.DB_CHECK)
+DW = tl.constexpr(layout.DW)
+DB = tl.constexpr(layout.DB)
+DY_XHAT = tl.constexpr(layout.DY_XHAT)
+DY_SIZE = tl.constexpr(layout.DY_SIZE)
+DY_SHIFT = tl.constexpr(layout.DY_SHIFT)
+DW_DOUBT = tl.constexpr(layout.DW_DOUBT)
+DB_DOUBT = tl.constexpr(layout.DB_DOUBT)
+WHOLE_SUMS = tl.constexpr(layout.WHOLE_SUMS)
+BOTH_SUMS = tl.constexpr(layout.BOTH_SUMS)
 
 
 @triton.jit

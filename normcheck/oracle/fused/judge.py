@@ -21,8 +21,9 @@ from normcheck.cases.inputs import format_of
 from normcheck.cases.ops import Op
 from normcheck.oracle import casting, rounding
 from normcheck.oracle.compare import Comparison
+from normcheck.oracle.fused import layout, on_cpu
 from normcheck.oracle.fused.kept import Found, Kept, Sums
-from normcheck.oracle.fused.launch import Way, launch, multiprocessors, programs
+from normcheck.oracle.fused.launch import Way, launch as on_gpu, multiprocessors, programs
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Checked, Judge, Reference
 from normcheck.oracle.rounding import FLT_MAX, Rules
 from normcheck.oracle.tolerances import Model
@@ -67,17 +68,19 @@ def suits(judge: Judge) -> bool:
     )
 
 
+def launcher(device: torch.device) -> Callable[..., None]:
+    """What calls a kernel by its name: one of Triton on a GPU, of C on a CPU."""
+    return on_gpu if device.type == "cuda" else on_cpu.launch
+
+
 Finish = Callable[[], tuple[Checked, ...] | None]
 """Waits for a judgement that was begun: what the plain judge would return, if everything passes; else None."""
 
 
 def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Reference]:
     """Begin what ``judge_forward`` does. The reference can be used at once."""
-    from normcheck.oracle.fused import forward as kernel
-    from normcheck.oracle.fused.gradients import FOUND as FOUND_OF_GRADIENTS
-
     op, case, model, device = judge.op, judge.case, judge.rules.model, judge.x.device
-    M, N = case.M, case.N
+    M, N, launch = case.M, case.N, launcher(device)
     y = _with_rows(outputs["y"], M, N)
     y_fmt = format_of(y.dtype)
     own = {name: outputs[name].detach().reshape(M).contiguous() for name in op.statistics if name in outputs}
@@ -85,7 +88,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     if "bitmask" in outputs:
         own_bits = outputs["bitmask"].detach().reshape(M, -1).view(torch.uint8).contiguous()
     given_own = len(own) == len(op.statistics) and model.y_given_stats
-    found = Found.room_for(kernel.FOUND + 2 * FOUND_OF_GRADIENTS, device)
+    found = Found.room_for(layout.OF_FORWARD + 2 * layout.OF_GRADIENTS, device)
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
     mean = torch.empty((M, 1), dtype=torch.float32, device=device) if op.centered else None
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
@@ -120,31 +123,29 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
 
     def begin(into: Tensor, details: bool) -> None:
         grid = (programs(M, way, device),)
-        launch(kernel.forward_kernel, way, grid, into, *arguments, **facts, **way.tile(N), DETAILS=details)
+        launch("forward_kernel", way, grid, into, *arguments, **facts, **way.tile(N), DETAILS=details)
 
     def read(seen: Sequence[int]) -> tuple[Checked, ...] | None:
         checked = _checked(checks, seen, zeros=judge.zeros)
-        if checked is None or seen[kernel.UNCHECKABLE_ROWS.value] or seen[kernel.WRONG_BITS.value]:
+        if checked is None or seen[layout.UNCHECKABLE_ROWS] or seen[layout.WRONG_BITS]:
             return None
         if own_bits is None:
             return checked
-        zeros = seen[kernel.ZERO_BITS.value] if judge.zeros else None
+        zeros = seen[layout.ZERO_BITS] if judge.zeros else None
         return (
             *checked,
-            Checked("bitmask", END_TO_END, Comparison(0.0, M * N, seen[kernel.DOUBTFUL_BITS.value], zeros)),
+            Checked("bitmask", END_TO_END, Comparison(0.0, M * N, seen[layout.DOUBTFUL_BITS], zeros)),
         )
 
     kept = Kept(rows, found, both=len(own) == len(op.statistics))
-    return _finish(judge, way, found, kernel.FOUND, begin, read), Reference(mean, rstd, bits, ties, doubt, kept)
+    return _finish(judge, way, found, layout.OF_FORWARD, begin, read), Reference(mean, rstd, bits, ties, doubt, kept)
 
 
 def gradients(
     judge: Judge, returned: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> Finish:
     """Begin what ``judge_gradients`` does. ``saved``: of ``forward``."""
-    from normcheck.oracle.fused import gradients as kernel
-
-    kept = saved.kept
+    kept, launch = saved.kept, launcher(judge.x.device)
     assert isinstance(kept, Kept)
     op, case, rules, device = judge.op, judge.case, judge.rules, judge.x.device
     M, N = case.M, case.N
@@ -173,7 +174,7 @@ def gradients(
     def begin(into: Tensor, details: bool) -> None:
         if dx is not None:
             launch(
-                kernel.dx_kernel, way, (programs(M, way, device),),
+                "dx_kernel", way, (programs(M, way, device),),
                 into, x, dy, dx, judge.scale.weight, bits, doubt, rows, numbers,
                 M, N, x.stride(0), dy.stride(0), across_dy, dx.stride(0), **facts,
                 weight_offset=op.weight_offset, GIVEN=given and way.specialised, CENTERED=op.centered,
@@ -182,7 +183,7 @@ def gradients(
         if vectors:
             sums = next((s for s in kept.sums if s.are_for(saved.bits, in_doubt, given=given)), None) or add_up()
             launch(
-                kernel.dw_db_kernel, way, (-(-N // _VECTOR_COLUMNS),),
+                "dw_db_kernel", way, (-(-N // _VECTOR_COLUMNS),),
                 into, vectors.get("dw"), vectors.get("db"), sums.values, numbers, sums.values.shape[0], N,
                 GIVEN=given, BOTH=sums.both, STORED=_stored(rules, judge.weight), FLUSH=_flushed(rules, judge.weight),
                 G=_GROUPS_AT_ONCE, B=_VECTOR_COLUMNS, num_warps=_SUM_WARPS,
@@ -195,10 +196,10 @@ def gradients(
         group_rows = max(-(-M // min(most, _MOST_GROUPS)), _GROUP_ROWS)
         group_rows = -(-group_rows // way.sum_rows) * way.sum_rows
         groups = -(-M // group_rows)
-        number = kernel.BOTH_SUMS if both else kernel.WHOLE_SUMS
-        values = torch.empty((groups, number.value, N), dtype=torch.float64, device=device)
+        number = layout.BOTH_SUMS if both else layout.WHOLE_SUMS
+        values = torch.empty((groups, number, N), dtype=torch.float64, device=device)
         launch(
-            kernel.sums_kernel, way, (groups, across),
+            "sums_kernel", way, (groups, across),
             x, dy, bits, doubt, kept.rows, numbers, values, M, N, group_rows, x.stride(0), dy.stride(0), across_dy,
             **facts, BOTH=both, R=way.sum_rows, B=way.sum_columns, num_warps=_SUM_WARPS,
         )  # fmt: skip
@@ -206,7 +207,7 @@ def gradients(
         return kept.sums[-1]
 
     read = partial(_checked, checks, zeros=judge.zeros)
-    return _finish(judge, way, kept.found, kernel.FOUND, begin, read)
+    return _finish(judge, way, kept.found, layout.OF_GRADIENTS, begin, read)
 
 
 def _finish(
@@ -251,13 +252,11 @@ class _Check:
 
 
 def _checked(checks: Sequence[_Check], seen: Sequence[int], *, zeros: bool) -> tuple[Checked, ...] | None:
-    """What ``checks`` have found, see ``formulas.FIELDS``; None if one of them fails."""
-    from normcheck.oracle.fused.formulas import FIELDS
-
+    """What ``checks`` have found, see ``layout.FIELDS``; None if one of them fails."""
     made = []
     for number, check in enumerate(checks):
         if check.made:
-            best, size, in_powers, count = seen[FIELDS.value * number :][: FIELDS.value]
+            best, size, in_powers, count = seen[layout.FIELDS * number :][: layout.FIELDS]
             ratio, max_abs, powers = struct.unpack("<3d", struct.pack("<3q", best, size, in_powers))
             max_ulp = powers * 2.0 ** (check.fmt.p - 1)
             comparison = Comparison(ratio, check.numel, 0, count if zeros else None, max_abs, max_ulp)
@@ -308,9 +307,7 @@ def _sized(case: Case) -> Case:
 
 @lru_cache(maxsize=256)
 def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.device) -> Tensor:
-    """``formulas.NUMBERS`` of a case, fp64 on ``device``."""
-    from normcheck.oracle.fused.formulas import NUMBERS
-
+    """``layout.NUMBERS`` of a case, fp64 on ``device``."""
     rules = rounding.rules(op, model)
     u, eta, count, gam = rules.u, rules.eta, rules.count, rules.gam
     io, weight, single = FORMATS[case.dtype], FORMATS[case.weight_format], FORMATS["fp32"]
@@ -351,4 +348,4 @@ def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.d
         "rows_eta": 2 * case.M * eta,
         "least_32": 2.0**single.emin,
     }
-    return torch.tensor([values[name] for name in NUMBERS], dtype=torch.float64, device=device)
+    return torch.tensor([values[name] for name in layout.NUMBERS], dtype=torch.float64, device=device)

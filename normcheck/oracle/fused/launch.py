@@ -58,10 +58,13 @@ _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """What the compilation of a launch depends on -> the compilation, and the kernel's constants as arguments."""
 
 
-def launch(kernel: Any, way: Way, grid: tuple[int, ...], *arguments: Tensor | int | None, **constants: Any) -> None:
-    """Launch a kernel; one that was launched like this before without asking Triton, which takes 40 us to look."""
+def launch(name: str, way: Way, grid: tuple[int, ...], *arguments: Tensor | int | None, **constants: Any) -> None:
+    """Launch the Triton kernel of this name; one that was launched like this before without asking Triton, which takes
+    40 us to look.
+    """
+    kernel = _kernel(name)
     on_gpu = arguments[0].is_cuda if isinstance(arguments[0], Tensor) else False
-    key = (kernel.fn, way.specialised, *constants.values(), *map(_fact, arguments))
+    key = (name, way.specialised, *constants.values(), *map(_fact, arguments))
     known = _known.get(key) if on_gpu else None
     if known is not None:
         compiled, last = known
@@ -73,6 +76,13 @@ def launch(kernel: Any, way: Way, grid: tuple[int, ...], *arguments: Tensor | in
         _note_compiling(time.perf_counter() - begun)
     if on_gpu:
         _known[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+
+
+@cache
+def _kernel(name: str) -> Any:
+    from normcheck.oracle.fused import forward, gradients
+
+    return getattr(forward, name, None) or getattr(gradients, name)
 
 
 def _note_compiling(seconds: float) -> None:

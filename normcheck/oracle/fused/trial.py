@@ -74,12 +74,15 @@ _asked: dict[Key, float] = {}  # what was asked of the plain judge instead, in c
 def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
     """Whether the fused judge has passed its trial for the op, dtypes, model and outputs at hand in this process.
 
-    It begins that trial once the cases at hand are worth the seconds that it compiles for, and says no until it has
-    ended; and for ever, if Triton compiles nothing here. Raises NormcheckError if the fused judge has failed: it passed
-    a wrong case, or found another ratio in a right one.
+    On a GPU it begins that trial once the cases at hand are worth the seconds that it compiles for, and says no until
+    it has ended; and for ever, if Triton compiles nothing here. On a CPU, where a trial takes some milliseconds, the
+    first case waits for it: so the same cases are judged by the same judge in every run. Raises NormcheckError if the
+    fused judge has failed: it passed a wrong case, or found another ratio in a right one.
     """
     key = key_of(judge, outputs)
-    if key not in _trials:
+    if key.device.type == "cpu":
+        begin(key).join()
+    elif key not in _trials:
         _asked[key] = _asked.get(key, 0.0) + 1 + judge.case.M * judge.case.N / _AS_A_CASE
         if _asked[key] < _WORTH_CASES:
             return False
