@@ -1,27 +1,39 @@
-"""Fill the tensors of a case by one launch of a Triton kernel, with the bits of ``inputs.fill``, which defines them.
+"""Fill the tensors of a case by one kernel, with the bits of ``inputs.fill``, which defines them.
 
-Triton is imported when it is first needed, for a machine may have none.
+On a GPU it is Triton's in ``input_kernels.py``, imported when it is first needed, for a machine may have none; on a CPU
+that of C in ``input_kernels.c``.
 """
 
 from __future__ import annotations
 
 import struct
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normcheck import c_library
+from normcheck.cases import rng
 from normcheck.cases.case import EXPANDED, Case
-from normcheck.cases.data_kinds import DY_KINDS, ONLY_ROW, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
+from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import Op
-from normcheck.cases.rng import start
 
 BLOCK, WARPS = 512, 4
 """Lanes of a program, one for each element of its tile, and its warps."""
 
 
+INTEGERS = (
+    "M", "N", "x_stride", "dy_stride", "dy_elements", "slab", "start", "row_kind", "dy_kind", "only_row", "nan_bits",
+    "weight_kind", "clamped", "has_bias", "step", "offset", "lower", "upper",
+)  # fmt: skip
+"""The numbers that a kernel is given, each as int64; the last four are the bits of an fp64."""
+
+
 class Unavailable(Exception):
-    """Triton cannot compile the kernel here. The message is its reason."""
+    """The kernel cannot be compiled here. The message is its reason."""
 
 
 _known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
@@ -31,10 +43,10 @@ _known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
 def fill(
     case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor | None, bias: Tensor | None, slab: int, nan_bits: int
 ) -> None:
-    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU (or interpreted).
+    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU or on a CPU.
 
     ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
-    Raises Unavailable if Triton cannot compile the kernel here.
+    Raises Unavailable if the kernel cannot be compiled here.
     """
     m, n = case.M, case.N
     dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
@@ -45,17 +57,49 @@ def fill(
         only_row = ONLY_ROW[case.dy] % max(m, 1)
     lower, upper = tuple(value for _, value in case.options) or (0.0, 0.0)
     numbers = (
-        *(m, n, x.stride(0), dy.stride(0), dy_elements, slab, start(case.seed, 0)),
+        *(m, n, x.stride(0), dy.stride(0), dy_elements, slab, rng.start(case.seed, 0)),
         *(ROW_KINDS.index(case.rows), dy_kind, only_row, nan_bits),
         *(WEIGHT_KINDS.index(case.weights) if case.weight else 0, int(op.clamped), int(bias is not None)),
         *map(_bits, (8.0 / n, op.weight_offset, lower, upper)),
     )
-    columns = -(-n // BLOCK)
-    tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
-    grid = (columns + tiles, 1, 1)
     if weight is None:  # the kernel always makes one: nobody gets this one
         weight = x.new_empty(case.N)
-    _launch(grid, (x, dy, weight, weight if bias is None else bias), numbers)
+    tensors = x, dy, weight, weight if bias is None else bias
+    if not (x.is_cuda or interpreted):
+        _call(tensors, numbers)
+        return
+    columns = -(-n // BLOCK)
+    tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
+    _launch((columns + tiles, 1, 1), tensors, numbers)
+
+
+interpreted = False
+"""Whether Triton's kernel, interpreted, fills tensors on a CPU: to test it where there is no GPU."""
+
+_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+_SOURCE = Path(__file__).with_name("input_kernels.c")
+
+
+def _call(tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
+    library = c_library.loaded(_SOURCE, _lines())
+    if library is None:
+        raise Unavailable("there is no C compiler, or nothing that it makes can be loaded")
+    of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), _TYPES[tensor.dtype]))
+    c_library.call(library, "make", (*of_tensors, *numbers))
+
+
+@cache
+def _lines() -> tuple[str, ...]:
+    """The arguments, and the numbers of kinds, as C has them."""
+    of_rng = {name: getattr(rng, name) for name in ("GOLDEN", "MIX_1", "MIX_2", "OF_STREAM", "NORMAL_SCALE")}
+    most = {f"MAX_{name.upper()}": FORMATS[name].max for name in ("fp16", "bf16", "fp32")}
+    kinds = {kind.upper() + "_ROWS" * (kind in NOT_FINITE): at for at, kind in enumerate(ROW_KINDS)}
+    of_dy = {f"DY_{kind.upper()}": at for at, kind in enumerate(DY_KINDS)}
+    of_weights = {"SMALL_WEIGHTS": WEIGHT_KINDS.index("small"), "PROBE": WEIGHT_KINDS.index("probe")}
+    others = {"KINDS": len(ROWS), "FP16": 0, "BF16": 1, "FP32": 2, "X": 0, "DY": 1, "ROW": 2, "WEIGHT": 3, "BIAS": 4}
+    fields = [f"{name}_ptr, {name}_type" for name in ("x", "dy", "weight", "bias")]
+    numbers = c_library.definitions({**of_rng, **most, **kinds, **of_dy, **of_weights, **others})
+    return (*numbers, c_library.structure("make", [*fields, *INTEGERS]))
 
 
 def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
@@ -72,7 +116,7 @@ def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tu
             raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
         make = input_kernels.make[grid]
         compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
-        if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
+        if on_gpu and any(compiled.src.signature[name] != "i64" for name in INTEGERS):
             raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")
     except (Unavailable, torch.OutOfMemoryError):
         raise

@@ -117,13 +117,12 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"): a large one on a GPU by one kernel, if Triton
-    works there."""
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), by one kernel if that works there and pays."""
     if case.layout == HEADS:
         return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
     made = _unfilled(case, device)
-    known = device == "cuda" and case.weights in (*WEIGHT_KINDS, NO_WEIGHT)
-    if known and _is_for_kernel(case) and _kernel_fits(case.dtype, case.weight_format, device):
+    known = case.weights in (*WEIGHT_KINDS, NO_WEIGHT)
+    if known and _is_for_kernel(case, device) and _kernel_fits(case.dtype, case.weight_format, device):
         fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
@@ -215,8 +214,10 @@ def slab_height(case: Case) -> int:
     return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
 
 
-def _is_for_kernel(case: Case) -> bool:
-    """Whether the case is so large that it pays to compile the kernel, or the kernel is there."""
+def _is_for_kernel(case: Case, device: str) -> bool:
+    """Whether the case is so large that it pays to compile the kernel, or the kernel is there. On a CPU all are."""
+    if device == "cpu":
+        return True
     key = case.dtype, case.weight_format
     if case.M * case.N >= SLAB_ELEMENTS:
         _compiled.add(key)

@@ -5,41 +5,17 @@ Where there is no compiler, or nothing that it makes can be loaded, the plain ju
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import os
-import shutil
-import stat
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from normcheck.errors import NormcheckError
+from normcheck import c_library
 from normcheck.oracle.fused import layout
 
 SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = (
-    "-std=gnu11", "-O2", "-ftree-vectorize", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC",
-)  # fmt: skip
-"""Nothing that changes a result: every machine finds the same bits. No trap is asked for, and no errno is read."""
-
-_LEVELS = MappingProxyType(
-    {
-        "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2"},
-        "x86-64-v3": {"avx2", "fma", "f16c", "bmi2"},
-    }
-)
-"""Levels of the architecture, the best first, and what the kernel lists of a processor that has one."""
-
-_SECONDS = 120.0
 
 KERNELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -88,94 +64,26 @@ def launch(name: str, way: object, grid: object, *arguments: Tensor | int | None
             assert isinstance(argument, int)
             values.append(argument)
     values += [int(facts[field]) for field in known[len(arguments) :]]  # type: ignore[call-overload]
-    library = _library()
+    library = c_library.loaded(SOURCE, _BEFORE)
     assert library is not None
-    if library[name]((ctypes.c_int64 * len(values))(*values)):
-        raise MemoryError(name)
+    c_library.call(library, name, values)
 
 
 def works() -> bool:
     """Whether the kernels are there. Compiles them the first time on a machine."""
-    return _library() is not None
+    return c_library.loaded(SOURCE, _BEFORE) is not None
 
 
-@cache
-def _library() -> ctypes.CDLL | None:
-    compiler = _compiler()
-    if compiler is None or sys.byteorder != "little":
-        return None
-    text = source()
-    flags = (*FLAGS, *_of_this_processor())
-    key = hashlib.sha256("\0".join((text, _version(compiler), *flags)).encode()).hexdigest()
-    try:
-        kept = _own_folder() / f"judge-{key[:32]}.so"
-        if not kept.is_file():
-            _compile((compiler, *flags), text, kept)
-        _refuse_others(kept)
-        return ctypes.CDLL(str(kept))
-    except (OSError, subprocess.SubprocessError, NormcheckError):
-        return None
-
-
-def source() -> str:
-    """The whole text that is compiled: the arguments and places as C has them, and ``on_cpu.c``."""
-    return "\n".join(["#include <stdint.h>", *_prelude(), SOURCE.read_text(encoding="utf-8")])
-
-
-def _prelude() -> list[str]:
-    names = [*(number.upper() for number in layout.NUMBERS)]
-    lines = [f"enum {{ {', '.join(names)} }};", "enum { FP16, BF16, FP32 };"]
+def _lines() -> tuple[str, ...]:
+    """The arguments and places as C has them."""
     places = {name: value for name, value in vars(layout).items() if name.isupper() and isinstance(value, int)}
-    lines.append(f"enum {{ {', '.join(f'{name} = {value}' for name, value in places.items())} }};")
-    for kernel, arguments in KERNELS.items():
-        fields = [f"{a}, {a.removesuffix('_ptr')}_type" if a.endswith("_ptr") else a for a in arguments]
-        lines.append(f"struct {kernel} {{ int64_t {', '.join(fields)}; }};")
-    return lines
+    numbers = {name.upper(): at for at, name in enumerate(layout.NUMBERS)}
+    types = {"FP16": 0, "BF16": 1, "FP32": 2}
+    structures = [
+        c_library.structure(kernel, [f"{a}, {a.removesuffix('_ptr')}_type" if a.endswith("_ptr") else a for a in given])
+        for kernel, given in KERNELS.items()
+    ]
+    return (*c_library.definitions({**numbers, **places, **types}), *structures)
 
 
-def _compiler() -> str | None:
-    return next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
-
-
-def _of_this_processor() -> tuple[str, ...]:
-    """The flag by which a compiler uses all of this processor; none if that is not known."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        has = set(next(line for line in lines if line.startswith("flags")).split())
-        return tuple(f"-march={level}" for level, needs in _LEVELS.items() if needs <= has)[:1]
-    return ()
-
-
-def _version(compiler: str) -> str:
-    """What tells one build of a compiler from another: where it is, its size and its time."""
-    path = os.path.realpath(compiler)
-    of = os.stat(path)
-    return f"{path} {of.st_size} {of.st_mtime_ns}"
-
-
-def _own_folder() -> Path:
-    """The folder of what was compiled, which nobody else may write. Raises OSError."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(cache_home) / "normcheck"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_others(folder)
-    return folder
-
-
-def _refuse_others(path: Path) -> None:
-    """Raise NormcheckError if somebody else could have written what is at ``path``."""
-    of = path.lstat()
-    if of.st_uid != os.geteuid() or stat.S_ISLNK(of.st_mode) or of.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NormcheckError(f"path={path}: expected a file or folder of your own that nobody else may write")
-
-
-def _compile(compiler: Sequence[str], text: str, into: Path) -> None:
-    """Compile ``text`` to the library ``into``, which is there whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=into.parent) as folder:
-        made = Path(folder) / "judge.so"
-        command = [*compiler, "-x", "c", "-", "-o", str(made), "-lm"]
-        subprocess.run(
-            command, input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_SECONDS, check=True
-        )
-        made.chmod(0o700)
-        os.replace(made, into)
+_BEFORE = _lines()
