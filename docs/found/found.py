@@ -2,9 +2,13 @@
 
     python docs/found/found.py --device cpu --max-examples 40
     python docs/found/found.py --device cuda --workers 14
+    python docs/found/found.py --device cuda --again --jobs 3 --workers 3
 
 Packages come from PyPI by pip, files of repositories from GitHub at a commit, by their SHA-256. Both are kept in
 ``--cache``, which is looked into first. Each package is run in processes of its own, with its folder on PYTHONPATH.
+
+``--again`` runs the cells of the record that are thin, that ended in an error, or that are not in it. Of the two runs
+of a cell the one that says more is kept. With ``--within`` it can be called until nothing is left.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -20,7 +25,9 @@ import tarfile
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +39,34 @@ import page  # noqa: E402
 from packages import PACKAGES, File, Package  # noqa: E402
 
 SCHEMA = "normcheck-found/1"
+SAYS = ("error", "thin", "pass", "fail")
+"""What a cell's status says of the kernel, the least first."""
+
+SETTLED = SAYS[2:]
+END_SECONDS = 30.0
+"""Within which a normcheck that is asked to stop has written its report."""
+
 DEFAULT_CACHE = Path(os.environ.get("NORMCHECK_FOUND", Path.home() / ".cache" / "normcheck-found"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one normcheck runs of a package: all, or these implementations of an op in these dtypes."""
+
+    package: Package
+    op: str = ""
+    names: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Its name among the logs."""
+        return "-".join(filter(None, (self.package.key, self.op, *self.dtypes)))
+
+    @property
+    def cells(self) -> int:
+        """How many cells it has, 0 if it is all of the package."""
+        return len(self.names) * len(self.dtypes)
 
 
 def fetch(file: File, folder: Path) -> None:
@@ -89,36 +123,50 @@ def install(package: Package, cache: Path, wheels: Path | None) -> Path:
     return folder
 
 
-def verify(package: Package, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """The entry of ``package`` in the record: its cells, or why it was not run."""
+def verify(part: Part, folder: Path, given: argparse.Namespace, until: float) -> dict[str, Any]:
+    """The entry of the package in the record: its cells, or why it was not run. ``until``: see ``_ran``."""
+    adapter = HERE / "kernels" / f"call_{part.package.adapter}.py"
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
-        command = [
-            sys.executable,
-            "-m",
-            "normcheck",
-            "verify",
-            "--impl",
-            str(HERE / "kernels" / f"call_{package.adapter}.py"),
-        ]
+        command = [sys.executable, "-m", "normcheck", "verify"]
+        for spec in [f"{adapter}:{name}" for name in part.names] or [str(adapter)]:
+            command += ["--impl", spec]
         command += ["--device", given.device, "--time-budget", str(given.time_budget), "--workers", str(given.workers)]
         command += ["--allow-thin", "--timeout", "60", "--report", f"json:{report}"]
         if given.max_examples:
             command += ["--max-examples", str(given.max_examples)]
-        for dtype in given.dtype:
+        if part.op:
+            command += ["--op", part.op]
+        for dtype in part.dtypes or given.dtype:
             command += ["--dtype", dtype]
-        path = os.pathsep.join((str(folder), str(ROOT)))
-        environment = {**os.environ, "PYTHONPATH": path}
-        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=scratch)
+        out, err = _ran(command, folder, scratch, until)
         if given.logs:
             given.logs.mkdir(parents=True, exist_ok=True)
-            (given.logs / f"{package.key}.txt").write_text(ran.stdout + ran.stderr, encoding="utf-8")
+            (given.logs / f"{part.label}.txt").write_text(out + err, encoding="utf-8")
             if report.is_file():
-                shutil.copy(report, given.logs / f"{package.key}.json")
+                shutil.copy(report, given.logs / f"{part.label}.json")
         if not report.is_file():
-            last = (ran.stderr.strip() or ran.stdout.strip()).splitlines()[-1:]
-            return {"adapter": package.adapter, "not_run": "".join(last).replace(str(HERE), "docs/found")}
-        return entry(package, json.loads(report.read_text(encoding="utf-8")))
+            last = (err.strip() or out.strip()).splitlines()[-1:]
+            return {"adapter": part.package.adapter, "not_run": "".join(last).replace(str(HERE), "docs/found")}
+        return entry(part.package, json.loads(report.read_text(encoding="utf-8")))
+
+
+def _ran(command: list[str], folder: Path, scratch: str, until: float = math.inf) -> tuple[str, str]:
+    """What the command wrote, with ``folder`` on its path. At the time ``until`` it is asked to stop, as by Ctrl-C."""
+    path = filter(None, (str(folder), str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=scratch) as process:
+        try:
+            left = None if until == math.inf else max(0.0, until - time.monotonic())
+            return process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        try:
+            return process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.communicate()
 
 
 def entry(package: Package, report: dict[str, Any]) -> dict[str, Any]:
@@ -136,23 +184,89 @@ def entry(package: Package, report: dict[str, Any]) -> dict[str, Any]:
     return {"adapter": package.adapter, "cells": cells}
 
 
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Install and run what was asked for -> the record."""
-    chosen = [p for p in PACKAGES if not given.only or p.key in given.only or p.name in given.only]
+def claimed(package: Package, folder: Path, device: str) -> list[tuple[str, str, str]]:
+    """(op, name, dtype) of each cell that its adapter has on the device. ValueError if it cannot be imported."""
+    adapter = HERE / "kernels" / f"call_{package.adapter}.py"
+    with tempfile.TemporaryDirectory() as scratch:
+        out, err = _ran([sys.executable, str(HERE / "claimed.py"), str(adapter), device], folder, scratch)
+    try:
+        found = json.loads("".join(out.splitlines()[-1:]))
+    except ValueError:
+        raise ValueError("".join(err.strip().splitlines()[-1:]) or "its adapter says nothing") from None
+    return [(op, name, dtype) for op, name, dtypes in found for dtype in dtypes]
 
-    def one(package: Package) -> tuple[str, dict[str, Any]]:
-        began = time.monotonic()
+
+def left(package: Package, cells: Iterable[tuple[str, str, str]], kept: dict[str, dict[str, list[Any]]]) -> list[Part]:
+    """What is to be run again of these ``cells``, of which ``kept`` has the record: what is not settled, and no more.
+
+    Implementations of an op that lack the same dtypes are one part, so that none of their cells is run in vain.
+    """
+    lacking: dict[tuple[str, str], tuple[str, ...]] = {}
+    for op, name, dtype in cells:
+        status, *_ = kept.get(f"{op} {name}", {}).get(dtype, ("",))
+        if status not in SETTLED:
+            lacking[op, name] = (*lacking.get((op, name), ()), dtype)
+    parts: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
+    for (op, name), dtypes in lacking.items():
+        parts[op, dtypes] = (*parts.get((op, dtypes), ()), name)
+    return [Part(package, op, names, dtypes) for (op, dtypes), names in parts.items()]
+
+
+def merged(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a package that was run again: of each cell what says more, of two alike the one with more cases.
+
+    A case line that failed stays, since it was confirmed. What was not run this time stays as it was.
+    """
+    if old is None or "not_run" in new:
+        return old or new
+    cells = {cell: dict(by) for cell, by in old.get("cells", {}).items()}
+    for cell, by in new["cells"].items():
+        for dtype, values in by.items():
+            before = cells.setdefault(cell, {}).get(dtype)
+            if before is None or _says(values) > _says(before):
+                cells[cell][dtype] = values
+    return {"adapter": new["adapter"], "cells": cells}
+
+
+def _says(values: list[Any]) -> tuple[int, int]:
+    status, cases, *_ = values
+    return SAYS.index(status), 0 if status == "fail" else cases
+
+
+def run(given: argparse.Namespace, recorded: dict[str, Any]) -> dict[str, Any]:
+    """Install and run what was asked for -> the packages of the record, of which ``recorded`` were there."""
+    chosen = [p for p in PACKAGES if not given.only or p.key in given.only or p.name in given.only]
+    until = time.monotonic() + given.within if given.within else math.inf
+    found = dict(recorded) if given.again else {}
+
+    def parts_of(package: Package) -> list[Part]:
+        """What is to be run of it; [] with a message if it cannot be installed or imported."""
         try:
             folder = install(package, given.cache, given.wheels)
-            result = verify(package, folder, given)
+            if not given.again:
+                return [Part(package)]
+            cells = claimed(package, folder, given.device)
         except (subprocess.CalledProcessError, OSError, ValueError) as error:
-            result = {"adapter": package.adapter, "not_run": f"not installed: {error}"[:200]}
+            found.setdefault(package.key, {"adapter": package.adapter, "not_run": f"not installed: {error}"[:200]})
+            print(f"{package.key}: {error}", flush=True)
+            return []
+        wanted = [cell for cell in cells if not given.dtype or cell[2] in given.dtype]
+        return left(package, wanted, recorded.get(package.key, {}).get("cells", {}))
+
+    def one(part: Part) -> tuple[str, dict[str, Any]]:
+        began = time.monotonic()
+        if began >= until:
+            return part.package.key, {"adapter": part.package.adapter, "not_run": "not finished"}
+        result = verify(part, given.cache / part.package.key, given, until)
         told = result.get("not_run") or " ".join(cell[0] for of in result["cells"].values() for cell in of.values())
-        print(f"{package.key} ({time.monotonic() - began:.0f} s): {told}", flush=True)
-        return package.key, result
+        print(f"{part.label} ({time.monotonic() - began:.0f} s): {told}", flush=True)
+        return part.package.key, result
 
     with ThreadPoolExecutor(given.jobs) as pool:
-        return dict(pool.map(one, chosen))
+        parts = [part for several in pool.map(parts_of, chosen) for part in several]
+        for key, result in pool.map(one, sorted(parts, key=lambda part: -part.cells)):
+            found[key] = merged(found.get(key), result)
+    return found
 
 
 def environment() -> dict[str, str]:
@@ -184,6 +298,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", action="append", default=[], help="a package's name, or name-version; may repeat")
+    parser.add_argument(
+        "--again", action="store_true", help="only cells that the record lacks, or has thin or as errors"
+    )
     parser.add_argument("--dtype", action="append", default=[], help="may repeat; default: all three")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE)
     parser.add_argument("--wheels", type=Path, help="folder of wheels, in place of PyPI")
@@ -191,7 +308,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--max-examples", type=int, help="cases a cell; default: all that the profile wants")
     parser.add_argument("--workers", type=int, default=1, help="cells of a package side by side")
     parser.add_argument("--jobs", type=int, default=1, help="packages side by side")
-    parser.add_argument("--record", type=Path, help="JSON file to write, or to renew where --only is given")
+    parser.add_argument("--within", type=float, help="seconds after which all is stopped; what was finished is kept")
+    parser.add_argument("--record", type=Path, help="JSON file to write, or to renew with --only or --again")
     parser.add_argument("--logs", type=Path, help="folder for normcheck's output and whole reports")
     return parser.parse_args()
 
@@ -200,16 +318,19 @@ def main() -> None:
     """Run, write the record, and unless it is a file of its own, the tables of the page."""
     given = options()
     given.cache = given.cache.resolve()
-    found = run(given)
     path = given.record or ROOT / "golden" / "found" / ("cpu.json" if given.device == "cpu" else "h200.json")
-    if given.only and path.is_file():
-        found = {**json.loads(path.read_text(encoding="utf-8"))["packages"], **found}
+    here, recorded, seconds = environment(), {}, given.time_budget
+    if (given.only or given.again) and path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if before["environment"] != here:
+            sys.exit(f"{path}: of {before['environment']}, and here is {here}; --record names another file")
+        recorded, seconds = before["packages"], max(seconds, before["seconds_a_cell"])
     record = {
         "schema": SCHEMA,
-        "environment": environment(),
+        "environment": here,
         "profile": "quick",
-        "seconds_a_cell": given.time_budget,
-        "packages": found,
+        "seconds_a_cell": seconds,
+        "packages": {**recorded, **run(given, recorded)},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(written(record), encoding="utf-8")

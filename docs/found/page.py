@@ -64,8 +64,9 @@ def limits(of: dict[str, dict[str, Any]]) -> str:
 
 
 def passed(of: dict[str, dict[str, Any]]) -> str:
-    """One row for each cell that passed on a device: cases and shapes of each dtype."""
+    """How many passed, and how many of these are thin; one row for each cell that did: cases and shapes by dtype."""
     rows = ["| package | op | adapter's name | GPU: cases on shapes | CPU |", "|--|--|--|--|--|"]
+    rows.append(f"| *all* | | | {' | '.join(_how_many(of[name]) for name in RECORDS)} |")
     for package in sorted({key for record in of.values() for key in record["packages"]}):
         cells = [of[name]["packages"].get(package, {}).get("cells", {}) for name in RECORDS]
         for cell in sorted({*cells[0], *cells[1]}):
@@ -74,6 +75,12 @@ def passed(of: dict[str, dict[str, Any]]) -> str:
                 op, name = cell.split()
                 rows.append(f"| {package} | {op} | {name} | {' | '.join(columns)} |")
     return "\n".join(rows)
+
+
+def _how_many(record: dict[str, Any]) -> str:
+    cells = [cell for package in record["packages"].values() for cell in package.get("cells", {}).values()]
+    found = [values[0] for by in cells for values in by.values()]
+    return f"{found.count('pass')} passed, {found.count('thin')} passed thin"
 
 
 def _passed(by: dict[str, list[Any]]) -> str:

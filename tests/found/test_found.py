@@ -27,7 +27,9 @@ def loaded(path: Path) -> ModuleType:
 
 
 PAGE = loaded(ROOT / "docs" / "found" / "page.py")
-PACKAGES = loaded(ROOT / "docs" / "found" / "packages.py").PACKAGES
+FOUND = loaded(ROOT / "docs" / "found" / "found.py")
+sys.path.remove(str(FOUND.HERE))
+PACKAGES = FOUND.PACKAGES
 sys.path.insert(0, str(CONFIRMATIONS.parent))
 PACKAGE_OF: dict[str, tuple[str, bool]] = loaded(CONFIRMATIONS).PACKAGE
 sys.path.remove(str(CONFIRMATIONS.parent))
@@ -69,6 +71,50 @@ def test_the_records_are_of_the_packages_that_are_installed_today() -> None:
         for package in PACKAGES:
             assert (ROOT / "docs" / "found" / "kernels" / f"call_{package.adapter}.py").is_file()
             assert record["packages"][package.key]["adapter"] == package.adapter
+
+
+def test_again_runs_what_is_thin_an_error_or_missing() -> None:
+    cells = [("rmsnorm", name, dtype) for name in ("one", "two", "three") for dtype in ("fp16", "bf16", "fp32")]
+    kept = {
+        "rmsnorm one": {"fp16": ["pass", 300, 20], "bf16": ["thin", 3, 2], "fp32": ["fail", 1, 1, "mismatch", "y", ""]},
+        "rmsnorm two": {"fp16": ["pass", 300, 20], "bf16": ["error", 0, 0, "no memory"], "fp32": ["pass", 9, 9]},
+    }
+    parts = FOUND.left(PACKAGES[0], [*cells, ("layernorm", "one", "bf16")], kept)
+    assert [(part.op, part.names, part.dtypes) for part in parts] == [
+        ("rmsnorm", ("one", "two"), ("bf16",)),
+        ("rmsnorm", ("three",), ("fp16", "bf16", "fp32")),
+        ("layernorm", ("one",), ("bf16",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stays"),
+    [
+        (["thin", 3, 2], ["pass", 100, 6], False),
+        (["thin", 3, 2], ["thin", 80, 5], False),
+        (["thin", 80, 5], ["thin", 3, 2], True),
+        (["pass", 100, 6], ["thin", 200, 5], True),
+        (["pass", 100, 6], ["fail", 1, 1, "mismatch", "y", "case"], False),
+        (["fail", 1, 1, "mismatch", "y", "case"], ["pass", 400, 90], True),
+        (["fail", 1, 1, "mismatch", "y", "confirmed"], ["fail", 9, 3, "mismatch", "y", "another"], True),
+        (["thin", 3, 2], ["error", 0, 0, "no memory"], True),
+    ],
+)
+def test_of_two_runs_of_a_cell_the_one_that_says_more_is_kept(before: list, after: list, stays: bool) -> None:
+    other = {"fp32": ["pass", 9, 9]}
+    old = {"adapter": "liger", "cells": {"rmsnorm liger": {"fp16": before}, "layernorm liger": other}}
+    new = {"adapter": "liger", "cells": {"rmsnorm liger": {"fp16": after, "bf16": ["thin", 1, 1]}}}
+    cells = FOUND.merged(old, new)["cells"]
+    assert cells["rmsnorm liger"] == {"fp16": before if stays else after, "bf16": ["thin", 1, 1]}
+    assert cells["layernorm liger"] == other
+
+
+def test_what_was_not_run_again_stays_as_it_was() -> None:
+    old, not_run = {"adapter": "liger", "cells": {}}, {"adapter": "liger", "not_run": "not finished"}
+    assert FOUND.merged(old, not_run) == old
+    assert FOUND.merged(None, not_run) == not_run
+    new = {"adapter": "liger", "cells": {"rmsnorm liger": {"fp16": ["pass", 9, 9]}}}
+    assert FOUND.merged(not_run, new) == new
 
 
 @pytest.mark.slow
