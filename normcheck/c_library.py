@@ -30,8 +30,10 @@ FLAGS = (
 
 _LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "x86-64-v4": frozenset("avx512f avx512bw avx512cd avx512dq avx512vl avx2 fma f16c bmi2".split()),
-        "x86-64-v3": frozenset("avx2 fma f16c bmi2".split()),
+        "x86-64-v4": frozenset(
+            ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2"]
+        ),
+        "x86-64-v3": frozenset(["avx2", "fma", "bmi2"]),
     }
 )
 """Levels of the architecture, the best first, and what Linux lists of a processor that has one."""
@@ -56,6 +58,13 @@ def loaded(source: Path, before: tuple[str, ...]) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError, NormcheckError):
         return None
+
+
+def kept() -> tuple[str, ...]:
+    """The paths of what was compiled before, by whatever version."""
+    with suppress(OSError):
+        return tuple(sorted(str(path) for path in _folder().glob("*.so")))
+    return ()
 
 
 def whole(source: Path, before: Iterable[str]) -> str:
@@ -99,10 +108,14 @@ def _of_this_processor() -> tuple[str, ...]:
     return ()
 
 
+def _folder() -> Path:
+    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache_home) / "normcheck"
+
+
 def _own_folder() -> Path:
     """The folder of what was compiled, which nobody else may write. Raises OSError and NormcheckError."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(cache_home) / "normcheck"
+    folder = _folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_others(folder)
     return folder

@@ -25,13 +25,6 @@ BLOCK, WARPS = 512, 4
 """Lanes of a program, one for each element of its tile, and its warps."""
 
 
-INTEGERS = (
-    "M", "N", "x_stride", "dy_stride", "dy_elements", "slab", "start", "row_kind", "dy_kind", "only_row", "nan_bits",
-    "weight_kind", "clamped", "has_bias", "step", "offset", "lower", "upper",
-)  # fmt: skip
-"""The numbers that a kernel is given, each as int64; the last four are the bits of an fp64."""
-
-
 class Unavailable(Exception):
     """The kernel cannot be compiled here. The message is its reason."""
 
@@ -90,16 +83,14 @@ def _call(tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
 
 @cache
 def _lines() -> tuple[str, ...]:
-    """The arguments, and the numbers of kinds, as C has them."""
+    """The numbers of kinds, as C has them."""
     of_rng = {name: getattr(rng, name) for name in ("GOLDEN", "MIX_1", "MIX_2", "OF_STREAM", "NORMAL_SCALE")}
     most = {f"MAX_{name.upper()}": FORMATS[name].max for name in ("fp16", "bf16", "fp32")}
     kinds = {kind.upper() + "_ROWS" * (kind in NOT_FINITE): at for at, kind in enumerate(ROW_KINDS)}
     of_dy = {f"DY_{kind.upper()}": at for at, kind in enumerate(DY_KINDS)}
     of_weights = {"SMALL_WEIGHTS": WEIGHT_KINDS.index("small"), "PROBE": WEIGHT_KINDS.index("probe")}
     others = {"KINDS": len(ROWS), "FP16": 0, "BF16": 1, "FP32": 2, "X": 0, "DY": 1, "ROW": 2, "WEIGHT": 3, "BIAS": 4}
-    fields = [f"{name}_ptr, {name}_type" for name in ("x", "dy", "weight", "bias")]
-    numbers = c_library.definitions({**of_rng, **most, **kinds, **of_dy, **of_weights, **others})
-    return (*numbers, c_library.structure("make", [*fields, *INTEGERS]))
+    return c_library.definitions({**of_rng, **most, **kinds, **of_dy, **of_weights, **others})
 
 
 def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
@@ -116,7 +107,7 @@ def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tu
             raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
         make = input_kernels.make[grid]
         compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
-        if on_gpu and any(compiled.src.signature[name] != "i64" for name in INTEGERS):
+        if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
             raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")
     except (Unavailable, torch.OutOfMemoryError):
         raise

@@ -1,6 +1,6 @@
 /* The tensors of a case on a CPU: the same bits as the plain way in inputs.py, which defines them, and as the Triton
- * kernel in input_kernels.py, whose lines these are. fused_inputs.py writes its arguments and the numbers of kinds
- * before this text. fp64 is rounded after each operation, then to fp32, then to the stored dtype.
+ * kernel in input_kernels.py, whose lines these are. fused_inputs.py writes the numbers of kinds before this text. fp64
+ * is rounded after each operation, then to fp32, then to the stored dtype.
  */
 
 #include <math.h>
@@ -11,6 +11,13 @@
 #define INLINE static inline
 
 typedef double tile[TILE];
+
+/* the arguments: those of the Triton kernel, in its order, with the dtype of each tensor */
+struct make {
+    int64_t x_ptr, x_type, dy_ptr, dy_type, weight_ptr, weight_type, bias_ptr, bias_type;
+    int64_t M, N, x_stride, dy_stride, dy_elements, slab, start, row_kind, dy_kind, only_row, nan_bits;
+    int64_t weight_kind, clamped, has_bias, step, offset, lower, upper; /* the last four are the bits of an fp64 */
+};
 
 INLINE int64_t bits_of(double a) { int64_t b; memcpy(&b, &a, 8); return b; }
 INLINE double number_of(int64_t b) { double a; memcpy(&a, &b, 8); return a; }

@@ -19,7 +19,6 @@ import triton.language as tl
 from normcheck.cases import rng
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.fused_inputs import INTEGERS
 
 _GOLDEN, _MIX_1, _MIX_2 = tl.constexpr(rng.GOLDEN), tl.constexpr(rng.MIX_1), tl.constexpr(rng.MIX_2)
 _OF_STREAM, _NORMAL_SCALE = tl.constexpr(rng.OF_STREAM), tl.constexpr(rng.NORMAL_SCALE)
@@ -362,6 +361,13 @@ def _parameters(
             bias = tl.where(weight + offset == 0.0, limit, bias)
     tl.store(weight_ptr + column, weight.to(tl.float32).to(io), mask=column < N)
     tl.store(bias_ptr + column, bias.to(tl.float32).to(io), mask=(column < N) & (has_bias != 0))
+
+
+INTEGERS = (
+    "M", "N", "x_stride", "dy_stride", "dy_elements", "slab", "start", "row_kind", "dy_kind", "only_row", "nan_bits",
+    "weight_kind", "clamped", "has_bias", "step", "offset", "lower", "upper",
+)  # fmt: skip
+"""The numbers that the kernel is given, each as int64; the last four are the bits of an fp64."""
 
 
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=("x_ptr", "dy_ptr", "weight_ptr", "bias_ptr"))

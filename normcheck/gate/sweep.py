@@ -278,12 +278,15 @@ def _too_slow(case: Case, plan: Plan, tally: Tally, end: float) -> bool:
     unknown = plan.shard[1] > 1 and tally.per_row == float("inf")  # so few cases that none of them showed it
     expected = 0.0 if unknown else tally.per_row * case.M
     expected += tally.per_column * case.N * (case.N > MOST_COLUMNS)
-    expected += case.M * case.N * _JUDGING_SECONDS[plan.device]
+    expected += case.M * case.N * _judging_seconds(plan)
     slow = expected > plan.profile.large_share * (end - time.perf_counter())
     if slow:
         tally.too_slow[f"{case.M}x{case.N}"] = None
     return slow
 
 
-_JUDGING_SECONDS = {"cpu": 2.5e-7, "cuda": 2e-9}
-"""For judging an element, forward and backward, at most: measured, for planning only."""
+def _judging_seconds(plan: Plan) -> float:
+    """For judging an element, forward and backward, at most: measured, for planning only."""
+    if plan.device == "cuda":
+        return 2e-9
+    return 4e-8 if plan.judge == judging.FUSED and judging.kernels_work("cpu") else 2.5e-7

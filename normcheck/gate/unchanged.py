@@ -1,4 +1,5 @@
-"""Whether the files that judge are still those with which the run began: this package's, torch's and Triton's Python.
+"""Whether the files that judge are still those with which the run began: this package's, torch's and Triton's Python,
+and what was compiled of this package's C.
 
 A kernel that could change one would be judged by it, in this run or the next. Who may write them is held by the
 sandbox; where there is none, this shows that it was done.
@@ -15,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from typing import Self
 
+from normcheck import c_library
 from normcheck.files import digest
 
 PACKAGES = ("normcheck", "torch", "triton")
@@ -32,10 +34,14 @@ class Files:
     """
 
     def __init__(self, packages: tuple[str, ...] = PACKAGES) -> None:
-        self._packages = packages
-        self._stamps = {path: _stamp(path) for path in _files(packages)}
+        self._packages, self._compiled = packages, c_library.kept()
+        self._stamps = {path: _stamp(path) for path in self._paths()}
         own = tuple(package for package in packages if not _is_recorded(package))
-        self._digests = {path: digest(path) for path in _files(own)}
+        self._digests = {path: digest(path) for path in (*_files(own), *self._compiled)}
+
+    def _paths(self) -> Iterator[str]:
+        yield from _files(self._packages)
+        yield from self._compiled  # what is compiled later has no earlier state
 
     @classmethod
     def soon(cls, packages: tuple[str, ...] = PACKAGES) -> Future[Self]:
@@ -47,7 +53,7 @@ class Files:
 
     def changed(self) -> str:
         """Which of them are others now, in words; "" if none is. A file is read only if its stamp has changed."""
-        now = {path: _stamp(path) for path in _files(self._packages)}
+        now = {path: _stamp(path) for path in self._paths()}
         touched = [path for path, stamp in self._stamps.items() if now.get(path) != stamp]
         known = {**_recorded(self._packages), **self._digests} if touched else {}
         found = [*(now.keys() - self._stamps.keys()), *(p for p in touched if digest(p) != known.get(p))]
@@ -71,7 +77,7 @@ def _below(root: str) -> Iterator[str]:
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:  # it may have been deleted since
             for entry in entries:
-                if entry.name.endswith((".py", ".toml")):
+                if entry.name.endswith((".py", ".toml", ".c")):
                     yield entry.path
                 elif "." not in entry.name and entry.name not in _NO_PYTHON and entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)

@@ -1,9 +1,9 @@
 """Judging by the faster of two judges: the fused one passes a case, the plain one says everything else about it.
 
-The fused judge (``fused/judge.py``) works on a GPU, on cases whose bounds are all finite. What it does not pass, the
-plain judge judges: so no kernel is accused, and no finding is described, by anything but the plain formulas. Each
-process that uses it first has it judge one right and one wrong case, with the flags of the case at hand, beside the
-plain judge (``fused/trial.py``). That goes on in a thread, since it may compile for seconds: until then the plain judge
+The fused judge (``fused/judge.py``) works on cases whose bounds are all finite. What it does not pass, the plain judge
+judges: so no kernel is accused, and no finding is described, by anything but the plain formulas. Each process that uses
+it first has it judge one right and one wrong case, with the flags of the case at hand, beside the plain judge
+(``fused/trial.py``). On a GPU that goes on in a thread, since it may compile for seconds: until then the plain judge
 judges.
 """
 
@@ -117,7 +117,7 @@ def compiling_seconds() -> float:
 
 @cache
 def kernels_work(device: str) -> bool:
-    """Whether the fused judge's kernels run there: on a GPU, if Triton compiles for it; on a CPU, if a C compiler does."""
+    """Whether the fused judge's kernels run there: Triton's on a GPU that it supports, on a CPU those of C."""
     if device == "cpu":
         from normcheck.oracle.fused import on_cpu
 

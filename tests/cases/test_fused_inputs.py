@@ -1,5 +1,6 @@
 # ruff: noqa: E402  (the interpreter is enabled before triton is imported)
-"""The kernel that makes inputs on a GPU writes the bits of ``inputs.fill``: on a GPU, or interpreted on a CPU.
+"""The kernels that make inputs write the bits of ``inputs.fill``: Triton's on a GPU, or interpreted on a CPU, and that
+of C.
 
 Whole buffers are compared, with the bands and gaps around the elements.
 """
@@ -29,7 +30,7 @@ if DEVICE == "cpu":
     interpreter.enable()
 
 from normcheck.cases import fused_inputs, inputs
-from normcheck.cases.case import LAYOUTS, Case
+from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
@@ -43,6 +44,16 @@ requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRI
 INTEGER = {2: torch.int16, 4: torch.int32}
 STEP = fused_inputs.BLOCK // 2
 """The widest row of which a tile has several."""
+
+
+@pytest.fixture(autouse=True, params=["triton"] if DEVICE == "cuda" else ["triton", "c"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of the two kernels fills tensors."""
+    monkeypatch.setattr(fused_inputs, "interpreted", DEVICE == "cpu" and request.param == "triton")
+    return str(request.param)
+
+
+of_triton = pytest.mark.parametrize("kernel", ["triton"], indirect=True)
 
 
 def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: Any) -> Case:
@@ -169,6 +180,7 @@ def test_without_a_compiler_the_plain_way_is_used(monkeypatch: pytest.MonkeyPatc
     assert not _kernel_fits.__wrapped__("fp16", "fp16", DEVICE)
 
 
+@of_triton
 def test_whatever_the_compiler_raises_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     from normcheck.cases import input_kernels
 
@@ -208,9 +220,10 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     return islice((case for case in by_turns if elements >= case.M * case.N), count)
 
 
-def test_cases_of_cores() -> None:
-    for case in core_cases(36, elements=4000):
-        assert_same(case)
+def test_cases_of_cores(kernel: str) -> None:
+    for case in core_cases(36 if kernel == "triton" else 360, elements=4000):
+        if case.weights in (*WEIGHT_KINDS, NO_WEIGHT):
+            assert_same(case)
 
 
 @pytest.mark.gpu
@@ -234,6 +247,13 @@ LARGE = [
     case_of(dtype="bf16", M=3, N=2**24 - 1, rows="tail", dy="correlated"),
 ]
 """Of several slabs, with offsets beyond 2^31 bytes and 2^31 elements."""
+
+
+@pytest.mark.parametrize("kernel", ["c"], indirect=True)
+@pytest.mark.skipif(DEVICE == "cuda", reason="the kernel of C is tested where there is no GPU")
+def test_several_slabs_on_a_cpu() -> None:
+    for case in LARGE[1:3]:
+        assert_same(case)
 
 
 @pytest.mark.gpu
@@ -260,6 +280,7 @@ print(built.asm["ptx"])
 """
 
 
+@of_triton
 @pytest.mark.slow
 def test_no_product_and_sum_become_one_operation() -> None:
     """Compiled for an H100, which needs none here: an fma would round once where the definition rounds twice."""

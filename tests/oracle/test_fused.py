@@ -1,13 +1,16 @@
 # ruff: noqa: E402, E501  (the interpreter is enabled before triton is imported; a fault is one line)
-"""The fused judge against the plain one: on a GPU, or interpreted on a CPU; and faults planted in it."""
+"""The fused judge against the plain one, and faults planted in it: Triton's kernels on a GPU, or interpreted on a CPU,
+and those of C.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +25,8 @@ DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else 
 if DEVICE == "cpu":
     interpreter.enable()
 
-from normcheck.cases.case import HEADS, LAYOUTS, Case
+from normcheck import c_library
+from normcheck.cases.case import HEADS, LAYOUTS, NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.dtypes import DTYPES
@@ -33,7 +37,7 @@ from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import judging
 from normcheck.oracle.fused import judge as fused
-from normcheck.oracle.fused import trial
+from normcheck.oracle.fused import on_cpu, trial
 from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model, table
@@ -47,6 +51,7 @@ SMALL = [
     {"M": 2, "N": 600, "rows": "offset", "eps": 1e-12},
     {"M": 3, "N": 40, "rows": "constant", "weights": "probe"},
     {"M": 2, "N": 530, "weight_dtype": "fp32", "dy": "small"},
+    {"M": 3, "N": 24, "weights": NO_WEIGHT, "bias": False},
 ]
 
 
@@ -54,11 +59,13 @@ JUDGED = [name for name, op in NORMS.items() if not op.adds_residual]
 """The ops that the fused judge knows."""
 
 
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes as long for a tile of any size."""
-    if DEVICE == "cpu":
+@pytest.fixture(autouse=True, params=["triton"] if DEVICE == "cuda" else ["triton", "c"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whose kernels judge. The interpreter takes as long for a tile of any size."""
+    if DEVICE == "cpu" and request.param == "triton":
         monkeypatch.setattr(fused, "SMALL", replace(fused.SMALL, rows=32, columns=256, sum_rows=32))
+        monkeypatch.setattr(fused, "launcher", lambda device: fused.on_gpu)
+    return str(request.param)
 
 
 def case_of(op: str, dtype: str, **fields: object) -> Case:
@@ -87,8 +94,11 @@ def test_both_judges_find_the_same(op: str, fields: dict[str, object]) -> None:
         assert difference(case_of(op, dtype, **fields)) == ""
 
 
+@pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 def test_with_the_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
+    if DEVICE == "cpu":
+        monkeypatch.setattr(fused, "launcher", lambda device: fused.on_gpu)
     assert difference(case_of("layernorm", "bf16", M=6, N=530)) == ""
 
 
@@ -143,6 +153,23 @@ def test_one_wrong_element_of_any_output_is_not_passed(op: str) -> None:
     trial.hold(trial.key_of(judge, trial.right_kernel(OPS[op], judge.case, make(judge.case, OPS[op], DEVICE)).outputs))
 
 
+def with_nan(right: trial.Kernel) -> Iterator[tuple[str, trial.Kernel]]:
+    """(output, a kernel whose output has one NaN, in its first element)."""
+    for group in ("outputs", "gradients"):
+        for name, tensor in getattr(right, group).items():
+            if tensor.is_floating_point():
+                changed = tensor.clone()
+                changed.view(-1)[0] = math.nan
+                yield name, replace(right, **{group: {**getattr(right, group), name: changed}})
+
+
+@pytest.mark.parametrize("op", JUDGED)
+def test_a_nan_in_any_output_is_not_passed(op: str) -> None:
+    case = case_of(op, "bf16", M=2, N=300)
+    for name, kernel in with_nan(trial.right_kernel(OPS[op], case, make(case, OPS[op], DEVICE))):
+        assert not trial._passes(judge_for(case), kernel, name)
+
+
 def test_what_it_does_not_suit() -> None:
     case = case_of("layernorm", "fp16", M=3, N=8)
     for fields in ({"rows": "nan"}, {"rows": "largest"}, {"dy": "inf"}, {"eps": 0.0}, {"M": 0}):
@@ -192,7 +219,8 @@ def test_what_passes_is_judged_by_the_fused_judge(monkeypatch: pytest.MonkeyPatc
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, worth: float = 1) -> None:
-    """No trial was begun; one is after so many cases."""
+    """No trial was begun; one is after so many cases, and goes on beside, as on a GPU."""
+    monkeypatch.setattr(trial, "_AT_ONCE", ())
     monkeypatch.setattr(trial, "_trials", {})
     monkeypatch.setattr(trial, "_asked", {})
     monkeypatch.setattr(trial, "_WORTH_CASES", worth)
@@ -210,6 +238,14 @@ def test_a_trial_begins_once_it_is_worth_its_time(monkeypatch: pytest.MonkeyPatc
         assert not trial._trials
         trial.is_trusted(judge, outputs)
     assert len(trial._trials) == 1
+
+
+def test_on_a_cpu_the_first_case_waits_for_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it does not depend on the time who judges a case."""
+    forget(monkeypatch)
+    monkeypatch.setattr(trial, "_AT_ONCE", (DEVICE,))
+    judge = judge_for(case_of("rmsnorm", "fp16", M=3, N=8))
+    assert trial.is_trusted(judge, {"y": torch.zeros(3, 8, dtype=torch.float16)})
 
 
 def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +341,34 @@ FAULTS = {
 }  # fmt: skip
 
 
+FAULTS_OF_C = {
+    "a tile that is one short": ("int64_t count = N - start < TILE ? N - start : TILE;\n            const double", "int64_t count = (N - start < TILE ? N - start : TILE) - 1;\n            const double"),
+    "the last row is skipped": ("for (int64_t m = 0; m < M; m++) {\n        double sums", "for (int64_t m = 0; m < M - (M > 1); m++) {\n        double sums"),
+    "fp32 for the mean": ("mean += shift;", "mean = (float)mean;"),
+    "fp32 for the variance": ("sizes[l] += xc * xc;", "sizes[l] += (float)(xc * xc);"),
+    "no error of the mean in y": (" + (1 + al) * (1 + (k_y + 1) * u) * d", ""),
+    "no error of rstd in y": ("(1 + al) * (1 + k_y * u) - 1 + 0x1p-51", "k_y * u + 0x1p-51"),
+    "no room for the bias": ("(by_add < by_size ? by_add : by_size) + b_abs", "before + b_abs"),
+    "a wide bound of y": ("o->upper[i] += half;", "o->upper[i] += 2 * half + o->upper[i];"),
+    "a store of twice the size": ("double error = power(a, least) * half;", "double error = power(a, least) * half * 2;"),
+    "no tie is certain": ("int exact = before == 0;", "int exact = before < 0;"),
+    "fp32 for a sum of dx": ("s[i] = of_lanes(lanes[i]) / n;", "s[i] = (float)of_lanes(lanes[i]) / n;"),
+    "no second mean in dx": ("(t.xh[i] * c1 + c2)", "(t.xh[i] * c1)"),
+    "no roundings of dx": ("fabs(t.wd[i]) * per_wd + per_row", "per_row"),
+    "dw without its first row": ("for (int64_t m = 0; m < M; m++) {\n        double *to", "for (int64_t m = 1; m < M; m++) {\n        double *to"),
+    "no sum over rows in the bound of dw": ("sum_of(a, size, i) * number[GAM_DW] + sum_of(a, shift, i)", "sum_of(a, shift, i)"),
+    "half of the columns of db": ("if (a->db_ptr) {\n            double off", "if (a->db_ptr && i % 2 == 0) {\n            double off"),
+    "the largest of one lane": ("for (int l = 1; l < LANES; l++) most = larger", "for (int l = LANES; l < LANES; l++) most = larger"),
+    "NaN passes": ("return ratio == ratio ? ratio : INFINITY;", "return ratio == ratio ? ratio : 0;"),
+    "fp16's subnormal numbers are 0": ("size * 0x1p-24", "0 * 0x1p-24"),
+    "the widest rows begin anew": ("if (N > TILE) terms_of", "if (N > 4 * TILE) terms_of"),
+}  # fmt: skip
+
+
 @pytest.fixture
 def modules() -> Iterator[None]:
     """The fused judge's modules are as before after the test."""
-    names = ("formulas", "forward", "gradients", "judge", "trial")  # none keeps anything that others read
+    names = ("formulas", "forward", "gradients", "launch", "judge", "trial")  # none keeps anything that others read
     kept = {m.__name__: m for m in (importlib.import_module(f"normcheck.oracle.fused.{name}") for name in names)}
     package = importlib.import_module("normcheck.oracle.fused")
     yield
@@ -319,11 +379,15 @@ def modules() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_it_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one of few cases, as the trial of a process and the tests above ask them."""
     name, old, new = FAULTS[fault]
     faulty = planted(name, old, new, tmp_path)
+    if DEVICE == "cpu":
+        own = sys.modules["normcheck.oracle.fused.judge"]
+        monkeypatch.setattr(own, "launcher", lambda device: own.on_gpu)
     cases = [
         case_of("layernorm", "fp16", M=5, N=40, rows="blend", weights="probe"),
         case_of("layernorm", "fp32", M=5, N=40, rows="shifted", dy="shifted"),
@@ -345,13 +409,55 @@ def test_a_fault_in_it_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.
     pytest.fail(f"{fault}: not found")
 
 
+@pytest.fixture
+def c_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Plants a fault in the C source: what is compiled has it, in a folder of its own, and quickly."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(c_library, "FLAGS", (*c_library.FLAGS, "-O0"))
+    right = on_cpu.SOURCE.read_text(encoding="utf-8")
+
+    def plant(old: str, new: str) -> None:
+        assert old in right, f"{old!r} is not in {on_cpu.SOURCE.name}"
+        faulty = tmp_path / on_cpu.SOURCE.name
+        faulty.write_text(right.replace(old, new, 1), encoding="utf-8")
+        monkeypatch.setattr(on_cpu, "SOURCE", faulty)
+        assert on_cpu.works()
+
+    return plant
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["c"], indirect=True)
+@pytest.mark.parametrize("fault", FAULTS_OF_C)
+@pytest.mark.skipif(DEVICE == "cuda", reason="the kernels of C are tested where there is no GPU")
+def test_a_fault_in_c_is_found(fault: str, c_source: Callable[[str, str], None]) -> None:
+    c_source(*FAULTS_OF_C[fault])
+    cases = [
+        case_of("layernorm", "fp16", M=5, N=40, rows="blend", weights="probe"),
+        case_of("layernorm", "fp32", M=5, N=40, rows="shifted", dy="shifted"),
+        case_of("layernorm", "fp16", M=20, N=300, rows="subnormal", eps=1e-8),
+        case_of("layernorm_relu_bitmask", "fp32", M=9, N=40, weights="probe"),
+        case_of("rmsnorm", "bf16", M=33, N=600),
+    ]
+    for case in cases:
+        op = OPS[case.op]
+        kernel = trial.right_kernel(op, case, make(case, op, DEVICE))
+        if trial.disagreement(judge_for(case), kernel):
+            return
+        if any(trial._passes(judge_for(case), wrong, name) for name, wrong in with_nan(kernel)):
+            return
+        if any(trial._passes(judge_for(case), wrong, name) for name, wrong in trial.wrong_kernels(kernel)):
+            return
+    pytest.fail(f"{fault}: not found")
+
+
 def planted(name: str, old: str, new: str, folder: Path) -> ModuleType:
     """The trial of a fused judge with this fault in its source."""
     package = importlib.import_module("normcheck.oracle.fused")
     path = Path(str(package.__file__)).with_name(f"{name}.py")
     text = path.read_text(encoding="utf-8")
     assert old in text, f"{old!r} is not in {path.name}"
-    for module in ("formulas", "forward", "gradients", "judge", "trial"):
+    for module in ("formulas", "forward", "gradients", "launch", "judge", "trial"):
         full = f"normcheck.oracle.fused.{module}"
         copy = folder / f"{module}.py"
         source = Path(str(package.__file__)).with_name(f"{module}.py").read_text(encoding="utf-8")

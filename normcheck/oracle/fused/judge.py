@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import format_of
@@ -23,7 +23,8 @@ from normcheck.oracle import casting, rounding
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.fused import layout, on_cpu
 from normcheck.oracle.fused.kept import Found, Kept, Sums
-from normcheck.oracle.fused.launch import Way, launch as on_gpu, multiprocessors, programs
+from normcheck.oracle.fused.launch import Way, multiprocessors, programs
+from normcheck.oracle.fused.launch import launch as on_gpu
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Checked, Judge, Reference
 from normcheck.oracle.rounding import FLT_MAX, Rules
 from normcheck.oracle.tolerances import Model
@@ -51,13 +52,12 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: every bound is finite, there is a weight, x has one row stride, no
-    residual is added, and nobody watches what is compared.
+    """Whether the fused judge can judge this case: every bound is finite, x has one row stride, no residual is added,
+    and nobody watches what is compared.
     """
     case = judge.case
     return (
         judge.finite
-        and case.weight
         and judge.x.dim() == 2
         and case.M > 0
         and case.rows not in (*NOT_FINITE, "largest")
@@ -300,7 +300,9 @@ def _sized(case: Case) -> Case:
         M=case.M,
         N=case.N,
         eps=case.eps,
+        weights="normal" if case.weight else NO_WEIGHT,
         weight_dtype=case.weight_dtype,
+        bias=False,
         options=case.options,
     )
 
@@ -308,7 +310,7 @@ def _sized(case: Case) -> Case:
 @lru_cache(maxsize=256)
 def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.device) -> Tensor:
     """``layout.NUMBERS`` of a case, fp64 on ``device``."""
-    rules = rounding.rules(op, model)
+    rules = rounding.rules(op, model, weight=case.weight)
     u, eta, count, gam = rules.u, rules.eta, rules.count, rules.gam
     io, weight, single = FORMATS[case.dtype], FORMATS[case.weight_format], FORMATS["fp32"]
     h, down, both = rules.chain(case.N), rules.chain(case.M), rules.chain(max(case.M, case.N))

@@ -1,4 +1,4 @@
-"""What the kernels read and write, by position: the numbers of a case, and what they find. For both makes of kernels."""
+"""What the kernels of either make read and write, by position: the numbers of a case, sums, and what they find."""
 
 from __future__ import annotations
 

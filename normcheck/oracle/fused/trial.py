@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.inputs import Inputs, make, torch_dtype
 from normcheck.cases.ops import Op
 from normcheck.errors import NormcheckError
@@ -26,6 +26,7 @@ SLIVER = 2.0**-16
 _NOISE = 2.0**-20  # of a bound: what an error that is far below it may differ, being a difference of large numbers
 _CLIPS = (-0.5, 2.0)
 _WORTH_CASES = 64  # small ones: the plain judge takes longer for them than a trial
+_AT_ONCE = ("cpu",)  # devices on which the first case waits for a trial
 _AS_A_CASE = 1 << 20  # elements, which it judges while it judges a small case
 
 
@@ -36,6 +37,7 @@ class Key:
     op: Op
     model: Model
     dtype: str
+    weight: bool
     weight_dtype: str
     bias: bool
     outputs: frozenset[str]
@@ -80,7 +82,7 @@ def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
     fused judge has failed: it passed a wrong case, or found another ratio in a right one.
     """
     key = key_of(judge, outputs)
-    if key.device.type == "cpu":
+    if key.device.type in _AT_ONCE:
         begin(key).join()
     elif key not in _trials:
         _asked[key] = _asked.get(key, 0.0) + 1 + judge.case.M * judge.case.N / _AS_A_CASE
@@ -105,15 +107,16 @@ def key_of(judge: Judge, outputs: Mapping[str, Tensor]) -> Key:
     case = judge.case
     packed = "bitmask" in outputs and outputs["bitmask"].dtype != torch.bool
     model, names = judge.rules.model, frozenset(outputs)
-    return Key(judge.op, model, case.dtype, case.weight_dtype, case.bias, names, packed, judge.x.device)
+    return Key(judge.op, model, case.dtype, case.weight, case.weight_dtype, case.bias, names, packed, judge.x.device)
 
 
 def hold(key: Key) -> None:
     """Hold the fused judge against the plain one. Raises NormcheckError."""
     op = key.op
     case = Case(
-        op=op.name, dtype=key.dtype, M=7, N=600, rows="shifted", dy="shifted", seed=3, weights="probe",
-        weight_dtype=key.weight_dtype, bias=key.bias, options=op.clips(_CLIPS),
+        op=op.name, dtype=key.dtype, M=7, N=600, rows="shifted", dy="shifted", seed=3,
+        weights="probe" if key.weight else NO_WEIGHT, weight_dtype=key.weight_dtype, bias=key.bias,
+        options=op.clips(_CLIPS),
     )  # fmt: skip
     inputs = make(case, op, key.device.type)
     judge = judge_of(op, case, inputs, key.model, {}, zeros=True)
