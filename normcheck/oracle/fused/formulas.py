@@ -60,6 +60,14 @@ def number(numbers_ptr, index: tl.constexpr):
 
 
 @triton.jit
+def columns_of(inside, cols, N, FULL: tl.constexpr):
+    """The mask (R, B) of the elements of a tile that the case has; FULL: all of them."""
+    if FULL:
+        return tl.full((inside.shape[0], cols.shape[0]), 1, tl.int1)
+    return inside[:, None] & (cols < N)[None, :]
+
+
+@triton.jit
 def wide(ptr, mask):
     """Values of any dtype as fp64, exactly, 0 if masked."""
     return tl.load(ptr, mask=mask, other=0.0).to(tl.float64)
@@ -79,7 +87,7 @@ def larger(a, b):
 
 @triton.jit
 def power(a, least):
-    """2^floor(log2(a)) of a >= 0, at least ``least``, a power of two. Both are in the upper halves of their bits."""
+    """2^floor(log2(|a|)), at least ``least``, a power of two. Both are in the upper halves of their bits."""
     upper = (a.to(tl.int64, bitcast=True) >> 32).to(tl.int32) & 0x7FF00000
     upper = tl.maximum(upper, (least.to(tl.int64, bitcast=True) >> 32).to(tl.int32))
     return (upper.to(tl.int64) << 32).to(tl.float64, bitcast=True)
@@ -101,17 +109,9 @@ def store(a, least, half, FLUSH: tl.constexpr):
 
 
 @triton.jit
-def at_least(expected, least, half, STORED: tl.constexpr):
-    """What the bound of an output is at least: the error of its store, if that rounds. It costs little."""
-    if STORED:
-        return power(tl.abs(expected), least) * half
-    return tl.zeros_like(expected)
-
-
-@triton.jit
 def to_io(a, least, half):
     """``a`` rounded to the nearest number of a format, ties to even, see ``casting.rounded``."""
-    anchor = power(tl.abs(a), least) * half * (3.0 * 2.0**52)  # fp64 with this exponent has the format's spacing
+    anchor = power(a, least) * (half * (3.0 * 2.0**52))  # fp64 with this exponent has the format's spacing
     return (a + anchor) - anchor
 
 
@@ -129,6 +129,18 @@ def cast_xhat(xh, per_xh, per_row, io_least, io_half):
 
 
 @triton.jit
+def cast_size(xh, per_xh, per_row, io_least, io_half):
+    """The rounded xhat of the reference, how far a correct kernel's may be from that, and its largest size.
+
+    Rounding is the same on both sides of 0: so the ends of |xhat| say both with fewer operations than those of xhat.
+    """
+    e = tl.abs(xh) * per_xh + per_row
+    value = to_io(xh, io_least, io_half)
+    low, high = to_io(tl.abs(xh) - e, io_least, io_half), to_io(tl.abs(xh) + e, io_least, io_half)
+    return value, larger(high - tl.abs(value), tl.abs(value) - low), high
+
+
+@triton.jit
 def largest(values):
     """The largest element of a tile, NaN counted as infinite."""
     return tl.max(tl.max(tl.where(values == values, values, float("inf")), axis=1), axis=0)
@@ -142,8 +154,8 @@ def any_of(conditions):
 
 @triton.jit
 def so_far(found_ptr, check: tl.constexpr):
-    """The largest ratio that any program has noted of a check."""
-    return tl.load(found_ptr + check * FIELDS).to(tl.float64, bitcast=True)
+    """The largest ratio that any program has noted of a check by now."""
+    return tl.load(found_ptr + check * FIELDS, volatile=True).to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -172,16 +184,16 @@ def note_details(found_ptr, check: tl.constexpr, size, in_powers):
 def details_of(size, powers, error, expected, least, mask):
     """``size`` and ``powers`` (R, B), or the |error| and the error in powers of two where these are larger."""
     size = larger(size, tl.where(mask, error, 0.0))
-    return size, larger(powers, tl.where(mask, error * one_over(power(tl.abs(expected), least)), 0.0))
+    return size, larger(powers, tl.where(mask, error * one_over(power(expected, least)), 0.0))
 
 
 @triton.jit
 def note(found_ptr, check: tl.constexpr, field: tl.constexpr, value):
     """Keep the largest ``value``, a number in fp64 >= 0, of a field of a check."""
-    tl.atomic_max(found_ptr + (check * FIELDS + field), value.to(tl.int64, bitcast=True))
+    tl.atomic_max(found_ptr + (check * FIELDS + field), value.to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
 def count(found_ptr, at: tl.constexpr, values):
     """Add up a tile of counts."""
-    tl.atomic_add(found_ptr + at, tl.sum(tl.sum(values, axis=1), axis=0).to(tl.int64))
+    tl.atomic_add(found_ptr + at, tl.sum(tl.sum(values, axis=1), axis=0).to(tl.int64), sem="relaxed")

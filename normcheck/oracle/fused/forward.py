@@ -34,9 +34,9 @@ from normcheck.oracle.fused.formulas import (
     U,
     above,
     any_of,
-    at_least,
     best_of,
     cast_xhat,
+    columns_of,
     count,
     details_of,
     factors,
@@ -124,6 +124,32 @@ def bounds_of(
 
 
 @triton.jit
+def at_least(p, y, g, per_xh, per_row, y_least, y_half, CAST: tl.constexpr, STORED: tl.constexpr):
+    """What the bounds of y are at least, (R, B): little less than they are, except for an op that rounds xhat. It costs
+    little.
+    """
+    least = tl.zeros_like(y)
+    if not CAST:
+        least = tl.abs(p) * per_xh + tl.abs(g) * per_row
+    if STORED:
+        least += power(y, y_least) * y_half
+    return least
+
+
+@triton.jit
+def reach_at_most(
+    p, z, g, bias, per_xh, per_row, u, eta, io_least, io_half, BIAS: tl.constexpr, ROUNDED: tl.constexpr
+):  # fmt: skip
+    """How far z may be off at most, (R, B), rounded if ROUNDED: somewhat more than that. It costs little."""
+    most = tl.abs(p) * per_xh + (tl.abs(g) * per_row + eta)
+    if BIAS:
+        most = tl.abs(z) * u + most * (1 + 2 * u) + (tl.abs(bias) * (2.0**-51) + eta)
+    if ROUNDED:
+        most += (tl.abs(z) + (most + io_least)) * io_half
+    return most * (1 + 2.0**-20)
+
+
+@triton.jit
 def off_by_ops(al, d, r, k_y, CAST: tl.constexpr, numbers_ptr):
     """How far xhat is off by its operations and its statistics, by |xhat| and beside it, for each row."""
     if CAST:
@@ -140,8 +166,8 @@ def forward_kernel(
     M, N, x_stride, y_stride, bits_stride,
     weight_offset: tl.constexpr, CENTERED: tl.constexpr, ANY_VARIANCE: tl.constexpr, FOLDED: tl.constexpr,
     CAST: tl.constexpr, CLAMPED: tl.constexpr, OWN: tl.constexpr, PACKED: tl.constexpr, ROUNDED: tl.constexpr,
-    STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, R: tl.constexpr,
-    B: tl.constexpr,
+    STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, FULL: tl.constexpr,
+    STAGES: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Judge y, and those of the statistics and the bitmask whose pointers are not None.
 
@@ -149,13 +175,15 @@ def forward_kernel(
     as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits, ties and doubt (M, N).
     OWN: y is judged given the own statistics as well. PACKED: the own bits are packed. ROUNDED: a bit may be of the
     rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. DETAILS: the largest errors are found, and
-    the elements that a 0 would pass are counted. WHOLE: a tile holds whole rows.
+    the elements that a 0 would pass are counted. WHOLE: a tile holds whole rows. FULL: no tile is larger than its rows.
+    STAGES: so many tiles are read at once.
 
-    Few tiles hold a record. So a bound of y is first taken for no more than the error of its store, which costs little,
-    and only a tile that may hold a record then is looked at again.
+    Few tiles hold a record or a bit in doubt. So a bound of y is first taken for less than it is, and the reach of a
+    bit for more, which costs little, and only a tile that may hold one then is looked at again. What other programs
+    have noted by then counts, so that not each of them finds its way to the largest ratio.
     """
     u, eta, eps = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, EPS)
-    n = tl.full((R,), N, tl.float64)
+    per_n = 1 / tl.full((R,), N, tl.float64)  # a product costs little, a division in fp64 as much as 20 of them
     m = tl.full((), M, tl.int64)
     k_y = number(numbers_ptr, K_Y)
     lower_clip, upper_clip = number(numbers_ptr, LOWER_CLIP), number(numbers_ptr, UPPER_CLIP)
@@ -187,57 +215,57 @@ def forward_kernel(
         sizes = tl.zeros((R, B), tl.float64)
         if WHOLE:
             cols = tl.arange(0, B)
-            mask = inside[:, None] & (cols < N)[None, :]
+            mask = columns_of(inside, cols, N, FULL)
             x_whole = wide(at + cols[None, :], mask)
             if CENTERED:
                 sums, sizes = x_whole, tl.abs(x_whole)
             else:
                 sums = x_whole * x_whole
         else:
-            for start in range(0, N, B):
+            for start in tl.range(0, N, B, num_stages=STAGES):
                 cols = start + tl.arange(0, B)
-                x = wide(at + cols[None, :], inside[:, None] & (cols < N)[None, :])
+                x = wide(at + cols[None, :], columns_of(inside, cols, N, FULL))
                 if CENTERED:
                     sums += x
                     sizes += tl.abs(x)
                 else:
                     sums += x * x
         if CENTERED:
-            mean = tl.sum(sums, axis=1) / n
-            size = tl.sum(sizes, axis=1) / n
+            mean = tl.sum(sums, axis=1) * per_n
+            size = tl.sum(sizes, axis=1) * per_n
             sums = tl.zeros((R, B), tl.float64)
             sizes = tl.zeros((R, B), tl.float64)
             if WHOLE:
                 xc = tl.where(mask, x_whole - mean[:, None], 0.0)
                 sums, sizes = xc, xc * xc
             else:
-                for start in range(0, N, B):
+                for start in tl.range(0, N, B, num_stages=STAGES):
                     cols = start + tl.arange(0, B)
-                    mask = inside[:, None] & (cols < N)[None, :]
+                    mask = columns_of(inside, cols, N, FULL)
                     xc = tl.where(mask, wide(at + cols[None, :], mask) - mean[:, None], 0.0)
                     sums += xc
                     sizes += xc * xc
-            shift = tl.sum(sums, axis=1) / n
+            shift = tl.sum(sums, axis=1) * per_n
             mean += shift
-            var = tl.maximum(tl.sum(sizes, axis=1) / n - shift * shift, 0.0)
+            var = tl.maximum(tl.sum(sizes, axis=1) * per_n - shift * shift, 0.0)
             dm = size * number(numbers_ptr, GAM_MEAN) + number(numbers_ptr, MEAN_ETA)
             dv = (var + dm * dm) * number(numbers_ptr, GAM_VAR) + dm * dm + 3 * eta
             if ANY_VARIANCE:
-                dv += tl.sqrt(var) * tl.sqrt(mean * mean + var) * number(numbers_ptr, C_VAR)
+                dv += tl.sqrt(var * (mean * mean + var)) * number(numbers_ptr, C_VAR)
             size = tl.maximum(size, var)
         else:
             mean = tl.zeros((R,), tl.float64)
             dm = tl.zeros((R,), tl.float64)
-            var = tl.sum(sums, axis=1) / n
+            var = tl.sum(sums, axis=1) * per_n
             dv = var * number(numbers_ptr, GAM_VAR) + 3 * eta
             size = var
         unbounded += (inside & ~(size <= number(numbers_ptr, LIMIT))).to(tl.int32)
         q = var + eps
-        r = 1 / tl.sqrt(q)
+        r = tl.rsqrt(q)  # in fp64: a root and a division cost as much as 40 products
         dq = (q + dv) * u + dv + u * eps
         rs = number(numbers_ptr, RS)
-        upper = tl.sqrt(q / tl.maximum(q - dq, eps * (1 - 2 * u))) * (1 + rs) - 1
-        lower = 1 - tl.sqrt(q / (q + dq)) * (1 - rs)
+        upper = (q * r) * tl.rsqrt(tl.maximum(q - dq, eps * (1 - 2 * u))) * (1 + rs) - 1
+        lower = 1 - (q * r) * tl.rsqrt(q + dq) * (1 - rs)
         al = tl.maximum(upper, lower)
         d = r * dm
         saved_mean, saved_rstd = mean.to(tl.float32), r.to(tl.float32)
@@ -255,18 +283,22 @@ def forward_kernel(
             tl.store(mean_ptr + rows, saved_mean, mask=inside)
             if own_mean_ptr is not None:
                 off = tl.where(inside, tl.abs(wide(own_mean_ptr + rows, inside) - mean), 0.0)
-                best_mean = best_of(best_mean, off[:, None], dm[:, None], inside[:, None])
-                size_mean = larger(size_mean, off)
-                powers_mean = larger(powers_mean, off * one_over(power(tl.abs(mean), number(numbers_ptr, LEAST_32))))
-                zeros_mean += (inside & (tl.abs(mean) <= dm)).to(tl.int32)
+                if any_of(above(best_mean, off[:, None], dm[:, None], inside[:, None])):
+                    best_mean = best_of(best_mean, off[:, None], dm[:, None], inside[:, None])
+                if DETAILS:
+                    size_mean = larger(size_mean, off)
+                    powers_mean = larger(powers_mean, off * one_over(power(mean, number(numbers_ptr, LEAST_32))))
+                    zeros_mean += (inside & (tl.abs(mean) <= dm)).to(tl.int32)
         if own_rstd_ptr is not None:
             off = wide(own_rstd_ptr + rows, inside) - r
             side = tl.where(off > 0, r * upper, r * lower) + eta
             off = tl.where(inside, tl.abs(off), 0.0)
-            best_rstd = best_of(best_rstd, off[:, None], side[:, None], inside[:, None])
-            size_rstd = larger(size_rstd, off)
-            powers_rstd = larger(powers_rstd, off * one_over(power(r, number(numbers_ptr, LEAST_32))))
-            zeros_rstd += (inside & (r <= r * lower + eta)).to(tl.int32)
+            if any_of(above(best_rstd, off[:, None], side[:, None], inside[:, None])):
+                best_rstd = best_of(best_rstd, off[:, None], side[:, None], inside[:, None])
+            if DETAILS:
+                size_rstd = larger(size_rstd, off)
+                powers_rstd = larger(powers_rstd, off * one_over(power(r, number(numbers_ptr, LEAST_32))))
+                zeros_rstd += (inside & (r <= r * lower + eta)).to(tl.int32)
         per_xh, per_row = off_by_ops(al, d, r, k_y, CAST, numbers_ptr)
         own_r = r
         own_mean = mean
@@ -280,9 +312,9 @@ def forward_kernel(
             own_al = tl.zeros((R,), tl.float64) + number(numbers_ptr, AL_SAVED)
             own_d = tl.abs(own_mean) * own_r * own_al
             own_per_xh, own_per_row = off_by_ops(own_al, own_d, own_r, k_y, CAST, numbers_ptr)
-        for start in range(0, N, B):
+        for start in tl.range(0, N, B, num_stages=STAGES):
             cols = start + tl.arange(0, B)
-            mask = inside[:, None] & (cols < N)[None, :]
+            mask = columns_of(inside, cols, N, FULL)
             x = x_whole if WHOLE else wide(at + cols[None, :], mask)
             g = factors(weight_ptr, weight_offset, cols, N)
             bias = g
@@ -294,22 +326,36 @@ def forward_kernel(
                 xh, g, bias, lower_clip, upper_clip, io_least, io_half, bias_ptr is not None, CAST, CLAMPED
             )  # fmt: skip
             error = got - y
-            record = above(best, tl.abs(error), at_least(y, y_least, y_half, STORED), mask)
+            least = at_least(p, y, g, per_xh[:, None], per_row[:, None], y_least, y_half, CAST, STORED)
+            record = above(best, tl.abs(error), least, mask)
             own_xh = xh
             own_p = p
             own_z = z
             own_y = y
             own_error = error
+            own_least = least
             if OWN:
                 own_xh = (x - own_mean[:, None]) * own_r[:, None]
                 own_p, own_z, own_y = value_of(
                     own_xh, g, bias, lower_clip, upper_clip, io_least, io_half, bias_ptr is not None, CAST, CLAMPED
                 )  # fmt: skip
                 own_error = got - own_y
-                record |= above(best_own, tl.abs(own_error), at_least(own_y, y_least, y_half, STORED), mask)
+                own_least = at_least(
+                    own_p, own_y, g, own_per_xh[:, None], own_per_row[:, None], y_least, y_half, CAST, STORED
+                )  # fmt: skip
+                record |= above(best_own, tl.abs(own_error), own_least, mask)
             if DETAILS:
                 record = mask
-            if any_of(record):
+            looked = any_of(record)
+            if not DETAILS:  # noqa: SIM102  (known when it is compiled)
+                if looked:
+                    best = larger(best, so_far(found_ptr, Y_CHECK))
+                    record = above(best, tl.abs(error), least, mask)
+                    if OWN:
+                        best_own = larger(best_own, so_far(found_ptr, OWN_CHECK))
+                        record |= above(best_own, tl.abs(own_error), own_least, mask)
+                    looked = any_of(record)
+            if looked:
                 _, upper_y, lower_y = bounds_of(
                     tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
                     per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
@@ -318,6 +364,7 @@ def forward_kernel(
                 bound = tl.where(error > 0, upper_y, lower_y)
                 if any_of(above(best, tl.abs(error), bound, mask)):
                     best = best_of(best, tl.abs(error), bound, mask)
+                    note(found_ptr, Y_CHECK, 0, best)
                 if DETAILS:
                     size_y, powers_y = details_of(size_y, powers_y, tl.abs(error), y, y_least, mask)
                     zeros_y += (mask & (tl.abs(y) <= tl.where(y > 0, lower_y, upper_y))).to(tl.int32)
@@ -330,6 +377,7 @@ def forward_kernel(
                     bound = tl.where(own_error > 0, upper_y, lower_y)
                     if any_of(above(best_own, tl.abs(own_error), bound, mask)):
                         best_own = best_of(best_own, tl.abs(own_error), bound, mask)
+                        note(found_ptr, OWN_CHECK, 0, best_own)
                     if DETAILS:
                         size_own, powers_own = details_of(
                             size_own, powers_own, tl.abs(own_error), own_y, y_least, mask
@@ -338,33 +386,49 @@ def forward_kernel(
             if CLAMPED:
                 bits = (z > lower_clip) & (z < upper_clip)
                 to_lower, to_upper = tl.abs(z - lower_clip), tl.abs(z - upper_clip)
-                before, _, _ = bounds_of(
-                    tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
-                    per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
-                    STORED, FLUSH,
-                )  # fmt: skip
-                reach = before
-                if ROUNDED:
-                    reach += power(tl.abs(z) + before, io_least) * io_half
-                ties = (to_lower == 0) | (to_upper == 0)
-                doubt = ~((to_lower > reach) & (to_upper > reach)) & (reach != 0)
-                if any_of(mask & doubt & (before == 0)):  # a tie without any error is a tie in every correct kernel
-                    doubt = ~(to_lower > reach) & ~((before == 0) & (to_lower == 0))
-                    doubt |= ~(to_upper > reach) & ~((before == 0) & (to_upper == 0))
-                    doubt &= reach != 0
-                place = rows[:, None] * N + cols[None, :]
-                tl.store(bits_ptr + place, bits.to(tl.uint8), mask=mask)
-                tl.store(ties_ptr + place, ties.to(tl.uint8), mask=mask)
-                tl.store(doubt_ptr + place, (doubt | ties).to(tl.uint8), mask=mask)
+                near = mask
+                if not FOLDED:
+                    reach = reach_at_most(
+                        p, z, g, bias, per_xh[:, None], per_row[:, None], u, eta, io_least, io_half,
+                        bias_ptr is not None, ROUNDED,
+                    )  # fmt: skip
+                    near = mask & ~((to_lower > reach) & (to_upper > reach))
                 if own_bits_ptr is not None:
                     if PACKED:
                         byte = tl.load(own_bits_ptr + rows[:, None] * bits_stride + (cols // 8)[None, :], mask=mask)
                         own_bit = ((byte.to(tl.int32) >> (cols % 8)[None, :]) & 1) != 0
                     else:
                         own_bit = tl.load(own_bits_ptr + rows[:, None] * bits_stride + cols[None, :], mask=mask) != 0
-                    wrong_bits += (mask & ~doubt & (own_bit != bits)).to(tl.int32)
-                    doubtful_bits += (mask & doubt).to(tl.int32)
-                    zero_bits += (mask & ~doubt & ~bits).to(tl.int32)
+                    near |= mask & (own_bit != bits)
+                    if DETAILS:
+                        near = mask
+                place = rows[:, None] * N + cols[None, :]
+                tl.store(bits_ptr + place, bits.to(tl.uint8), mask=mask)
+                if any_of(near):
+                    before, _, _ = bounds_of(
+                        tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None],
+                        per_xh[:, None], per_row[:, None], u, eta, y_least, y_half, io_least, io_half,
+                        bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
+                    )  # fmt: skip
+                    reach = before
+                    if ROUNDED:
+                        reach += power(tl.abs(z) + before, io_least) * io_half
+                    ties = (to_lower == 0) | (to_upper == 0)
+                    doubt = ~((to_lower > reach) & (to_upper > reach)) & (reach != 0)
+                    if any_of(mask & doubt & (before == 0)):  # a tie without any error is one in every correct kernel
+                        doubt = ~(to_lower > reach) & ~((before == 0) & (to_lower == 0))
+                        doubt |= ~(to_upper > reach) & ~((before == 0) & (to_upper == 0))
+                        doubt &= reach != 0
+                    if own_bits_ptr is not None:
+                        doubtful_bits += (mask & doubt).to(tl.int32)
+                        wrong_bits += (mask & ~doubt & (own_bit != bits)).to(tl.int32)
+                        if DETAILS:
+                            zero_bits += (mask & ~doubt & ~bits).to(tl.int32)
+                    tl.store(ties_ptr + place, ties.to(tl.uint8), mask=mask)
+                    tl.store(doubt_ptr + place, (doubt | ties).to(tl.uint8), mask=mask)
+                else:
+                    tl.store(ties_ptr + place, tl.zeros((R, B), tl.uint8), mask=mask)
+                    tl.store(doubt_ptr + place, tl.zeros((R, B), tl.uint8), mask=mask)
     note(found_ptr, Y_CHECK, 0, best)
     count(found_ptr, UNCHECKABLE_ROWS, unbounded[:, None])
     if DETAILS:
@@ -377,12 +441,14 @@ def forward_kernel(
             count(found_ptr, OWN_CHECK * FIELDS + ZEROS, zeros_own)
     if own_mean_ptr is not None:
         note(found_ptr, MEAN_CHECK, 0, best_mean)
-        note_details(found_ptr, MEAN_CHECK, size_mean[:, None], powers_mean[:, None])
-        count(found_ptr, MEAN_CHECK * FIELDS + ZEROS, zeros_mean[:, None])
+        if DETAILS:
+            note_details(found_ptr, MEAN_CHECK, size_mean[:, None], powers_mean[:, None])
+            count(found_ptr, MEAN_CHECK * FIELDS + ZEROS, zeros_mean[:, None])
     if own_rstd_ptr is not None:
         note(found_ptr, RSTD_CHECK, 0, best_rstd)
-        note_details(found_ptr, RSTD_CHECK, size_rstd[:, None], powers_rstd[:, None])
-        count(found_ptr, RSTD_CHECK * FIELDS + ZEROS, zeros_rstd[:, None])
+        if DETAILS:
+            note_details(found_ptr, RSTD_CHECK, size_rstd[:, None], powers_rstd[:, None])
+            count(found_ptr, RSTD_CHECK * FIELDS + ZEROS, zeros_rstd[:, None])
     if CLAMPED:
         count(found_ptr, WRONG_BITS, wrong_bits)
         count(found_ptr, DOUBTFUL_BITS, doubtful_bits)

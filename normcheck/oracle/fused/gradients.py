@@ -35,7 +35,8 @@ from normcheck.oracle.fused.formulas import (
     above,
     any_of,
     best_of,
-    cast_xhat,
+    cast_size,
+    columns_of,
     count,
     details_of,
     factors,
@@ -92,11 +93,25 @@ def load_row(rows_ptr, rows, inside, M, GIVEN: tl.constexpr):
 
 
 @triton.jit
-def moved(wd, doubt, g, u, eta, grow, least, half, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr):
-    """How far each dy * g may be moved by a bit in doubt, or by a rounding to the io dtype; (R, B)."""
+def moved(wd, doubt, g, u, eta, least, half, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr):
+    """How far each dy * g may be moved by a bit in doubt, or by a rounding to the io dtype, in units of
+    ``moved_unit``; (R, B).
+    """
     if IO_ROUNDED:
-        return store(tl.abs(wd) * (1 + u) + eta, least, half, FLUSH) * grow
-    return doubt * grow * tl.abs(g)
+        size = tl.abs(wd) * (1 + u) + eta
+        powers = power(size, least)
+        if FLUSH:
+            powers += tl.where(size < 2.0**-125, 2.0**-126 / half, 0.0)
+        return powers
+    return doubt * tl.abs(g)
+
+
+@triton.jit
+def moved_unit(grow, half, IO_ROUNDED: tl.constexpr):
+    """What the results of ``moved`` and their sums are multiples of, so that no element is multiplied by it."""
+    if IO_ROUNDED:
+        return half * grow
+    return grow
 
 
 @triton.jit
@@ -108,12 +123,12 @@ def xhat_at_most(xh, al, d):
 @triton.jit
 def row_tile(
     x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride, dy_stride,
-    u, eta, grow, least, half, dy_column, weight_offset: tl.constexpr, IO_ROUNDED: tl.constexpr,
-    FLUSH: tl.constexpr, B: tl.constexpr,
+    u, eta, least, half, dy_column, weight_offset: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    FLUSH: tl.constexpr, FULL: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """x, xhat, dy * g and how far that may be moved; (R, B), the last two are 0 if masked."""
+    """x, xhat, dy * g and how far that may be moved, see ``moved``; (R, B), the last two are 0 if masked."""
     cols = start + tl.arange(0, B)
-    mask = inside[:, None] & (cols < N)[None, :]
+    mask = columns_of(inside, cols, N, FULL)
     x = wide(x_ptr + rows[:, None] * x_stride + cols[None, :], mask)
     g = factors(weight_ptr, weight_offset, cols, N)
     dy, doubt = load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_column)
@@ -121,7 +136,7 @@ def row_tile(
     wd = dy * g
     off = wd
     if IO_ROUNDED or doubt_ptr is not None:
-        off = tl.where(mask, moved(wd, doubt, g, u, eta, grow, least, half, IO_ROUNDED, FLUSH), 0.0)
+        off = tl.where(mask, moved(wd, doubt, g, u, eta, least, half, IO_ROUNDED, FLUSH), 0.0)
     return x, xh, wd, off
 
 
@@ -131,19 +146,20 @@ def dx_kernel(
     M, N, x_stride, dy_stride, dy_column, dx_stride,
     weight_offset: tl.constexpr, GIVEN: tl.constexpr, CENTERED: tl.constexpr, RAW: tl.constexpr,
     IO_ROUNDED: tl.constexpr,
-    STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr,
-    R: tl.constexpr, B: tl.constexpr,
+    STORED: tl.constexpr, FLUSH: tl.constexpr, DETAILS: tl.constexpr, WHOLE: tl.constexpr, FULL: tl.constexpr,
+    STAGES: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Judge dx (M, N), GIVEN the reference's statistics or end to end.
 
     ``rows``: (4, M) in fp64, see ``forward_kernel``. RAW: the backward may compute from raw moments. IO_ROUNDED: an op
     that rounds xhat, whose products may be rounded as well. STORED, FLUSH: dx is rounded, and may be flushed, at its
     store. DETAILS: the largest errors are found, and the elements that a 0 would pass are counted. WHOLE: a tile holds
-    whole rows.
+    whole rows. FULL: no tile is larger than its rows. STAGES: so many tiles are read at once.
     """
-    u, eta, grow = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, GROW)
+    u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
     least, half, k_dx = number(numbers_ptr, IO_LEAST), number(numbers_ptr, DX_HALF), number(numbers_ptr, K_DX)
-    n = tl.full((R,), N, tl.float64)
+    unit = moved_unit(number(numbers_ptr, GROW), half, IO_ROUNDED)
+    per_n = 1 / tl.full((R,), N, tl.float64)  # a product costs little, a division in fp64 as much as 20 of them
     best = so_far(found_ptr, DX_CHECK)
     size = tl.zeros((R, B), tl.float64)
     in_powers = tl.zeros((R, B), tl.float64)
@@ -163,7 +179,7 @@ def dx_kernel(
         if WHOLE:
             whole_x, whole_xh, whole_wd, whole_off = row_tile(
                 x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, 0, inside, N, x_stride, dy_stride,
-                u, eta, grow, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, B,
+                u, eta, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, FULL, B,
             )  # fmt: skip
             c1, c2 = whole_xh * whole_wd, whole_wd
             c1_size, wd_size = tl.abs(c1), tl.abs(whole_wd)
@@ -172,10 +188,10 @@ def dx_kernel(
             if DOUBT:
                 c1_moved, c2_moved = tl.abs(whole_xh) * whole_off, whole_off
         else:
-            for start in range(0, N, B):
+            for start in tl.range(0, N, B, num_stages=STAGES):
                 x, xh, wd, off = row_tile(
                     x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride,
-                    dy_stride, u, eta, grow, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, B,
+                    dy_stride, u, eta, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, FULL, B,
                 )  # fmt: skip
                 product = xh * wd
                 c1 += product
@@ -188,16 +204,16 @@ def dx_kernel(
                 if DOUBT:
                     c1_moved += tl.abs(xh) * off
                     c2_moved += off
-        c1_mean = tl.sum(c1, axis=1) / n
-        c2_mean = tl.sum(c2, axis=1) / n
+        c1_mean = tl.sum(c1, axis=1) * per_n
+        c2_mean = tl.sum(c2, axis=1) * per_n
         if not CENTERED:
             c2_mean = tl.zeros_like(r)
-        wd_mean = tl.sum(wd_size, axis=1) / n
+        wd_mean = tl.sum(wd_size, axis=1) * per_n
         k2 = (1 + al) * (1 + al)
         ra = (1 + al) * r
         flushed = eta * (1 + ra)
         c1_abs, c2_abs = tl.abs(c1_mean), tl.abs(c2_mean)
-        c1_most_mean = (1 + al) * (tl.sum(c1_size, axis=1) / n + d * wd_mean)  # by ``xhat_at_most``
+        c1_most_mean = (1 + al) * (tl.sum(c1_size, axis=1) * per_n + d * wd_mean)  # by ``xhat_at_most``
         dc1 = c1_most_mean * number(numbers_ptr, GAM_C1) + wd_mean * flushed
         dc1 += ((1 + al) * (number(numbers_ptr, MEAN_XH) + d)) * eta + 3 * eta
         c1_most = c1_abs * k2 + k2 * d * c2_abs
@@ -211,27 +227,28 @@ def dx_kernel(
         per_row = per_row * ra + eta + ra * k2 * d * (c1_abs + d * c2_abs)
         per_x = tl.zeros_like(r)
         if RAW:
-            s = tl.sum(raw_size, axis=1) / n + tl.abs(mean) * wd_mean
+            s = tl.sum(raw_size, axis=1) * per_n + tl.abs(mean) * wd_mean
             lost = ra * ra * s * number(numbers_ptr, GAM_RAW)
             per_x = lost * ra * (8 * u) + ra * ra * c1_most * (4 * u)
-            per_xh += lost * (ra / r)
+            per_xh += lost * (1 + al)
             per_row += tl.abs(mean) * per_x
         if DOUBT:
-            c2_moved_mean = tl.sum(c2_moved, axis=1) / n
-            per_xa += (1 + al) * (tl.sum(c1_moved, axis=1) / n + d * c2_moved_mean) * ra
+            c2_moved_mean = tl.sum(c2_moved, axis=1) * (per_n * unit)
+            per_xa += (1 + al) * (tl.sum(c1_moved, axis=1) * (per_n * unit) + d * c2_moved_mean) * ra
             if CENTERED:
                 per_row += c2_moved_mean * ra
         per_xh += per_xa * (1 + al)  # by ``xhat_at_most``
         per_row += per_xa * (1 + al) * d
-        for start in range(0, N, B):
+        per_moved = ra * unit
+        for start in tl.range(0, N, B, num_stages=STAGES):
             cols = start + tl.arange(0, B)
-            mask = inside[:, None] & (cols < N)[None, :]
+            mask = columns_of(inside, cols, N, FULL)
             if WHOLE:
                 x, xh, wd, off = whole_x, whole_xh, whole_wd, whole_off
             else:
                 x, xh, wd, off = row_tile(
                     x_ptr, dy_ptr, weight_ptr, bits_ptr, doubt_ptr, mean, r, rows, start, inside, N, x_stride,
-                    dy_stride, u, eta, grow, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, B,
+                    dy_stride, u, eta, least, half, dy_column, weight_offset, IO_ROUNDED, FLUSH, FULL, B,
                 )  # fmt: skip
             got = wide(dx_ptr + rows[:, None] * dx_stride + cols[None, :], mask)
             dx = (wd - (xh * c1_mean[:, None] + c2_mean[:, None])) * r[:, None]
@@ -243,11 +260,14 @@ def dx_kernel(
             if RAW:
                 bound += tl.abs(x) * per_x[:, None]
             if DOUBT:
-                bound += off * ra[:, None]
+                bound += off * per_moved[:, None]
             if STORED:
                 bound += store(dx_abs + bound, least, half, FLUSH)
             if any_of(above(best, error, bound, mask)):
-                best = best_of(best, error, bound, mask)
+                best = larger(best, so_far(found_ptr, DX_CHECK))  # what other programs have noted by now
+                if any_of(above(best, error, bound, mask)):
+                    best = best_of(best, error, bound, mask)
+                    note(found_ptr, DX_CHECK, 0, best)
             if DETAILS:
                 size, in_powers = details_of(size, in_powers, error, dx, least, mask)
                 zeros += (mask & (dx_abs <= bound)).to(tl.int32)
@@ -259,34 +279,40 @@ def dx_kernel(
 
 @triton.jit
 def dy_times_xhat(
-    xh, xa, dy, doubt, al, r, eta, grow, mask, numbers_ptr, DOUBT: tl.constexpr, IO_ROUNDED: tl.constexpr,
+    xh, xa, dy, doubt, al, r, eta, grow, inside, numbers_ptr, DOUBT: tl.constexpr, IO_ROUNDED: tl.constexpr,
     FLUSH: tl.constexpr,
 ):  # fmt: skip
-    """A summand of dw, and how far it may be off by a bit in DOUBT, or by roundings to the io dtype; (R, B)."""
+    """A summand of dw, and how far it may be off by a bit in DOUBT, or by roundings to the io dtype; (R, B).
+
+    The latter is in units of ``grow``, and 0 in rows that are not ``inside``, where dy is.
+    """
     if not IO_ROUNDED:
         if DOUBT:
-            return dy * xh, doubt * grow * xa
+            return dy * xh, doubt * xa
         return dy * xh, xa
     dy_abs = tl.abs(dy)
     io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
+    half = tl.where(inside, number(numbers_ptr, DW_IO_HALF), 0.0)[:, None]
     per_xh, per_row = off_before_cast(al, r, numbers_ptr)
-    value, low, high = cast_xhat(xh, per_xh[:, None], per_row[:, None], io_least, io_half)
-    off = store(dy_abs * larger(-low, high) + eta, io_least, number(numbers_ptr, DW_IO_HALF), FLUSH)
-    off += dy_abs * larger(high - value, value - low)
-    off = off * grow + dy_abs * tl.abs(value - xh) * (grow - 1)
-    return dy * value, tl.where(mask, off, 0.0)
+    value, cast_off, cast_most = cast_size(xh, per_xh[:, None], per_row[:, None], io_least, io_half)
+    size = dy_abs * cast_most + eta
+    off = power(size, io_least) * half
+    if FLUSH:
+        off += tl.where((size < 2.0**-125) & inside[:, None], 2.0**-126, 0.0)
+    off += dy_abs * (cast_off + tl.abs(value - xh) * ((grow - 1) / grow))
+    return dy * value, off
 
 
 @triton.jit
 def sums_kernel(
     x_ptr, dy_ptr, bits_ptr, doubt_ptr, rows_ptr, numbers_ptr, sums_ptr,
     M, N, group_rows, x_stride, dy_stride, dy_column,
-    BOTH: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr, R: tl.constexpr,
-    B: tl.constexpr,
+    BOTH: tl.constexpr, RAW: tl.constexpr, IO_ROUNDED: tl.constexpr, FLUSH: tl.constexpr, STAGES: tl.constexpr,
+    R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """The sums over a group of rows behind dw and db, into ``sums`` (groups, ..., N) fp64. One program: B columns.
 
-    Without BOTH there are no sums of a kernel that is given the statistics.
+    Without BOTH there are no sums of a kernel that is given the statistics. STAGES: so many tiles are read at once.
     """
     u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
     grow = number(numbers_ptr, GROW)
@@ -307,7 +333,7 @@ def sums_kernel(
     m = tl.full((), M, tl.int64)
     first = group * group_rows
     last = tl.minimum(first + group_rows, M)
-    for start in range(first, last, R):
+    for start in tl.range(first, last, R, num_stages=STAGES):
         rows = start + tl.arange(0, R)
         inside = rows < last
         mask = inside[:, None] & (cols < N)[None, :]
@@ -326,23 +352,23 @@ def sums_kernel(
         dy_xhat += dy_abs * xa
         dy_shift += dy_abs * shift
         product, off = dy_times_xhat(
-            xh, xa, dy, doubt, al, r, eta, grow, mask, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
+            xh, xa, dy, doubt, al, r, eta, grow, inside, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
         )  # fmt: skip
         dw += product
         if DOUBT or IO_ROUNDED:
             dw_doubt += off
         if DOUBT:
-            db_doubt += doubt * grow
+            db_doubt += doubt
         if BOTH:
             mean, r, al, d = load_row(rows_ptr + 4 * m, rows, inside, M, True)
             xh = (x - mean[:, None]) * r[:, None]
             shift = tl.zeros_like(xh) + (eta * (1 + r))[:, None]
             if RAW:
                 shift += (tl.abs(x) + tl.abs(mean)[:, None]) * (r * (4 * u))[:, None]
-            given_dy_xhat += tl.abs(dy * xh)
+            given_dy_xhat += dy_abs * tl.abs(xh)
             given_dy_shift += dy_abs * shift
             product, off = dy_times_xhat(
-                xh, tl.abs(xh), dy, doubt, al, r, eta, grow, mask, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
+                xh, tl.abs(xh), dy, doubt, al, r, eta, grow, inside, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
             )  # fmt: skip
             given_dw += product
             if DOUBT or IO_ROUNDED:
@@ -355,25 +381,20 @@ def sums_kernel(
     tl.store(to + DY_XHAT * n, tl.sum(dy_xhat, axis=0), mask=keep)
     tl.store(to + DY_SIZE * n, tl.sum(dy_size, axis=0), mask=keep)
     tl.store(to + DY_SHIFT * n, tl.sum(dy_shift, axis=0), mask=keep)
-    tl.store(to + DW_DOUBT * n, tl.sum(dw_doubt, axis=0), mask=keep)
-    tl.store(to + DB_DOUBT * n, tl.sum(db_doubt, axis=0), mask=keep)
+    tl.store(to + DW_DOUBT * n, tl.sum(dw_doubt, axis=0) * grow, mask=keep)
+    tl.store(to + DB_DOUBT * n, tl.sum(db_doubt, axis=0) * grow, mask=keep)
     if BOTH:
         to += WHOLE_SUMS * n
         tl.store(to, tl.sum(given_dw, axis=0), mask=keep)
         tl.store(to + n, tl.sum(given_dy_xhat, axis=0), mask=keep)
         tl.store(to + 2 * n, tl.sum(given_dy_shift, axis=0), mask=keep)
-        tl.store(to + 3 * n, tl.sum(given_dw_doubt, axis=0), mask=keep)
+        tl.store(to + 3 * n, tl.sum(given_dw_doubt, axis=0) * grow, mask=keep)
 
 
 @triton.jit
-def sum_of(sums_ptr, which: tl.constexpr, cols, groups, size, n, keep, G: tl.constexpr, B: tl.constexpr):
-    """One of the sums (1, B), over all groups of ``size`` numbers, G at a time."""
-    total = tl.zeros((G, B), tl.float64)
-    for start in range(0, groups, G):
-        group = (start + tl.arange(0, G))[:, None]
-        at = sums_ptr + group * size + which * n + cols
-        total += tl.load(at, mask=keep & (group < groups), other=0.0)
-    return tl.sum(total, axis=0)[None, :]
+def over_groups(values):
+    """The sum (1, B) of a tile (G, B)."""
+    return tl.sum(values, axis=0)[None, :]
 
 
 @triton.jit
@@ -404,26 +425,38 @@ def dw_db_kernel(
     keep = cols < N
     n = tl.full((), N, tl.int64)
     size = n * (BOTH_SUMS if BOTH else WHOLE_SUMS)
-    if GIVEN:
-        dw = sum_of(sums_ptr, WHOLE_SUMS, cols, groups, size, n, keep, G, B)
-        dy_xhat = sum_of(sums_ptr, WHOLE_SUMS + 1, cols, groups, size, n, keep, G, B)
-        dy_shift = sum_of(sums_ptr, WHOLE_SUMS + 2, cols, groups, size, n, keep, G, B)
-        dw_doubt = sum_of(sums_ptr, WHOLE_SUMS + 3, cols, groups, size, n, keep, G, B)
-    else:
-        dw = sum_of(sums_ptr, DW, cols, groups, size, n, keep, G, B)
-        dy_xhat = sum_of(sums_ptr, DY_XHAT, cols, groups, size, n, keep, G, B)
-        dy_shift = sum_of(sums_ptr, DY_SHIFT, cols, groups, size, n, keep, G, B)
-        dw_doubt = sum_of(sums_ptr, DW_DOUBT, cols, groups, size, n, keep, G, B)
-    db = sum_of(sums_ptr, DB, cols, groups, size, n, keep, G, B)
-    dy_size = sum_of(sums_ptr, DY_SIZE, cols, groups, size, n, keep, G, B)
-    db_doubt = sum_of(sums_ptr, DB_DOUBT, cols, groups, size, n, keep, G, B)
+    FIRST: tl.constexpr = WHOLE_SUMS if GIVEN else DW
+    BY_XHAT: tl.constexpr = WHOLE_SUMS + 1 if GIVEN else DY_XHAT
+    BY_SHIFT: tl.constexpr = WHOLE_SUMS + 2 if GIVEN else DY_SHIFT
+    BY_DOUBT: tl.constexpr = WHOLE_SUMS + 3 if GIVEN else DW_DOUBT
+    dw = tl.zeros((G, B), tl.float64)
+    dy_xhat = tl.zeros((G, B), tl.float64)
+    dy_shift = tl.zeros((G, B), tl.float64)
+    dw_doubt = tl.zeros((G, B), tl.float64)
+    db = tl.zeros((G, B), tl.float64)
+    dy_size = tl.zeros((G, B), tl.float64)
+    db_doubt = tl.zeros((G, B), tl.float64)
+    for start in range(0, groups, G):  # all of a tile are read before any is waited for
+        group = (start + tl.arange(0, G))[:, None]
+        at = sums_ptr + group * size + cols
+        inside = keep & (group < groups)
+        dw += tl.load(at + FIRST * n, mask=inside, other=0.0)
+        dy_xhat += tl.load(at + BY_XHAT * n, mask=inside, other=0.0)
+        dy_shift += tl.load(at + BY_SHIFT * n, mask=inside, other=0.0)
+        dw_doubt += tl.load(at + BY_DOUBT * n, mask=inside, other=0.0)
+        db += tl.load(at + DB * n, mask=inside, other=0.0)
+        dy_size += tl.load(at + DY_SIZE * n, mask=inside, other=0.0)
+        db_doubt += tl.load(at + DB_DOUBT * n, mask=inside, other=0.0)
     if dw_ptr is not None:
-        off = dy_xhat * number(numbers_ptr, GAM_DW) + dy_shift + number(numbers_ptr, ROWS_ETA) + dw_doubt
+        off = over_groups(dy_xhat) * number(numbers_ptr, GAM_DW) + over_groups(dy_shift)
+        off += number(numbers_ptr, ROWS_ETA) + over_groups(dw_doubt)
         judge_sum(
-            dw_ptr, dw, off, cols, keep, number(numbers_ptr, DW_HALF), numbers_ptr, found_ptr, DW_CHECK, STORED, FLUSH
-        )
+            dw_ptr, over_groups(dw), off, cols, keep, number(numbers_ptr, DW_HALF), numbers_ptr, found_ptr, DW_CHECK,
+            STORED, FLUSH,
+        )  # fmt: skip
     if db_ptr is not None:
-        off = dy_size * number(numbers_ptr, GAM_DB) + number(numbers_ptr, ROWS_ETA) + db_doubt
+        off = over_groups(dy_size) * number(numbers_ptr, GAM_DB) + number(numbers_ptr, ROWS_ETA) + over_groups(db_doubt)
         judge_sum(
-            db_ptr, db, off, cols, keep, number(numbers_ptr, DB_HALF), numbers_ptr, found_ptr, DB_CHECK, STORED, FLUSH
-        )
+            db_ptr, over_groups(db), off, cols, keep, number(numbers_ptr, DB_HALF), numbers_ptr, found_ptr, DB_CHECK,
+            STORED, FLUSH,
+        )  # fmt: skip

@@ -6,15 +6,15 @@ wrong, unbounded or not finite. The plain judge then judges the case, with all d
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import format_of
@@ -35,18 +35,21 @@ SMALL = Way(
 """Every small or odd case goes this way, so that a process compiles each kernel once."""
 
 LARGE_FORWARD = Way(
-    rows=1, columns=128, warps=1, each=32, registers=128, sum_rows=4, sum_columns=128, sums_each=16, specialised=True
+    rows=1, columns=128, warps=1, each=16, registers=128, stages=4, sum_rows=1, sum_columns=512, sums_each=8,
+    sum_groups=198, sum_stages=4, specialised=True,
 )  # fmt: skip
-LARGE_GRADIENTS = replace(LARGE_FORWARD, columns=256, registers=None)
-"""The fastest of some 60 on an H200."""
+LARGE_GRADIENTS = replace(LARGE_FORWARD, columns=256)
+"""The fastest of some 90 on an H200: as many programs as fit, which read ahead, since waits for memory cost most."""
 
-LARGE_ROUNDED = replace(LARGE_GRADIENTS, sum_rows=2)
-"""For an op that rounds xhat, whose sums take more registers."""
+LARGE_CLAMPED = replace(LARGE_FORWARD, stages=1)
+"""For the forward of an op that clamps, which has no registers left to read ahead."""
+
+LARGE_ROUNDED = replace(LARGE_GRADIENTS, stages=5, sum_groups=132, sum_stages=3)
+"""For an op that rounds xhat, whose sums take more registers: so fewer programs fit."""
 
 _LARGE_ELEMENTS = 1 << 20
 _ALIGNED = 16
-_GROUPS_AT_ONCE, _VECTOR_COLUMNS, _SUM_WARPS = 16, 32, 4
-_MOST_GROUPS = 64
+_GROUPS_AT_ONCE, _VECTOR_COLUMNS, _SUM_WARPS = 64, 8, 4
 _GROUP_ROWS = 32
 """At least so many rows share their sums, which are then a small part of the data."""
 
@@ -99,7 +102,8 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         *(None if mask is None else mask.view(torch.uint8) for mask in (bits, ties, doubt)),
         M, N, judge.x.stride(0), y.stride(0), 0 if own_bits is None else own_bits.stride(0),
     )  # fmt: skip
-    way = _way(judge, (*arguments[:-5], *arguments[-4:]), LARGE_FORWARD)  # M need not be aligned
+    large = LARGE_CLAMPED if op.clamped else LARGE_FORWARD
+    way = _way(judge, (*arguments[:-5], *arguments[-4:]), large)  # M need not be aligned
     facts = {
         "weight_offset": op.weight_offset,
         "CENTERED": op.centered,
@@ -123,7 +127,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
 
     def begin(into: Tensor, details: bool) -> None:
         grid = (programs(M, way, device),)
-        launch("forward_kernel", way, grid, into, *arguments, **facts, **way.tile(N), DETAILS=details)
+        launch("forward_kernel", way, grid, into, *arguments, **facts, **way.tile(M, N), DETAILS=details)
 
     def read(seen: Sequence[int]) -> tuple[Checked, ...] | None:
         checked = _checked(checks, seen, zeros=judge.zeros)
@@ -178,7 +182,7 @@ def gradients(
                 into, x, dy, dx, judge.scale.weight, bits, doubt, rows, numbers,
                 M, N, x.stride(0), dy.stride(0), across_dy, dx.stride(0), **facts,
                 weight_offset=op.weight_offset, GIVEN=given and way.specialised, CENTERED=op.centered,
-                STORED=_stored(rules, judge.io), **way.tile(N), DETAILS=details,
+                STORED=_stored(rules, judge.io), **way.tile(M, N), DETAILS=details,
             )  # fmt: skip
         if vectors:
             sums = next((s for s in kept.sums if s.are_for(saved.bits, in_doubt, given=given)), None) or add_up()
@@ -193,7 +197,7 @@ def gradients(
         both = kept.both or given
         across = -(-N // way.sum_columns)
         most = max(1, multiprocessors(device) * way.sums_each // across)
-        group_rows = max(-(-M // min(most, _MOST_GROUPS)), _GROUP_ROWS)
+        group_rows = max(-(-M // min(most, way.sum_groups)), _GROUP_ROWS)
         group_rows = -(-group_rows // way.sum_rows) * way.sum_rows
         groups = -(-M // group_rows)
         number = layout.BOTH_SUMS if both else layout.WHOLE_SUMS
@@ -201,7 +205,7 @@ def gradients(
         launch(
             "sums_kernel", way, (groups, across),
             x, dy, bits, doubt, kept.rows, numbers, values, M, N, group_rows, x.stride(0), dy.stride(0), across_dy,
-            **facts, BOTH=both, R=way.sum_rows, B=way.sum_columns, num_warps=_SUM_WARPS,
+            **facts, BOTH=both, STAGES=way.sum_stages, R=way.sum_rows, B=way.sum_columns, num_warps=_SUM_WARPS,
         )  # fmt: skip
         kept.sums.append(Sums(values, saved.bits, in_doubt, both))
         return kept.sums[-1]
@@ -254,12 +258,13 @@ class _Check:
 def _checked(checks: Sequence[_Check], seen: Sequence[int], *, zeros: bool) -> tuple[Checked, ...] | None:
     """What ``checks`` have found, see ``layout.FIELDS``; None if one of them fails."""
     made = []
+    floats = memoryview(array("q", seen)).cast("B").cast("d")
     for number, check in enumerate(checks):
         if check.made:
-            best, size, in_powers, count = seen[layout.FIELDS * number :][: layout.FIELDS]
-            ratio, max_abs, powers = struct.unpack("<3d", struct.pack("<3q", best, size, in_powers))
-            max_ulp = powers * 2.0 ** (check.fmt.p - 1)
-            comparison = Comparison(ratio, check.numel, 0, count if zeros else None, max_abs, max_ulp)
+            at = layout.FIELDS * number
+            count = seen[at + layout.ZEROS] if zeros else None
+            max_ulp = floats[at + 2] * 2.0 ** (check.fmt.p - 1)
+            comparison = Comparison(floats[at], check.numel, 0, count, floats[at + 1], max_ulp)
             made.append(Checked(check.output, check.name, comparison))
     return tuple(made) if all(c.comparison.ratio <= 1 for c in made) else None
 
@@ -272,7 +277,7 @@ def _with_rows(tensor: Tensor, M: int, N: int) -> Tensor:
 
 def _way(judge: Judge, arguments: Sequence[Tensor | int | None], large: Way) -> Way:
     """``large`` for a large case in which every size, stride and address among the ``arguments`` is aligned."""
-    if judge.case.M * judge.case.N < _LARGE_ELEMENTS or judge.case.N % _ALIGNED:
+    if judge.case.M * judge.case.N < _LARGE_ELEMENTS or judge.case.N % _ALIGNED or not judge.x.is_cuda:
         return SMALL
     numbers = (a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
     return large if all(number % _ALIGNED == 0 for number in numbers) else SMALL
@@ -288,26 +293,23 @@ def _flushed(rules: Rules, fmt: Format) -> bool:
     return _stored(rules, fmt) and rules.model.ftz and fmt.emin == FORMATS["fp32"].emin
 
 
+_numbers_known: dict[Hashable, Tensor] = {}
+_MOST_NUMBERS = 256
+
+
 def _numbers(judge: Judge, y_fmt: Format) -> Tensor:
-    return _numbers_of(judge.op, judge.rules.model, _sized(judge.case), y_fmt, judge.x.device)
+    """``_numbers_of``, which cases share that agree in what these depend on."""
+    case, device = judge.case, judge.x.device
+    sizes = (case.dtype, case.M, case.N, case.eps, case.weight, case.weight_dtype, case.options)
+    key = (judge.op, judge.rules.model, y_fmt.name, device, *sizes)
+    numbers = _numbers_known.get(key)
+    if numbers is None:
+        if len(_numbers_known) >= _MOST_NUMBERS:
+            _numbers_known.clear()
+        numbers = _numbers_known[key] = _numbers_of(judge.op, judge.rules.model, case, y_fmt, device)
+    return numbers
 
 
-def _sized(case: Case) -> Case:
-    """The case with what its numbers depend on, and nothing else, so that cases share their numbers."""
-    return Case(
-        op=case.op,
-        dtype=case.dtype,
-        M=case.M,
-        N=case.N,
-        eps=case.eps,
-        weights="normal" if case.weight else NO_WEIGHT,
-        weight_dtype=case.weight_dtype,
-        bias=False,
-        options=case.options,
-    )
-
-
-@lru_cache(maxsize=256)
 def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.device) -> Tensor:
     """``layout.NUMBERS`` of a case, fp64 on ``device``."""
     rules = rounding.rules(op, model, weight=case.weight)

@@ -21,7 +21,8 @@ class Way:
     """How the kernels are launched: tiles of ``rows`` x ``columns`` by so many ``warps``, on ``each`` multiprocessor.
 
     ``sum_rows``, ``sum_columns``, ``sums_each``: the same for the sums over rows. ``specialised``: compiled for sizes,
-    strides and addresses that are multiples of 16. ``registers``: at most so many a thread.
+    strides and addresses that are multiples of 16. ``registers``: at most so many a thread. ``stages``, ``sum_stages``:
+    so many tiles are read at once. ``sum_groups``: at most so many groups of rows share their sums.
     """
 
     rows: int
@@ -33,10 +34,15 @@ class Way:
     sums_each: int
     specialised: bool
     registers: int | None = None
+    stages: int = 1
+    sum_stages: int = 1
+    sum_groups: int = 64
 
-    def tile(self, N: int) -> dict[str, int | bool | None]:
-        """The tile of rows of N elements, as constants of a kernel."""
+    def tile(self, M: int, N: int) -> dict[str, int | bool | None]:
+        """The tile of M rows of N elements, as constants of a kernel."""
         constants: dict[str, int | bool | None] = {"WHOLE": self.specialised and self.columns >= N}
+        constants["FULL"] = self.specialised and M % self.rows == 0 and N % self.columns == 0
+        constants["STAGES"] = self.stages
         return constants | {"R": self.rows, "B": self.columns, "num_warps": self.warps, "maxnreg": self.registers}
 
 

@@ -82,13 +82,15 @@ def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
     fused judge has failed: it passed a wrong case, or found another ratio in a right one.
     """
     key = key_of(judge, outputs)
-    if key.device.type in _AT_ONCE:
-        begin(key).join()
-    elif key not in _trials:
+    trial = _trials.get(key)
+    if trial is None:
         _asked[key] = _asked.get(key, 0.0) + 1 + judge.case.M * judge.case.N / _AS_A_CASE
-        if _asked[key] < _WORTH_CASES:
+        at_once = key.device.type in _AT_ONCE
+        if _asked[key] < _WORTH_CASES and not at_once:
             return False
-    trial = begin(key)
+        trial = begin(key)
+        if at_once:
+            trial.join()
     if isinstance(trial.failure, NormcheckError):
         raise trial.failure
     return not trial.is_alive() and trial.failure is None
