@@ -47,7 +47,7 @@ class Result:
     ``undeclared``: the checks as they are without the implementation's declarations, if these widen a bound.
     ``after``: the earlier cases of the kernel's own process, if the case failed in one. ``conventions``: those that the
     case fits, of the ones that it may, or else of all; None if the op, or what is declared, leaves none open. ``open``:
-    the keys of the model that they choose.
+    the keys of the model that they choose. ``late``: whether it came in time only when the case was run again.
     """
 
     case: Case
@@ -65,6 +65,7 @@ class Result:
     after: tuple[Case, ...] = ()
     conventions: tuple[Convention, ...] | None = None
     open: tuple[str, ...] = ()
+    late: bool = False
 
     @property
     def home(self) -> str:

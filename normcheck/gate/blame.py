@@ -58,11 +58,14 @@ def run_surely(
     depth: Depth,
     upcoming: Case | None = None,
     conventions: tuple[Convention, ...] | None = None,
+    *,
+    patient: bool = True,
 ) -> Result:
-    """As ``run_case``, but two things are no proof if they happen once: the case runs again.
+    """As ``run_case``, but three things are no proof if they happen once: the case runs again.
 
     A process that ends in its first case: other code under test may have damaged it, or the fork server that it comes
-    from; the second one comes from a new server. And a GPU without memory: other processes may have had it.
+    from; the second one comes from a new server. A GPU without memory: other processes may have had it. And, if one is
+    ``patient``, a case without a result in time: other processes may have had the cores.
     """
     result = run_case(cell, case, plan, floors, depth, upcoming=upcoming, conventions=conventions)
     if crashed(result) and not result.after:
@@ -71,14 +74,20 @@ def run_surely(
     elif plan.device == "cuda" and any("out of memory" in problem.message for problem in result.problems):
         time.sleep(_SECONDS_FOR_MEMORY)
         note = _FULL_ONCE
+    elif timed_out(result) and patient:
+        session_of(cell.implementation).restart()
+        note = _LATE_ONCE
     else:
         return result
     again = run_case(cell, case, plan, floors, depth, conventions=conventions)
-    return again if again.failed else replace(again, notes=(*again.notes, note.format(case, result.problems[-1])))
+    if again.failed:
+        return again
+    return replace(again, notes=(*again.notes, note.format(case, result.problems[-1])), late=timed_out(result))
 
 
 _ENDED_ONCE = "a process ended in its first case, {}, and another one, from a new server, did not: {.message}"
 _FULL_ONCE = "the GPU's memory ran out in {}, and did not soon after: {.message}"
+_LATE_ONCE = "{} was late once, and in time when it was run again, as it may be on a busy machine: {.message}"
 _SECONDS_FOR_MEMORY = 2.0  # by then what ran beside may have ended, or freed its own
 
 

@@ -150,7 +150,8 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
 
     def run(case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
-        result = run_surely(cell, case, plan, tally.floors, depth, upcoming, tally.conventions)
+        patient = not tally.late  # a kernel that hangs now and then does so twice
+        result = run_surely(cell, case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient)
         seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         if own or result.failed:
             tally.add(result, seconds)
@@ -235,7 +236,7 @@ def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
     first = tally.first
     if first is None or first.failed or not cell.implementation.deterministic or tally.cases < _ROWS_EVERY:
         return []
-    again = run_case(cell, first.case, plan, tally.floors, Depth.OFF)
+    again = run_surely(cell, first.case, plan, tally.floors, Depth.OFF, patient=not tally.late)
     problems = tuple(not_as_before(first.seen, again.seen))
     return [replace(again, problems=(*again.problems, *problems))] if problems or again.failed else []
 

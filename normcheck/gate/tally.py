@@ -37,7 +37,8 @@ class Tally:
     """Counts over the cases of a cell so far. ``base``: the model of an implementation that declares nothing.
 
     ``conventions``: those that fit all cases so far, None before a case has fitted any. ``excluded``: each that fitted
-    the first of these, ``opened``, and not all -> the first case that it does not fit.
+    the first of these, ``opened``, and not all -> the first case that it does not fit. ``late``: whether a
+    case came in time only when it was run again.
     """
 
     base: Model
@@ -64,6 +65,7 @@ class Tally:
     conventions: tuple[Convention, ...] | None = None
     opened: Case | None = None
     excluded: dict[Convention, Case] = field(default_factory=dict)
+    late: bool = False
 
     @property
     def floors(self) -> Mapping[str, float]:
@@ -78,6 +80,7 @@ class Tally:
         if result.seen.refused:
             _count_reason(self.backward_refused, result.seen.refused)
         self.cases += 1
+        self.late |= result.late
         self.shapes.add((result.case.M, result.case.N))
         self.first = self.first or result
         self.missing.update(result.not_returned)

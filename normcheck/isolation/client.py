@@ -69,7 +69,7 @@ class Client:
         self._number = 0  # of the latest request
         self._seconds = self._seconds_left = start_seconds
         self._called: set[str] = set()  # kinds of requests that the worker has had time to compile for
-        self._overran = False  # a call took too long: no other gets time to compile
+        self._overran = False  # a first call took even that too long: no other gets time to compile
         self._unanswered = ""  # the kind of the request that has not been answered yet
         self._cases: list[Case] = []  # in the present worker
         self.before: tuple[Case, ...] = ()
@@ -201,7 +201,7 @@ class Client:
             self.idle_seconds += worker.idle_seconds - idle
         except Broken as broken:
             if broken.kind == "timeout":
-                self._overran = True
+                self._overran |= first
                 during = worker.doing(what)
                 raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {during}") from None
             raise

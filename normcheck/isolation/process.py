@@ -22,6 +22,7 @@ from normcheck.isolation.shared_memory import HostMemory
 
 _LOOK_SECONDS = 0.1  # after so long it is looked whether a process that does not answer does anything
 _ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
+_NONSENSE_SECONDS = 0.1  # one that sends nonsense goes on, but for one that was about to end
 _TAIL_BYTES = 4000  # of a dead worker's output are reported
 _OWN_LINE = re.compile(
     r"^Extension modules: "
@@ -102,7 +103,9 @@ class Worker:
                 self._listen(end - now, what)
             if answer.get("number") != self._number:
                 raise Garbled
-        except (Garbled, ConnectionError):
+        except Garbled:
+            raise self._died(what, _NONSENSE_SECONDS) from None
+        except ConnectionError:
             raise self._died(what) from None
         except BaseException:
             self.kill()  # a late answer would be taken for the answer to another request
@@ -143,11 +146,11 @@ class Worker:
         """What the worker is doing for a request, in words; ``what``: the request."""
         return "backward, by torch autograd through y" if self.memory.in_autograd else what
 
-    def _died(self, what: str) -> Broken:
-        """Kill the process if it lives. Return, as Broken, how it ended and what it printed last."""
+    def _died(self, what: str, seconds: float = _ENDING_SECONDS) -> Broken:
+        """Kill the process if it has not ended in ``seconds``. Return, as Broken, how, and what it printed last."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)  # this parent ends as the process did, but may have been stopped
-        self._process.join(_ENDING_SECONDS)
+        self._process.join(seconds)
         code = self._process.exitcode
         self._drain()
         self.kill()

@@ -224,7 +224,9 @@ class _Trial:
             plan = Plan((cell,), PROFILES["quick"], self.asked.seed, self.device, self.asked.case_seconds)
             upcoming = steps[number + 1][1].case if number + 1 < len(steps) else None
             depth = DEPTHS[planned.probe]
-            result = run_surely(cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions)
+            floors, conventions = tally.floors, tally.conventions
+            # The seconds are for all cases, not for one of them twice; ``_concluded`` excuses who is late.
+            result = run_surely(cell, planned.case, plan, floors, depth, upcoming, conventions, patient=False)
             tally.add(result, 0.0)
             self._count(cell, result)
             broken += number < cells and not result.checked and not result.refused

@@ -27,7 +27,7 @@ import os, time
 from pathlib import Path
 import torch
 
-DISK, SECONDS, compiled = Path(os.environ["TRITON_CACHE_DIR"]), 0.3, set()  # all of its processes find the same
+DISK, SECONDS, compiled = Path(os.environ["TRITON_CACHE_DIR"]), {seconds}, set()  # all of its processes find the same
 
 def built(name):
     if name in compiled:
@@ -68,13 +68,15 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ahead]:
     return made
 
 
-def verdict_of(tmp_path: Path, *, keeps: bool = True, first: str = "pass", workers: int = 1) -> Verdict:
-    """The verdict of a kernel in a process of its own, which compiles for each N."""
+def verdict_of(
+    tmp_path: Path, *, keeps: bool = True, first: str = "pass", workers: int = 1, slower: float = 1.0
+) -> Verdict:
+    """The verdict of a kernel in a process of its own, which compiles for each N; ``slower``: all its times longer."""
     file = tmp_path / "mine.py"
-    file.write_text(KERNEL.format(keeps=keeps, first=first), encoding="utf-8")
+    file.write_text(KERNEL.format(keeps=keeps, first=first, seconds=0.3 * slower), encoding="utf-8")
     (implementation,) = select_apart(f"{file}:rmsnorm", ("rmsnorm",), "cpu", 60.0)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", f"{file}:rmsnorm")
-    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=2.7)  # on a busy machine, too
+    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=2.7 * slower)  # on a busy machine, too
     return run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0, workers=workers), lambda cases, worst: None)
 
 
@@ -86,10 +88,13 @@ def accused(verdict: Verdict) -> bool:
 def until(
     tmp_path: Path, looked: list[ahead.Ahead], done: Callable[[ahead.Ahead], bool], **how: Any
 ) -> tuple[Verdict, ahead.Ahead]:
-    """The cell again until ``done``: on a busy machine calls take as long as compiling, and nothing is done ahead."""
+    """The cell again until ``done``: on a busy machine calls take as long as compiling, and nothing is done ahead.
+
+    So compiling takes longer each time.
+    """
     for attempt in range(6):
         (folder := tmp_path / str(attempt)).mkdir()
-        verdict = verdict_of(folder, **how)
+        verdict = verdict_of(folder, slower=1 + attempt / 2, **how)
         assert not accused(verdict), verdict.detail
         if done(looked[-1]):
             break

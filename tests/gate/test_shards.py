@@ -34,7 +34,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int]) -> list[tuple
     """The cases that a sweep runs, with what the probes are asked, in their order."""
     seen: list[tuple[str, object]] = []
 
-    def note(cell: Any, case: Any, plan: Any, floors: Any = None, depth: Any = None, *_: object) -> Result:
+    def note(
+        cell: Any, case: Any, plan: Any, floors: Any = None, depth: Any = None, *_: object, **__: object
+    ) -> Result:
         seen.append((str(case), depth))
         return Result(case, table().model)
 

@@ -34,7 +34,7 @@ def asked(profile: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
     """The cases that a cell is asked for beside its core, if each takes no time."""
     seen: list[Case] = []
 
-    def run(cell: Cell, case: Case, plan: Plan, *_: Any) -> Result:
+    def run(cell: Cell, case: Case, plan: Plan, *_: Any, **__: Any) -> Result:
         seen.append(case)
         return Result(case, table().model)
 

@@ -1,10 +1,14 @@
-"""What is no proof if it happens once: a process that ends in its first case, a GPU without memory."""
+"""What is no proof if it happens once: a process that ends in its first case, a GPU without memory, a late result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
@@ -14,15 +18,23 @@ from normcheck.checks.finding import Problem
 from normcheck.checks.probes import Depth
 from normcheck.gate import blame
 from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.sweep import run_cell
 from normcheck.impls.discovery import implementations
+from normcheck.impls.implementation import Implementation
+from normcheck.isolation.select import select_apart
 from normcheck.oracle.tolerances import table
+from normcheck.result import Verdict
+from normcheck.runner.time_limit import TimeIsUp
 
 CASE = Case(op="rmsnorm", dtype="fp32", M=1, N=8)
 FULL = Problem("exception", "", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
 WRONG = Problem("exception", "", "RuntimeError: mine")
+LATE = Problem("timeout", "", "no result after timeout=1 s, during forward")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, device: str, *problems: Problem | None) -> tuple[Result, int]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, device: str, *problems: Problem | None, patient: bool = True
+) -> tuple[Result, int]:
     """The result of a case whose runs have these problems, one after the other, and how often it ran."""
     cell = Cell(OPS["rmsnorm"], implementations()["torch"][0], "fp32", "torch")
     plan = Plan((cell,), PROFILES["quick"], 0, device, 60.0)
@@ -36,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, device: str, *problems: Problem | None)
 
     monkeypatch.setattr(blame, "run_case", run_case)
     monkeypatch.setattr(blame, "_SECONDS_FOR_MEMORY", 0.0)
-    return blame.run_surely(cell, CASE, plan, {}, Depth.ROWS), len(ran)
+    return blame.run_surely(cell, CASE, plan, {}, Depth.ROWS, patient=patient), len(ran)
 
 
 def test_memory_that_was_missing_once_is_no_finding_but_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +66,80 @@ def test_memory_that_is_missing_again_is_a_finding(monkeypatch: pytest.MonkeyPat
 def test_other_exceptions_are_findings_at_once(monkeypatch: pytest.MonkeyPatch, device: str, problem: Problem) -> None:
     result, ran = run(monkeypatch, device, problem, None)
     assert (result.problems, ran) == ((problem,), 1)
+
+
+def test_a_result_that_was_late_once_is_no_finding_but_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, ran = run(monkeypatch, "cpu", LATE, None)
+    assert (result.problems, result.late, ran) == ((), True, 2)
+    assert result.notes == (
+        f"{CASE} was late once, and in time when it was run again, as it may be on a busy machine: {LATE.message}",
+    )
+
+
+@pytest.mark.parametrize("again", [LATE, WRONG])
+def test_what_is_late_and_then_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, again: Problem) -> None:
+    result, ran = run(monkeypatch, "cpu", LATE, again)
+    assert (result.problems, result.late, ran) == ((again,), False, 2)
+
+
+def test_who_has_no_patience_runs_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, ran = run(monkeypatch, "cpu", LATE, None, patient=False)
+    assert (result.problems, ran) == ((LATE,), 1)
+
+
+def swept(implementation: Implementation, timeout: float) -> Verdict:
+    cell = Cell(OPS["rmsnorm"], implementation, "fp32", implementation.source)
+    profile = replace(PROFILES["quick"], max_examples=40, seconds=100.0, shrink_seconds=0.0)
+    return run_cell(cell, Plan((cell,), profile, 0, "cpu", timeout), lambda cases, worst: None, with_coverage=False)
+
+
+@pytest.mark.parametrize("at", [{50}, {50, 100}], ids=["once", "twice"])
+def test_a_kernel_that_hangs_now_and_then_is_found_the_second_time(at: set[int]) -> None:
+    """A machine may be too busy once in a cell, and a kernel whose threads wait for each other may pass many cases."""
+    calls = 0
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in at:
+            raise TimeIsUp  # as the limit would: no test of a second hangs on how busy this machine is
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        return y if bias is None else y + bias
+
+    verdict = swept(Implementation(name="mine", op="rmsnorm", forward=forward), 60.0)
+    late = [note for note in verdict.notes if " was late once, " in note]
+    assert len(late) == 1
+    if len(at) == 1:
+        assert (verdict.status, verdict.cases) == ("pass", 40), verdict.detail
+    else:
+        assert verdict.failure is not None
+        assert verdict.failure.kind == "timeout"
+
+
+LATE_ONCE = """
+import os, time
+from pathlib import Path
+import torch
+
+once, compiled = Path(os.environ["TRITON_CACHE_DIR"], "late"), set()  # all of its processes find the same
+
+def rmsnorm(x, weight, bias, *, eps):
+    if not compiled:
+        compiled.add(time.sleep(2.5))
+    if x.shape[-1] > 64 and not once.exists():
+        once.touch()
+        time.sleep(1000)
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return y if bias is None else y + bias
+"""
+
+
+@pytest.mark.slow
+def test_the_new_process_that_runs_it_again_has_time_to_compile(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(LATE_ONCE, encoding="utf-8")
+    (implementation,) = select_apart(str(path), ("rmsnorm",), "cpu", 60.0)
+    verdict = swept(implementation, 2.0)
+    assert (verdict.status, verdict.cases) == ("pass", 40), verdict.detail
+    (note,) = (note for note in verdict.notes if " was late once, " in note)
+    assert "no result after timeout=2 s, during " in note

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import rich
+import watchfiles  # noqa: F401  # here, and not in the half second that a test gives the thread which imports it
 from rich.console import Console
 
 from normcheck.errors import NormcheckError, UsageError

@@ -60,7 +60,7 @@ def rmsnorm(x, weight, eps):
     return y
 """
 
-FEW = ("--dtype", "fp16", "--max-examples", "30", "--allow-thin", "--device", "cpu")
+FEW = ("--dtype", "fp16", "--max-examples", "12", "--allow-thin", "--device", "cpu")
 
 
 @pytest.mark.slow

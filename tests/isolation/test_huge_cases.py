@@ -232,7 +232,8 @@ def test_a_kernel_is_judged_alike_on_held_inputs(
     assert (done.code, verdict["failure"] and verdict["failure"]["kind"]) == (int(fault != "pass"), FAULTS[fault])
 
 
-def _in_line(what: str, seconds: float, times: Any) -> None:
+def _in_line(what: str, seconds: float, times: Any, together: Any) -> None:
+    together.wait()  # a fork takes long on a busy machine
     with turn.in_line(what, seconds):
         times.put(("in", time.monotonic()))
         time.sleep(0.3)
@@ -243,9 +244,9 @@ def _in_line(what: str, seconds: float, times: Any) -> None:
 @pytest.mark.parametrize(("seconds", "apart"), [(30.0, True), (0.0, False)])
 def test_turns_do_not_overlap_unless_one_takes_too_long(tmp_path: Path, seconds: float, apart: bool) -> None:
     context = multiprocessing.get_context("fork")
-    times = context.Queue()
+    times, together = context.Queue(), context.Barrier(3)
     what = f"test-{tmp_path.name}-{time.monotonic_ns()}"
-    processes = [context.Process(target=_in_line, args=(what, seconds, times)) for _ in range(3)]
+    processes = [context.Process(target=_in_line, args=(what, seconds, times, together)) for _ in range(3)]
     for process in processes:
         process.start()
     seen = sorted((times.get(timeout=30) for _ in range(6)), key=lambda pair: pair[1])

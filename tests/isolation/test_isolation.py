@@ -187,10 +187,15 @@ ANY = Ended(KINDS)
 GROUPS = {
     "raise or change": RAISE | CHANGE,
     "die": DIE,
-    "hang or spawn": HANG | SPAWN,
+    "spawn": SPAWN,
     "damage": DAMAGE,
     "cheat": CHEAT,
+    "hang": HANG,
 }
+
+SOON, LATER = ("--timeout", "1"), ("--timeout", "60")
+"""For those that never return, and for all others: some ten calls make a case, and on a busy machine a fork of a
+process with torch in it takes a tenth of a second."""
 
 
 # one run
@@ -316,7 +321,7 @@ def verify(
     *more: str,
     cases: int = CASES,
     report: str = "",
-    limit: float = 120.0,
+    limit: float = 300.0,
     user: int | None = None,
 ) -> Done:
     """A whole run."""
@@ -381,15 +386,17 @@ def test_no_killer_is_left_out() -> None:
     assert tried == {implementation.name for implementation in IMPLEMENTATIONS}
 
 
-def test_a_killer_is_named_and_disturbs_nobody() -> None:
+@pytest.mark.parametrize(("those", "timeout"), [(("hang",), SOON), (tuple(GROUPS)[:-1], LATER)], ids=["hang", "others"])
+def test_a_killer_is_named_and_disturbs_nobody(those: Sequence[str], timeout: Sequence[str]) -> None:
     """One after another; an innocent kernel follows each group of them."""
-    names = [name for group, after in zip(GROUPS.values(), BYSTANDERS, strict=False) for name in (*group, after)]
-    done = verify(names, "--timeout", "1", limit=480.0)
-    killers = {name: expected for group in GROUPS.values() for name, expected in group.items()}
+    groups = [GROUPS[name] for name in those]
+    names = [name for group, after in zip(groups, BYSTANDERS, strict=False) for name in (*group, after)]
+    done = verify(names, *timeout, limit=480.0)
+    killers = {name: expected for group in groups for name, expected in group.items()}
     found = {name: unexpected(done.verdicts[name], expected) for name, expected in killers.items()}
     assert found == dict.fromkeys(killers, "")
     assert done.code == 1
-    assert untouched_bystanders(done, len(GROUPS))
+    assert untouched_bystanders(done, len(groups))
     for name, expected in killers.items():
         # A fork takes long on a busy machine: then a call looks dear, and the core has other cases.
         assert expected.kinds or name in SPAWN or same_as_undisturbed(done.verdicts, name)
@@ -505,8 +512,8 @@ def repro(spec: str, *lines: str) -> int:
 
 
 def test_killers_side_by_side() -> None:
-    names = ["segfault", "innocent", "ignores_sigterm", "os_exit_0", "innocent_too", "forks"]
-    done = verify(names, "--timeout", "1", "--workers", "2")
+    names = ["segfault", "innocent", "ignores_sigterm", "os_exit_0", "innocent_too", "starts_a_program"]
+    done = verify(names, *SOON, "--workers", "2")
     failed = {name: verdict["failure"] and verdict["failure"]["kind"] for name, verdict in done.verdicts.items()}
     assert list(failed.items()) == [  # in the order in which they were named, whichever was ready first
         ("segfault", "crash"),
@@ -514,7 +521,7 @@ def test_killers_side_by_side() -> None:
         ("ignores_sigterm", "timeout"),
         ("os_exit_0", "crash"),
         ("innocent_too", None),
-        ("forks", None),
+        ("starts_a_program", None),
     ]
     assert all(same_as_undisturbed(done.verdicts, name) for name, kind in failed.items() if kind is None)
 
@@ -522,7 +529,7 @@ def test_killers_side_by_side() -> None:
 def test_sabotage_of_the_way_home() -> None:
     """What a kernel writes to, or closes, that is not its own: never a fault of normcheck, never a pass of zeros."""
     names = (*SABOTAGE, *FORGERIES)
-    done = verify(["innocent", *SABOTAGE, BYSTANDERS[0], *FORGERIES, "innocent_too"], "--timeout", "1")
+    done = verify(["innocent", *SABOTAGE, BYSTANDERS[0], *FORGERIES, "innocent_too"], *LATER)
     found = {name: unexpected(done.verdicts[name], ANY) for name in names}
     for name in MAY_PASS:
         if name in names and done.verdicts[name]["status"] == CLEAN and same_as_undisturbed(done.verdicts, name):
@@ -551,7 +558,7 @@ def hanging(killer: str, *more: str) -> Iterator[Started]:
     """A run that has a verdict and is now in a case that does not end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, as would the run
     with started(["innocent", killer, "innocent_too"], "--timeout", "600", *more) as run:
-        assert within(60.0, lambda: run.text("out.txt").startswith(CLEAN))
+        assert within(240.0, lambda: run.text("out.txt").startswith(CLEAN))
         time.sleep(1.0)  # until the next one hangs
         assert run.process.poll() is None
         yield run
@@ -563,7 +570,7 @@ def test_interrupted(how: str, killer: str) -> None:
     with hanging(killer) as run:
         send = os.killpg if how == "SIGINT" else os.kill
         send(run.process.pid, signal.Signals[how])
-        done = run.wait(15.0)
+        done = run.wait(30.0)
         assert (done.code, done.document["exit_code"], done.document["complete"]) == (130, 130, False)
         assert list(done.verdicts) == ["innocent"]
         assert same_as_undisturbed(done.verdicts)
@@ -577,7 +584,7 @@ def test_the_parent_is_killed(workers: str) -> None:
         assert len(run.left()) > 1
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
-        within(5.0, lambda: not run.left())
+        within(10.0, lambda: not run.left())
         assert run.left() == {}
 
 

@@ -705,9 +705,9 @@ def one_memory_for_all(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: f
 
 
 def sleeps_its_time_away(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Right for the first cases, and then nobody has time for more."""
+    """Right for the first cases, and then nobody has time for more: most of its seconds are those of a few calls."""
     calls["slept"] += 1
-    if calls["slept"] > 3:
+    if calls["slept"] % 4 == 0:
         time.sleep(0.5)
     return innocent(x, weight, bias, eps=eps)
 
