@@ -104,6 +104,8 @@ def _with_worst(brief: Comparison, ratio: Tensor, error: Tensor, got: Tensor, he
     failed = not brief.ratio <= 1
     at = int(ratio.argmax())
     size = error.abs()
+    if brief.uncheckable:
+        size = torch.where(torch.isinf(held.bound.upper), 0.0, size)
     largest = float(size.amax())
     if not math.isfinite(largest):
         size = torch.where(torch.isfinite(error), size, 0.0)

@@ -115,8 +115,13 @@ class Judge:
     @cached_property
     def finite(self) -> bool:
         """Whether every bound is known to be finite, except in rows that are not checkable."""
+        return self.bounded and self.case.dy not in NOT_FINITE
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every bound is known to be finite for finite numbers, except in rows that are not checkable."""
         longest = self.rules.chain(max(self.case.M, self.case.N))
-        return self.case.eps > 0 and self.case.dy not in NOT_FINITE and math.isfinite(self.rules.gam(longest + 16))
+        return self.case.eps > 0 and math.isfinite(self.rules.gam(longest + 16))
 
     @property
     def options(self) -> Mapping[str, float]:

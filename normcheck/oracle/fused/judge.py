@@ -55,15 +55,17 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: every bound is finite, x has one row stride, no residual is added,
-    and nobody watches what is compared.
+    """Whether the fused judge can judge this case: x has one row stride, no residual is added, nobody watches what is
+    compared, and on a GPU every bound is finite.
     """
     case = judge.case
+    on_gpu = judge.x.is_cuda or launcher(judge.x.device) is not on_cpu.launch
+    finite = case.rows not in (*NOT_FINITE, "largest") and case.dy not in NOT_FINITE
     return (
-        judge.finite
+        judge.bounded
+        and (finite or not on_gpu)
         and judge.x.dim() == 2
         and case.M > 0
-        and case.rows not in (*NOT_FINITE, "largest")
         and judge.watch is None
         and judge.rules.safety == 1.0
         and judge.rules.model.accumulate == "fp32"
@@ -264,7 +266,9 @@ def _checked(checks: Sequence[_Check], seen: Sequence[int], *, zeros: bool) -> t
             at = layout.FIELDS * number
             count = seen[at + layout.ZEROS] if zeros else None
             max_ulp = floats[at + 2] * 2.0 ** (check.fmt.p - 1)
-            comparison = Comparison(floats[at], check.numel, 0, count, floats[at + 1], max_ulp)
+            comparison = Comparison(
+                floats[at], check.numel, seen[at + layout.UNCHECKABLE], count, floats[at + 1], max_ulp
+            )
             made.append(Checked(check.output, check.name, comparison))
     return tuple(made) if all(c.comparison.ratio <= 1 for c in made) else None
 

@@ -24,6 +24,9 @@ INLINE int64_t bits_of(double a) { int64_t b; memcpy(&b, &a, 8); return b; }
 INLINE double number_of(int64_t b) { double a; memcpy(&a, &b, 8); return a; }
 INLINE double larger(double a, double b) { return a > b ? a : b; }
 
+/* `bound`, but at least what stands for 0; NaN stays NaN */
+INLINE double with_room(double bound) { return bound < 1e-300 ? 1e-300 : bound; }
+
 /* 2^floor(log2(a)) of a >= 0, at least `least`, a power of two */
 INLINE double power(double a, double least) { return larger(number_of(bits_of(a) & 0x7FF0000000000000), least); }
 
@@ -111,10 +114,11 @@ INLINE double largest(const double *lanes) {
     return most;
 }
 
-/* what is found of a check: its largest ratio, error, and error in powers of two, and how many zeros would pass */
+/* what is found of a check: its largest ratio, error, and error in powers of two, how many zeros would pass, and how
+ * many elements have no finite bound, of which nothing else is found */
 typedef struct {
     double ratio[LANES], size[LANES], powers[LANES];
-    int64_t zeros;
+    int64_t zeros, unbounded;
 } check;
 
 INLINE void note(int64_t *found, int number, const check *c) {
@@ -122,32 +126,41 @@ INLINE void note(int64_t *found, int number, const check *c) {
     double most[3] = {largest(c->ratio), largest(c->size), largest(c->powers)};
     for (int i = 0; i < 3; i++) to[i] = bits_of(larger(most[i], number_of(to[i])));
     to[ZEROS] += c->zeros;
+    to[UNCHECKABLE] += c->unbounded;
 }
 
 /* compares a tile of `count` numbers with what is expected */
 INLINE void compare(check *restrict c, const double *restrict got, const double *restrict expected,
                     const double *restrict upper, const double *restrict lower, double least, int64_t count) {
     tile ratio, size, powers;
-    int64_t zeros = 0;
+    int64_t zeros = 0, unbounded = 0;
     memset(ratio, 0, sizeof ratio);
     memset(size, 0, sizeof size);
     memset(powers, 0, sizeof powers);
     for (int64_t i = 0; i < count; i++) {
-        double error = got[i] - expected[i], off = fabs(error);
-        ratio[i] = ratio_of(off, error > 0 ? upper[i] : lower[i]);
+        double error = got[i] - expected[i], bound = error > 0 ? upper[i] : lower[i];
+        double of_zero = expected[i] > 0 ? lower[i] : upper[i];
+        double off = upper[i] < INFINITY ? fabs(error) : 0.0;
+        ratio[i] = bound < INFINITY ? ratio_of(fabs(error), bound) : 0.0;
         size[i] = off;
-        powers[i] = off * one_over(power(fabs(expected[i]), least));
-        zeros += fabs(expected[i]) <= (expected[i] > 0 ? lower[i] : upper[i]);
+        powers[i] = off > 0 ? off * one_over(power(fabs(expected[i]), least)) : 0.0;
+        zeros += fabs(expected[i]) <= of_zero && of_zero < INFINITY;
+        unbounded += !(upper[i] < INFINITY);
     }
     keep_largest(c->ratio, ratio);
     keep_largest(c->size, size);
     keep_largest(c->powers, powers);
     c->zeros += zeros;
+    c->unbounded += unbounded;
 }
 
 /* one number, of a statistic or of a sum over rows */
 INLINE void compare_one(check *c, double got, double expected, double upper, double lower, double least) {
     double error = got - expected, off = fabs(error);
+    if (!(upper < INFINITY)) {
+        c->unbounded++;
+        return;
+    }
     c->ratio[0] = larger(ratio_of(off, error > 0 ? upper : lower), c->ratio[0]);
     c->size[0] = larger(off, c->size[0]);
     c->powers[0] = larger(off * one_over(power(fabs(expected), least)), c->powers[0]);
@@ -239,14 +252,14 @@ INLINE void outputs_of(outputs *restrict o, const struct forward_kernel *a, cons
         }
     else
         for (int64_t i = 0; i < n; i++) {
-            o->upper[i] = larger(o->upper[i], 1e-300);
-            o->lower[i] = larger(o->lower[i], 1e-300);
+            o->upper[i] = with_room(o->upper[i]);
+            o->lower[i] = with_room(o->lower[i]);
         }
 }
 
 /* writes the reference's bits, ties and doubt of a tile, and counts the own bits */
 INLINE void judge_bits(const struct forward_kernel *a, const double *number, const outputs *restrict o, int64_t at_row,
-                       int64_t start, int64_t n, int64_t *counts) {
+                       int64_t start, int64_t n, int bounded, int spoilt, int64_t *counts) {
     const double lower_clip = number[LOWER_CLIP], upper_clip = number[UPPER_CLIP];
     uint8_t *bits = (uint8_t *)a->bits_ptr + at_row * a->N + start, *ties = (uint8_t *)a->ties_ptr + at_row * a->N + start;
     uint8_t *doubts = (uint8_t *)a->doubt_ptr + at_row * a->N + start;
@@ -259,6 +272,7 @@ INLINE void judge_bits(const struct forward_kernel *a, const double *number, con
         int exact = before == 0; /* a tie without any error is a tie in every correct kernel */
         int doubt = (!(to_lower > reach) && !(exact && to_lower == 0)) || (!(to_upper > reach) && !(exact && to_upper == 0));
         doubt = doubt && reach != 0;
+        if (!bounded) doubt = !(spoilt && z != z); /* a NaN by x is not between the limits, whatever else there is */
         bits[i] = (uint8_t)bit;
         ties[i] = (uint8_t)tie;
         doubts[i] = (uint8_t)(doubt || tie);
@@ -279,12 +293,12 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
     double *x = work, *g = work + N, *bias = a->bias_ptr ? work + 2 * N : 0;
     double *rows = (double *)a->rows_ptr;
     check means = {0}, rstds = {0}, own = {0}, whole = {0};
-    int64_t unbounded = 0, counts[3] = {0, 0, 0};
+    int64_t counts[3] = {0, 0, 0};
     widen(g, a->weight_ptr, a->weight_type, 0, N);
     for (int64_t i = 0; i < N; i++) g[i] += (double)a->weight_offset;
     if (bias) widen(bias, a->bias_ptr, a->bias_type, 0, N);
     for (int64_t m = 0; m < M; m++) {
-        double sums[LANES] = {0}, sizes[LANES] = {0}, mean = 0, dm = 0, var, dv, size;
+        double sums[LANES] = {0}, sizes[LANES] = {0}, absolute[LANES], mean = 0, dm = 0, var, dv, size;
         widen(x, a->x_ptr, a->x_type, m * a->x_stride, N);
         int64_t even = N / LANES * LANES;
         for (int64_t i = 0; i < even; i += LANES)
@@ -296,6 +310,7 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
             sums[i - even] += a->CENTERED ? x[i] : x[i] * x[i];
             sizes[i - even] += fabs(x[i]);
         }
+        memcpy(absolute, sizes, sizeof sizes);
         if (a->CENTERED) {
             mean = of_lanes(sums) / n;
             size = of_lanes(sizes) / n;
@@ -324,24 +339,26 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
             dv = var * number[GAM_VAR] + 3 * eta;
             size = var;
         }
-        unbounded += !(size <= number[LIMIT]);
+        const int bounded = size <= number[LIMIT]; /* its sums cannot overflow; NaN is none */
+        const int spoilt = !(of_lanes(absolute) < INFINITY); /* by a NaN or an infinity in x */
         double q = var + eps, r = 1 / sqrt(q), dq = (q + dv) * u + dv + u * eps, rs = number[RS];
         double upper = sqrt(q / larger(q - dq, eps * (1 - 2 * u))) * (1 + rs) - 1;
         double lower = 1 - sqrt(q / (q + dq)) * (1 - rs);
         double al = larger(upper, lower), d = r * dm;
         float saved_mean = (float)mean, saved_rstd = (float)r;
         double kept[8] = {mean, r, al, d, saved_mean, saved_rstd, 0, 0};
+        if (!bounded) kept[2] = kept[6] = INFINITY; /* so that the gradients know */
         for (int i = 0; i < 8; i++) rows[i * M + m] = kept[i];
         ((float *)a->rstd_ptr)[m] = saved_rstd;
         if (a->CENTERED) ((float *)a->mean_ptr)[m] = saved_mean;
         double own_mean = mean, own_rstd = r;
         if (a->own_mean_ptr) {
             widen(&own_mean, a->own_mean_ptr, a->own_mean_type, m, 1);
-            compare_one(&means, own_mean, mean, dm, dm, number[LEAST_32]);
+            compare_one(&means, own_mean, mean, bounded ? dm : INFINITY, dm, number[LEAST_32]);
         }
         if (a->own_rstd_ptr) {
             widen(&own_rstd, a->own_rstd_ptr, a->own_rstd_type, m, 1);
-            compare_one(&rstds, own_rstd, r, r * upper + eta, r * lower + eta, number[LEAST_32]);
+            compare_one(&rstds, own_rstd, r, bounded ? r * upper + eta : INFINITY, r * lower + eta, number[LEAST_32]);
         }
         row ends = row_of(number, mean, r, al, d, (int)a->CAST);
         row by_own = row_of(number, own_mean, own_rstd, number[AL_SAVED],
@@ -352,20 +369,23 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
             outputs o;
             tile got;
             widen(got, a->y_ptr, a->y_type, m * a->y_stride + start, count);
-            if (a->OWN) {
+            if (!bounded) {
+                own.unbounded += count;
+                whole.unbounded += count;
+            } else if (a->OWN) {
                 outputs_of(&o, a, number, by_own, x + start, g + start, at_bias, count);
                 compare(&own, got, o.y, o.upper, o.lower, number[Y_LEAST], count);
             }
+            if (!bounded && !a->CLAMPED) continue;
             outputs_of(&o, a, number, ends, x + start, g + start, at_bias, count);
-            compare(&whole, got, o.y, o.upper, o.lower, number[Y_LEAST], count);
-            if (a->CLAMPED) judge_bits(a, number, &o, m, start, count, counts);
+            if (bounded) compare(&whole, got, o.y, o.upper, o.lower, number[Y_LEAST], count);
+            if (a->CLAMPED) judge_bits(a, number, &o, m, start, count, bounded, spoilt, counts);
         }
     }
     note(found, Y_CHECK, &whole);
     if (a->OWN) note(found, OWN_CHECK, &own);
     if (a->own_mean_ptr) note(found, MEAN_CHECK, &means);
     if (a->own_rstd_ptr) note(found, RSTD_CHECK, &rstds);
-    found[UNCHECKABLE_ROWS] += unbounded;
     found[WRONG_BITS] += counts[0];
     found[DOUBTFUL_BITS] += counts[1];
     found[ZERO_BITS] += counts[2];
@@ -373,17 +393,17 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
 
 /* gradients */
 
-/* dy as the backward takes it, 0 if its bit is, and its size where the bit is in doubt */
+/* dy as the backward takes it, times its bit, and its size where the bit is in doubt; NaN stays NaN */
 INLINE void load_dy(double *restrict dy, double *restrict doubt, int64_t dy_ptr, int64_t dy_type, int64_t first,
                     int64_t column, int64_t bits_ptr, int64_t doubt_ptr, int64_t place, int64_t count) {
     widen_dy(dy, dy_ptr, dy_type, first, column, count);
     if (doubt_ptr) {
         const uint8_t *in_doubt = (const uint8_t *)doubt_ptr + place;
-        for (int64_t i = 0; i < count; i++) doubt[i] = in_doubt[i] ? fabs(dy[i]) : 0.0;
+        for (int64_t i = 0; i < count; i++) doubt[i] = fabs(dy[i] * in_doubt[i]);
     }
     if (bits_ptr) {
         const uint8_t *bits = (const uint8_t *)bits_ptr + place;
-        for (int64_t i = 0; i < count; i++) dy[i] = bits[i] ? dy[i] : 0.0;
+        for (int64_t i = 0; i < count; i++) dy[i] *= bits[i];
     }
 }
 
@@ -421,6 +441,10 @@ INLINE void dx(const struct dx_kernel *a, double *g) {
     for (int64_t i = 0; i < N; i++) g[i] += (double)a->weight_offset;
     for (int64_t m = 0; m < M; m++) {
         const double mean = rows[m], r = rows[M + m], al = rows[2 * M + m], d = rows[3 * M + m];
+        if (!(al < INFINITY)) { /* the row has no bounds */
+            whole.unbounded += N;
+            continue;
+        }
         enum { C1, C2, C1_SIZE, WD_SIZE, RAW_SIZE, C1_MOVED, C2_MOVED, SUMS };
         double lanes[SUMS][LANES] = {{0}}, s[SUMS];
         terms t;
@@ -554,6 +578,8 @@ INLINE void sums(const struct sums_kernel *a) {
                 dy_xhat[i] += size * xa[i];
                 dy_shift[i] += size * (fabs(xh[i]) * al + beside);
             }
+            if (!(al < INFINITY)) /* nor has any sum of such a row's */
+                for (int64_t i = 0; i < n; i++) dy_xhat[i] = INFINITY;
             if (a->RAW)
                 for (int64_t i = 0; i < n; i++) dy_shift[i] += fabs(dy[i]) * ((fabs(x[i]) + fabs(mean)) * per_x);
             if (a->doubt_ptr)
@@ -564,7 +590,7 @@ INLINE void sums(const struct sums_kernel *a) {
             for (int64_t i = 0; i < n; i++) {
                 xh[i] = (x[i] - saved_mean) * saved_r;
                 xa[i] = fabs(xh[i]);
-                given[N + i] += fabs(dy[i] * xh[i]);
+                given[N + i] += al < INFINITY ? fabs(dy[i] * xh[i]) : INFINITY;
                 given[2 * N + i] += fabs(dy[i]) * saved_flushed;
             }
             if (a->RAW)
@@ -587,7 +613,7 @@ INLINE void judge_sum(check *c, const struct dw_db_kernel *a, const double *numb
     double got, bound = off;
     widen(&got, actual, type, column, 1);
     if (a->STORED) bound += store(fabs(value) + off, number[W_LEAST], half, (int)a->FLUSH);
-    bound = larger(bound, 1e-300);
+    bound = with_room(bound);
     compare_one(c, got, value, bound, bound, number[W_LEAST]);
 }
 
