@@ -14,6 +14,7 @@ of a cell the one that says more is kept. With ``--within`` it can be called unt
 from __future__ import annotations
 
 import argparse
+import compileall
 import hashlib
 import json
 import math
@@ -119,6 +120,7 @@ def install(package: Package, cache: Path, wheels: Path | None) -> Path:
     if package.beside:
         alone = [] if package.needs else ["--no-deps"]
         subprocess.run([*pip, *into_part, *alone, *package.beside], check=True)
+    compileall.compile_dir(part, quiet=2)  # a kernel's process may write no bytecode, and would compile it each time
     part.rename(folder)
     return folder
 
@@ -147,7 +149,8 @@ def verify(part: Part, folder: Path, given: argparse.Namespace, until: float) ->
                 shutil.copy(report, given.logs / f"{part.label}.json")
         if not report.is_file():
             last = (err.strip() or out.strip()).splitlines()[-1:]
-            return {"adapter": part.package.adapter, "not_run": "".join(last).replace(str(HERE), "docs/found")}
+            words = "".join(last).replace(str(HERE), "docs/found")
+            return {"adapter": part.package.adapter, "not_run": words or "it ended without a report"}
         return entry(part.package, json.loads(report.read_text(encoding="utf-8")))
 
 
