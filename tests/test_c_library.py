@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,14 @@ def test_a_source_is_compiled_once(source: Path, monkeypatch: pytest.MonkeyPatch
     assert twice(anew(source), 4) == 8
     assert Path(kept).stat().st_mode & 0o077 == 0
     assert list(Path(kept).parent.iterdir()) == [Path(kept)]
+
+
+def test_of_several_that_ask_at_once_one_compiles(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, right = [], c_library._compile
+    monkeypatch.setattr(c_library, "_compile", lambda *given: (compiled.append(given), time.sleep(0.2), right(*given)))
+    with ThreadPoolExecutor(4) as pool:
+        assert [twice(library, 5) for library in pool.map(anew, [source] * 4)] == [10] * 4
+    assert len(compiled) == 1
 
 
 def test_another_source_or_compiler_is_compiled_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from normcheck.gate.options import Device, Dtypes, Ops, Option, Profile, several, within
+from normcheck.gate.options import Device, Dtypes, JudgeName, Ops, Option, Profile, several, within
 
 ALL = "all"
 """The word for all regimes."""
@@ -75,6 +75,7 @@ class AuditOptions:
         Option(help="one or every: the ops and dtypes that a fault under a regime is run in.", names=_regime_cells),
     ] = "one"
     seed: Annotated[int, Option(help="Another seed draws other cases.")] = 0
+    judge: JudgeName = "fused"
     device: Device = "auto"
     report: Annotated[
         tuple[str, ...],

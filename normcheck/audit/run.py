@@ -96,7 +96,9 @@ def trials_of(options: AuditOptions) -> tuple[Trial, ...]:
             raise UsageError(f"mutant={name}: expected {one_of(near or known)}")
     regimes = _regimes(options)
     device, ops, dtypes = _scope(options)
-    trial = partial(Trial, profile=options.profile, seed=options.seed, device=device, recipe=options.recipe)
+    trial = partial(
+        Trial, profile=options.profile, seed=options.seed, device=device, recipe=options.recipe, judge=options.judge
+    )
     whole = options.cells == EVERY
     chosen = [mutant for mutant in known.values() if not options.mutant or mutant.id in options.mutant]
     runnable = [mutant for mutant in chosen if not why_not(mutant, device)]

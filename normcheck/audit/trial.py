@@ -30,9 +30,10 @@ from normcheck.checks.cell import Cell
 from normcheck.desk.explain import VALUES, knows
 from normcheck.errors import itself_failed
 from normcheck.gate.options import PROMISING, VerifyOptions
-from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
+from normcheck.oracle.judging import FUSED
 from normcheck.result import CellKey, Finding, Verdict
 from normcheck.runner.device import device_for
 from normcheck.runner.time_limit import TimeIsUp, alarm
@@ -50,8 +51,9 @@ class Trial:
     """One cell to run, as plain data that can be sent to another process.
 
     ``name``: a mutant's id, or with ``control`` the name of a correct kernel. ``recipe``: judge by this recipe instead
-    of the gate, unless it is empty. ``regime``: the fault is there only in the calls of this regime, unless it is
-    empty. ``shrink``: also look for a simpler failing case. ``explain``: also ask the desk what a wrong value might be.
+    of the gate, unless it is empty. ``judge``: one of ``oracle.judging.JUDGES``. ``regime``: the fault is there only in
+    the calls of this regime, unless it is empty. ``shrink``: also look for a simpler failing case. ``explain``: also
+    ask the desk what a wrong value might be.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Trial:
     device: str
     control: bool = False
     recipe: str = ""
+    judge: str = FUSED
     regime: str = ""
     shrink: bool = True
     explain: bool = False
@@ -174,9 +177,13 @@ def _explanation(trial: Trial, failure: Finding | None) -> dict[str, Any]:
     return {"asked": True, "explanation": name, "rightly": is_right(name, trial.name)}
 
 
+def _plan(trial: Trial, profile: Profile, *cells: Cell) -> Plan:
+    return Plan(cells, profile, trial.seed, trial.device, TIMEOUT, judge=trial.judge)
+
+
 def _within(trial: Trial) -> tuple[Regime, Mutant, Op, str, Plan]:
     """The arguments of ``differs_from_clean`` and ``first_failing_case`` for a trial under a regime."""
-    op, plan = OPS[trial.op], Plan((), PROFILES[trial.profile], trial.seed, trial.device, TIMEOUT)
+    op, plan = OPS[trial.op], _plan(trial, PROFILES[trial.profile])
     return REGIMES[trial.regime], catalogue.mutants()[trial.name], op, trial.dtype, plan
 
 
@@ -224,7 +231,7 @@ def _verdict(trial: Trial, implementation: Implementation) -> Verdict:
     if not trial.explain:
         profile = replace(profile, explain_seconds=0.0)
     cell = Cell(OPS[trial.op], implementation, trial.dtype, trial.name)
-    plan = Plan((cell,), profile, trial.seed, trial.device, TIMEOUT)
+    plan = _plan(trial, profile, cell)
     return run_cell(cell, plan, lambda cases, worst: None, with_coverage=not trial.control)
 
 

@@ -256,6 +256,9 @@ Sandboxed = Annotated[
 ]
 
 
+JudgeName = Annotated[str, Option(help="fused (default): what passes is judged by few kernels; plain.", names=judges)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
     """The options of ``normcheck verify``, in the order of its help, and two facts from ``config.settings``.
@@ -301,9 +304,7 @@ class VerifyOptions:
         ),
     ] = True
     sandbox: Sandboxed = True
-    judge: Annotated[
-        str, Option(help="fused (default): on a GPU, what passes is judged by few kernels; plain.", names=judges)
-    ] = "fused"
+    judge: JudgeName = "fused"
     scheduler: Annotated[
         str,
         Option(
