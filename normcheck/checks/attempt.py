@@ -111,13 +111,15 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
         message = f"no result after timeout={plan.timeout:g} s"
         return Result(case, table().model, problems=(Problem("timeout", "", message),))
     except torch.OutOfMemoryError:
-        gc.collect()
-        torch.cuda.empty_cache()
-        words = _shortage(_needed(case, plan.device), memory_bytes(plan.device))
-        return Result(case, table().model, refused=f"judging it {words} of the GPU's memory")
+        pass
     except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))
+    # Only here, behind the handler, nobody holds the frames in which the memory ran out, and their tensors.
+    gc.collect()
+    torch.cuda.empty_cache()
+    words = _shortage(_needed(case, plan.device), memory_bytes(plan.device))
+    return Result(case, table().model, refused=f"judging it {words} of the GPU's memory")
 
 
 def deepest(case: Case) -> Depth:

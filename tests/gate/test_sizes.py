@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +43,7 @@ def asked(profile: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sweep.CoreRun, "next", lambda self: None)
     cell = cell_of(dtype)
     plan = Plan((cell,), replace(PROFILES[profile], max_examples=80), 0, device, 1.0)
-    monkeypatch.setattr(sweep, "_JUDGING_SECONDS", {"cpu": 0.0, "cuda": 0.0})
+    monkeypatch.setattr(sweep, "_judging_seconds", lambda plan: 0.0)
     tally = Tally(table().model)
     tally.add(Result(case_of("rmsnorm fp16 M=300 N=16"), table().model), 0.0)
     sweep._first_failing(cell, plan, tally, lambda *_: None, sweep.CoreRun(cell, plan))
@@ -125,6 +126,28 @@ def test_running_out_of_memory_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> 
     result = attempt.attempted(cell, HUGE, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0), work)
     assert isinstance(result, Result)
     assert result.refused == "judging it needs about 50.6 GiB of 60.0 GiB of the GPU's memory"
+
+
+def test_a_case_that_ran_out_of_memory_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose share was full for good refused every later case, of 3 MB too: seen on two H100s."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    there: list[bool] = []
+
+    def work() -> Result:
+        tensor = torch.empty(1000)
+        held.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError
+
+    def memory_bytes(device: str) -> int:
+        there.extend(tensor() is not None for tensor in held)
+        return 60 * GIB
+
+    monkeypatch.setattr(attempt, "memory_bytes", memory_bytes)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(attempt, "_no_room", lambda case, device: "")
+    cell = cell_of()
+    attempt.attempted(cell, HUGE, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0), work)
+    assert there == [False]
 
 
 @pytest.mark.parametrize(

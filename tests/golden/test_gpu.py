@@ -181,6 +181,19 @@ def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
     assert " N=17 " in cells["illegal_access"]["failure"]["case"]
 
 
+def test_two_gpus_judge_as_one_does() -> None:
+    """``python tests/quality/two_gpus.py``: the same verdicts, but for cases that memory was too short for."""
+    run = json.loads((FOLDER / "two_gpus.json").read_text(encoding="utf-8"))
+    assert run["schema"] == "normcheck-two-gpus/1"
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    assert len(run["cells_of_each_gpu"]) == 2 and sum(run["cells_of_each_gpu"]) == run["cells"] == 30
+    assert {status for _, _, _, status, *_ in run["verdicts"]} == {"pass"}
+    assert all(one[:4] == two[:4] for one, two in run["differing"])
+    assert run["speed_up"] == round(run["seconds"]["one"] / run["seconds"]["two"], 2) > 1.5  # 1.7 are wanted
+    page = (FOLDER.parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert f"{run['seconds']['one']} s | {run['seconds']['two']} s, {run['speed_up']} times as fast" in page
+
+
 def test_every_triton_mutant_was_run_on_a_gpu() -> None:
     runs = [json.loads((FOLDER / f"{n}.json").read_text(encoding="utf-8")) for n in ("audit_triton", "audit_lock")]
     ran = {entry["id"] for run in runs for entry in run["mutants"]}
