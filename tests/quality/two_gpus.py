@@ -1,7 +1,8 @@
 """How much faster a second GPU makes a run: `python tests/quality/two_gpus.py RECORD.json`. A figure, not a test.
 
 The same cells are judged by Dask workers on one GPU of this machine, and on two: the ci profile with as many cases in
-each cell, so that both runs have the same work. The verdicts must be the same, but for who gave them.
+each cell, so that both runs have the same work. A run before them tells what cells take, so that both begin with the
+longest. The verdicts must be the same, but for who gave them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ CASES = 600
 COMMAND = ("verify", "--impl", "torch", "--profile", "ci", "--max-examples", str(CASES), "--allow-thin")
 
 
-def run(gpus: int, folder: Path) -> tuple[dict[str, Any], float]:
+def run(gpus: int, report: Path, *more: str) -> tuple[dict[str, Any], float]:
     """The report of a run on so many GPUs, and its seconds of wall time."""
-    report = folder / f"{gpus}.json"
-    how = ("--scheduler", "local", "--workers", str(CELLS_A_GPU * gpus), "--report", f"json:{report}")
+    how = ("--scheduler", "local", "--workers", str(CELLS_A_GPU * gpus), "--report", f"json:{report}", *more)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-m", "normcheck", *COMMAND, *how], env=environment, check=False)
@@ -41,7 +41,10 @@ def told(verdict: dict[str, Any]) -> list[Any]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (one, alone), (two, both) = (run(gpus, Path(folder)) for gpus in (1, 2))
+        before = Path(folder) / "before.json"
+        run(2, before)
+        timings = ("--timings", str(before))
+        (one, alone), (two, both) = (run(gpus, Path(folder) / f"{gpus}.json", *timings) for gpus in (1, 2))
     pairs = zip(map(told, one["verdicts"]), map(told, two["verdicts"]), strict=True)
     by_gpu = Counter(verdict["machine"]["uuid"] for verdict in two["verdicts"])
     record = {
