@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -272,7 +273,8 @@ def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatc
     forget(monkeypatch)
     judge = judge_for(case_of("rmsnorm", "fp16", M=3, N=8))
     outputs = {"y": torch.zeros(3, 8, dtype=torch.float16)}
-    trial.is_trusted(judge, outputs)
+    with suppress(NormcheckError):  # the trial may end at once
+        trial.is_trusted(judge, outputs)
     (begun,) = trial._trials.values()
     begun.join()
     with pytest.raises(NormcheckError, match="judge=fused differs in y"):
@@ -386,7 +388,7 @@ FAULTS_OF_C = {
     "half of the columns of db": ("if (a->db_ptr) {\n            double off", "if (a->db_ptr && i % 2 == 0) {\n            double off"),
     "the largest of one lane": ("for (int l = 1; l < LANES; l++) most = larger", "for (int l = LANES; l < LANES; l++) most = larger"),
     "a row that overflows has bounds": ("const int bounded = size <= number[LIMIT];", "const int bounded = 1;"),
-    "a sum over rows has a bound that one of them has not": ("for (int64_t i = 0; i < n; i++) dy_xhat[i] = INFINITY;", ""),
+    "a sum over rows has a bound that one of them has not": ("al < INFINITY ? fabs(dy[i] * xh[i]) : INFINITY", "fabs(dy[i] * xh[i])"),
     "NaN is a bound of nothing": ("return bound < 1e-300 ? 1e-300 : bound;", "return bound > 1e-300 ? bound : 1e-300;"),
     "NaN passes": ("return ratio == ratio ? ratio : INFINITY;", "return ratio == ratio ? ratio : 0;"),
     "fp16's subnormal numbers are 0": ("size * 0x1p-24", "0 * 0x1p-24"),

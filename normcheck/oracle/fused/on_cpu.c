@@ -74,9 +74,11 @@ INLINE void widen(double *restrict to, int64_t address, int64_t type, int64_t fi
     } else if (type == BF16) {
         const uint16_t *from = (const uint16_t *)address + first;
         for (int64_t i = 0; i < count; i++) to[i] = of_bf16(from[i]);
-    } else {
+    } else if (type == FP32) {
         const float *from = (const float *)address + first;
         for (int64_t i = 0; i < count; i++) to[i] = from[i];
+    } else {
+        for (int64_t i = 0; i < count; i++) to[i] = NAN; /* of a dtype that is not known nothing passes */
     }
 }
 
@@ -576,10 +578,8 @@ INLINE void sums(const struct sums_kernel *a) {
                 db[i] += dy[i];
                 dy_size[i] += size;
                 dy_xhat[i] += size * xa[i];
-                dy_shift[i] += size * (fabs(xh[i]) * al + beside);
+                dy_shift[i] += size * (fabs(xh[i]) * al + beside); /* no number if the row has no bounds */
             }
-            if (!(al < INFINITY)) /* nor has any sum of such a row's */
-                for (int64_t i = 0; i < n; i++) dy_xhat[i] = INFINITY;
             if (a->RAW)
                 for (int64_t i = 0; i < n; i++) dy_shift[i] += fabs(dy[i]) * ((fabs(x[i]) + fabs(mean)) * per_x);
             if (a->doubt_ptr)
