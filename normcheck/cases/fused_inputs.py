@@ -69,7 +69,11 @@ def fill(
 interpreted = False
 """Whether Triton's kernel, interpreted, fills tensors on a CPU: to test it where there is no GPU."""
 
-_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+TYPES = {getattr(torch, fmt.torch_name): number for number, fmt in enumerate(FORMATS.values())}
+"""Dtype -> its number in C, where ``OF_TYPES`` are its names."""
+
+OF_TYPES = {name.upper(): number for number, name in enumerate(FORMATS)}
+
 _SOURCE = Path(__file__).with_name("input_kernels.c")
 
 
@@ -77,7 +81,7 @@ def _call(tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
     library = c_library.loaded(_SOURCE, _lines())
     if library is None:
         raise Unavailable("there is no C compiler, or nothing that it makes can be loaded")
-    of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), _TYPES[tensor.dtype]))
+    of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), TYPES[tensor.dtype]))
     c_library.call(library, "make", (*of_tensors, *numbers))
 
 
@@ -85,12 +89,12 @@ def _call(tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
 def _lines() -> tuple[str, ...]:
     """The numbers of kinds, as C has them."""
     of_rng = {name: getattr(rng, name) for name in ("GOLDEN", "MIX_1", "MIX_2", "OF_STREAM", "NORMAL_SCALE")}
-    most = {f"MAX_{name.upper()}": FORMATS[name].max for name in ("fp16", "bf16", "fp32")}
+    most = {f"MAX_{name.upper()}": FORMATS[name].max for name in FORMATS}
     kinds = {kind.upper() + "_ROWS" * (kind in NOT_FINITE): at for at, kind in enumerate(ROW_KINDS)}
     of_dy = {f"DY_{kind.upper()}": at for at, kind in enumerate(DY_KINDS)}
     of_weights = {"SMALL_WEIGHTS": WEIGHT_KINDS.index("small"), "PROBE": WEIGHT_KINDS.index("probe")}
-    others = {"KINDS": len(ROWS), "FP16": 0, "BF16": 1, "FP32": 2, "X": 0, "DY": 1, "ROW": 2, "WEIGHT": 3, "BIAS": 4}
-    return c_library.definitions({**of_rng, **most, **kinds, **of_dy, **of_weights, **others})
+    others = {"KINDS": len(ROWS), "X": 0, "DY": 1, "ROW": 2, "WEIGHT": 3, "BIAS": 4}
+    return c_library.definitions({**of_rng, **most, **kinds, **of_dy, **of_weights, **OF_TYPES, **others})
 
 
 def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:

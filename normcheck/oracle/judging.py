@@ -1,10 +1,9 @@
 """Judging by the faster of two judges: the fused one passes a case, the plain one says everything else about it.
 
-The fused judge (``fused/judge.py``) works on cases whose bounds are all finite. What it does not pass, the plain judge
-judges: so no kernel is accused, and no finding is described, by anything but the plain formulas. Each process that uses
-it first has it judge one right and one wrong case, with the flags of the case at hand, beside the plain judge
-(``fused/trial.py``). On a GPU that goes on in a thread, since it may compile for seconds: until then the plain judge
-judges.
+The fused judge (``fused/judge.py``) works on what it suits. What it does not pass, the plain judge judges: so no kernel
+is accused, and no finding is described, by anything but the plain formulas. Each process that uses it has it judge one
+right and one wrong case first, with the flags of the case at hand, beside the plain judge (``fused/trial.py``).
+On a GPU that goes on in a thread, since it may compile for seconds: until then the plain judge judges.
 """
 
 from __future__ import annotations

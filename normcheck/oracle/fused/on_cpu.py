@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from normcheck import c_library
+from normcheck.cases.fused_inputs import OF_TYPES, TYPES
 from normcheck.oracle.fused import layout
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -45,9 +45,6 @@ KERNELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Kernel -> its arguments in order: tensors, sizes, and facts of the case. Those of the Triton kernel of that name, but
 for its tiles."""
 
-_TYPES = MappingProxyType({torch.float16: 0, torch.bfloat16: 1, torch.float32: 2})
-"""Dtype -> its number in ``on_cpu.c``; others are read as what they are."""
-
 
 def launch(name: str, way: object, grid: object, *arguments: Tensor | int | None, **facts: object) -> None:
     """Call the kernel of this name, see ``launch.launch``; what only a GPU's kernel needs is left out.
@@ -59,7 +56,7 @@ def launch(name: str, way: object, grid: object, *arguments: Tensor | int | None
     for argument, field in zip(arguments, known, strict=False):
         if field.endswith("_ptr"):
             assert not isinstance(argument, int)
-            values += (0, -1) if argument is None else (argument.data_ptr(), _TYPES.get(argument.dtype, -1))
+            values += (0, -1) if argument is None else (argument.data_ptr(), TYPES.get(argument.dtype, -1))
         else:
             assert isinstance(argument, int)
             values.append(argument)
@@ -78,12 +75,11 @@ def _lines() -> tuple[str, ...]:
     """The arguments and places as C has them."""
     places = {name: value for name, value in vars(layout).items() if name.isupper() and isinstance(value, int)}
     numbers = {name.upper(): at for at, name in enumerate(layout.NUMBERS)}
-    types = {"FP16": 0, "BF16": 1, "FP32": 2}
     structures = [
         c_library.structure(kernel, [f"{a}, {a.removesuffix('_ptr')}_type" if a.endswith("_ptr") else a for a in given])
         for kernel, given in KERNELS.items()
     ]
-    return (*c_library.definitions({**numbers, **places, **types}), *structures)
+    return (*c_library.definitions({**numbers, **places, **OF_TYPES}), *structures)
 
 
 _BEFORE = _lines()
