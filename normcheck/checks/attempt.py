@@ -96,6 +96,8 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
     refused = unclaimed(cell.op, cell.implementation, case)
     if not (refused or case.huge or case.small):
         refused = too_large(case, plan.device)
+        if refused and plan.device == "cuda":
+            refused = _too_large_yet(case)
     if refused:
         return Result(case, table().model, refused=refused)
     try:
@@ -157,10 +159,17 @@ def _no_room(case: Case, device: str) -> str:
     while (reason := too_large(case, device)) and time.monotonic() < end:
         if _needed(case, device) > torch.cuda.mem_get_info()[1]:
             break
-        gc.collect()
-        torch.cuda.empty_cache()
+        if not _too_large_yet(case):
+            return ""
         time.sleep(0.1)
     return reason
+
+
+def _too_large_yet(case: Case) -> str:
+    """``too_large`` on a GPU, once those tensors of earlier cases are given back that only a cycle of objects holds."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return too_large(case, "cuda")
 
 
 _ENDING_SECONDS = 5.0

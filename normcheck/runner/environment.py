@@ -55,7 +55,8 @@ def memory_bytes(device: str) -> int:
         free, total = torch.cuda.mem_get_info()
         torchs = torch.cuda.memory_stats_as_nested_dict()  # memory_reserved() would flatten all of it, each time
         reserved, used = (torchs[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
-        return int(min(free + reserved, total * torch.cuda.get_per_process_memory_fraction()) - used)
+        share = total * torch.cuda.get_per_process_memory_fraction()
+        return max(0, int(min(free + reserved, share) - used))
     return _machine_bytes()
 
 

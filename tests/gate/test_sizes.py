@@ -150,6 +150,25 @@ def test_a_case_that_ran_out_of_memory_leaves_none_behind(monkeypatch: pytest.Mo
     assert there == [False]
 
 
+def test_memory_that_only_a_cycle_of_objects_holds_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        """What an earlier case has left: it refers to itself, so that only a collection ends it."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    ended: list[bool] = []
+    held = Held()
+    weakref.finalize(held, ended.append, True)
+    del held
+    monkeypatch.setattr(attempt, "memory_bytes", lambda device: 60 * GIB if ended else GIB)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    cell, large = cell_of(), replace(HUGE, M=2**14, N=2**14)
+    right = Result(large, table().model)
+    assert attempt.attempted(cell, large, Plan((cell,), PROFILES["ci"], 0, "cuda", 1.0), lambda: right) is right
+    assert ended
+
+
 @pytest.mark.parametrize(
     ("fields", "depth"),
     [

@@ -186,10 +186,10 @@ def test_two_gpus_judge_as_one_does() -> None:
     run = json.loads((FOLDER / "two_gpus.json").read_text(encoding="utf-8"))
     assert run["schema"] == "normcheck-two-gpus/1"
     assert run["environment"]["device"].startswith("NVIDIA ")
-    assert len(run["cells_of_each_gpu"]) == 2 and sum(run["cells_of_each_gpu"]) == run["cells"] == 30
+    assert len(run["cells_of_each_gpu"]) == 2 and sum(run["cells_of_each_gpu"]) == run["cells"] == 48
     assert {status for _, _, _, status, *_ in run["verdicts"]} == {"pass"}
     assert all(one[:4] == two[:4] for one, two in run["differing"])
-    assert run["speed_up"] == round(run["seconds"]["one"] / run["seconds"]["two"], 2) > 1.5  # 1.7 are wanted
+    assert run["speed_up"] == round(run["seconds"]["one"] / run["seconds"]["two"], 2) >= 1.7
     page = (FOLDER.parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")
     assert f"{run['seconds']['one']} s | {run['seconds']['two']} s, {run['speed_up']} times as fast" in page
 
