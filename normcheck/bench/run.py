@@ -95,14 +95,24 @@ class _State:
     """The settings and the state of a bench.
 
     ``until``: when nothing new is begun any more, by time.perf_counter. ``copies``: bytes -> times of a copy.
-    ``lost``: the implementation that lost the GPU's context, or "".
+    ``imported``: the implementations that have run. ``lost``: the one that lost the GPU's context, or "".
     """
 
     plan: Plan
     suite: Suite
     until: float
     copies: dict[int, Times] = field(default_factory=dict)
+    imported: set[str] = field(default_factory=set)
     lost: str = ""
+
+    def ran(self, name: str) -> None:
+        """Note that the implementation ``name`` has run. What it has imported lives until the end, so no collection
+        looks at it again: there is one for each speed, and with the libraries of all it takes a third of a second.
+        """
+        if name not in self.imported:
+            self.imported.add(name)
+            gc.collect()
+            gc.freeze()
 
 
 def _measured(run: _State, cells: dict[tuple[str, str], list[Cell]], console: Console) -> tuple[list[Speed], bool]:
@@ -162,6 +172,7 @@ def _proven_speeds(run: _State, cell: Cell, blank: list[Speed], proof: VerifiedP
     """The times if the point passed, else the reason, from ``proof``."""
     if proof.lost:
         run.lost = cell.implementation.name
+    run.ran(cell.implementation.name)
     judged = [replace(s, verified_rows=proof.rows, cases=proof.cases, note=proof.note) for s in blank]
     if not proof.passed:
         status = SKIP if proof.refused else FAIL

@@ -1,7 +1,7 @@
-"""Compiling ahead: another process of the same kernel calls it at the shapes that come next.
+"""Compiling ahead: other processes of the same kernel call it at the shapes that come next.
 
-What it compiles lies in the compiler's own cache on disk when the cell's own process asks for it. Nothing that happens
-to this process touches the verdict.
+What they compile lies in the compiler's own cache on disk when the cell's own process asks for it. Nothing that happens
+to these processes touches the verdict.
 """
 
 from __future__ import annotations
@@ -20,79 +20,92 @@ from normcheck.isolation.process import Worker
 from normcheck.isolation.session import ProcessSession
 from normcheck.runner.session import session_of
 
-_PROCESSES = 2  # of a cell that are busy at a time: its kernel's or its judge, and the one that compiles ahead
+MOST = 4
+"""Processes that compile ahead for one cell: each has a context on the GPU, and with so many its own process has as
+much to judge as they compile."""
+
 _ANSWER_SECONDS = 5.0  # within which the rest of an answer comes that has begun to
 
 
-class Ahead:
-    """The process that compiles ahead for one cell, while its ``core`` runs; ``look`` starts it.
+def spare(cores: int, cells: int) -> int:
+    """How many processes may compile ahead for each of so many ``cells`` side by side.
 
-    ``is_possible``: whether it runs, or may do so. ``asked``: how many cases it was asked to run.
+    A core of its own is kept for the cell: its kernel's process and its judge take turns.
+    """
+    return max(0, min(MOST, cores // cells - 1))
+
+
+class Ahead:
+    """The processes that compile ahead for one cell, while its ``core`` runs; ``look`` starts them.
+
+    ``is_possible``: whether they run, or may do so. ``asked``: how many cases they were asked to run.
     """
 
     def __init__(self, cell: Cell, plan: Plan, core: CoreRun) -> None:
         self._cell, self._device, self.core = cell, plan.device, core
         session = session_of(cell.implementation)
         self._session = session if isinstance(session, ProcessSession) else None
-        self._worker: Worker | None = None
-        self._asked: Planned | None = None
-        self._steps = 0  # answers that have come
-        self.asked = 0  # cases that it was asked to run
-        cores = len(os.sched_getaffinity(0))
-        self.is_possible = self._session is not None and cores >= _PROCESSES * plan.workers
+        self._left = spare(len(os.sched_getaffinity(0)), plan.workers)  # that may be started yet
+        self._helpers: list[_Helper] = []
+        self.asked = 0
+        self.is_possible = self._session is not None and self._left > 0
 
     def look(self) -> None:
-        """Take the answer if there is one, and ask for the next shape. Never waits for the process, never raises."""
+        """Take the answers that are there, and ask for the next shapes. Never waits for a process, never raises."""
         if not self.is_possible or self._session is None:
             return
         if not self.core.is_short:
             self._end()
             return
-        try:
-            if self._worker is None:
-                self._worker = self._session.another()
-            elif self._asked is None and self._steps > 1:
-                self._ask()
-            elif self._worker.has_answered:
-                self._take()
-        except (Broken, OSError):
-            self.stop()
+        for helper in list(self._helpers):
+            try:
+                self._go_on(helper)
+            except (Broken, OSError):
+                self._lose(helper)
+            if not self.is_possible:
+                return
+        if self._left and all(helper.knows_its_kernel for helper in self._helpers):  # one that cannot run tells enough
+            self._left -= 1
+            with suppress(Broken, OSError):
+                self._helpers.append(_Helper(self._session.another()))
+        self.is_possible = bool(self._helpers or self._left)
 
-    def _take(self) -> None:
-        assert self._worker is not None
-        answer = self._worker.receive(_ANSWER_SECONDS, "compiling ahead")
-        self._steps += 1
-        if "usage" in answer or (self._asked is None and "broken" in answer):
-            self.stop()
-        elif self._steps == 1:
-            name = {"name": self._cell.implementation.name, "op": self._cell.op.name}
-            self._worker.send({"do": "choose", **name})
-        else:
-            if self._asked is not None:
-                self.core.compiled(self._asked, well="broken" not in answer and "refused" not in answer)
-            self._ask()
-
-    def _ask(self) -> None:
-        assert self._worker is not None
+    def _go_on(self, helper: _Helper) -> None:
+        """Raises Broken or OSError if the process is of no use any more."""
+        if helper.has_answered:
+            asked, well = helper.answer(self._cell)
+            if asked is not None:
+                self.core.compiled(asked, well=well)
+        if not helper.is_idle:
+            return
         if self.core.costs.warming_is_idle:
             self.stop()
             return
-        self._asked = self.core.ahead()
-        if self._asked is not None:
+        shape = self.core.ahead()
+        if shape is not None:
             self.asked += 1
-            self._worker.send({"do": "warm", "case": str(self._asked.case), "device": self._device})
+            helper.ask(shape, self._device)
+
+    def _lose(self, helper: _Helper) -> None:
+        """End one that died, or has answered nonsense; if it could not even begin, no other will."""
+        if not helper.knows_its_kernel:
+            self._left = 0
+        if helper.asked is not None:
+            self.core.compiled(helper.asked, well=False)
+        self._helpers.remove(helper)
+        helper.end()
 
     def stop(self) -> None:
-        """End the process, for good."""
+        """End the processes, for good."""
         self._end()
         self.is_possible = False
 
     def _end(self) -> None:
-        worker, self._worker, self._asked, self._steps = self._worker, None, None, 0
-        if worker is not None:
+        helpers, self._helpers = self._helpers, []
+        if helpers:
             self.core.alone()
-            with suppress(OSError):
-                worker.kill()
+        for helper in helpers:
+            helper.end()
 
     def __enter__(self) -> Self:
         return self
@@ -101,3 +114,49 @@ class Ahead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self.stop()
+
+
+class _Helper:
+    """One such process. ``asked``: the case that it runs now."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker  # it has been asked to import the kernel
+        self.asked: Planned | None = None
+        self._answers = 0
+
+    @property
+    def knows_its_kernel(self) -> bool:
+        """Whether it has imported its file, and found the kernel there."""
+        return self._answers > 1
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether ``answer`` need not wait."""
+        return not self.is_idle and self._worker.has_answered
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a case."""
+        return self.knows_its_kernel and self.asked is None
+
+    def answer(self, cell: Cell) -> tuple[Planned | None, bool]:
+        """The case that it has run, None if it had not begun, and whether it went well. Raises Broken, OSError."""
+        answer = self._worker.receive(_ANSWER_SECONDS, "compiling ahead")
+        well = "broken" not in answer and "refused" not in answer
+        if "usage" in answer or not (well or self.asked is not None):
+            raise Broken("crash", "", "a process that compiles ahead cannot begin")
+        self._answers += 1
+        if self._answers == 1:
+            self._worker.send({"do": "choose", "name": cell.implementation.name, "op": cell.op.name})
+        asked, self.asked = self.asked, None
+        return asked, well
+
+    def ask(self, planned: Planned, device: str) -> None:
+        """Have it run this case. Raises OSError."""
+        self.asked = planned
+        self._worker.send({"do": "warm", "case": str(planned.case), "device": device})
+
+    def end(self) -> None:
+        """Kill it."""
+        with suppress(OSError):
+            self._worker.kill()

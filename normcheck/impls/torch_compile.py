@@ -62,7 +62,9 @@ def _norm(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, eps: Tensor, c
 @cache
 def _compiled() -> Callable[..., dict[str, Tensor]]:
     import torch
+    from torch._inductor import config
 
+    config.compile_threads = 1  # a pool of processes, each with torch, takes longer to start than these to compile
     return torch.compile(_norm, dynamic=True, fullgraph=True)
 
 

@@ -59,6 +59,15 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
+ONE_DIES = """owner, died = DISK / "owner", DISK / "died"
+    if not owner.exists():
+        owner.write_text(str(os.getpid()))
+    if owner.read_text() != str(os.getpid()) and not died.exists():
+        died.touch()
+        os._exit(1)
+"""
+
+
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ahead]:
     """What compiled ahead in the cells of a test."""
@@ -135,6 +144,20 @@ def test_whatever_happens_to_it_is_no_part_of_the_verdict(
     _, one = until(tmp_path, looked, was_asked, first=DIES_IF_SECOND.format(what=what).strip())
     assert one.core.costs.number(WARMED) == 0
     assert one.asked > 0
+
+
+@pytest.mark.slow
+def test_one_that_dies_leaves_the_others(
+    tmp_path: Path, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))  # two of them
+    _, one = until(tmp_path, looked, lambda one: one.core.costs.number(WARMED) >= 1, first=ONE_DIES.strip())
+    assert one.core.costs.number(WARMED) >= 1
+
+
+@pytest.mark.parametrize(("cores", "cells", "expected"), [(2, 1, 1), (2, 2, 0), (16, 12, 0), (16, 5, 2), (16, 1, 4)])
+def test_as_many_compile_ahead_as_there_are_cores_to_spare(cores: int, cells: int, expected: int) -> None:
+    assert ahead.spare(cores, cells) == expected
 
 
 @pytest.mark.slow

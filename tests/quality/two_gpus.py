@@ -47,7 +47,7 @@ def told(verdict: dict[str, Any]) -> list[Any]:
 
 def longest(report: dict[str, Any]) -> float:
     """The seconds of the cell that took longest: no number of GPUs makes a run shorter than that."""
-    return round(max(verdict["seconds"] for verdict in report["verdicts"]), 1)
+    return round(max(float(verdict["seconds"]) for verdict in report["verdicts"]), 1)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from triton.language.extra.cuda import gdc_wait
 from normcheck.impls.kernels.forward import load_scale, load_tile
 from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import Tile, ceil_div, group_rows, tile, tiles
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile, tiles
 
 MAX_BLOCK = 8192
 """x, dy, w and the sums of dw and db of a block stay in registers."""
@@ -96,7 +96,7 @@ def load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS: tl.constexpr):
     return mean, tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def row_sums_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dy_stride, x_stride, M, N,
     ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -119,7 +119,7 @@ def row_sums_kernel(
     tl.store(c2_ptr + rows, tl.div_rn(tl.sum(sum2, axis=1), n), mask=rows < M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
     added_ptr, dresidual_ptr, dy_stride, x_stride, added_stride, M, N, group_rows,
@@ -168,7 +168,7 @@ def gradients_kernel(
         tl.store(db_ptr + group * N + cols, tl.sum(db, axis=0), mask=cols < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def sum_groups_kernel(
     parts_ptr, out_ptr, bias_parts_ptr, bias_out_ptr, groups, N,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on, with_room
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import BYTE, Tile, ceil_div, group_rows, tile, tiles
+from normcheck.impls.kernels.tiles import BYTE, ROW_COUNTS, Tile, ceil_div, group_rows, tile, tiles
 
 MAX_BLOCK = 16384
 ELEMENTS = 2048
@@ -141,7 +141,7 @@ def store_z(
     tl.store(y_ptr + rows[:, None] * N + cols[None, :], z, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, lower, upper,
@@ -195,7 +195,7 @@ def forward_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def looped_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, lower, upper, group_rows,

@@ -17,6 +17,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from normcheck.impls.kernels.tiles import ROW_COUNTS
+
 
 @gluon.jit
 def _rings(ptr, PIECES: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr):
@@ -72,7 +74,7 @@ def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
     dy_stride, x_stride, added_stride, M, N, group_rows,
@@ -198,7 +200,7 @@ def held_gradients_kernel(
             gl.store(db_ptr + group * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, group_rows,

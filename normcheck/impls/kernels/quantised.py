@@ -33,7 +33,7 @@ from normcheck.impls.kernels.forward import (
 )
 from normcheck.impls.kernels.holds import with_room
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import Tile, ceil_div, group_rows, power_of_two, tile, tiles
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, power_of_two, tile, tiles
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """Dtype of codes -> the largest; the least is its negative."""
@@ -119,7 +119,7 @@ def by_block(
     return tl.reshape(blocks * factor[:, :, None], (ROWS, BLOCK))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def quantised_kernel(
     x_ptr, weight_ptr, q_ptr, scale_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, scale_ub, least,
@@ -188,7 +188,7 @@ def sum_again(x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_strid
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=ROW_COUNTS)
 def looped_quantised_kernel(
     x_ptr, weight_ptr, q_ptr, scale_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, scale_ub, least, group_rows,

@@ -10,6 +10,10 @@ BYTE = 8
 """Bits in a byte of the bitmask: no tile is narrower."""
 
 
+ROW_COUNTS = ("M", "group_rows", "groups")
+"""Arguments for which Triton must not compile a kernel anew: how many rows there are changes nothing in its code."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tile:
     """``rows`` x ``block`` elements, both powers of two, computed by ``warps`` warps.
