@@ -333,9 +333,9 @@ MUTANTS = (
         backward=(
             _GROUPS_OF_4,
             Lines(
-                old="@triton.jit\ndef sum_groups_kernel",
+                old="@triton.jit(do_not_specialize=ROW_COUNTS)\ndef sum_groups_kernel",
                 new="@triton.autotune([triton.Config({}, num_warps=w) for w in (1, 4)], key=['groups', 'N'])\n"
-                "@triton.jit\ndef sum_groups_kernel",
+                "@triton.jit(do_not_specialize=ROW_COUNTS)\ndef sum_groups_kernel",
             ),
             Lines(
                 old="tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < N)",
