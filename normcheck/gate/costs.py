@@ -33,17 +33,18 @@ _DOUBT = 0.5
 _MUCH_SECONDS = 1.0  # a pause of the machine is no first call
 
 _JUDGING_SECONDS = {"cpu": 1e-6, "cuda": 2e-8}  # for an element, at most; for planning only
-_AT_HOME_SECONDS = 5e-7  # the same for a small case of a GPU's kernel, which a CPU judges
+_AT_HOME_SECONDS = 1e-7  # the same for a small case of a GPU's kernel, which a CPU judges
 _SLACK = 3.0  # a case may take so many times the expected seconds before the rest counts as building
 _ROWS_TELL = 16  # from so many rows on, rows cost more than the call
 _COLUMNS_TELL = 4096  # likewise
+_ELEMENTS_TELL = 16384  # and on a GPU, which takes many rows at once: there elements cost, not rows
 _LATEST = 4  # so many first calls tell what the next one costs: it falls if something compiles ahead
 
 
 class Costs:
     """The costs of one cell, in seconds, on ``device`` ("cpu" or "cuda").
 
-    ``call``, ``row``, ``column``: the least so far, infinite if not known. ``spent``: on cases themselves;
+    ``call``, ``row``, ``column``, ``element``: the least so far, infinite if not known. ``spent``: on cases themselves;
     ``building``: beyond that, for compiling and the like or on a busy machine. ``places``: where a case has run, in
     their order.
     """
@@ -51,8 +52,8 @@ class Costs:
     def __init__(self, device: str) -> None:
         self._device = device
         self.call = self.column = math.inf
-        self._tall = math.inf, 1  # seconds of a run and M, of the case that took least for a row
-        self._few_rows = math.inf  # the least seconds of a run with few rows
+        self.row = self.element = math.inf
+        self._few = math.inf  # the least seconds of a run with few elements
         self.spent = self.building = 0.0
         self.places: dict[Place, None] = {}
         self._seen: set[Hashable] = set()
@@ -63,22 +64,18 @@ class Costs:
         self._cold: tuple[Planned, float] | None = None  # the very first call, which also imports and starts much
         self.dear = False  # whether first calls are dear, so that they may look like the cost of rows or columns
         self.repeated = False  # whether a case ran that had nothing new
-        self._tall_again = self._wide_again = False  # whether such a case had many rows, or long ones
+        self._told_again: set[str] = set()  # what such a case told: the cost of a row, a column, an element
         self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
-
-    @property
-    def row(self) -> float:
-        """Seconds that a row takes, at most; infinite if it is not known. A GPU takes few rows at once, so there it is
-        what a run takes beyond one of few rows.
-        """
-        seconds, rows = self._tall
-        few = self._few_rows if self._device == "cuda" and self._few_rows < math.inf else 0.0
-        return max(0.0, seconds - few) / rows
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
         """The (M, N) of cases with rows that have run."""
         return {(m, n) for m, n, *_ in self.places if m}
+
+    @property
+    def widths(self) -> set[int]:
+        """The N of these."""
+        return {n for _, n in self.shapes}
 
     @property
     def knows_sizes(self) -> bool:
@@ -92,10 +89,17 @@ class Costs:
     def _expected(self, planned: Planned, again: bool) -> float:
         """As ``expected``. ``again``: a row or a column costs what repeated cases show, nothing if none does."""
         runs, case = RUNS[planned.probe], planned.case
-        row = 0.0 if again and not self._tall_again else self.row
-        column = 0.0 if again and not self._wide_again else self.column
-        call, row, column = (cost if cost < math.inf else 0.0 for cost in (self.call, row, column))
-        return runs * (call + row * case.M + column * case.N) + self._judging(case)
+        own = self._of(("call", 1), again=False) + sum(self._of(part, again=again) for part in self._parts(case))
+        return runs * own + self._judging(case)
+
+    def _parts(self, case: Case) -> tuple[tuple[str, int], ...]:
+        """What costs time in a run of this case beside the call, by name, and how many there are."""
+        return (("element", case.M * case.N),) if self._device == "cuda" else (("row", case.M), ("column", case.N))
+
+    def _of(self, part: tuple[str, int], *, again: bool) -> float:
+        name, number = part
+        cost: float = getattr(self, name)
+        return 0.0 if cost == math.inf or (again and name not in self._told_again) else cost * number
 
     def _judging(self, case: Case) -> float:
         a_cpu_judges = self._device == "cuda" and case.small
@@ -195,25 +199,41 @@ class Costs:
         self.building += beyond
         self.spent += seconds - beyond
         self.call = min(self.call, seconds / runs)
-        if case.M >= _ROWS_TELL:
-            self._tall = min(self._tall, (seconds / runs, case.M), key=lambda tall: tall[0] / tall[1])
-        elif case.M:
-            self._few_rows = min(self._few_rows, seconds / runs)
-        if case.N >= _COLUMNS_TELL and case.M and self.row < math.inf:
-            own = seconds - self._judging(case)
-            self.column = min(self.column, max(0.0, own / runs - self.call - self.row * case.M) / case.N)
+        told = self._measured(case, runs, seconds)
         if news:
             self._note(news, planned, seconds)
         else:
             self.repeated = True
-            self._tall_again |= case.M >= _ROWS_TELL
-            self._wide_again |= case.N >= _COLUMNS_TELL and case.M > 0
+            self._told_again |= told
             self._look_back()
         self._latest = planned, seconds, beyond
         self._prices.clear()
         for one in (case, with_rows(case, 1)) if planned.probe == "rows" else (case,):
             self._seen.update(_keys(one).values())
         self.places[place_of(case)] = None
+
+    def _measured(self, case: Case, runs: float, seconds: float) -> set[str]:
+        """Take what this case tells of the cost of a row, a column or an element; returns which of them it is.
+
+        An element costs what a run takes beyond one of few elements.
+        """
+        run, elements = seconds / runs, case.M * case.N
+        if self._device == "cuda":
+            if elements < _ELEMENTS_TELL:
+                self._few = min(self._few, run) if elements else self._few
+                return set()
+            self.element = min(self.element, max(0.0, run - (self._few if self._few < math.inf else 0.0)) / elements)
+            return {"element"}
+        told = set()
+        if case.M >= _ROWS_TELL:
+            self.row = min(self.row, run / case.M)
+            told.add("row")
+        if case.N >= _COLUMNS_TELL and case.M:
+            told.add("column")
+            if self.row < math.inf:
+                own = (seconds - self._judging(case)) / runs
+                self.column = min(self.column, max(0.0, own - self.call - self.row * case.M) / case.N)
+        return told
 
     def _note(self, news: str, planned: Planned, seconds: float) -> None:
         self._number[news] += 1

@@ -46,6 +46,8 @@ _COLD_DIVISOR = 6  # the very first case is repeated if six like it would take a
 _TIMES_AGAIN = 2  # the first case may be repeated
 _PAY_EVERY = 16  # of the cases after a short core
 _SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
+_SIZE_SHARE = 0.1  # of the time of a short core: a size for the sake of its class may take so much
+_PAST_A_GRID = frozenset({("m", low_of(65536))})
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
 
@@ -334,7 +336,7 @@ class CoreRun:
         """
         left, wall = self._budget.left, self._budget.wall
         if self._short is not None:
-            if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left:
+            if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left and self._cases_ahead() <= left:
                 self._short, self.costs.dear = None, False
                 self._queue = self._planned()
             return
@@ -359,6 +361,10 @@ class CoreRun:
         sizes = sizes_of(self.claims, self._extent, self._seed, self._model_size)
         return self.costs.ahead({"N": sum(map(len, sizes.widths.values())), **_FIRST_CALLS})
 
+    def _cases_ahead(self) -> float:
+        """Seconds of the cases that are left of a core that is not short, without their first calls."""
+        return max(0, _USUAL_CASES - self._run) * self.costs.spent / max(self._run, 1)
+
     def _new_short(self) -> ShortCore:
         self._planned_for = self._refusals.version
         return ShortCore(
@@ -376,7 +382,7 @@ class CoreRun:
         if self._planned_for != self._refusals.version:
             self._short = short = self._new_short()
         budget, seconds, (cases, shapes) = self._budget, self._budget.left, self._least
-        widths = len({n for _, n in self.costs.shapes})
+        widths = len(self.costs.widths)
         missing = max(0, shapes - len(self.costs.shapes), min(shapes, _SEVERAL_WIDTHS) - widths)
         owed = self._owed()
         data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
@@ -399,13 +405,27 @@ class CoreRun:
         return Step(planned, self._number, own=True)
 
     def _owed(self) -> set[Value | Pair]:
-        """What a short core must cover yet. Sizes as well, if they cost little more than a repeated call."""
+        """What a short core must cover yet. Sizes as well, if they cost little more than a repeated call, and more rows
+        than a side of a grid has programs; an M only at an N that has run, if a new N is very dear.
+        """
         cheap = {axis for axis, news in (("m", "rows"), ("n", "N")) if self._is_cheap(news)}
-        key = len(self.costs.shapes), *sorted(cheap), self._planned_for
+        affordable = {news for news in ("rows", "N") if self.costs.first_call(news) <= _SIZE_SHARE * self._budget.wall}
+        key = len(self.costs.shapes), *sorted(cheap), *sorted(affordable), self._planned_for
         if self._required[0] != key:
             wanted = self._goals(self.claims)
-            self._required = key, required(wanted, self._done, cheap)
+            needed = required(wanted, self._done, cheap) | (wanted & _PAST_A_GRID if len(affordable) > 1 else set())
+            self._required = key, {goal for goal in needed if self._is_reached(goal, any_width="N" in affordable)}
         return self._required[1] - self._done - self._refusals.given_up
+
+    def _is_reached(self, goal: Value | Pair, *, any_width: bool) -> bool:
+        """Whether a goal is no class of M, or one that the core has at an N that has run, or at ``any_width``."""
+        if len(goal) == 3 or goal[0] != "m" or not goal[1]:
+            return True
+        sizes = sizes_of(self.claims, self._extent, self._seed, self._model_size)
+        widths = {n for own in sizes.widths.values() for n in own} if any_width else self.costs.widths
+        if sizes.shapes:
+            return any(low_of(m) == goal[1] and n in widths for m, n in sizes.shapes)
+        return any(min(sizes.heights[goal[1]]) * n <= self._extent.elements for n in widths)
 
     def _is_cheap(self, news: str) -> bool:
         return self.costs.first_call(news) <= _CHEAP_CALLS * self.costs.call

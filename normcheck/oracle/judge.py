@@ -5,7 +5,6 @@ Blocks keep the fp64 temporaries in a CPU's cache, and within a GPU's memory.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -194,7 +193,6 @@ def judge_of(
     io = FORMATS[case.dtype]
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
-    @functools.lru_cache(maxsize=1)  # most cases are one block, which forward and backward share
     def truth(first: int, end: int) -> Truth:
         rows = reference.normalise(op, _rows(source, first, end).double(), case.eps)
         statistics = forward_bounds.statistics(rules, rows, case.eps)
@@ -215,8 +213,15 @@ def judge_of(
             ),
         )
 
+    latest: dict[tuple[int, int], Truth] = {}  # most cases are one block, which forward and backward share
+
+    def block(b: slice) -> Truth:
+        if (b.start, b.stop) not in latest:
+            latest.clear()
+            latest[b.start, b.stop] = truth(b.start, b.stop)
+        return latest[b.start, b.stop]
+
     weight = FORMATS[case.weight_format]
-    block = lambda b: truth(b.start, b.stop)  # noqa: E731
     stored_alone: Callable[[], Judge] | None = None
     if how == residual.EXACT and not residual.are_one(case):
         of_stored = replace(model, sum=residual.MIXED)

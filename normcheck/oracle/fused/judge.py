@@ -6,7 +6,6 @@ wrong, unbounded or not finite. The plain judge then judges the case, with all d
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from normcheck.cases.ops import Op
 from normcheck.oracle import casting, rounding
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.fused import layout, on_cpu
-from normcheck.oracle.fused.kept import Found, Kept, Sums
+from normcheck.oracle.fused.kept import Found, Kept, Seen, Sums
 from normcheck.oracle.fused.launch import Way, multiprocessors, programs
 from normcheck.oracle.fused.launch import launch as on_gpu
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, Checked, Judge, Reference
@@ -131,16 +130,16 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         grid = (programs(M, way, device),)
         launch("forward_kernel", way, grid, into, *arguments, **facts, **way.tile(M, N), DETAILS=details)
 
-    def read(seen: Sequence[int]) -> tuple[Checked, ...] | None:
-        checked = _checked(checks, seen, zeros=judge.zeros)
-        if checked is None or seen[layout.UNCHECKABLE_ROWS] or seen[layout.WRONG_BITS]:
+    def read(seen: Seen) -> tuple[Checked, ...] | None:
+        checked, counts = _checked(checks, seen, zeros=judge.zeros), seen.counts
+        if checked is None or counts[layout.UNCHECKABLE_ROWS] or counts[layout.WRONG_BITS]:
             return None
         if own_bits is None:
             return checked
-        zeros = seen[layout.ZERO_BITS] if judge.zeros else None
+        zeros = counts[layout.ZERO_BITS] if judge.zeros else None
         return (
             *checked,
-            Checked("bitmask", END_TO_END, Comparison(0.0, M * N, seen[layout.DOUBTFUL_BITS], zeros)),
+            Checked("bitmask", END_TO_END, Comparison(0.0, M * N, counts[layout.DOUBTFUL_BITS], zeros)),
         )
 
     kept = Kept(rows, found, both=len(own) == len(op.statistics))
@@ -222,7 +221,7 @@ def _finish(
     found: Found,
     number: int,
     begin: Callable[[Tensor, bool], None],
-    read: Callable[[Sequence[int]], tuple[Checked, ...] | None],
+    read: Callable[[Seen], tuple[Checked, ...] | None],
 ) -> Finish:
     """Begin a judgement now, which finds so many numbers. A large one first finds ratios alone, and its details only
     if a ratio is a record.
@@ -234,14 +233,14 @@ def _finish(
     begin(found.numbers[place], detailed)
 
     def finish() -> tuple[Checked, ...] | None:
-        checked = read(found.seen()[place])
+        checked = read(found.seen(place))
         if detailed or checked is None:
             return checked
         if all(c.comparison.ratio <= judge.floors.get(c.output, 0.0) for c in checked):
             return checked
         again = Found.room_for(number, judge.x.device)
         begin(again.numbers, True)
-        return read(again.seen())
+        return read(again.seen(slice(number)))
 
     return finish
 
@@ -257,20 +256,20 @@ class _Check:
     made: bool
 
 
-def _checked(checks: Sequence[_Check], seen: Sequence[int], *, zeros: bool) -> tuple[Checked, ...] | None:
+def _checked(checks: Sequence[_Check], seen: Seen, *, zeros: bool) -> tuple[Checked, ...] | None:
     """What ``checks`` have found, see ``layout.FIELDS``; None if one of them fails."""
     made = []
-    floats = memoryview(array("q", seen)).cast("B").cast("d")
     for number, check in enumerate(checks):
         if check.made:
             at = layout.FIELDS * number
-            count = seen[at + layout.ZEROS] if zeros else None
-            max_ulp = floats[at + 2] * 2.0 ** (check.fmt.p - 1)
-            comparison = Comparison(
-                floats[at], check.numel, seen[at + layout.UNCHECKABLE], count, floats[at + 1], max_ulp
-            )
+            ratio, error, in_powers = seen.sizes[at : at + 3]
+            if not ratio <= 1:
+                return None
+            count = seen.counts[at + layout.ZEROS] if zeros else None
+            unbounded, max_ulp = seen.counts[at + layout.UNCHECKABLE], in_powers * 2.0 ** (check.fmt.p - 1)
+            comparison = Comparison(ratio, check.numel, unbounded, count, error, max_ulp)
             made.append(Checked(check.output, check.name, comparison))
-    return tuple(made) if all(c.comparison.ratio <= 1 for c in made) else None
+    return tuple(made)
 
 
 def _with_rows(tensor: Tensor, M: int, N: int) -> Tensor:

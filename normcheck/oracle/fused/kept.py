@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What kernels have found, by position, see ``layout``: each of the numbers as a count, and as a size in fp64."""
+
+    counts: Sequence[int]
+    sizes: Sequence[float]
 
 
 @dataclass
@@ -14,7 +23,7 @@ class Found:
 
     numbers: Tensor
     _used: int = 0
-    _seen: list[int] | None = None
+    _seen: tuple[list[int], list[float]] | None = None
 
     @classmethod
     def room_for(cls, number: int, device: torch.device) -> Found:
@@ -31,11 +40,13 @@ class Found:
         self._used, self._seen = place.stop, None
         return place
 
-    def seen(self) -> list[int]:
-        """The numbers, after every kernel that was launched so far."""
+    def seen(self, place: slice) -> Seen:
+        """The numbers of a place, after every kernel that was launched so far."""
         if self._seen is None:
-            self._seen = self.numbers.tolist()
-        return self._seen
+            numbers = self.numbers.cpu()
+            self._seen = numbers.tolist(), numbers.view(torch.float64).tolist()
+        counts, sizes = self._seen
+        return Seen(counts[place], sizes[place])
 
 
 @dataclass(frozen=True)

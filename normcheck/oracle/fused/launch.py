@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -70,7 +70,7 @@ def launch(name: str, way: Way, grid: tuple[int, ...], *arguments: Tensor | int 
     """
     kernel = _kernel(name)
     on_gpu = arguments[0].is_cuda if isinstance(arguments[0], Tensor) else False
-    key = (name, way.specialised, *constants.values(), *map(_fact, arguments))
+    key = (name, way.specialised, *constants.values(), *_facts(arguments))
     known = _known.get(key) if on_gpu else None
     if known is not None:
         compiled, last = known
@@ -96,11 +96,15 @@ def _note_compiling(seconds: float) -> None:
     compiling_seconds += seconds
 
 
-def _fact(argument: Tensor | int | None) -> Hashable:
+def _facts(arguments: Sequence[Tensor | int | None]) -> list[Hashable]:
     """What a compilation depends on, if all or no addresses are aligned: a dtype, or whether an integer is wide."""
-    if isinstance(argument, Tensor):
-        return argument.dtype
-    return argument if argument is None or argument in (0, 1) else argument.bit_length() > 31
+    return [
+        a.dtype if isinstance(a, Tensor) else a if a is None or 0 <= a <= 1 else not -_WIDE <= a < _WIDE
+        for a in arguments
+    ]
+
+
+_WIDE = 2**31
 
 
 @cache
