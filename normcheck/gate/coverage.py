@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value, pairs_of
 from normcheck.cases.case import Case, Place, place_of, with_parameters
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
-from normcheck.cases.goals import Extent, Goals, goals, key_of, low_of, sizes_of
+from normcheck.cases.goals import Extent, Goals, Sizes, goals, key_of, low_of, sizes_of
 from normcheck.cases.missed import in_words
-from normcheck.cases.short_core import ShortCore, required
+from normcheck.cases.short_core import ShortCore
 from normcheck.cases.strategies import ELEMENTS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.budget import Budget
 from normcheck.gate.costs import Costs
+from normcheck.gate.owed import Owed
 from normcheck.gate.plan import ENOUGH_SHARE, Plan
 from normcheck.gate.refusals import Refusals, with_value
 from normcheck.gate.shrink import seed_of
@@ -40,14 +40,11 @@ _FIRST_CALLS = {
     "layout": 90,
     "empty": 9,
 }  # of such a core, beside one for each N
-_CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
 _RUNS_OF_A_CASE, _PAIRS_OF_A_CASE = 3.0, 2.0  # on average, and at the end
 _COLD_DIVISOR = 6  # the very first case is repeated if six like it would take all the time
 _TIMES_AGAIN = 2  # the first case may be repeated
 _PAY_EVERY = 16  # of the cases after a short core
 _SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
-_SIZE_SHARE = 0.1  # of the time of a short core: a size for the sake of its class may take so much
-_PAST_A_GRID = frozenset({("m", low_of(65536))})
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
 
 
@@ -104,7 +101,7 @@ class CoreRun:
         self._again: Planned | None = None  # a case at the place of the one before, to tell what a first call costs
         self._before_again, self._again_number = 0.0, 0  # seconds of the case before that one, and which time it is
         self._barred: set[Place] = set()
-        self._required: tuple[Any, set[Value | Pair]] = (None, set())
+        self._demands = Owed(self.costs)
         self._declared, self._asked = cell.claims, cell.layouts
         self._refusals = Refusals(self._declared, self._goals)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
@@ -253,7 +250,7 @@ class CoreRun:
     def coverage(self, cases: int) -> Coverage:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
         if self._short is not None:
-            owed = self._owed() | (self._required[1] - self._done - self._refusals.excused)
+            owed = self._owed() | (self._demands.so_far - self._done - self._refusals.excused)
             apart = [goal for goal in owed if len(goal) == 3]
             missed = (*in_words(owed.difference(apart)), *self._budget.too_few(cases, len(self.claims.shapes)))
             left_out = [self._left_out(), *(f"not met: {words}" for words in in_words(apart))]
@@ -358,8 +355,7 @@ class CoreRun:
 
     def _ahead(self) -> float:
         """Seconds of the first calls that are left of a core that is not short."""
-        sizes = sizes_of(self.claims, self._extent, self._seed, self._model_size)
-        return self.costs.ahead({"N": sum(map(len, sizes.widths.values())), **_FIRST_CALLS})
+        return self.costs.ahead({"N": sum(map(len, self._sizes().widths.values())), **_FIRST_CALLS})
 
     def _cases_ahead(self) -> float:
         """Seconds of the cases that are left of a core that is not short, without their first calls."""
@@ -405,30 +401,13 @@ class CoreRun:
         return Step(planned, self._number, own=True)
 
     def _owed(self) -> set[Value | Pair]:
-        """What a short core must cover yet. Sizes as well, if they cost little more than a repeated call, and more rows
-        than a side of a grid has programs; an M only at an N that has run, if a new N is very dear.
-        """
-        cheap = {axis for axis, news in (("m", "rows"), ("n", "N")) if self._is_cheap(news)}
-        affordable = {news for news in ("rows", "N") if self.costs.first_call(news) <= _SIZE_SHARE * self._budget.wall}
-        key = len(self.costs.shapes), *sorted(cheap), *sorted(affordable), self._planned_for
-        if self._required[0] != key:
-            wanted = self._goals(self.claims)
-            needed = required(wanted, self._done, cheap) | (wanted & _PAST_A_GRID if len(affordable) > 1 else set())
-            self._required = key, {goal for goal in needed if self._is_reached(goal, any_width="N" in affordable)}
-        return self._required[1] - self._done - self._refusals.given_up
+        """What a short core must cover yet."""
+        wanted, sizes = self._goals(self.claims), self._sizes()
+        needed = self._demands.of(wanted, sizes, self._extent.elements, self._budget.wall, self._done)
+        return needed - self._done - self._refusals.given_up
 
-    def _is_reached(self, goal: Value | Pair, *, any_width: bool) -> bool:
-        """Whether a goal is no class of M, or one that the core has at an N that has run, or at ``any_width``."""
-        if len(goal) == 3 or goal[0] != "m" or not goal[1]:
-            return True
-        sizes = sizes_of(self.claims, self._extent, self._seed, self._model_size)
-        widths = {n for own in sizes.widths.values() for n in own} if any_width else self.costs.widths
-        if sizes.shapes:
-            return any(low_of(m) == goal[1] and n in widths for m, n in sizes.shapes)
-        return any(min(sizes.heights[goal[1]]) * n <= self._extent.elements for n in widths)
-
-    def _is_cheap(self, news: str) -> bool:
-        return self.costs.first_call(news) <= _CHEAP_CALLS * self.costs.call
+    def _sizes(self) -> Sizes:
+        return sizes_of(self.claims, self._extent, self._seed, self._model_size)
 
     def _left_out(self) -> str:
         wanted = self._goals(self.claims)
