@@ -1,7 +1,7 @@
 """Compiling all points of a suite before the first is timed: in processes, one for each core, on a GPU.
 
 What they compile lies in the compilers' own caches on disk when this process asks for it. Nothing that happens to them
-touches a verdict or a time: they have ended by then.
+touches a verdict or a time: they have ended by then. Meanwhile this process builds what would be lost with another.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from normcheck.checks.cell import Cell
 from normcheck.impls import discovery
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.run import LocalRun
+
+IN_PROCESS = ("cudnn", "cudnn_graph")
+"""Implementations whose library keeps what it builds in the process that has built it."""
 
 FEWEST = 8
 """With fewer jobs the processes take longer to start than they save."""
@@ -51,14 +54,18 @@ def jobs_of(points: Sequence[Point], cells: Mapping[tuple[str, str], Sequence[Ce
 def compile_all(jobs: Sequence[Job], processes: int = 0) -> int:
     """Make every call once, in so many processes, by default one for each core but one -> how many were made.
 
-    A job that fails is left to the bench, which says why.
+    Those of ``IN_PROCESS`` are made here. A job that fails is left to the bench, which says why.
     """
-    processes = min(processes or len(os.sched_getaffinity(0)) - 1, len(jobs))
+    here = [job for job in jobs if job.name in IN_PROCESS]
+    others = [job for job in jobs if job.name not in IN_PROCESS]
+    processes = min(processes or len(os.sched_getaffinity(0)) - 1, len(others))
     if len(jobs) < FEWEST or processes < 2:
         return 0
     done = 0
     with suppress(BrokenProcessPool), ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for well in pool.map(_call, jobs):
+        results = pool.map(_call, others)
+        done += sum(map(_call, here))
+        for well in results:
             done += well
     return done
 

@@ -22,9 +22,10 @@ WARMUP_MS, MEASURE_MS = 25, 100
 CPU_SECONDS, CPU_CALLS = 0.05, 5
 """On a CPU: the most seconds of calls, and the least number of calls."""
 
-CALM, TRIES = 0.25, 3
-"""If the quantiles of a GPU's times differ by more than this share of the median, something disturbed them. They are
-then taken again, up to this many times in all, and the closest quantiles count."""
+CALM, TRIES, SAME = 0.25, 3, 0.02
+"""If the quantiles of a GPU's times differ by more than the first share of the median, something disturbed them. They
+are then taken again, up to this many times in all, and the closest quantiles count; two medians in a row that differ by
+less than the last share are of calls that vary so by themselves, such as a copy of few microseconds."""
 
 MOST_SETS = 64
 QUANTILES = (0.5, 0.2, 0.8)
@@ -32,7 +33,8 @@ QUANTILES = (0.5, 0.2, 0.8)
 METHOD = {
     "cuda": f"triton.testing.do_bench, {MEASURE_MS} ms after {WARMUP_MS} ms of warm-up: median, quantiles 0.2 and 0.8; "
     f"L2 overwritten before each call, and inputs rotated over more than twice its size; taken again, {TRIES} times at "
-    f"most, where the quantiles are more than {100 * CALM:g} % of the median apart: the closest count",
+    f"most, where the quantiles are more than {100 * CALM:g} % of the median apart and the median is not the same "
+    f"within {100 * SAME:g} %: the closest count",
     "cpu": "time.perf_counter around single calls: median, quantiles 0.2 and 0.8; to try the bench, not to compare",
 }
 """Device -> how time is taken, in words."""
@@ -61,10 +63,16 @@ def timed(call: Callable[[], object], device: str) -> Times:
     from triton.testing import do_bench
 
     tries: list[Times] = []
-    while len(tries) < TRIES and (not tries or _spread(tries[-1]) > CALM):
+    while len(tries) < TRIES and not _settled(tries):
         median, low, high = do_bench(call, warmup=WARMUP_MS, rep=MEASURE_MS, quantiles=list(QUANTILES))
         tries.append(Times(median=float(median), low=float(low), high=float(high)))
     return min(tries, key=_spread)
+
+
+def _settled(tries: Sequence[Times]) -> bool:
+    if not tries or _spread(tries[-1]) <= CALM:
+        return bool(tries)
+    return len(tries) > 1 and abs(tries[-1].median - tries[-2].median) <= SAME * tries[-1].median
 
 
 def _spread(times: Times) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from normcheck.bench import ahead
 from normcheck.bench.ahead import FEWEST, Job, compile_all, jobs_of
 from normcheck.bench.speed import Point
 from normcheck.cases.ops import OPS
@@ -41,6 +44,32 @@ def test_every_point_is_called_in_another_process(tmp_path: Path) -> None:
     made = [path.name.split("-") for path in tmp_path.glob("*-*")]
     assert {int(n) for n, _ in made} == {1, 2, 3, 4, 5, 6, 8}
     assert str(os.getpid()) not in {process for _, process in made}
+
+
+@pytest.mark.slow
+def test_what_lives_in_its_process_is_built_in_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = jobs(tmp_path, range(1, 7)) + [replace(job, name="here") for job in jobs(tmp_path, range(10, 13))]
+    called: list[Job] = []
+    monkeypatch.setattr(ahead, "IN_PROCESS", ("here",))
+    monkeypatch.setattr(ahead, "_call", lambda job: called.append(job) or True)  # of this process alone
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", NoPool)
+    assert compile_all(many, 2) == 9
+    assert [job.name == "here" for job in called] == [False] * 6 + [True] * 3
+
+
+class NoPool:
+    """Calls at once, here."""
+
+    def __init__(self, processes: int, mp_context: object) -> None:
+        assert processes == 2
+
+    def __enter__(self) -> NoPool:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(self, call: Callable[[Job], bool], jobs: list[Job]) -> list[bool]:
+        return [call(job) for job in jobs]
 
 
 @pytest.mark.slow
