@@ -333,7 +333,7 @@ class CoreRun:
         """
         left, wall = self._budget.left, self._budget.wall
         if self._short is not None:
-            if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left and self._cases_ahead() <= left:
+            if self.costs.knows_sizes and self._ahead() < _CHEAP_SHARE * left:
                 self._short, self.costs.dear = None, False
                 self._queue = self._planned()
             return
@@ -356,10 +356,6 @@ class CoreRun:
     def _ahead(self) -> float:
         """Seconds of the first calls that are left of a core that is not short."""
         return self.costs.ahead({"N": sum(map(len, self._sizes().widths.values())), **_FIRST_CALLS})
-
-    def _cases_ahead(self) -> float:
-        """Seconds of the cases that are left of a core that is not short, without their first calls."""
-        return max(0, _USUAL_CASES - self._run) * self.costs.spent / max(self._run, 1)
 
     def _new_short(self) -> ShortCore:
         self._planned_for = self._refusals.version

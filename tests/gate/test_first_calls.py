@@ -185,19 +185,6 @@ def test_what_rows_cost_on_a_gpu_is_what_their_elements_cost(device: str) -> Non
     assert costs.expected(tall) > 5 or device == "cuda"
 
 
-def test_a_core_that_is_short_stays_short_if_the_whole_one_has_no_time() -> None:
-    """One that went back could end with less than what a pass takes, though it had run three times as much."""
-    slow = replace(PROFILES["quick"], short=replace(PROFILES["quick"].short, gpu_seconds=9.0))
-
-    def cheaper(case: Case) -> Iterator[tuple[Hashable, float]]:
-        yield ("first", case.weight_dtype, case.bias), 0.9
-        yield ("N", case.N), 0.02
-
-    run = simulated(cheaper, profile=slow, ranks=(2, 3))
-    assert run.core.is_short
-    assert run.core.coverage(100).missed == ()
-
-
 def test_several_widths_come_before_more_of_the_rest() -> None:
     """Other rows cost Triton nothing, and so are many shapes; each width is compiled."""
     assert len({n for _, n in simulated(blocks, ranks=(2, 3)).shapes}) >= 4
@@ -209,7 +196,7 @@ def test_a_whole_core_leaves_its_time_after_it_and_a_late_one_a_part() -> None:
     costs = Costs("cuda")
     budget = Budget(plan, costs, 1.0)
     assert budget.after(short=False) == 4.0
-    for spent, seconds in ((10.0, 4.0), (12.0, 4.0), (13.0, 3.0), (14.0, 2.0), (15.0, 1.0), (30.0, 1.0)):
+    for spent, seconds in ((11.0, 4.0), (13.0, 4.0), (14.0, 3.0), (15.0, 2.0), (16.0, 1.0), (30.0, 1.0)):
         costs.spent = spent
         assert budget.after(short=True) == seconds
 
