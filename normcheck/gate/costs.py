@@ -44,15 +44,15 @@ _LATEST = 4  # so many first calls tell what the next one costs: it falls if som
 class Costs:
     """The costs of one cell, in seconds, on ``device`` ("cpu" or "cuda").
 
-    ``call``, ``row``, ``column``, ``element``: the least so far, infinite if not known. ``spent``: on cases themselves;
+    ``call``, ``row``, ``column``: the least so far, infinite if not known. ``spent``: on cases themselves;
     ``building``: beyond that, for compiling and the like or on a busy machine. ``places``: where a case has run, in
     their order.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self.call = self.column = math.inf
-        self.row = self.element = math.inf
+        self.call = math.inf
+        self._each = dict.fromkeys(("row", "column", "element"), math.inf)
         self._few = math.inf  # the least seconds of a run with few elements
         self.spent = self.building = 0.0
         self.places: dict[Place, None] = {}
@@ -66,6 +66,16 @@ class Costs:
         self.repeated = False  # whether a case ran that had nothing new
         self._told_again: set[str] = set()  # what such a case told: the cost of a row, a column, an element
         self._latest: tuple[Planned, float, float] | None = None  # with its seconds, and those counted as building
+
+    @property
+    def row(self) -> float:
+        """Seconds that a row takes, at most, on a CPU."""
+        return self._each["row"]
+
+    @property
+    def column(self) -> float:
+        """Seconds that a column takes beside that, at most, on a CPU."""
+        return self._each["column"]
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
@@ -89,17 +99,12 @@ class Costs:
     def _expected(self, planned: Planned, again: bool) -> float:
         """As ``expected``. ``again``: a row or a column costs what repeated cases show, nothing if none does."""
         runs, case = RUNS[planned.probe], planned.case
-        own = self._of(("call", 1), again=False) + sum(self._of(part, again=again) for part in self._parts(case))
+        numbers = {"element": case.M * case.N} if self._device == "cuda" else {"row": case.M, "column": case.N}
+        told = self._told_again if again else numbers
+        known = {name: cost for name, cost in self._each.items() if cost < math.inf and name in told}
+        call = self.call if self.call < math.inf else 0.0
+        own = sum((cost * numbers.get(name, 0) for name, cost in known.items()), start=call)
         return runs * own + self._judging(case)
-
-    def _parts(self, case: Case) -> tuple[tuple[str, int], ...]:
-        """What costs time in a run of this case beside the call, by name, and how many there are."""
-        return (("element", case.M * case.N),) if self._device == "cuda" else (("row", case.M), ("column", case.N))
-
-    def _of(self, part: tuple[str, int], *, again: bool) -> float:
-        name, number = part
-        cost: float = getattr(self, name)
-        return 0.0 if cost == math.inf or (again and name not in self._told_again) else cost * number
 
     def _judging(self, case: Case) -> float:
         a_cpu_judges = self._device == "cuda" and case.small
@@ -217,23 +222,19 @@ class Costs:
 
         An element costs what a run takes beyond one of few elements.
         """
-        run, elements = seconds / runs, case.M * case.N
-        if self._device == "cuda":
-            if elements < _ELEMENTS_TELL:
-                self._few = min(self._few, run) if elements else self._few
-                return set()
-            self.element = min(self.element, max(0.0, run - (self._few if self._few < math.inf else 0.0)) / elements)
-            return {"element"}
-        told = set()
-        if case.M >= _ROWS_TELL:
-            self.row = min(self.row, run / case.M)
-            told.add("row")
-        if case.N >= _COLUMNS_TELL and case.M:
-            told.add("column")
-            if self.row < math.inf:
-                own = (seconds - self._judging(case)) / runs
-                self.column = min(self.column, max(0.0, own - self.call - self.row * case.M) / case.N)
-        return told
+        run, elements, told = seconds / runs, case.M * case.N, dict[str, float]()
+        if self._device == "cuda" and elements < _ELEMENTS_TELL:
+            self._few = min(self._few, run) if elements else self._few
+        elif self._device == "cuda":
+            told["element"] = (run - (self._few if self._few < math.inf else 0.0)) / elements
+        elif case.M:
+            row = min(self.row, run / case.M) if case.M >= _ROWS_TELL else self.row
+            told |= {"row": row} if case.M >= _ROWS_TELL else {}
+            if case.N >= _COLUMNS_TELL and row < math.inf:
+                told["column"] = (run - self._judging(case) / runs - self.call - row * case.M) / case.N
+        for name, cost in told.items():
+            self._each[name] = min(self._each[name], max(0.0, cost))
+        return set(told)
 
     def _note(self, news: str, planned: Planned, seconds: float) -> None:
         self._number[news] += 1
