@@ -6,17 +6,22 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from normcheck.cases.case import Case
+from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.errors import Broken
 from normcheck.gate import ahead
 from normcheck.gate.costs import WARMED
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
+from normcheck.impls.implementation import Implementation
 from normcheck.isolation.process import Worker
 from normcheck.isolation.select import select_apart
 from normcheck.isolation.session import ProcessSession
@@ -57,15 +62,6 @@ DIES_IF_SECOND = """owner = DISK / "owner"
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-
-
-ONE_DIES = """owner, died = DISK / "owner", DISK / "died"
-    if not owner.exists():
-        owner.write_text(str(os.getpid()))
-    if owner.read_text() != str(os.getpid()) and not died.exists():
-        died.touch()
-        os._exit(1)
-"""
 
 
 @pytest.fixture
@@ -146,13 +142,51 @@ def test_whatever_happens_to_it_is_no_part_of_the_verdict(
     assert one.asked > 0
 
 
-@pytest.mark.slow
-def test_one_that_dies_leaves_the_others(
-    tmp_path: Path, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))  # two of them
-    _, one = until(tmp_path, looked, lambda one: one.core.costs.number(WARMED) >= 1, first=ONE_DIES.strip())
-    assert one.core.costs.number(WARMED) >= 1
+class Process:
+    """A process that compiles ahead, which has always answered; ``dies``: it ends when it is asked for a case."""
+
+    has_answered = True
+
+    def __init__(self, *, dies: bool) -> None:
+        self.dies, self.sent, self.killed = dies, list[dict[str, Any]](), False
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def receive(self, seconds: float, what: str) -> dict[str, Any]:
+        if self.dies and self.sent and self.sent[-1]["do"] == "warm":
+            raise Broken("crash", "", "it has ended")
+        return {}
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = [Process(dies=number == 0) for number in range(3)]
+    started = iter(processes)
+    session = SimpleNamespace(another=lambda: next(started))
+    monkeypatch.setattr(ahead, "ProcessSession", SimpleNamespace)
+    monkeypatch.setattr(ahead, "session_of", lambda implementation: session)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))  # three of them
+    mine = Implementation(name="mine", op="rmsnorm", forward=lambda *_, **__: None)
+    cell = Cell(OPS["rmsnorm"], mine, "fp16", "mine.py")
+    shapes = [Planned(Case(op="rmsnorm", dtype="fp16", M=2, N=n), "memory") for n in range(1, 9)]
+    asked, done = iter(shapes), list[tuple[int, bool]]()
+    core: Any = SimpleNamespace(
+        is_short=True,
+        costs=SimpleNamespace(warming_is_idle=False),
+        ahead=lambda: next(asked, None),
+        compiled=lambda planned, *, well: done.append((planned.case.N, well)),
+        alone=lambda: None,
+    )
+    with ahead.Ahead(cell, Plan((cell,), PROFILES["quick"], 0, "cpu", 60.0), core) as one:
+        for _ in range(20):
+            one.look()
+        assert [process.killed for process in processes] == [True, False, False]
+    assert [n for n, well in done if not well] == [1]
+    assert sorted(n for n, _ in done) == list(range(1, 9))
+    assert all(process.killed for process in processes) and not one.is_possible
 
 
 @pytest.mark.parametrize(("cores", "cells", "expected"), [(2, 1, 1), (2, 2, 0), (16, 12, 0), (16, 5, 2), (16, 1, 4)])

