@@ -48,7 +48,8 @@ def wait_yielding() -> None:
     used it yet.
 
     By default it asks again and again, which takes a core from others that wait for theirs. To sleep would free the
-    core, but to be woken takes a virtual machine half a millisecond: a cell reached 9 to 20 shapes asleep, 31 to 76 awake.
+    core, but to be woken takes a virtual machine half a millisecond: a cell reached 9 to 20 shapes asleep, 31 to 76
+    awake.
     """
     device = ctypes.c_int()
     with suppress(OSError, AttributeError):
