@@ -101,7 +101,9 @@ class Ahead:
         self.is_possible = False
 
     def _end(self) -> None:
+        """End the processes; as many may be started again, if the core becomes a short one once more."""
         helpers, self._helpers = self._helpers, []
+        self._left += len(helpers)
         if helpers:
             self.core.alone()
         for helper in helpers:

@@ -163,7 +163,7 @@ class Process:
 
 
 def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = [Process(dies=number == 0) for number in range(3)]
+    processes = [Process(dies=number == 0) for number in range(4)]
     started = iter(processes)
     session = SimpleNamespace(another=lambda: next(started))
     monkeypatch.setattr(ahead, "ProcessSession", SimpleNamespace)
@@ -183,7 +183,13 @@ def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     with ahead.Ahead(cell, Plan((cell,), PROFILES["quick"], 0, "cpu", 60.0), core) as one:
         for _ in range(20):
             one.look()
-        assert [process.killed for process in processes] == [True, False, False]
+        assert [process.killed for process in processes] == [True, False, False, False]
+        core.is_short = False
+        one.look()
+        assert [process.killed for process in processes] == [True, True, True, False] and one.is_possible
+        core.is_short = True  # once more: as many may be started again, but for the one that died
+        one.look()
+        assert one.is_possible and not processes[3].killed
     assert [n for n, well in done if not well] == [1]
     assert sorted(n for n, _ in done) == list(range(1, 9))
     assert all(process.killed for process in processes) and not one.is_possible

@@ -38,7 +38,7 @@ from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import judging
 from normcheck.oracle.fused import judge as fused
-from normcheck.oracle.fused import on_cpu, trial
+from normcheck.oracle.fused import launch, on_cpu, trial
 from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model, table
@@ -540,3 +540,9 @@ def test_a_large_case_without_details() -> None:
         assert checked is not None
         largest = {c.output: c.comparison.max_abs > 0 for c in checked}
         assert largest["y"] == detailed
+
+
+def test_a_launch_tells_a_wide_number_from_one_and_another_from_zero() -> None:
+    """True is 1, and False is 0: a stride of 1 found the compilation for one of 2^31."""
+    facts = [tuple(launch._facts([number])) for number in (0, 1, 5, 2**31)]
+    assert len(set(facts)) == 4

@@ -99,7 +99,7 @@ def _note_compiling(seconds: float) -> None:
 def _facts(arguments: Sequence[Tensor | int | None]) -> list[Hashable]:
     """What a compilation depends on, if all or no addresses are aligned: a dtype, or whether an integer is wide."""
     return [
-        a.dtype if isinstance(a, Tensor) else a if a is None or 0 <= a <= 1 else not -_WIDE <= a < _WIDE
+        a.dtype if isinstance(a, Tensor) else a if a is None or 0 <= a <= 1 else "i32" if -_WIDE <= a < _WIDE else "i64"
         for a in arguments
     ]
 
