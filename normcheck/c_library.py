@@ -7,7 +7,6 @@ of the user's, under the digest of all that it depends on.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import shutil
@@ -15,13 +14,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 from normcheck.errors import NormcheckError
+from normcheck.in_line import in_line
 
 FLAGS = (
     "-std=gnu11", "-O2", "-ftree-vectorize", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared",
@@ -54,7 +54,7 @@ def loaded(source: Path, before: tuple[str, ...]) -> ctypes.CDLL | None:
     try:
         kept = _own_folder() / f"{source.parent.name}-{source.stem}-{key[:32]}.so"
         if not kept.is_file():
-            with _one_at_a_time(kept.parent):
+            with in_line(kept.name, _SECONDS):  # judges that begin side by side ask for the same
                 if not kept.is_file():
                     _compile((compiler, *flags), text, kept)
         _refuse_others(kept)
@@ -129,17 +129,6 @@ def _refuse_others(path: Path) -> None:
     of = path.lstat()
     if of.st_uid != os.geteuid() or stat.S_ISLNK(of.st_mode) or of.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NormcheckError(f"path={path}: expected a file or folder of your own that nobody else may write")
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait for other processes that compile in ``folder``: judges that begin side by side ask for the same."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _compile(command: Sequence[str], text: str, into: Path) -> None:

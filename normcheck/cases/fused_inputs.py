@@ -7,6 +7,7 @@ that of C in ``input_kernels.c``.
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import Op
+from normcheck.in_line import in_line
 
 BLOCK, WARPS = 512, 4
 """Lanes of a program, one for each element of its tile, and its warps."""
@@ -28,6 +30,8 @@ BLOCK, WARPS = 512, 4
 class Unavailable(Exception):
     """The kernel cannot be compiled here. The message is its reason."""
 
+
+_LONGEST_SECONDS = 60.0  # for another process that compiles the same
 
 _known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
 """Device, dtype of x, dtype of weight -> the compilation. Triton's own search for it takes longer than the launch."""
@@ -110,7 +114,8 @@ def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tu
         if on_gpu and input_kernels.INTERPRETED:
             raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
         make = input_kernels.make[grid]
-        compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
+        with in_line(f"inputs {call}", _LONGEST_SECONDS) if on_gpu else nullcontext():  # the others find it on disk
+            compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
         if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
             raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")
     except (Unavailable, torch.OutOfMemoryError):

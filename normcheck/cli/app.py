@@ -55,9 +55,9 @@ def verify(given: Given) -> None:
         checked = built(VerifyOptions, values)
         looked_at(checked)
         if checked.isolation and not checked.scheduler:
-            from normcheck.isolation.forkserver import start_early
+            from normcheck.isolation.forkserver import COMPILED, start_early
 
-            start_early(checked.device)
+            start_early(checked.device, () if checked.impl else COMPILED)
         from normcheck.gate.unchanged import Files
 
         files = Files.soon()

@@ -59,23 +59,28 @@ class Budget:
     @property
     def usual_wall(self) -> float:
         """Seconds that a short core may take, with compiling and the like, if three shapes do not take longer."""
+        return self._alone * (self._short.share if self._on_gpu else 1.0)
+
+    @property
+    def _alone(self) -> float:
+        """The same of a cell that no others follow."""
         return self._short.gpu_seconds if self._on_gpu else (1 + MOST_BUILDING) * self.core_seconds
 
     @property
     def wall(self) -> float:
         """Seconds that a short core may take, with compiling and the like."""
-        is_longer = self._on_gpu and 3 * self._costs.dearest > self.usual_wall
+        is_longer = self._on_gpu and 3 * self._costs.dearest > self._short.gpu_seconds
         return self._short.most_gpu_seconds if is_longer else self.usual_wall
 
     @property
     def grace(self) -> float:
         """Seconds that a cell with too few cases may take longer, for cases that compile nothing."""
-        return _GRACE_SHARE * self.usual_wall
+        return _GRACE_SHARE * self._alone
 
     @property
     def late(self) -> float:
         """Seconds that a short core may take longer for what it must cover yet, if it has not the longer limit."""
-        return _LATE_SHARE * self.usual_wall if self.wall == self.usual_wall else 0.0
+        return _LATE_SHARE * self._alone if self.wall == self.usual_wall else 0.0
 
     @property
     def left(self) -> float:
@@ -84,4 +89,7 @@ class Budget:
 
     def after(self, *, short: bool) -> float:
         """Seconds for the cases after the core; fewer after a short one that took all of its time, or longer."""
-        return min(self._after, max(self._after / 4, self._after / 2 + self.left)) if short else self._after
+        if not short:
+            return self._after
+        most = self._after if self._short.share == 1.0 else self._after / 2
+        return min(most, max(self._after / 4, self._after / 2 + self.left))

@@ -19,10 +19,12 @@ from normcheck.gate.prepare import prepared
 from normcheck.gate.sanity import sensible
 from normcheck.gate.sweep import Progress, run_cell
 from normcheck.gate.tally import uncounted
-from normcheck.gate.workers import patience, start_judge, workers_of
+from normcheck.gate.workers import likely_cells, patience, start_judge, workers_of
 from normcheck.impls import source_location
-from normcheck.isolation.pool import spread
+from normcheck.isolation import forkserver
+from normcheck.isolation.pool import Pool, Start, spread
 from normcheck.result import ELSEWHERE, IMPORT, JUDGE_DIED, Verdict
+from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment, machine
 from normcheck.runner.session import session_of
 
@@ -50,9 +52,26 @@ class Engine(Protocol):
 class ThisMachine:
     """One cell after another in this process, or side by side in several of its own."""
 
+    _begun: _Judges | None = None
+
     def planned(self, options: VerifyOptions) -> Plan:
-        """The plan that ``options`` ask for; on return everything is ready to run it. Raises UsageError."""
-        return prepared(options)
+        """The plan that ``options`` ask for; on return everything is ready to run it. Raises UsageError.
+
+        The processes that judge are started beside, if the options tell how many there will be.
+        """
+        device = device_for(options.device)
+        workers = workers_of(options, likely_cells(options, device), device)
+        self._begun = _Judges(device, workers) if options.isolation and workers > 1 else None
+        try:
+            return prepared(options)
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        if self._begun is not None:
+            self._begun.end()
+        self._begun = None
 
     def environment(self, device: str) -> Mapping[str, str]:
         """This machine and the versions of its libraries."""
@@ -60,7 +79,11 @@ class ThisMachine:
 
     def verdicts(self, plan: Plan, options: VerifyOptions, progress: CellProgress) -> Iterator[tuple[int, Verdict]]:
         """(index, verdict) of every cell."""
-        workers = workers_of(options, plan)
+        workers = workers_of(options, len(plan.cells), plan.device)
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.workers != workers:
+            begun.end()
+            begun = None
         if workers == 1:
             with ExitStack() as started:
                 for index, cell in enumerate(plan.cells):
@@ -69,16 +92,24 @@ class ThisMachine:
                         _start_ahead(following, plan, started)
                     yield index, verdict_of(cell, plan, partial(progress, index))
             return
-        alike = replace(plan, cells=(), timeout=plan.timeout * patience(workers), workers=workers)
+        short = plan.profile.short.in_turn(len(plan.cells) / workers)
+        alike = replace(
+            plan,
+            cells=(),
+            profile=replace(plan.profile, short=short),
+            timeout=plan.timeout * patience(workers),
+            workers=workers,
+        )
         cost = Cost(plan)
         found = spread(
             _run_job,
             [(cell, alike) for cell in plan.cells],
             workers=workers,
-            start=partial(start_judge, plan.device, workers),
+            starts=_starts(plan.device, workers),
             died=_judge_died,
             apart=lambda job: False,
             cost=lambda job: cost.of(job[0]),
+            begun=None if begun is None else begun.pool,
         )
         for index, verdict in found:
             cost.add(verdict)
@@ -86,6 +117,24 @@ class ThisMachine:
 
 
 THIS_MACHINE = ThisMachine()
+
+
+class _Judges:
+    """The processes that will judge, which import what they need from now on."""
+
+    def __init__(self, device: str, workers: int) -> None:
+        self.workers = workers
+        self.pool = Pool(workers, _starts(device, workers))
+        self.pool.begin()
+
+    def end(self) -> None:
+        """End them, of which nobody needs any."""
+        self.pool.end()
+
+
+def _starts(device: str, workers: int) -> tuple[Start, ...]:
+    """What each process that judges begins with: the root of its kernels' processes, which imports torch beside it."""
+    return partial(forkserver.start_early, device, forkserver.modules()), partial(start_judge, device, workers)
 
 
 class Cost:

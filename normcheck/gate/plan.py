@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,9 @@ class ShortLimits:
     ``most_gpu_seconds`` if three shapes alone take longer. On a CPU it has three times the ``core_seconds``. After
     ENOUGH_SHARE of that it ends as soon as it has what a pass takes: so many ``cases`` on so many ``shapes``, or
     ``few`` of both if a shape takes DEAR_SECONDS; and on three shapes if three take longer than ``gpu_seconds``.
+
+    ``run_seconds``: what short cores that follow each other may take in all, so that a run of many cells ends in time.
+    Each then has a ``share`` of its seconds.
     """
 
     gpu_seconds: float
@@ -37,6 +41,17 @@ class ShortLimits:
     cases: int
     shapes: int
     few: tuple[int, int]
+    run_seconds: float = math.inf
+    share: float = 1.0
+
+    def in_turn(self, cells: float) -> ShortLimits:
+        """The limits if so many cells follow each other."""
+        fitting = self.run_seconds / max(cells, 1.0) / self.gpu_seconds
+        return replace(self, share=min(1.0, max(fitting, LEAST_SHARE)))
+
+
+LEAST_SHARE = 0.6
+"""A short core has this share of its seconds, however many cells follow each other."""
 
 
 DEAR_SECONDS = 2.0
@@ -80,6 +95,7 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
+_QUICK_SHORT = ShortLimits(16.0, 41.0, 100, 6, (60, 4), run_seconds=104.0)
 _CI_SHORT = ShortLimits(150.0, 300.0, 1000, 20, (1000, 20))
 _DEEP_SHORT = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
 _DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": True, "explain_seconds": 60.0}
@@ -87,10 +103,10 @@ _DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": 
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 400, 4.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
+        Profile("quick", 400, 4.0, _QUICK, 60.0, _QUICK_SHORT),
         Profile("ci", 1500, 45.0, _CI, 300.0, _CI_SHORT, large_times=4, powers=(31,), explain_seconds=40.0),
         Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP_SHORT, **_DEEP),
-        Profile("soak", 1000, 20.0, _QUICK, 60.0, ShortLimits(16.0, 41.0, 100, 6, (60, 4))),
+        Profile("soak", 1000, 20.0, _QUICK, 60.0, replace(_QUICK_SHORT, run_seconds=math.inf)),
     )
 }
 

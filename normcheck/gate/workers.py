@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+from normcheck.cases.dtypes import DTYPES
 from normcheck.gate.options import VerifyOptions
-from normcheck.gate.plan import Plan
+from normcheck.impls import discovery
 from normcheck.runner.device import device_for
 
 CORES_A_CELL = 2
@@ -30,18 +31,30 @@ judges them. Quick hardly gets to the large cases; ci and deep must have room fo
 _JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
 
 
-def workers_of(options: VerifyOptions, plan: Plan) -> int:
-    """How many cells of ``plan`` to judge side by side: as ``--workers`` says, else as fit; never more than there are.
+def workers_of(options: VerifyOptions, cells: int, device: str) -> int:
+    """How many of so many ``cells`` to judge side by side: as ``--workers`` says, else as fit; never more.
 
     On a CPU one is what fits: a cell has its two cores, and what it reaches in its time does not hang on its
     neighbours. A GPU waits for the processes that feed it, so there are as many as cores and memory allow.
     """
-    cells = len(plan.cells)
     if options.workers is not None:
         return max(1, min(options.workers, cells))
-    if plan.device == "cpu" or not options.isolation or cells < 2:
+    if device == "cpu" or not options.isolation or cells < 2:
         return 1
-    return fitting(cells, cores_here(), free_bytes(), plan.profile.name)
+    return fitting(cells, cores_here(), free_bytes(), options.profile)
+
+
+def likely_cells(options: VerifyOptions, device: str) -> int:
+    """How many cells a run will have, as far as its options tell: of a user's file one op, if they name none."""
+    known, ops = discovery.implementations(), options.op
+    asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
+    dtypes = set(options.dtype or DTYPES)
+    return sum(
+        len(dtypes & set(i.dtypes))
+        for spec, wanted in asked.items()
+        for i in known.get(spec, ())
+        if i.op in wanted or not wanted
+    ) + len(dtypes) * max(1, len(set(ops))) * sum(spec not in known for spec in asked)
 
 
 def free_bytes() -> list[int]:

@@ -32,7 +32,10 @@ _WAKE_SECONDS, _MOST_WAKES = 1.0, 120
 _MOST_WAKES_ELSEWHERE = 30
 """Another interpreter has been tried before, so it starts sooner or not at all."""
 
-_ROOT = "import sys; sys.path[:] = {}; from normcheck.isolation import server; server.main({})"
+_ROOT = "import sys; sys.path[:] = {}; from normcheck.isolation import server; server.main({}, {!r})"
+
+COMPILED = ("torch._dynamo",)
+"""What torch.compile and Liger import, which takes most of the start of their processes: a root may have it."""
 
 
 class Child:
@@ -178,6 +181,7 @@ class _Servers:
 
 _servers: dict[str, _Servers] = {}
 _lock = threading.RLock()
+_modules: tuple[str, ...] = ()  # of torch, which the root imports as well
 
 
 def _ours(python: str) -> _Servers:
@@ -198,7 +202,7 @@ def _root(python: str) -> _Forker:
         path = f"[{folder_of_normcheck()!r}, *sys.path]" if python else repr(sys.path)
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = [python or sys.executable, "-c", _ROOT.format(path, theirs.fileno())]
+            argv = [python or sys.executable, "-c", _ROOT.format(path, theirs.fileno(), () if python else _modules)]
             own.program = subprocess.Popen(
                 argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
             )
@@ -300,9 +304,20 @@ def end() -> None:
                 forker.send(signal.SIGKILL)
 
 
-def start_early(device: str) -> None:
-    """Start the root now: it imports torch, and without a GPU Triton's interpreter, while this process does."""
+def start_early(device: str, modules: tuple[str, ...] = ()) -> None:
+    """Start the root now: it imports torch, and without a GPU Triton's interpreter, while this process does.
+
+    ``modules``: others that it imports, of torch alone, on a GPU.
+    """
+    global _modules
     if device == "cpu" or (device == "auto" and not nvidia_driver.present()):
         os.environ["TRITON_INTERPRET"] = "1"  # which the root inherits
+    else:
+        _modules = modules
     with _lock:
         _root("")
+
+
+def modules() -> tuple[str, ...]:
+    """What a root of this process imports beside what every worker needs."""
+    return _modules

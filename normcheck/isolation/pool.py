@@ -18,8 +18,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
 
 from normcheck.errors import NormcheckError
 
@@ -33,17 +34,18 @@ def spread(
     jobs: Sequence[Job],
     *,
     workers: int,
-    start: Start,
+    starts: Sequence[Start],
     died: Callable[[Job], Done],
     apart: Callable[[Job], bool],
     cost: Callable[[Job], float] = lambda job: 0.0,
+    begun: Pool | None = None,
 ) -> Iterator[tuple[int, Done]]:
     """Yield (index, work(job)) for every job, in the order in which they finish.
 
-    ``start`` runs first in every new process; it and ``work`` are functions that a module defines by name. A job whose
-    process dies twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job
-    has a process of its own from the beginning. With one worker everything runs in this process, and dies with it.
-    ``cost`` is asked whenever a process is free: it gets the dearest job, of equal ones the first.
+    ``starts``: see ``Pool``; they and ``work`` are functions that a module defines by name. A job whose process dies
+    twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job has a process
+    of its own from the beginning. With one worker everything runs in this process, and dies with it. ``cost`` is asked
+    whenever a process is free: it gets the dearest job, of equal ones the first. ``begun``: the processes to use first.
     """
     if workers == 1:
         yield from ((index, work(job)) for index, job in enumerate(jobs))
@@ -51,13 +53,14 @@ def spread(
     waiting = [(index, job) for index, job in enumerate(jobs) if not apart(job)]
     while waiting:
         running: dict[Future[Done], tuple[int, Job]] = {}
-        with _pool(workers, start) as pool:
-            yield from _until_a_death(pool, workers, work, waiting, running, cost)
+        with begun or Pool(workers, starts) as pool:
+            yield from _until_a_death(pool.executor, workers, work, waiting, running, cost)
+        begun = None
         for index, job in running.values():
-            yield index, _alone(work, job, start, died)
+            yield index, _alone(work, job, starts, died)
     for index, job in enumerate(jobs):
         if apart(job):
-            yield index, _alone(work, job, start, died)
+            yield index, _alone(work, job, starts, died)
 
 
 def _until_a_death(
@@ -121,14 +124,14 @@ def _waited_for(running: Collection[Future[Done]], seconds: float | None) -> Col
         raise
 
 
-def _alone(work: Callable[[Job], Done], job: Job, start: Start, died: Callable[[Job], Done]) -> Done:
-    with _pool(1, start) as pool:
+def _alone(work: Callable[[Job], Done], job: Job, starts: Sequence[Start], died: Callable[[Job], Done]) -> Done:
+    with Pool(1, starts) as pool:
         try:
-            pool.submit(_nothing).result()
+            pool.executor.submit(_nothing).result()
         except BrokenProcessPool:
             raise NormcheckError("a worker process ended before it was given anything to do; try --workers 1") from None
         try:
-            return pool.submit(work, job).result()
+            return pool.executor.submit(work, job).result()
         except BrokenProcessPool:
             return died(job)
 
@@ -137,32 +140,57 @@ def _nothing() -> None:
     """A job that ends as soon as a process has started."""
 
 
-@contextmanager
-def _pool(workers: int, start: Start) -> Iterator[ProcessPoolExecutor]:
-    """A pool of spawned processes. An exception or Ctrl-C ends them, instead of waiting for their jobs."""
-    others = multiprocessing.active_children()
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_started, initargs=(pickle.dumps(start),))
-    try:
-        yield pool
-    except BaseException:
+class Pool:
+    """So many ``workers``, which are spawned processes. Each first runs ``starts``, of which it imports one after
+    another: what the first begins goes on while the modules of the second are imported.
+
+    An exception in the block, or Ctrl-C, ends them, instead of waiting for their jobs.
+    """
+
+    def __init__(self, workers: int, starts: Sequence[Start]) -> None:
+        self._others = multiprocessing.active_children()
+        self._workers = workers
+        pickled = tuple(map(pickle.dumps, starts))
+        context = multiprocessing.get_context("spawn")
+        self.executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_started, initargs=pickled)
+
+    def begin(self) -> None:
+        """Start all processes now, and not with the first jobs."""
+        with suppress(BrokenProcessPool):  # who gives them a job meets it again
+            for _ in range(self._workers):
+                self.executor.submit(_nothing)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        if error is not None:
+            self._terminate()
+        self.executor.shutdown(cancel_futures=True)
+
+    def end(self) -> None:
+        """End the processes, whatever they do."""
+        self._terminate()
+        self.executor.shutdown(cancel_futures=True)
+
+    def _terminate(self) -> None:
         for child in multiprocessing.active_children():
-            if child not in others:
+            if child not in self._others:
                 child.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
-def _started(start: bytes) -> None:
-    """Begin a new process by the pickled ``start``, whose modules are imported here, while no garbage is looked for.
+def _started(*starts: bytes) -> None:
+    """Begin a new process by what was pickled, whose modules are imported here, while no garbage is looked for.
 
     Imports make none that matters, and a seventh of their time went into that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.disable()
-    pickle.loads(start)()
+    for start in starts:
+        pickle.loads(start)()
     gc.enable()
 
 

@@ -17,9 +17,10 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import NoReturn
 
 from normcheck.isolation.messages import Inbox, Message
@@ -32,8 +33,9 @@ CODE = struct.Struct("i")
 """The exit code of a process, minus the number of the signal that ended it, as it is written to its status pipe."""
 
 
-def main(number: int) -> NoReturn:
-    """Be the root: import what workers need, then fork servers as the socket with this file descriptor asks for.
+def main(number: int, modules: Sequence[str] = ()) -> NoReturn:
+    """Be the root: import what workers need, and these ``modules`` of torch, then fork servers as the socket with this
+    file descriptor asks for.
 
     Its memory is closed to other processes, and that of what it forks; for all of them what is the system's in /proc is
     read-only.
@@ -41,6 +43,8 @@ def main(number: int) -> NoReturn:
     close_memory()
     lock_system()
     gc.disable()  # to look for garbage, of which imports make none that matters, took a fifth of their time
+    for module in modules:
+        import_module(module)
     from normcheck.isolation import preload
 
     gc.enable()

@@ -61,14 +61,14 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("an_h200")
 def test_the_default_fits_and_a_number_stays() -> None:
     default = VerifyOptions()
-    assert workers_of(default, plan(87)) == 12
-    assert workers_of(default, plan(87, "cpu")) == 1
-    assert workers_of(replace(default, isolation=False), plan(87)) == 1
-    assert workers_of(default, plan(1)) == workers_of(default, plan(0)) == 1
+    assert workers_of(default, 87, "cuda") == 12
+    assert workers_of(default, 87, "cpu") == 1
+    assert workers_of(replace(default, isolation=False), 87, "cuda") == 1
+    assert workers_of(default, 1, "cuda") == workers_of(default, 0, "cuda") == 1
     for number in (1, 3, 24):
-        assert workers_of(replace(default, workers=number), plan(87)) == number
-        assert workers_of(replace(default, workers=number), plan(87, "cpu")) == number
-    assert workers_of(replace(default, workers=24), plan(2)) == 2
+        assert workers_of(replace(default, workers=number), 87, "cuda") == number
+        assert workers_of(replace(default, workers=number), 87, "cpu") == number
+    assert workers_of(replace(default, workers=24), 2, "cuda") == 2
 
 
 def test_a_crowd_waits_longer_before_it_accuses() -> None:

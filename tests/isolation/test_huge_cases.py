@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import gettempdir
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +13,6 @@ from normcheck.cases import case as cases
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.isolation import client as clients
-from normcheck.isolation import turn
 from normcheck.isolation.client import Client
 from normcheck.isolation.ground import Ground
 from normcheck.isolation.messages import Message
@@ -230,27 +224,3 @@ def test_a_kernel_is_judged_alike_on_held_inputs(
     done = cli("verify", "--impl", path, *fields, "--report", "json:out.json")
     (verdict,) = json.loads(Path("out.json").read_text(encoding="utf-8"))["verdicts"]
     assert (done.code, verdict["failure"] and verdict["failure"]["kind"]) == (int(fault != "pass"), FAULTS[fault])
-
-
-def _in_line(what: str, seconds: float, times: Any, together: Any) -> None:
-    together.wait()  # a fork takes long on a busy machine
-    with turn.in_line(what, seconds):
-        times.put(("in", time.monotonic()))
-        time.sleep(0.3)
-        times.put(("out", time.monotonic()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "apart"), [(30.0, True), (0.0, False)])
-def test_turns_do_not_overlap_unless_one_takes_too_long(tmp_path: Path, seconds: float, apart: bool) -> None:
-    context = multiprocessing.get_context("fork")
-    times, together = context.Queue(), context.Barrier(3)
-    what = f"test-{tmp_path.name}-{time.monotonic_ns()}"
-    processes = [context.Process(target=_in_line, args=(what, seconds, times, together)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    seen = sorted((times.get(timeout=30) for _ in range(6)), key=lambda pair: pair[1])
-    for process in processes:
-        process.join()
-    Path(gettempdir(), f"normcheck-{os.getuid()}-{what}").unlink()
-    assert ([word for word, _ in seen] == ["in", "out"] * 3) == apart

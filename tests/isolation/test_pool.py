@@ -41,7 +41,7 @@ def apart(job: str) -> bool:
 
 def test_a_death_is_blamed_on_the_job_that_did_it() -> None:
     jobs = ("waits", "dies", "last", "alone")
-    found = dict(spread(work, jobs, workers=2, start=start, died=died, apart=apart))
+    found = dict(spread(work, jobs, workers=2, starts=(start,), died=died, apart=apart))
     assert sorted(found) == [0, 1, 2, 3]
     assert found[1] == "dies died"
     for index in (0, 2, 3):
@@ -52,7 +52,7 @@ def test_a_death_is_blamed_on_the_job_that_did_it() -> None:
 RUN = """
 import gc, time
 from normcheck.isolation.pool import spread
-list(spread(time.sleep, {}, workers=2, start=gc.collect, died=None, apart=lambda job: False))
+list(spread(time.sleep, {}, workers=2, starts=(gc.collect,), died=None, apart=lambda job: False))
 """
 
 
@@ -93,7 +93,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 def test_one_worker_is_this_process() -> None:
-    found = spread(work, ("one", "two"), workers=1, start=start, died=died, apart=apart)
+    found = spread(work, ("one", "two"), workers=1, starts=(start,), died=died, apart=apart)
     assert list(found) == [(0, f"one in {os.getpid()}"), (1, f"two in {os.getpid()}")]
 
 
@@ -111,7 +111,7 @@ def test_the_dearest_job_comes_first_at_what_is_known_by_then() -> None:
         begins,
         jobs,
         workers=2,
-        start=start,
+        starts=(start,),
         died=lambda job: 0.0,
         apart=apart,
         cost=lambda job: known.get(job[:4], 9.0),

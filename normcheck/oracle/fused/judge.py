@@ -87,10 +87,10 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     M, N, launch = case.M, case.N, launcher(device)
     y = _with_rows(outputs["y"], M, N)
     y_fmt = format_of(y.dtype)
-    own = {name: outputs[name].detach().reshape(M).contiguous() for name in op.statistics if name in outputs}
+    own = {name: outputs[name].contiguous() for name in op.statistics if name in outputs}
     own_bits = None
     if "bitmask" in outputs:
-        own_bits = outputs["bitmask"].detach().reshape(M, -1).view(torch.uint8).contiguous()
+        own_bits = outputs["bitmask"].reshape(M, -1).view(torch.uint8).contiguous()
     given_own = len(own) == len(op.statistics) and model.y_given_stats
     found = Found.room_for(layout.OF_FORWARD + 2 * layout.OF_GRADIENTS, device)
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
@@ -161,7 +161,7 @@ def gradients(
     rows = kept.rows[4:] if given else kept.rows
     x, dy, across_dy = judge.x, judge.dy, judge.dy.stride(1) if N > 1 else 1
     dx = _with_rows(returned["dx"], M, N) if "dx" in returned else None
-    vectors = {name: returned[name].detach().reshape(N).contiguous() for name in ("dw", "db") if name in returned}
+    vectors = {name: returned[name].contiguous() for name in ("dw", "db") if name in returned}
     sizes = (x, dy, dx, judge.scale.weight, N, x.stride(0), dy.stride(0), 0 if dx is None else dx.stride(0))
     way = _way(judge, sizes, LARGE_ROUNDED if casting.casts(op, rules, judge.io) else LARGE_GRADIENTS)
     facts = {
@@ -274,7 +274,7 @@ def _checked(checks: Sequence[_Check], seen: Seen, *, zeros: bool) -> tuple[Chec
 
 def _with_rows(tensor: Tensor, M: int, N: int) -> Tensor:
     """``tensor`` as (M, N) with a last stride of 1."""
-    rows = tensor.detach().reshape(M, N)
+    rows = tensor if tensor.shape == (M, N) else tensor.reshape(M, N)
     return rows if N == 1 or rows.stride(1) == 1 else rows.contiguous()
 
 
@@ -282,8 +282,10 @@ def _way(judge: Judge, arguments: Sequence[Tensor | int | None], large: Way) -> 
     """``large`` for a large case in which every size, stride and address among the ``arguments`` is aligned."""
     if judge.case.M * judge.case.N < _LARGE_ELEMENTS or judge.case.N % _ALIGNED or not judge.x.is_cuda:
         return SMALL
-    numbers = (a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
-    return large if all(number % _ALIGNED == 0 for number in numbers) else SMALL
+    bits = 0  # of all numbers together: of those that are no multiple of a power of two one is set below it
+    for argument in arguments:
+        bits |= argument.data_ptr() if isinstance(argument, Tensor) else argument or 0
+    return SMALL if bits % _ALIGNED else large
 
 
 def _stored(rules: Rules, fmt: Format) -> bool:

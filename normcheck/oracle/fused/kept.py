@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,8 +28,13 @@ class Found:
 
     @classmethod
     def room_for(cls, number: int, device: torch.device) -> Found:
-        """So many numbers on ``device``."""
-        return cls(torch.zeros(number, dtype=torch.int64, device=device))
+        """So many numbers on ``device``. On a GPU one launch makes those of _AT_ONCE cases."""
+        if device.type == "cpu":
+            return cls(torch.zeros(number, dtype=torch.int64))
+        made = _made.setdefault((number, device, threading.get_ident()), [])
+        if not made:
+            made += torch.zeros((_AT_ONCE, number), dtype=torch.int64, device=device).unbind()
+        return cls(made.pop())
 
     def has_room(self, number: int) -> bool:
         """Whether so many numbers are left that no kernel fills."""
@@ -47,6 +53,11 @@ class Found:
             self._seen = numbers.tolist(), numbers.view(torch.float64).tolist()
         counts, sizes = self._seen
         return Seen(counts[place], sizes[place])
+
+
+_AT_ONCE = 64
+_made: dict[tuple[int, torch.device, int], list[Tensor]] = {}
+"""For each number, device and thread, which may use a stream of its own: rows of zeros that no case has yet."""
 
 
 @dataclass(frozen=True)

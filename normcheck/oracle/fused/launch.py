@@ -8,12 +8,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from normcheck.in_line import in_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ def programs(M: int, way: Way, device: torch.device) -> int:
 compiling_seconds = 0.0
 """For which launches of the main thread have waited, see ``judging.compiling_seconds``."""
 
+_LONGEST_SECONDS = 60.0  # for another process that compiles the same
+
 _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """What the compilation of a launch depends on -> the compilation, and the kernel's constants as arguments."""
 
@@ -68,16 +73,18 @@ def launch(name: str, way: Way, grid: tuple[int, ...], *arguments: Tensor | int 
     """Launch the Triton kernel of this name; one that was launched like this before without asking Triton, which takes
     40 us to look.
     """
-    kernel = _kernel(name)
     on_gpu = arguments[0].is_cuda if isinstance(arguments[0], Tensor) else False
-    key = (name, way.specialised, *constants.values(), *_facts(arguments))
+    facts, values = _taken(arguments)
+    key = (name, way.specialised, *constants.values(), *facts)
     known = _known.get(key) if on_gpu else None
     if known is not None:
         compiled, last = known
-        compiled[(*grid, 1, 1)[:3]](*arguments, *last)
+        compiled[(*grid, 1, 1)[:3]](*values, *last)
         return
+    kernel = _kernel(name)
     begun = time.perf_counter()
-    compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
+    with in_line(f"{way} {key}", _LONGEST_SECONDS) if on_gpu else nullcontext():  # all but the first find it on disk
+        compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
     if threading.current_thread() is threading.main_thread():
         _note_compiling(time.perf_counter() - begun)
     if on_gpu:
@@ -96,12 +103,20 @@ def _note_compiling(seconds: float) -> None:
     compiling_seconds += seconds
 
 
-def _facts(arguments: Sequence[Tensor | int | None]) -> list[Hashable]:
-    """What a compilation depends on, if all or no addresses are aligned: a dtype, or whether an integer is wide."""
-    return [
-        a.dtype if isinstance(a, Tensor) else a if a is None or 0 <= a <= 1 else "i32" if -_WIDE <= a < _WIDE else "i64"
-        for a in arguments
-    ]
+def _taken(arguments: Sequence[Tensor | int | None]) -> tuple[list[Hashable], list[int | None]]:
+    """What a compilation depends on, if all or no addresses are aligned: a dtype, or whether an integer is wide; and
+    what a launch gets: of a tensor its address, which Triton would ask the driver about.
+    """
+    facts: list[Hashable] = []
+    values: list[int | None] = []
+    for a in arguments:
+        if isinstance(a, Tensor):
+            facts.append(a.dtype)
+            values.append(a.data_ptr())
+        else:
+            facts.append(a if a is None or 0 <= a <= 1 else "i32" if -_WIDE <= a < _WIDE else "i64")
+            values.append(a)
+    return facts, values
 
 
 _WIDE = 2**31
