@@ -5,6 +5,7 @@ Every random number is a hash of its position; only exact or singly rounded fp64
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,7 +28,7 @@ from normcheck.cases.data_kinds import (
     Field,
     weights,
 )
-from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.dtypes import DTYPES, FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
 from normcheck.cases.ops import DRESIDUAL, OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
@@ -225,6 +226,22 @@ def _is_for_kernel(case: Case, device: str) -> bool:
 
 
 _compiled: set[tuple[str, str]] = set()
+
+
+def compile_soon(device: str, first: int) -> None:
+    """Have a thread compile the kernel for every pair of dtypes, unless it is on disk, from the ``first`` one on.
+
+    Processes that begin side by side so compile different ones.
+    """
+    pairs = [(dtype, weight) for dtype in DTYPES for weight in dict.fromkeys((dtype, "fp32"))]
+    pairs = pairs[first % len(pairs) :] + pairs[: first % len(pairs)]
+
+    def compile_all() -> None:
+        for pair in pairs:
+            if _kernel_fits(*pair, device):
+                _compiled.add(pair)
+
+    threading.Thread(target=compile_all, daemon=True).start()
 
 
 @cache

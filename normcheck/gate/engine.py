@@ -134,7 +134,8 @@ class _Judges:
 
 def _starts(device: str, workers: int) -> tuple[Start, ...]:
     """What each process that judges begins with: the root of its kernels' processes, which imports torch beside it."""
-    return partial(forkserver.start_early, device, forkserver.modules()), partial(start_judge, device, workers)
+    first = partial(forkserver.start_early, device, forkserver.modules(), crowd=patience(workers) > 1)
+    return first, partial(start_judge, device, workers)
 
 
 class Cost:

@@ -17,6 +17,9 @@ On a CPU Triton's interpreter runs it, where it is named.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -103,12 +106,29 @@ def _supports_rmsnorm(case: Case) -> str | None:
 
 def _unavailable(device: str) -> str | None:
     """Why Liger's kernels cannot run on ``cpu`` or ``cuda``, or None."""
-    return triton.unavailable(device) or not_working("liger_kernel.ops.layer_norm", "liger-kernel")
+    with _without_peft():
+        return triton.unavailable(device) or not_working("liger_kernel.ops.layer_norm", "liger-kernel")
 
 
 def _without_fused_add(device: str) -> str | None:
     """The same of the kernel that adds a residual, which older versions do not have."""
     return _unavailable(device) or not_working("liger_kernel.ops.fused_add_rms_norm", "liger-kernel")
+
+
+@contextmanager
+def _without_peft() -> Iterator[None]:
+    """In the block, peft is as if it were not installed, unless it was imported before.
+
+    Liger imports it if it can, and with it transformers, for some seconds, to patch models; its kernels need neither.
+    """
+    hidden = "peft" not in sys.modules
+    if hidden:
+        sys.modules["peft"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            sys.modules.pop("peft", None)
 
 
 def _layernorm(name: str, *, with_bias: bool, by_default: tuple[str, ...]) -> Implementation:

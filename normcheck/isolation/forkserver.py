@@ -182,6 +182,7 @@ class _Servers:
 _servers: dict[str, _Servers] = {}
 _lock = threading.RLock()
 _modules: tuple[str, ...] = ()  # of torch, which the root imports as well
+_crowd = False  # whether processes wait for cores
 
 
 def _ours(python: str) -> _Servers:
@@ -304,18 +305,24 @@ def end() -> None:
                 forker.send(signal.SIGKILL)
 
 
-def start_early(device: str, modules: tuple[str, ...] = ()) -> None:
+def start_early(device: str, modules: tuple[str, ...] = (), *, crowd: bool = False) -> None:
     """Start the root now: it imports torch, and without a GPU Triton's interpreter, while this process does.
 
-    ``modules``: others that it imports, of torch alone, on a GPU.
+    ``modules``: others that it imports, of torch alone, on a GPU. ``crowd``: whether processes will wait for cores.
     """
-    global _modules
+    global _modules, _crowd
+    _crowd = crowd
     if device == "cpu" or (device == "auto" and not nvidia_driver.present()):
         os.environ["TRITON_INTERPRET"] = "1"  # which the root inherits
     else:
         _modules = modules
     with _lock:
         _root("")
+
+
+def in_crowd() -> bool:
+    """Whether kernels' processes of this one have to wait for cores."""
+    return _crowd
 
 
 def modules() -> tuple[str, ...]:

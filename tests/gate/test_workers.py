@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,11 +12,13 @@ import torch
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.errors import UsageError
 from normcheck.gate import engine, workers
 from normcheck.gate.engine import THIS_MACHINE
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.gate.workers import fitting, patience, workers_of
+from normcheck.gate.workers import fitting, likely_cells, patience, workers_of
+from normcheck.impls import discovery
 from tests.command_line import Cli
 
 GIB = 1 << 30
@@ -26,12 +28,12 @@ H100, H200, SMALL = 79 * GIB, 139 * GIB, 23 * GIB
 @pytest.mark.parametrize(
     ("cells", "cores", "free", "profile", "expected"),
     [
-        (87, 16, [H200], "quick", 12),  # the two processes of a cell wait for the GPU as well
+        (87, 16, [H200], "quick", 15),  # the two processes of a cell wait for the GPU as well
         (87, 16, [H100], "quick", 8),
-        (87, 64, [H200], "quick", 12),
-        (87, 32, [H200, H200], "quick", 24),
-        (87, 64, [H200] * 8, "quick", 49),
-        (300, 256, [H200] * 8, "quick", 96),
+        (87, 64, [H200], "quick", 15),
+        (87, 32, [H200, H200], "quick", 30),
+        (87, 64, [H200] * 8, "quick", 60),
+        (300, 256, [H200] * 8, "quick", 120),
         (5, 64, [H200], "quick", 5),
         (87, 16, [SMALL], "quick", 2),
         (87, 16, [6 * GIB], "quick", 1),  # little memory, or much of it in use
@@ -61,7 +63,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("an_h200")
 def test_the_default_fits_and_a_number_stays() -> None:
     default = VerifyOptions()
-    assert workers_of(default, 87, "cuda") == 12
+    assert workers_of(default, 87, "cuda") == 15
     assert workers_of(default, 87, "cpu") == 1
     assert workers_of(replace(default, isolation=False), 87, "cuda") == 1
     assert workers_of(default, 1, "cuda") == workers_of(default, 0, "cuda") == 1
@@ -100,3 +102,85 @@ def test_one_cell_needs_no_pool(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert cli(*one, "fp16").out.count("NOTHING CHECKED  1 cell skipped") == 1
     with pytest.raises(TypeError):
         next(THIS_MACHINE.verdicts(plan(2, "cpu"), VerifyOptions(workers=2), lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    ("options", "cells"),
+    [
+        (VerifyOptions(impl=("mine.py",), op=("rmsnorm",), dtype=("fp16",)), 1),
+        (VerifyOptions(impl=("mine.py",)), 3),
+        (VerifyOptions(impl=("mine.py", "theirs.py"), op=("rmsnorm", "layernorm")), 12),
+        (VerifyOptions(impl=("torch_native",), op=("rmsnorm",)), 3),
+        (VerifyOptions(impl=("torch_native", "mine.py"), dtype=("bf16", "bf16")), 3),
+    ],
+)
+def test_how_many_cells_there_will_be(options: VerifyOptions, cells: int) -> None:
+    assert likely_cells(options, "cuda") == cells
+
+
+def test_of_a_default_run_that_is_known() -> None:
+    known = discovery.implementations()
+    expected = sum(
+        len(i.dtypes) for name, ops in discovery.by_default("cuda").items() for i in known[name] if i.op in ops
+    )
+    assert likely_cells(VerifyOptions(), "cuda") == expected > 100
+
+
+class Begun:
+    """In place of a pool: what became of it."""
+
+    made: ClassVar[list[Begun]] = []
+
+    def __init__(self, workers: int, starts: object) -> None:
+        self.workers, self.words = workers, list[str]()
+        Begun.made.append(self)
+
+    def begin(self) -> None:
+        self.words.append("begun")
+
+    def end(self) -> None:
+        self.words.append("ended")
+
+
+@pytest.mark.parametrize(("cells", "words"), [(2, ["begun"]), (3, ["begun", "ended"]), (1, ["begun", "ended"])])
+def test_processes_that_judge_begin_while_the_plan_is_made(
+    monkeypatch: pytest.MonkeyPatch, cells: int, words: list[str]
+) -> None:
+    """They are used if there are as many as it then needs."""
+    used: list[object] = []
+
+    def spread(work: Any, jobs: Any, *, begun: object, **rest: Any) -> Iterator[tuple[int, Any]]:
+        used.append(begun)
+        yield from ()
+
+    monkeypatch.setattr(Begun, "made", [])
+    monkeypatch.setattr(engine, "Pool", Begun)
+    monkeypatch.setattr(engine, "spread", spread)
+    monkeypatch.setattr(engine, "verdict_of", lambda *_: None)
+    monkeypatch.setattr(engine, "prepared", lambda options: plan(cells, "cpu"))
+    options = VerifyOptions(impl=("mine.py",), op=("rmsnorm",), dtype=("fp16", "bf16"), workers=9, device="cpu")
+    here = engine.ThisMachine()
+    list(here.verdicts(here.planned(options), options, lambda *_: None))
+    (begun,) = Begun.made
+    assert (begun.workers, begun.words) == (2, words)
+    assert used == {1: [], 2: [begun], 3: [None]}[cells]
+
+
+def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(options: VerifyOptions) -> Plan:
+        raise UsageError("impl=mine.py: expected a file")
+
+    monkeypatch.setattr(Begun, "made", [])
+    monkeypatch.setattr(engine, "Pool", Begun)
+    monkeypatch.setattr(engine, "prepared", wrong)
+    with pytest.raises(UsageError):
+        engine.ThisMachine().planned(VerifyOptions(impl=("mine.py",), workers=9, device="cpu"))
+    assert [one.words for one in Begun.made] == [["begun", "ended"]]
+
+
+@pytest.mark.parametrize(("cells", "share"), [(1.0, 1.0), (6.5, 1.0), (7.2, 104 / 7.2 / 16), (50.0, 0.6)])
+def test_cells_that_follow_each_other_share_their_time(cells: float, share: float) -> None:
+    """A short core has less, and no other; what is asked of it stays."""
+    short = PROFILES["quick"].short
+    assert short.in_turn(cells) == replace(short, share=pytest.approx(share))
+    assert PROFILES["ci"].short.in_turn(cells) == PROFILES["ci"].short

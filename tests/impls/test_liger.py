@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
 from normcheck.checks.check import check
+from normcheck.impls import liger
 from normcheck.impls.kernels import interpreter
 from normcheck.impls.liger import IMPLEMENTATIONS
 
@@ -38,6 +41,26 @@ CASES = [
     Case(op="fused_add_rmsnorm", dtype="bf16", M=4, N=40, bias=False, residual="large", weight_dtype="fp32"),
     Case(op="fused_add_rmsnorm", dtype="fp16", M=6, N=33, bias=False, residual="opposite", layout="rank3"),
 ]
+
+
+def test_peft_is_not_imported_to_see_whether_liger_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports transformers, for seconds. One that is there already stays."""
+    found: list[object] = []
+
+    def imports(module: str, package: str) -> None:
+        try:
+            found.append(importlib.import_module("peft"))
+        except ImportError:
+            found.append(None)
+
+    monkeypatch.setattr(liger, "not_working", imports)
+    monkeypatch.setattr(liger.triton, "unavailable", lambda device: None)
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    liger._unavailable("cuda")
+    assert found == [None] and "peft" not in sys.modules
+    monkeypatch.setitem(sys.modules, "peft", sys)
+    liger._unavailable("cuda")
+    assert found == [None, sys] and sys.modules["peft"] is sys
 
 
 @pytest.mark.usefixtures("interpreted")

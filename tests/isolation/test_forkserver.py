@@ -121,6 +121,23 @@ def test_what_the_end_of_a_process_was() -> None:
         child.close()
 
 
+PRELOADS = """
+import sys
+from normcheck.isolation import forkserver
+forkserver.start_early(sys.argv[1], ("this",), crowd=True)
+forkserver.warm()
+print(forkserver.modules(), forkserver.in_crowd())
+"""
+
+
+@pytest.mark.parametrize(("device", "poem"), [("cuda", True), ("cpu", False)])
+def test_a_root_imports_more_on_a_gpu_if_told_to(device: str, poem: bool) -> None:
+    """``this`` prints a poem, which is torch's work in the test, to the error output of the root."""
+    script = PRELOADS.replace("print(", "print(", 1)
+    done = subprocess.run([sys.executable, "-c", script, device], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{('this',) if poem else ()} True\n"
+
+
 FORKS = """
 import os, sys
 from normcheck.isolation import forkserver

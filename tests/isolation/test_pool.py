@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from normcheck.isolation import pool
-from normcheck.isolation.pool import spread
+from normcheck.isolation.pool import Pool, spread
 
 
 def start() -> None:
@@ -90,6 +91,23 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     while not holds() and time.monotonic() < end:
         time.sleep(0.05)
     return holds()
+
+
+def test_processes_that_were_begun_before_serve_first() -> None:
+    begun = Pool(2, (start,))
+    begun.begin()
+    early = {child.pid for child in multiprocessing.active_children()}
+    found = dict(spread(work, ("one", "two"), workers=2, starts=(start,), died=died, apart=apart, begun=begun))
+    assert {int(word.rpartition(" ")[2]) for word in found.values()} <= early
+    assert not early & {child.pid for child in multiprocessing.active_children()}
+
+
+def test_processes_that_nobody_needs_end_at_once() -> None:
+    begun = Pool(2, (start,))
+    begun.begin()
+    early = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+    begun.end()
+    assert psutil.wait_procs(early, timeout=30.0)[1] == []
 
 
 def test_one_worker_is_this_process() -> None:

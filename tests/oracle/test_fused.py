@@ -238,18 +238,18 @@ def test_what_passes_is_judged_by_the_fused_judge(monkeypatch: pytest.MonkeyPatc
     assert [c.output for c in checked] == ["rstd", "y", "y", "dx", "dw", "db"]
 
 
-def forget(monkeypatch: pytest.MonkeyPatch, worth: float = 1) -> None:
-    """No trial was begun; one is after so many cases, and goes on beside, as on a GPU."""
+def forget(monkeypatch: pytest.MonkeyPatch, worth: float = 0.0) -> None:
+    """No trial was begun; one is after so many seconds of the plain judge, and goes on beside, as on a GPU."""
     monkeypatch.setattr(trial, "_AT_ONCE", ())
     monkeypatch.setattr(trial, "_trials", {})
     monkeypatch.setattr(trial, "_asked", {})
-    monkeypatch.setattr(trial, "_WORTH_CASES", worth)
+    monkeypatch.setattr(trial, "_WORTH_SECONDS", worth)
 
 
-@pytest.mark.parametrize(("rows", "cases"), [(3, 5), (1 << 17, 3)])
+@pytest.mark.parametrize(("rows", "cases"), [(3, 5), (1 << 20, 2)])
 def test_a_trial_begins_once_it_is_worth_its_time(monkeypatch: pytest.MonkeyPatch, rows: int, cases: int) -> None:
     """Every case counts, a large one more."""
-    forget(monkeypatch, worth=5)
+    forget(monkeypatch, worth=0.045)
     monkeypatch.setattr(trial, "hold", lambda key: None)
     judge = judge_for(case_of("rmsnorm", "fp16", M=3, N=8))
     judge = replace(judge, case=replace(judge.case, M=rows))

@@ -25,9 +25,9 @@ SLIVER = 2.0**-16
 
 _NOISE = 2.0**-20  # of a bound: what an error that is far below it may differ, being a difference of large numbers
 _CLIPS = (-0.5, 2.0)
-_WORTH_CASES = 64  # small ones: the plain judge takes longer for them than a trial
+_WORTH_SECONDS = 2.0  # of the plain judge, which a trial is worth
+_PLAIN_SECONDS, _PLAIN_ELEMENT_SECONDS = 1e-2, 2e-9  # that it takes on a GPU, for a case and beside that for an element
 _AT_ONCE = ("cpu",)  # devices on which the first case waits for a trial
-_AS_A_CASE = 1 << 20  # elements, which it judges while it judges a small case
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Trial(threading.Thread):
 
 
 _trials: dict[Key, Trial] = {}
-_asked: dict[Key, float] = {}  # what was asked of the plain judge instead, in cases
+_asked: dict[Key, float] = {}  # the seconds of the plain judge instead, at most
 
 
 def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
@@ -84,9 +84,10 @@ def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
     key = key_of(judge, outputs)
     trial = _trials.get(key)
     if trial is None:
-        _asked[key] = _asked.get(key, 0.0) + 1 + judge.case.M * judge.case.N / _AS_A_CASE
+        elements = judge.case.M * judge.case.N
+        _asked[key] = _asked.get(key, 0.0) + _PLAIN_SECONDS + elements * _PLAIN_ELEMENT_SECONDS
         at_once = key.device.type in _AT_ONCE
-        if _asked[key] < _WORTH_CASES and not at_once:
+        if _asked[key] < _WORTH_SECONDS and not at_once:
             return False
         trial = begin(key)
         if at_once:
