@@ -175,9 +175,7 @@ def _run_all(trials: Sequence[Trial], workers: int, stream: TextIO) -> tuple[lis
     init()
     try:
         with interruptible(), report.live(report.console_for(stream), len(trials)) as show:
-            for index, result in spread(
-                run_trial, trials, workers=workers, starts=(init,), died=crashed, apart=runs_alone
-            ):
+            for index, result in spread(run_trial, trials, workers=workers, start=init, died=crashed, apart=runs_alone):
                 results[index] = result
                 show(result)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from normcheck.gate.sanity import sensible
 from normcheck.gate.sweep import Progress, run_cell
 from normcheck.gate.tally import uncounted
 from normcheck.gate.workers import likely_cells, patience, start_judge, workers_of
-from normcheck.impls import source_location
+from normcheck.impls import discovery, source_location
 from normcheck.isolation import forkserver
 from normcheck.isolation.pool import Pool, Start, spread
 from normcheck.result import ELSEWHERE, IMPORT, JUDGE_DIED, Verdict
@@ -60,8 +60,9 @@ class ThisMachine:
         The processes that judge are started beside, if the options tell how many there will be.
         """
         device = device_for(options.device)
-        workers = workers_of(options, likely_cells(options, device), device)
-        self._begun = _Judges(device, workers) if options.isolation and workers > 1 else None
+        cells = likely_cells(options, device)
+        workers = workers_of(options, cells, device)
+        self._begun = _Judges(device, workers, cells) if options.isolation and workers > 1 else None
         try:
             return prepared(options)
         except BaseException:
@@ -79,11 +80,11 @@ class ThisMachine:
 
     def verdicts(self, plan: Plan, options: VerifyOptions, progress: CellProgress) -> Iterator[tuple[int, Verdict]]:
         """(index, verdict) of every cell."""
-        workers = workers_of(options, len(plan.cells), plan.device)
         begun, self._begun = self._begun, None
-        if begun is not None and begun.workers != workers:
+        if begun is not None and begun.cells != len(plan.cells):
             begun.end()
             begun = None
+        workers = begun.workers if begun is not None else workers_of(options, len(plan.cells), plan.device)
         if workers == 1:
             with ExitStack() as started:
                 for index, cell in enumerate(plan.cells):
@@ -105,7 +106,8 @@ class ThisMachine:
             _run_job,
             [(cell, alike) for cell in plan.cells],
             workers=workers,
-            starts=_starts(plan.device, workers),
+            start=partial(start_judge, plan.device, workers),
+            first=_first(plan.device),
             died=_judge_died,
             apart=lambda job: False,
             cost=lambda job: cost.of(job[0]),
@@ -120,11 +122,14 @@ THIS_MACHINE = ThisMachine()
 
 
 class _Judges:
-    """The processes that will judge, which import what they need from now on."""
+    """The processes that will judge so many ``cells``, which import what they need from now on.
 
-    def __init__(self, device: str, workers: int) -> None:
-        self.workers = workers
-        self.pool = Pool(workers, _starts(device, workers))
+    Who asks again how many fit a GPU finds less memory, as they have begun to use it.
+    """
+
+    def __init__(self, device: str, workers: int, cells: int) -> None:
+        self.workers, self.cells = workers, cells
+        self.pool = Pool(workers, partial(start_judge, device, workers), _first(device))
         self.pool.begin()
 
     def end(self) -> None:
@@ -132,21 +137,23 @@ class _Judges:
         self.pool.end()
 
 
-def _starts(device: str, workers: int) -> tuple[Start, ...]:
-    """What each process that judges begins with: the root of its kernels' processes, which imports torch beside it."""
-    first = partial(forkserver.start_early, device, forkserver.modules(), crowd=patience(workers) > 1)
-    return first, partial(start_judge, device, workers)
+def _first(device: str) -> Start:
+    """What each process that judges begins with: it asks for the root of its kernels' processes."""
+    return partial(forkserver.ask_early, device, forkserver.door())
 
 
 class Cost:
     """The seconds that a cell of ``plan`` will take, so that the long ones begin first and all end together.
 
-    They are those that the plan expects, or that the longest cell of the same implementation has taken so far.
+    They are those that the plan expects, or that the longest cell of the same implementation has taken so far. Before
+    anything is known, those begin that build nothing: while all processes start, others would have less of their time.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._expected = plan.expected_seconds
         self._longest: dict[str, float] = {}
+        known = discovery.implementations().items()
+        self._plain = {name for name, found in known if not any(i.builds for i in found)}
 
     def add(self, verdict: Verdict) -> None:
         """Learn from a cell that is finished."""
@@ -154,9 +161,13 @@ class Cost:
         self._longest[name] = max(verdict.seconds, self._longest.get(name, 0.0))
 
     def of(self, cell: Cell) -> float:
-        """Seconds; infinite for a cell of which nothing is known."""
-        known = self._longest.get(cell.implementation.name, math.inf)
-        return self._expected.get(cell.key, known)
+        """Seconds; infinite for a cell of which nothing is known, unless it is for later."""
+        name = cell.implementation.name
+        unknown = _LATER_SECONDS if not self._longest and name not in self._plain else math.inf
+        return self._expected.get(cell.key, self._longest.get(name, unknown))
+
+
+_LATER_SECONDS = 1e6  # longer than any cell of which something is known
 
 
 def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:

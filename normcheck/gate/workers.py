@@ -49,13 +49,9 @@ def likely_cells(options: VerifyOptions, device: str) -> int:
     """How many cells a run will have, as far as its options tell: of a user's file one op, if they name none."""
     known, ops = discovery.implementations(), options.op
     asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
-    dtypes = set(options.dtype or DTYPES)
-    return sum(
-        len(dtypes & set(i.dtypes))
-        for spec, wanted in asked.items()
-        for i in known.get(spec, ())
-        if i.op in wanted or not wanted
-    ) + len(dtypes) * max(1, len(set(ops))) * sum(spec not in known for spec in asked)
+    known_ones = sum(i.op in wanted or not wanted for spec, wanted in asked.items() for i in known.get(spec, ()))
+    files = sum(spec not in known for spec in asked)
+    return len(set(options.dtype or DTYPES)) * (known_ones + files * max(1, len(set(ops))))
 
 
 def free_bytes() -> list[int]:

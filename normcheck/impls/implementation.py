@@ -78,7 +78,8 @@ class Implementation:
     is measured and shown.
 
     ``by_default``: the devices on which a known implementation is checked if ``--impl`` names none. On others, and
-    with () on all, it is checked only if ``--impl`` names it.
+    with () on all, it is checked only if ``--impl`` names it. ``builds=False``: a known one that compiles, tunes and
+    plans nothing, so that a run may begin with it, when all processes start.
     """
 
     name: str
@@ -103,4 +104,5 @@ class Implementation:
     deterministic: bool = True
     batch_invariant: bool = False
     by_default: tuple[str, ...] = DEVICES
+    builds: bool = True
     source: str = ""

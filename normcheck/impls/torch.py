@@ -110,6 +110,7 @@ IMPLEMENTATIONS = (
             weights=(False, True),
             heads=True,
             model={"bitmask_compare": "fp32"} if op.clamped else {},
+            builds=False,
             source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
         )
         for op in TABLE
@@ -124,6 +125,7 @@ IMPLEMENTATIONS = (
             weights=(False, True),
             residual_dtypes=("io", "fp32"),
             model={"sum": "rounded"},
+            builds=False,
             source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
         )
         for op in FUSED_ADD
@@ -144,6 +146,7 @@ IMPLEMENTATIONS = (
                 **({"sum": "rounded"} if op.adds_residual else {}),
             },
             by_default=DEVICES if scale == "given" else (),
+            builds=False,
             source=f"{_DOCS}rms_norm.html",
         )
         for op in QUANTISED

@@ -43,6 +43,7 @@ IMPLEMENTATIONS = tuple(
         forward=partial(forward, op),
         ranks=(2, 3),
         weights=(False, True),
+        builds=False,
         source=_MODELS + ("llama/modeling_llama.py" if op.rounds_xhat else "gemma/modeling_gemma.py"),
     )
     for op in TABLE

@@ -77,6 +77,7 @@ IMPLEMENTATIONS = (
         heads=True,
         model=_model,
         by_default=("cuda",),
+        builds=False,
         source=f"{_DOCS}layer_norm.html",
     ),
     Implementation(
@@ -89,6 +90,7 @@ IMPLEMENTATIONS = (
         weights=(False, True),
         heads=True,
         by_default=("cuda",),
+        builds=False,
         source=f"{_DOCS}rms_norm.html",
     ),
 )

@@ -34,7 +34,7 @@ _FIRST_CALL_FACTOR = 3  # the first call of each kind compiles, and may take so 
 def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None, python: str = "") -> Worker:
     """A new worker that has been asked to import what ``spec`` names. ``python``: see ``forkserver``."""
     worker = Worker(sandbox, python)
-    worker.send({"do": "load", "spec": spec, "ops": list(ops), "device": device, "crowd": forkserver.in_crowd()})
+    worker.send({"do": "load", "spec": spec, "ops": list(ops), "device": device})
     return worker
 
 

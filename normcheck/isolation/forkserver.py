@@ -29,10 +29,13 @@ from normcheck.runner import nvidia_driver
 _WAKE_SECONDS, _MOST_WAKES = 1.0, 120
 """One that does not answer is woken so often, in case somebody has stopped it, and then given up."""
 
+_ASKED_SECONDS = 60.0
+"""Within which another process's root forks one: it may import yet."""
+
 _MOST_WAKES_ELSEWHERE = 30
 """Another interpreter has been tried before, so it starts sooner or not at all."""
 
-_ROOT = "import sys; sys.path[:] = {}; from normcheck.isolation import server; server.main({}, {!r})"
+_ROOT = "import sys; sys.path[:] = {}; from normcheck.isolation import server; server.main({}, {}, {!r})"
 
 COMPILED = ("torch._dynamo",)
 """What torch.compile and Liger import, which takes most of the start of their processes: a root may have it."""
@@ -170,19 +173,21 @@ def _folder() -> str:
 @dataclass
 class _Servers:
     """What this process has started of an interpreter: ``program`` is the process of the root. ``owner``: this process,
-    by its id.
+    by its id. ``door``: through which other processes may ask the root for one of theirs; ``asked``: the side of this
+    process of one that it has asked for.
     """
 
     owner: int
     program: subprocess.Popen[bytes] | None = None
     root: _Forker | None = None
     server: _Forker | None = None
+    door: socket.socket | None = None
+    asked: socket.socket | None = None
 
 
 _servers: dict[str, _Servers] = {}
 _lock = threading.RLock()
 _modules: tuple[str, ...] = ()  # of torch, which the root imports as well
-_crowd = False  # whether processes wait for cores
 
 
 def _ours(python: str) -> _Servers:
@@ -199,16 +204,33 @@ def _ours(python: str) -> _Servers:
 def _root(python: str) -> _Forker:
     """The root. It is started if it is not there, and then imports for two seconds while this process goes on."""
     own = _ours(python)
+    if own.root is None and own.asked is not None:
+        asked, own.asked = own.asked, None
+        own.root = _of_another(asked)
     if own.root is None:
         path = f"[{folder_of_normcheck()!r}, *sys.path]" if python else repr(sys.path)
         ours, theirs = socket.socketpair()
-        with theirs:
-            argv = [python or sys.executable, "-c", _ROOT.format(path, theirs.fileno(), () if python else _modules)]
-            own.program = subprocess.Popen(
-                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+        own.door, inside = socket.socketpair(type=socket.SOCK_SEQPACKET)  # which keeps requests of several apart
+        with theirs, inside:
+            files = theirs.fileno(), inside.fileno()
+            argv = [python or sys.executable, "-c", _ROOT.format(path, *files, () if python else _modules)]
+            own.program = subprocess.Popen(argv, pass_fds=files, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         own.root = _Forker(own.program.pid, ours, python)
     return own.root
+
+
+def _of_another(asked: socket.socket) -> _Forker | None:
+    """The root that another process's has forked for this one; None if that is not there, or not as this process is."""
+    poll = select.poll()
+    poll.register(asked.fileno(), select.POLLIN)
+    told = b""
+    with suppress(OSError):
+        told = asked.recv(CODE.size) if poll.poll(_ASKED_SECONDS * 1000) else b""
+    number = int(CODE.unpack(told)[0]) if len(told) == CODE.size else 0
+    if number and _state(number) == _state(os.getpid()):
+        return _Forker(number, asked, "")
+    asked.close()
+    return None
 
 
 def _server(python: str) -> _Forker:
@@ -305,26 +327,41 @@ def end() -> None:
                 forker.send(signal.SIGKILL)
 
 
-def start_early(device: str, modules: tuple[str, ...] = (), *, crowd: bool = False) -> None:
+def start_early(device: str, modules: tuple[str, ...] = ()) -> None:
     """Start the root now: it imports torch, and without a GPU Triton's interpreter, while this process does.
 
-    ``modules``: others that it imports, of torch alone, on a GPU. ``crowd``: whether processes will wait for cores.
+    ``modules``: others that it imports, of torch alone, on a GPU.
     """
-    global _modules, _crowd
-    _crowd = crowd
-    if device == "cpu" or (device == "auto" and not nvidia_driver.present()):
-        os.environ["TRITON_INTERPRET"] = "1"  # which the root inherits
-    else:
-        _modules = modules
+    global _modules
+    _as_on(device)
+    _modules = () if _lacks_gpu(device) else modules
     with _lock:
         _root("")
 
 
-def in_crowd() -> bool:
-    """Whether kernels' processes of this one have to wait for cores."""
-    return _crowd
+def ask_early(device: str, door: socket.socket | None) -> None:
+    """Ask for a root through the ``door`` of another process's, which has imported all, or start one as it would be."""
+    _as_on(device)
+    with _lock:
+        own = _ours("")
+        if door is None:
+            _root("")
+            return
+        own.asked, theirs = socket.socketpair()
+        with theirs, suppress(OSError):
+            socket.send_fds(door, [b"1"], [theirs.fileno()])
 
 
-def modules() -> tuple[str, ...]:
-    """What a root of this process imports beside what every worker needs."""
-    return _modules
+def door() -> socket.socket | None:
+    """Through which other processes may ask the root of this one for one of theirs; None if it has none."""
+    own = _ours("")
+    return own.door if own.root is not None and own.root.sound else None
+
+
+def _lacks_gpu(device: str) -> bool:
+    return device == "cpu" or (device == "auto" and not nvidia_driver.present())
+
+
+def _as_on(device: str) -> None:
+    if _lacks_gpu(device):
+        os.environ["TRITON_INTERPRET"] = "1"  # which the root inherits

@@ -34,18 +34,20 @@ def spread(
     jobs: Sequence[Job],
     *,
     workers: int,
-    starts: Sequence[Start],
+    start: Start,
     died: Callable[[Job], Done],
     apart: Callable[[Job], bool],
     cost: Callable[[Job], float] = lambda job: 0.0,
+    first: Start | None = None,
     begun: Pool | None = None,
 ) -> Iterator[tuple[int, Done]]:
     """Yield (index, work(job)) for every job, in the order in which they finish.
 
-    ``starts``: see ``Pool``; they and ``work`` are functions that a module defines by name. A job whose process dies
-    twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job has a process
-    of its own from the beginning. With one worker everything runs in this process, and dies with it. ``cost`` is asked
-    whenever a process is free: it gets the dearest job, of equal ones the first. ``begun``: the processes to use first.
+    ``start``, ``first``: see ``Pool``; they and ``work`` are functions that a module defines by name. A job whose
+    process dies twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job
+    has a process of its own from the beginning. With one worker everything runs in this process, and dies with it.
+    ``cost`` is asked whenever a process is free: it gets the dearest job, of equal ones the first. ``begun``: the
+    processes to use at first.
     """
     if workers == 1:
         yield from ((index, work(job)) for index, job in enumerate(jobs))
@@ -53,14 +55,14 @@ def spread(
     waiting = [(index, job) for index, job in enumerate(jobs) if not apart(job)]
     while waiting:
         running: dict[Future[Done], tuple[int, Job]] = {}
-        with begun or Pool(workers, starts) as pool:
+        with begun or Pool(workers, start, first) as pool:
             yield from _until_a_death(pool.executor, workers, work, waiting, running, cost)
         begun = None
         for index, job in running.values():
-            yield index, _alone(work, job, starts, died)
+            yield index, _alone(work, job, start, died)
     for index, job in enumerate(jobs):
         if apart(job):
-            yield index, _alone(work, job, starts, died)
+            yield index, _alone(work, job, start, died)
 
 
 def _until_a_death(
@@ -124,8 +126,8 @@ def _waited_for(running: Collection[Future[Done]], seconds: float | None) -> Col
         raise
 
 
-def _alone(work: Callable[[Job], Done], job: Job, starts: Sequence[Start], died: Callable[[Job], Done]) -> Done:
-    with Pool(1, starts) as pool:
+def _alone(work: Callable[[Job], Done], job: Job, start: Start, died: Callable[[Job], Done]) -> Done:
+    with Pool(1, start) as pool:
         try:
             pool.executor.submit(_nothing).result()
         except BrokenProcessPool:
@@ -141,18 +143,19 @@ def _nothing() -> None:
 
 
 class Pool:
-    """So many ``workers``, which are spawned processes. Each first runs ``starts``, of which it imports one after
-    another: what the first begins goes on while the modules of the second are imported.
+    """So many ``workers``, which are spawned processes. Each runs ``first``, and then ``start``, whose modules it has
+    imported only then.
 
     An exception in the block, or Ctrl-C, ends them, instead of waiting for their jobs.
     """
 
-    def __init__(self, workers: int, starts: Sequence[Start]) -> None:
+    def __init__(self, workers: int, start: Start, first: Start | None = None) -> None:
         self._others = multiprocessing.active_children()
         self._workers = workers
-        pickled = tuple(map(pickle.dumps, starts))
         context = multiprocessing.get_context("spawn")
-        self.executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_started, initargs=pickled)
+        self.executor = ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_started, initargs=(first, pickle.dumps(start))
+        )
 
     def begin(self) -> None:
         """Start all processes now, and not with the first jobs."""
@@ -181,16 +184,18 @@ class Pool:
                 child.terminate()
 
 
-def _started(*starts: bytes) -> None:
-    """Begin a new process by what was pickled, whose modules are imported here, while no garbage is looked for.
+def _started(first: Start | None, start: bytes) -> None:
+    """Begin a new process, at last by the pickled ``start``, whose modules are imported here, while no garbage is
+    looked for.
 
     Imports make none that matters, and a seventh of their time went into that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.disable()
-    for start in starts:
-        pickle.loads(start)()
+    if first is not None:
+        first()
+    pickle.loads(start)()
     gc.enable()
 
 

@@ -33,9 +33,9 @@ CODE = struct.Struct("i")
 """The exit code of a process, minus the number of the signal that ended it, as it is written to its status pipe."""
 
 
-def main(number: int, modules: Sequence[str] = ()) -> NoReturn:
+def main(number: int, door: int, modules: Sequence[str] = ()) -> NoReturn:
     """Be the root: import what workers need, and these ``modules`` of torch, then fork servers as the socket with this
-    file descriptor asks for.
+    file descriptor asks for. ``door``: that of another socket, through which come requests for roots like this one.
 
     Its memory is closed to other processes, and that of what it forks; for all of them what is the system's in /proc is
     read-only.
@@ -48,15 +48,16 @@ def main(number: int, modules: Sequence[str] = ()) -> NoReturn:
     from normcheck.isolation import preload
 
     gc.enable()
-    serve_forks(socket.socket(fileno=number), partial(serve_forks, run=preload.worker.serve))
+    forks = partial(serve_forks, run=preload.worker.serve)
+    serve_forks(socket.socket(fileno=number), forks, socket.socket(fileno=door))
     os._exit(0)  # without the half second in which Python takes torch apart
 
 
-def serve_forks(control: socket.socket, run: Run) -> None:
+def serve_forks(control: socket.socket, run: Run, door: socket.socket | None = None) -> None:
     """Fork a process for each request, until the other side of ``control`` is closed.
 
     A request comes with two files: the socket with which the new process calls ``run``, and a pipe for its exit code.
-    The answer is its process id.
+    The answer is its process id. What comes through ``door`` is the ``control`` of a process like this one.
     """
     adopt_orphans()
     woken, wake = os.pipe()
@@ -67,13 +68,23 @@ def serve_forks(control: socket.socket, run: Run) -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     status_of: dict[int, int] = {}  # process id -> where its exit code goes
     poll = select.poll()
-    for source in (control.fileno(), woken):
+    asked_at = [control.fileno(), *([] if door is None else [door.fileno()])]
+    for source in (woken, *asked_at):
         poll.register(source, select.POLLIN)
     while True:
         ready = {source for source, _ in poll.poll()}
         if woken in ready:
             os.read(woken, 1 << 16)
             _reap(status_of)
+        if door is not None and door.fileno() in ready:
+            _, came, _, _ = socket.recv_fds(door, 1, 1)
+            if not came:  # nobody is behind it any more
+                poll.unregister(door.fileno())
+            elif os.fork() == 0:
+                _close(*asked_at, woken, wake, *status_of.values())
+                _be_another(socket.socket(fileno=came[0]), run)
+            else:
+                os.close(came[0])
         if control.fileno() not in ready:
             continue
         asked = _received(control)
@@ -82,7 +93,9 @@ def serve_forks(control: socket.socket, run: Run) -> None:
         message, (theirs, status) = asked
         child = os.fork()
         if child == 0:
-            _close(control.fileno(), woken, wake, status, *status_of.values())
+            _close(
+                control.fileno(), woken, wake, status, *status_of.values(), *([] if door is None else [door.fileno()])
+            )
             _become(message, socket.socket(fileno=theirs), run)
         os.close(theirs)
         status_of[child] = status
@@ -121,6 +134,15 @@ def _close(*files: int) -> None:
     signal.set_wakeup_fd(-1)
     for file in files:
         os.close(file)
+
+
+def _be_another(control: socket.socket, run: Run) -> NoReturn:
+    """In a new process: be another root, which first tells its process id."""
+    try:
+        control.sendall(CODE.pack(os.getpid()))
+        serve_forks(control, run)
+    finally:
+        os._exit(0)
 
 
 def _become(message: Message, connection: socket.socket, run: Run) -> NoReturn:

@@ -152,7 +152,7 @@ def _failure(state: _State, broken: Broken) -> Message:
 def _load(state: _State, message: Message) -> Message:
     """Import what a spec names, and describe it."""
     if message["device"] == "cuda":
-        nvidia_driver.wait_politely(asleep=message["crowd"])
+        nvidia_driver.wait_yielding()
     device = device_for(message["device"])
     state.found = discovery.select(message["spec"], tuple(message["ops"]))
     return {"found": [_described(i, device) for i in state.found]}

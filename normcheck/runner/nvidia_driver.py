@@ -40,22 +40,22 @@ def gpus() -> tuple[str, ...]:
     return tuple(models)
 
 
-_YIELD, _SLEEP = 2, 4  # CU_CTX_SCHED_YIELD, CU_CTX_SCHED_BLOCKING_SYNC
+_YIELD = 2  # CU_CTX_SCHED_YIELD
 
 
-def wait_politely(*, asleep: bool) -> None:
-    """Have this process give way to others while it waits for its GPU, the one that torch calls 0, or sleep until it is
-    woken. It may not have used that yet.
+def wait_yielding() -> None:
+    """Have this process give way to others while it waits for its GPU, the one that torch calls 0. It may not have
+    used it yet.
 
-    By default it asks again and again, which takes a core from others that wait for theirs. Where cores are scarce, to
-    sleep frees them: twelve processes had 7,000 turns a second with 3 cores in place of 12. Where they are not, to be
-    woken can take a virtual machine half a millisecond: a cell reached 9 to 20 shapes asleep, 31 to 76 awake.
+    By default it asks again and again, which takes a core from others that wait for theirs. To sleep would free the
+    core, but to be woken takes a virtual machine half a millisecond: a cell reached 9 to 20 shapes asleep, 31 to 76
+    awake.
     """
     device = ctypes.c_int()
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL("libcuda.so.1")
         if not (library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), 0)):
-            library.cuDevicePrimaryCtxSetFlags(device, _SLEEP if asleep else _YIELD)
+            library.cuDevicePrimaryCtxSetFlags(device, _YIELD)
 
 
 def devices(toolkit: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError
 from normcheck.gate import engine, workers
-from normcheck.gate.engine import THIS_MACHINE
+from normcheck.gate.engine import THIS_MACHINE, Cost
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.workers import fitting, likely_cells, patience, workers_of
@@ -120,9 +121,7 @@ def test_how_many_cells_there_will_be(options: VerifyOptions, cells: int) -> Non
 
 def test_of_a_default_run_that_is_known() -> None:
     known = discovery.implementations()
-    expected = sum(
-        len(i.dtypes) for name, ops in discovery.by_default("cuda").items() for i in known[name] if i.op in ops
-    )
+    expected = 3 * sum(i.op in ops for name, ops in discovery.by_default("cuda").items() for i in known[name])
     assert likely_cells(VerifyOptions(), "cuda") == expected > 100
 
 
@@ -131,7 +130,7 @@ class Begun:
 
     made: ClassVar[list[Begun]] = []
 
-    def __init__(self, workers: int, starts: object) -> None:
+    def __init__(self, workers: int, *_: object) -> None:
         self.workers, self.words = workers, list[str]()
         Begun.made.append(self)
 
@@ -146,7 +145,7 @@ class Begun:
 def test_processes_that_judge_begin_while_the_plan_is_made(
     monkeypatch: pytest.MonkeyPatch, cells: int, words: list[str]
 ) -> None:
-    """They are used if there are as many as it then needs."""
+    """They are used if it then has as many cells. What fits is not asked again: they have taken of the GPU's memory."""
     used: list[object] = []
 
     def spread(work: Any, jobs: Any, *, begun: object, **rest: Any) -> Iterator[tuple[int, Any]]:
@@ -184,3 +183,13 @@ def test_cells_that_follow_each_other_share_their_time(cells: float, share: floa
     short = PROFILES["quick"].short
     assert short.in_turn(cells) == replace(short, share=pytest.approx(share))
     assert PROFILES["ci"].short.in_turn(cells) == PROFILES["ci"].short
+
+
+def test_a_run_begins_with_what_builds_nothing() -> None:
+    """While everything starts, a cell that compiles would have less of its time; then the longest come first."""
+    by_name = {name: i for name, (i, *_) in discovery.implementations().items()}
+    torch_cell, triton_cell = (Cell(OPS[by_name[n].op], by_name[n], "fp16", n) for n in ("torch", "triton"))
+    cost = Cost(plan(2))
+    assert cost.of(triton_cell) < cost.of(torch_cell) == math.inf
+    cost.add(replace(engine.uncounted(torch_cell, "cuda", "pass"), seconds=9.0))
+    assert cost.of(torch_cell) == 9.0 and cost.of(triton_cell) == math.inf

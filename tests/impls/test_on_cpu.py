@@ -164,10 +164,10 @@ def test_what_a_kernel_raises_is_told_with_its_own_lines(tmp_path: Path, cli: Cl
     file = tmp_path / "mine.py"
     file.write_text(WRONG, encoding="utf-8")
     done = cli("verify", "--impl", str(file), *FEW)
-    said = " ".join(done.out.split())
-    assert "AttributeError: 'tensor' object has no attribute 'nothing_of_this_name', in a kernel that Triton's" in said
-    assert "mine.py:7 in inner: return value.nothing_of_this_name()" in said
-    assert "mine.py:11 in kernel: inner(tl.load(x_ptr))" in said
+    said = "".join(done.out.split())  # a line may end anywhere in a long path
+    assert "'nothing_of_this_name',inakernelthatTriton's" in said
+    assert "mine.py:7ininner:returnvalue.nothing_of_this_name()" in said
+    assert "mine.py:11inkernel:inner(tl.load(x_ptr))" in said
     assert "triton/runtime" not in said
 
 

@@ -124,18 +124,17 @@ def test_what_the_end_of_a_process_was() -> None:
 PRELOADS = """
 import sys
 from normcheck.isolation import forkserver
-forkserver.start_early(sys.argv[1], ("this",), crowd=True)
+forkserver.start_early(sys.argv[1], ("this",))
 forkserver.warm()
-print(forkserver.modules(), forkserver.in_crowd())
+print(forkserver._modules)
 """
 
 
 @pytest.mark.parametrize(("device", "poem"), [("cuda", True), ("cpu", False)])
 def test_a_root_imports_more_on_a_gpu_if_told_to(device: str, poem: bool) -> None:
     """``this`` prints a poem, which is torch's work in the test, to the error output of the root."""
-    script = PRELOADS.replace("print(", "print(", 1)
-    done = subprocess.run([sys.executable, "-c", script, device], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{('this',) if poem else ()} True\n"
+    done = subprocess.run([sys.executable, "-c", PRELOADS, device], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{('this',) if poem else ()}\n"
 
 
 FORKS = """
@@ -177,3 +176,54 @@ def test_a_process_that_was_forked_has_a_root_of_its_own_and_none_outlives_its_p
     assert (done.returncode, done.stderr) == (0, "")
     number = int(done.stdout)
     assert is_gone(number)
+
+
+BESIDE = """
+import os, resource, sys, time
+from multiprocessing import active_children
+import psutil
+from normcheck.isolation import forkserver
+from normcheck.isolation.pool import Pool
+from normcheck.isolation.process import Worker
+from functools import partial
+
+def answers(how):
+    if how == "limited":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+    worker = Worker(None)
+    answer = worker.ask({"do": "?"}, 60.0, "a request")
+    worker.kill()
+    return "broken" in answer, forkserver._root("").pid
+
+def nothing():
+    pass
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    forkserver.start_early("cpu", ())
+    door = None if how == "none" else forkserver.door()
+    root = forkserver._root("")
+    if how == "dead":
+        os.kill(root.pid, 9)
+        psutil.Process(root.pid).wait()
+    with Pool(2, nothing, partial(forkserver.ask_early, "cpu", door)) as pool:
+        pool.begin()
+        found = list(pool.executor.map(answers, [how] * 2))
+        judges = {child.pid for child in active_children()}
+        roots = {number for _, number in found}
+        parents = {"root" if psutil.Process(r).ppid() == root.pid else "judge" for r in roots}
+        assert parents == {"root"} or {psutil.Process(r).ppid() for r in roots} <= judges
+    print(all(well for well, _ in found), parents, root.pid in roots)
+    ended = psutil.wait_procs([psutil.Process(r) for r in roots if psutil.pid_exists(r)], timeout=20.0)[1]
+    print([p.status() for p in ended])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "whose"), [("", "root"), ("none", "judge"), ("dead", "judge"), ("limited", "judge")])
+def test_a_process_that_judges_has_a_root_of_another_s_root(tmp_path: Path, how: str, whose: str) -> None:
+    """It imports nothing again. One of its own it has if there is none, or it is not as the process itself is."""
+    script = tmp_path / "beside.py"
+    script.write_text(BESIDE, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script), how], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == f"True {{{whose!r}}} False\n[]\n", done.stderr

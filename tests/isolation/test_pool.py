@@ -42,7 +42,7 @@ def apart(job: str) -> bool:
 
 def test_a_death_is_blamed_on_the_job_that_did_it() -> None:
     jobs = ("waits", "dies", "last", "alone")
-    found = dict(spread(work, jobs, workers=2, starts=(start,), died=died, apart=apart))
+    found = dict(spread(work, jobs, workers=2, start=start, died=died, apart=apart))
     assert sorted(found) == [0, 1, 2, 3]
     assert found[1] == "dies died"
     for index in (0, 2, 3):
@@ -53,7 +53,7 @@ def test_a_death_is_blamed_on_the_job_that_did_it() -> None:
 RUN = """
 import gc, time
 from normcheck.isolation.pool import spread
-list(spread(time.sleep, {}, workers=2, starts=(gc.collect,), died=None, apart=lambda job: False))
+list(spread(time.sleep, {}, workers=2, start=gc.collect, died=None, apart=lambda job: False))
 """
 
 
@@ -94,16 +94,16 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 def test_processes_that_were_begun_before_serve_first() -> None:
-    begun = Pool(2, (start,))
+    begun = Pool(2, start)
     begun.begin()
     early = {child.pid for child in multiprocessing.active_children()}
-    found = dict(spread(work, ("one", "two"), workers=2, starts=(start,), died=died, apart=apart, begun=begun))
+    found = dict(spread(work, ("one", "two"), workers=2, start=start, died=died, apart=apart, begun=begun))
     assert {int(word.rpartition(" ")[2]) for word in found.values()} <= early
     assert not early & {child.pid for child in multiprocessing.active_children()}
 
 
 def test_processes_that_nobody_needs_end_at_once() -> None:
-    begun = Pool(2, (start,))
+    begun = Pool(2, start)
     begun.begin()
     early = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
     begun.end()
@@ -111,7 +111,7 @@ def test_processes_that_nobody_needs_end_at_once() -> None:
 
 
 def test_one_worker_is_this_process() -> None:
-    found = spread(work, ("one", "two"), workers=1, starts=(start,), died=died, apart=apart)
+    found = spread(work, ("one", "two"), workers=1, start=start, died=died, apart=apart)
     assert list(found) == [(0, f"one in {os.getpid()}"), (1, f"two in {os.getpid()}")]
 
 
@@ -129,7 +129,7 @@ def test_the_dearest_job_comes_first_at_what_is_known_by_then() -> None:
         begins,
         jobs,
         workers=2,
-        starts=(start,),
+        start=start,
         died=lambda job: 0.0,
         apart=apart,
         cost=lambda job: known.get(job[:4], 9.0),
