@@ -14,6 +14,7 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import compile_soon
 from normcheck.gate.options import VerifyOptions
 from normcheck.impls import discovery
+from normcheck.oracle import judging
 from normcheck.runner.device import device_for
 
 CORES_A_CELL = 2
@@ -82,6 +83,8 @@ def start_judge(device: str, workers: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number_of_this_process() % len(gpus)]
         share = -(-workers // len(gpus))
     take_share(device, share)
+    if patience(workers) > 1:
+        judging.be_in_crowd()
     if device_for(device) == "cuda":
         compile_soon(device, first=number_of_this_process())
 

@@ -25,7 +25,9 @@ SLIVER = 2.0**-16
 
 _NOISE = 2.0**-20  # of a bound: what an error that is far below it may differ, being a difference of large numbers
 _CLIPS = (-0.5, 2.0)
-_WORTH_SECONDS = 2.0  # of the plain judge, which a trial is worth
+_WORTH_SECONDS, _WORTH_SECONDS_IN_CROWD = 0.5, 2.0
+"""So many seconds of the plain judge are worth a trial: more, if others want the cores for which it compiles."""
+
 _PLAIN_SECONDS, _PLAIN_ELEMENT_SECONDS = 1e-2, 2e-9  # that it takes on a GPU, for a case and beside that for an element
 _AT_ONCE = ("cpu",)  # devices on which the first case waits for a trial
 
@@ -70,6 +72,9 @@ class Trial(threading.Thread):
 
 
 _trials: dict[Key, Trial] = {}
+in_crowd = False
+"""Whether other processes want the cores."""
+
 _asked: dict[Key, float] = {}  # the seconds of the plain judge instead, at most
 
 
@@ -87,7 +92,7 @@ def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
         elements = judge.case.M * judge.case.N
         _asked[key] = _asked.get(key, 0.0) + _PLAIN_SECONDS + elements * _PLAIN_ELEMENT_SECONDS
         at_once = key.device.type in _AT_ONCE
-        if _asked[key] < _WORTH_SECONDS and not at_once:
+        if _asked[key] < (_WORTH_SECONDS_IN_CROWD if in_crowd else _WORTH_SECONDS) and not at_once:
             return False
         trial = begin(key)
         if at_once:
