@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -238,8 +239,9 @@ def compile_soon(device: str, first: int) -> None:
 
     def compile_all() -> None:
         for pair in pairs:
-            if _kernel_fits(*pair, device):
-                _compiled.add(pair)
+            with suppress(Exception):  # who needs it meets that again
+                if _kernel_fits(*pair, device):
+                    _compiled.add(pair)
 
     threading.Thread(target=compile_all, daemon=True).start()
 

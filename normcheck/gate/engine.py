@@ -62,7 +62,7 @@ class ThisMachine:
         device = device_for(options.device)
         cells = likely_cells(options, device)
         workers = workers_of(options, cells, device)
-        self._begun = _Judges(device, workers, cells) if options.isolation and workers > 1 else None
+        self._begun = _Judges(device, workers, cells) if workers > 1 else None
         try:
             return prepared(options)
         except BaseException:

@@ -93,9 +93,7 @@ def serve_forks(control: socket.socket, run: Run, door: socket.socket | None = N
         message, (theirs, status) = asked
         child = os.fork()
         if child == 0:
-            _close(
-                control.fileno(), woken, wake, status, *status_of.values(), *([] if door is None else [door.fileno()])
-            )
+            _close(*asked_at, woken, wake, status, *status_of.values())
             _become(message, socket.socket(fileno=theirs), run)
         os.close(theirs)
         status_of[child] = status

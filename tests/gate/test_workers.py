@@ -148,7 +148,8 @@ def test_processes_that_judge_begin_while_the_plan_is_made(
     """They are used if it then has as many cells. What fits is not asked again: they have taken of the GPU's memory."""
     used: list[object] = []
 
-    def spread(work: Any, jobs: Any, *, begun: object, **rest: Any) -> Iterator[tuple[int, Any]]:
+    def spread(work: Any, jobs: Any, *, begun: object, first: object, **rest: Any) -> Iterator[tuple[int, Any]]:
+        assert first is not None  # a root of its kernels' processes
         used.append(begun)
         yield from ()
 
@@ -177,7 +178,7 @@ def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.words for one in Begun.made] == [["begun", "ended"]]
 
 
-@pytest.mark.parametrize(("cells", "share"), [(1.0, 1.0), (6.5, 1.0), (7.2, 104 / 7.2 / 16), (50.0, 0.6)])
+@pytest.mark.parametrize(("cells", "share"), [(1.0, 1.0), (7.5, 1.0), (8.0, 120 / 8 / 16), (50.0, 0.8)])
 def test_cells_that_follow_each_other_share_their_time(cells: float, share: float) -> None:
     """A short core has less, and no other; what is asked of it stays."""
     short = PROFILES["quick"].short

@@ -33,7 +33,8 @@ class Found:
             return cls(torch.zeros(number, dtype=torch.int64))
         made = _made.setdefault((number, device, threading.get_ident()), [])
         if not made:
-            made += torch.zeros((_AT_ONCE, number), dtype=torch.int64, device=device).unbind()
+            aligned = number + number % 2  # as Triton takes every address to be, to 16 bytes
+            made += torch.zeros((_AT_ONCE, aligned), dtype=torch.int64, device=device).unbind()
         return cls(made.pop())
 
     def has_room(self, number: int) -> bool:
