@@ -152,6 +152,19 @@ def test_a_dear_kernel_gets_its_cases_and_shapes_in_time(
     assert "a first call takes" in run.core.coverage(100).left_out
 
 
+@pytest.mark.parametrize(("builds", "fields", "most"), [(blocks, {"ranks": (2, 3)}, 13.3), (tuned, {}, 15.0)])
+def test_among_many_cells_a_short_core_takes_less_and_owes_the_same(
+    builds: Builds, fields: dict[str, Any], most: float
+) -> None:
+    profile = PROFILES["quick"]
+    hurried = replace(profile, short=profile.short.in_turn(50))
+    run = simulated(builds, profile=hurried, **fields)
+    assert run.core.is_short and run.seconds <= most
+    assert run.core.coverage(100).missed == ()
+    budget = Budget(Plan((run.cell,), hurried, 0, "cuda", 120.0), run.core.costs, 0.0)
+    assert budget.after(short=True) <= 2.0 < budget.after(short=False)
+
+
 def test_a_pause_of_the_machine_hides_no_dear_first_call() -> None:
     short = replace(PROFILES["quick"], core_seconds=4.0)
     assert simulated(tuned, device="cpu", profile=short, ranks=(2, 3), pauses=[1]).core.is_short
