@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from normcheck.cases.axes import MODEL_SIZES, Pair, Value, pairs_of
+from normcheck.cases.axes import MODEL_SIZES, Pair, Value
 from normcheck.cases.case import Case, Place, place_of, with_parameters
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
-from normcheck.cases.goals import Extent, Goals, Sizes, goals, key_of, low_of, sizes_of
+from normcheck.cases.goals import Extent, Goals, Sizes, goals, sizes_of
 from normcheck.cases.missed import in_words
 from normcheck.cases.short_core import ShortCore
 from normcheck.cases.strategies import ELEMENTS
@@ -267,7 +267,7 @@ class CoreRun:
             planned=self._run,
             run=self._run,
             left_out=self._left_out(),
-            refused=self._refused_share(),
+            refused=self._refusals.share(sizes_of(self._declared, self._extent, self._seed, self._model_size)),
             building=self.costs.building,
         )
 
@@ -277,7 +277,9 @@ class CoreRun:
         if self._refusals.excused < self._refusals.given_up:
             return "kinds of data were refused"
         if self.is_short and budget.left < max(self.costs.dearest, budget.wall / 10):
-            return f"{budget.wall:g} s are allowed with compiling and the like, which took {self.costs.building:.1f} s"
+            return (
+                f"{budget.wall:.3g} s are allowed with compiling and the like, which took {self.costs.building:.1f} s"
+            )
         if budget.builds_too_much:
             return f"compiling and the like took {self.costs.building:.0f} s"
         if not self._skipped:
@@ -431,23 +433,3 @@ class CoreRun:
             what = "not every layout and dy in each class of N"
             reasons.append(f"a column costs {self.costs.column * 1e3:.2f} ms here: {what} in the core")
         return "; ".join(reasons)
-
-    def _refused_share(self) -> float:
-        """The share, 0 to 1, of the declared sizes and layouts that was refused.
-
-        A refused bias or fp32 weight does not count: an op without them is whole.
-        """
-        if self.claims == self._declared and not self._refusals.given_up:
-            return 0.0
-        sizes = sizes_of(self._declared, self._extent, self._seed, self._model_size).every()
-        promised = [(m, n, layout) for m, n in sizes if m for layout in self._declared.layouts]
-        return sum(not self._takes(*one) for one in promised) / len(promised) if promised else 0.0
-
-    def _takes(self, m: int, n: int, layout: str) -> bool:
-        if self.claims.shapes and (m, n) not in self.claims.shapes:
-            return False
-        if not all(self.claims.admits(axis, value) for axis, value in (("M", m), ("N", n), ("layout", layout))):
-            return False
-        low, fit = key_of(n)
-        axes = {"N": (n,), "m": (low_of(m),), "n": ((low, fit),), "width": (low,), "fit": (fit,), "layout": (layout,)}
-        return self._refusals.given_up.isdisjoint(pairs_of(axes))

@@ -11,7 +11,7 @@ from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of
 from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, head_size_near, parameters_of, with_parameters
 from normcheck.cases.claims import Claims, refusable
 from normcheck.cases.core import GAPS, Planned, goals_of
-from normcheck.cases.goals import Goals
+from normcheck.cases.goals import Goals, Sizes, key_of, low_of
 from normcheck.cases.ops import OPS
 
 _FRUITLESS = 20  # refusals that gave no new pair
@@ -36,7 +36,7 @@ class Refusals:
     """
 
     def __init__(self, claims: Claims, wanted: Callable[[Claims], Goals]) -> None:
-        self.claims, self._wanted = claims, wanted
+        self.claims, self._declared, self._wanted = claims, claims, wanted
         self.given_up: set[Value | Pair] = set()
         self.combinations = 0
         """Cases that were refused for a combination of values."""
@@ -56,6 +56,25 @@ class Refusals:
     def excused(self) -> set[Value | Pair]:
         """What was given up, but for kinds of data: no library has a limit there, and a cheat refuses what is hard."""
         return {goal for goal in self.given_up if len(goal) != 2 or goal[0] not in _DATA}
+
+    def share(self, sizes: Sizes) -> float:
+        """The share, 0 to 1, of the declared ``sizes`` and layouts that was refused.
+
+        A refused bias or fp32 weight does not count: an op without them is whole.
+        """
+        if self.claims == self._declared and not self.given_up:
+            return 0.0
+        promised = [(m, n, layout) for m, n in sizes.every() if m for layout in self._declared.layouts]
+        return sum(not self._takes(*one) for one in promised) / len(promised) if promised else 0.0
+
+    def _takes(self, m: int, n: int, layout: str) -> bool:
+        if self.claims.shapes and (m, n) not in self.claims.shapes:
+            return False
+        if not all(self.claims.admits(axis, value) for axis, value in (("M", m), ("N", n), ("layout", layout))):
+            return False
+        low, fit = key_of(n)
+        axes = {"N": (n,), "m": (low_of(m),), "n": ((low, fit),), "width": (low,), "fit": (fit,), "layout": (layout,)}
+        return self.given_up.isdisjoint(pairs_of(axes))
 
     @property
     def question(self) -> Question | None:
