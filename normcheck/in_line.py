@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+WAIT_SECONDS = 60.0
+"""For whoever is first in line, if nothing else is said."""
+
 _LOOK_SECONDS = 0.05
 _BYTE = struct.Struct("hhqqi4x")  # Linux's struct flock: kind, whence, start, length, and no process
 
 
 @contextmanager
-def in_line(what: str, seconds: float) -> Iterator[None]:
+def in_line(what: str, seconds: float = WAIT_SECONDS) -> Iterator[None]:
     """Within it, no other process of this user is in line for ``what``, unless it waited for more than ``seconds``.
 
     Threads of one process wait for each other as well. The line ends with the process that is first in it.

@@ -31,8 +31,6 @@ class Unavailable(Exception):
     """The kernel cannot be compiled here. The message is its reason."""
 
 
-_LONGEST_SECONDS = 60.0  # for another process that compiles the same
-
 _known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
 """Device, dtype of x, dtype of weight -> the compilation. Triton's own search for it takes longer than the launch."""
 
@@ -114,7 +112,7 @@ def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tu
         if on_gpu and input_kernels.INTERPRETED:
             raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
         make = input_kernels.make[grid]
-        with in_line(f"inputs {call}", _LONGEST_SECONDS) if on_gpu else nullcontext():  # the others find it on disk
+        with in_line(f"inputs {call}") if on_gpu else nullcontext():  # the others find it on disk
             compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
         if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
             raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")

@@ -59,6 +59,7 @@ class ThisMachine:
 
         The processes that judge are started beside, if the options tell how many there will be.
         """
+        self._end()  # of a plan that was not run
         device = device_for(options.device)
         cells = likely_cells(options, device)
         workers = workers_of(options, cells, device)

@@ -13,15 +13,14 @@ import torch
 
 from normcheck.in_line import in_line
 
-WAIT_SECONDS = 60.0
-"""For another process's turn to end. After that both share what memory there is."""
-
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Within it, this process may use all of its GPU's memory that is free, and no other process has a turn."""
+    """Within it, this process may use all of its GPU's memory that is free, and no other process has a turn, unless one
+    takes too long: then both share what memory there is.
+    """
     share = torch.cuda.get_per_process_memory_fraction()
-    with in_line(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid), WAIT_SECONDS):
+    with in_line(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)):
         torch.cuda.set_per_process_memory_fraction(1.0)
         try:
             yield

@@ -12,6 +12,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
@@ -266,6 +267,7 @@ def test_large_cases(case: Case) -> None:
 
 COMPILED = """
 import sys
+import threading
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -294,3 +296,26 @@ def test_no_product_and_sum_become_one_operation() -> None:
     plain = ptx(False)
     assert "fma." not in plain and ".ftz" not in plain
     assert not re.search(r"(add|sub|mul)\.f64", plain)  # without .rn, ptxas itself may make an fma of two
+
+
+def test_processes_side_by_side_compile_other_kernels_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be compiled keeps no other from it."""
+    asked: dict[int, list[tuple[str, str]]] = {}
+
+    def fits(dtype: str, weight: str, device: str) -> bool:
+        asked[first].append((dtype, weight))
+        if dtype == "bf16":
+            raise RuntimeError("no memory")
+        return weight == dtype
+
+    monkeypatch.setattr(inputs, "_kernel_fits", fits)
+    monkeypatch.setattr(inputs, "_compiled", set())
+    for first in range(6):
+        asked[first] = []
+        before = set(threading.enumerate())
+        inputs.compile_soon("cuda", first)
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+    assert [own[0] for own in asked.values()] == [*asked[0], asked[0][0]]
+    assert {frozenset(own) for own in asked.values()} == {frozenset(asked[0])} and len(asked[0]) == 5
+    assert inputs._compiled == {("fp16", "fp16"), ("fp32", "fp32")}

@@ -166,6 +166,16 @@ def test_processes_that_judge_begin_while_the_plan_is_made(
     assert used == {1: [], 2: [begun], 3: [None]}[cells]
 
 
+def test_they_end_with_the_next_plan_if_theirs_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Begun, "made", [])
+    monkeypatch.setattr(engine, "Pool", Begun)
+    monkeypatch.setattr(engine, "prepared", lambda options: plan(3, "cpu"))
+    here = engine.ThisMachine()
+    for _ in range(2):
+        here.planned(VerifyOptions(impl=("mine.py",), workers=9, device="cpu"))
+    assert [one.words for one in Begun.made] == [["begun", "ended"], ["begun"]]
+
+
 def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(options: VerifyOptions) -> Plan:
         raise UsageError("impl=mine.py: expected a file")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -39,6 +39,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.oracle import judging
 from normcheck.oracle.fused import judge as fused
 from normcheck.oracle.fused import launch, on_cpu, trial
+from normcheck.oracle.fused.kept import Found
 from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model, table
@@ -558,6 +559,25 @@ def test_a_large_case_without_details() -> None:
         assert checked is not None
         largest = {c.output: c.comparison.max_abs > 0 for c in checked}
         assert largest["y"] == detailed
+
+
+@pytest.mark.parametrize(("numbers", "aligned"), [((32, 48, None), True), ((32, 40, None), False), ((7, 48), False)])
+def test_a_large_case_goes_its_way_if_all_is_aligned(numbers: tuple[int | None, ...], aligned: bool) -> None:
+    """Whichever of them is not: sizes, strides and addresses."""
+    case = case_of("layernorm", "bf16", M=2048, N=1024)
+    judge = SimpleNamespace(case=case, x=SimpleNamespace(is_cuda=True))
+    store = torch.zeros(64, dtype=torch.uint8)
+    start = -store.data_ptr() % 16
+    here, beside = store[start : start + 4], store[start + 4 : start + 8]
+    assert fused._way(judge, (here, *numbers), fused.LARGE_FORWARD) is (fused.LARGE_FORWARD if aligned else fused.SMALL)  # type: ignore[arg-type]
+    assert fused._way(judge, (beside, *numbers), fused.LARGE_FORWARD) is fused.SMALL  # type: ignore[arg-type]
+
+
+def test_no_two_cases_have_the_same_numbers_and_all_addresses_are_aligned() -> None:
+    """On a GPU one launch makes those of many cases."""
+    rooms = [Found.room_for(15, torch.device("meta")).numbers for _ in range(130)]
+    assert len({(id(room._base), room.storage_offset()) for room in rooms}) == 130
+    assert all(room.numel() >= 15 and room.storage_offset() * room.itemsize % 16 == 0 for room in rooms)
 
 
 def test_a_launch_tells_a_wide_number_from_one_and_another_from_zero() -> None:

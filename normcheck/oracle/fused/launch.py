@@ -63,8 +63,6 @@ def programs(M: int, way: Way, device: torch.device) -> int:
 compiling_seconds = 0.0
 """For which launches of the main thread have waited, see ``judging.compiling_seconds``."""
 
-_LONGEST_SECONDS = 60.0  # for another process that compiles the same
-
 _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """What the compilation of a launch depends on -> the compilation, and the kernel's constants as arguments."""
 
@@ -83,7 +81,7 @@ def launch(name: str, way: Way, grid: tuple[int, ...], *arguments: Tensor | int 
         return
     kernel = _kernel(name)
     begun = time.perf_counter()
-    with in_line(f"{way} {key}", _LONGEST_SECONDS) if on_gpu else nullcontext():  # all but the first find it on disk
+    with in_line(f"{way} {key}") if on_gpu else nullcontext():  # all but the first find it on disk
         compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
     if threading.current_thread() is threading.main_thread():
         _note_compiling(time.perf_counter() - begun)
