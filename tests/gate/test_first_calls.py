@@ -162,6 +162,7 @@ def test_among_many_cells_a_short_core_takes_less_and_owes_the_same(
     assert run.core.is_short and run.seconds <= most
     assert run.core.coverage(100).missed == ()
     budget = Budget(Plan((run.cell,), hurried, 0, "cuda", 120.0), run.core.costs, 0.0)
+    assert budget.usual_wall == pytest.approx(0.8 * 16.0)
     assert budget.after(short=True) <= 2.0 < budget.after(short=False)
 
 

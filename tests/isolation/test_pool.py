@@ -102,12 +102,18 @@ def test_processes_that_were_begun_before_serve_first() -> None:
     assert not early & {child.pid for child in multiprocessing.active_children()}
 
 
+def starts_slowly() -> None:
+    time.sleep(300.0)
+
+
 def test_processes_that_nobody_needs_end_at_once() -> None:
-    begun = Pool(2, start)
+    """Though they are not ready."""
+    begun, began = Pool(2, starts_slowly), time.monotonic()
     begun.begin()
     early = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
     begun.end()
     assert psutil.wait_procs(early, timeout=30.0)[1] == []
+    assert time.monotonic() - began < 60.0
 
 
 def test_one_worker_is_this_process() -> None:
