@@ -237,9 +237,13 @@ class Machines:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "scheduler.json"
         self._scheduler = self._started("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        until(self._file.exists)
+        until(self._is_described)
         self.address = json.loads(self._file.read_text(encoding="utf-8"))["address"]
         self.workers = [self.joined() for _ in range(2)]
+
+    def _is_described(self) -> bool:
+        """Whether the scheduler's file is there and whole: it is opened before it is written."""
+        return self._file.exists() and self._file.read_text(encoding="utf-8").rstrip().endswith("}")
 
     def joined(self) -> subprocess.Popen[bytes]:
         return self._started("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0")
