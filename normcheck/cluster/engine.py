@@ -30,7 +30,7 @@ from normcheck.cluster.judges import Judges, judged
 from normcheck.cluster.lines import Answer, CellName, Job, answer_of, sent
 from normcheck.errors import NormcheckError, UsageError, error_text, one_line
 from normcheck.gate import replay
-from normcheck.gate.engine import CellProgress, Cost, judge_died
+from normcheck.gate.engine import CellProgress, Order, judge_died
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan, profile_of, shard_of
 from normcheck.gate.sanity import sensible
@@ -179,7 +179,7 @@ class Cluster:
             line = _line_of(cell, plan, options, beside)
             cells[line] = cell
             waiting.append((index, line))
-        cost, running, alone_since = Cost(plan), dict[Future[str], tuple[int, str]](), time.monotonic()
+        order, running, alone_since = Order(plan), dict[Future[str], tuple[int, str]](), time.monotonic()
         executor, work = self._executor(plan.device), partial(judged, name=self._name)
         try:
             for done in in_turn(
@@ -188,13 +188,13 @@ class Cluster:
                 work,
                 waiting,
                 running,
-                lambda line: cost.of(cells[line]),
+                lambda lines, begun: order.next([cells[line] for line in lines], [cells[line] for line in begun]),
                 _LOOK_SECONDS,
             ):
                 for future in done:
                     index, line = running.pop(future)
                     verdict = self._verdict(future, cells[line], plan)
-                    cost.add(verdict)
+                    order.add(verdict)
                     yield index, verdict
                 if done or self._waits or self._slots(plan.device):
                     alone_since = time.monotonic()

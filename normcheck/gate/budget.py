@@ -88,8 +88,8 @@ class Budget:
         return self.wall - self._used - self._costs.spent - self._costs.building
 
     def after(self, *, short: bool) -> float:
-        """Seconds for the cases after the core; fewer after a short one that took all of its time, or longer."""
-        if not short:
-            return self._after
+        """Seconds for the cases after the core, half as many in a run of many cells; fewer after a short one that took
+        all of its time, or longer.
+        """
         most = self._after if self._short.share == 1.0 else self._after / 2
-        return min(most, max(self._after / 4, self._after / 2 + self.left))
+        return min(most, max(self._after / 4, self._after / 2 + self.left)) if short else most

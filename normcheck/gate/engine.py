@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -102,7 +103,7 @@ class ThisMachine:
             timeout=plan.timeout * patience(workers),
             workers=workers,
         )
-        cost = Cost(plan)
+        order = Order(plan)
         found = spread(
             _run_job,
             [(cell, alike) for cell in plan.cells],
@@ -111,11 +112,11 @@ class ThisMachine:
             first=_first(plan.device),
             died=_judge_died,
             apart=lambda job: False,
-            cost=lambda job: cost.of(job[0]),
+            choose=lambda waiting, running: order.next([cell for cell, _ in waiting], [cell for cell, _ in running]),
             begun=None if begun is None else begun.pool,
         )
         for index, verdict in found:
-            cost.add(verdict)
+            order.add(verdict)
             yield index, verdict
 
 
@@ -143,32 +144,45 @@ def _first(device: str) -> Start:
     return partial(forkserver.ask_early, device, forkserver.door())
 
 
-class Cost:
-    """The seconds that a cell of ``plan`` will take, so that the long ones begin first and all end together.
+class Order:
+    """Which of the cells of ``plan`` begins, whenever a worker is free.
 
-    They are those that the plan expects, or that the longest cell of the same implementation has taken so far. Before
-    anything is known, those begin that build nothing: while all processes start, others would have less of their time.
+    First, as long as nothing is known, those that build nothing: while all processes start, others would have less of
+    their time. Then each implementation has as large a share of those that run as of all, and its cells of one op come
+    one after the other: else most compile at the same time, and many the same. At the end the longest begin first, so
+    that all end together: the seconds are those that the plan expects, or that the latest cell of the implementation
+    has taken.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._expected = plan.expected_seconds
-        self._longest: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
         known = discovery.implementations().items()
         self._plain = {name for name, found in known if not any(i.builds for i in found)}
+        self._all = Counter(cell.implementation.name for cell in plan.cells)
 
     def add(self, verdict: Verdict) -> None:
         """Learn from a cell that is finished."""
-        name = verdict.implementation
-        self._longest[name] = max(verdict.seconds, self._longest.get(name, 0.0))
+        self._latest[verdict.implementation] = verdict.seconds
 
-    def of(self, cell: Cell) -> float:
-        """Seconds; infinite for a cell of which nothing is known, unless it is for later."""
-        name = cell.implementation.name
-        unknown = _LATER_SECONDS if not self._longest and name not in self._plain else math.inf
-        return self._expected.get(cell.key, self._longest.get(name, unknown))
+    def next(self, waiting: Sequence[Cell], running: Sequence[Cell]) -> int:
+        """The place among those ``waiting`` of the one that begins beside those ``running``."""
+        nothing_known = not self._latest and not self._expected
+        at_the_end = len(waiting) <= len(running) + 1
+        of_one = Counter(cell.implementation.name for cell in running)
+        of_op = Counter((cell.implementation.name, cell.op.name) for cell in running)
 
+        def key(place: int) -> tuple[float, ...]:
+            cell = waiting[place]
+            name, seconds = cell.implementation.name, self._seconds(cell)
+            if at_the_end or nothing_known:
+                return nothing_known and name in self._plain, seconds
+            return -of_op[name, cell.op.name], -of_one[name] / self._all[name], seconds
 
-_LATER_SECONDS = 1e6  # longer than any cell of which something is known
+        return max(range(len(waiting)), key=key)
+
+    def _seconds(self, cell: Cell) -> float:
+        return self._expected.get(cell.key, self._latest.get(cell.implementation.name, math.inf))
 
 
 def _start_ahead(cell: Cell, plan: Plan, started: ExitStack) -> None:

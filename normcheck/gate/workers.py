@@ -20,13 +20,13 @@ from normcheck.runner.device import device_for
 CORES_A_CELL = 2
 """A cell keeps two processes at work: one judges while the other, the kernel's, computes what is judged next."""
 
-CORES_A_GPU_CELL = 1.05
+CORES_A_GPU_CELL = 1
 """The two of a GPU's cell wait for the GPU besides, and for each other: twelve left a quarter of 16 cores idle."""
 
 MOST_A_GPU = 16
 """A GPU takes processes in turn: four or twelve had 7,000 turns a second in all."""
 
-CELL_BYTES = {"quick": 9 << 30, "ci": 40 << 30, "deep": 40 << 30, "soak": 9 << 30}
+CELL_BYTES = {"quick": 8 << 30, "ci": 40 << 30, "deep": 40 << 30, "soak": 8 << 30}
 """Of a GPU's memory for a cell, by profile: two CUDA contexts, half a GiB each, the tensors that are shared, and what
 judges them. Quick hardly gets to the large cases; ci and deep must have room for all that one cell alone would run."""
 
@@ -63,7 +63,7 @@ def free_bytes() -> list[int]:
 def fitting(cells: int, cores: int, free: Sequence[int], profile: str) -> int:
     """How many of ``cells`` fit ``cores`` and GPUs with ``free`` bytes each, at least 1."""
     by_memory = sum(min(memory // CELL_BYTES[profile], MOST_A_GPU) for memory in free)
-    return max(1, min(cells, int(cores / CORES_A_GPU_CELL), by_memory))
+    return max(1, min(cells, cores // CORES_A_GPU_CELL, by_memory))
 
 
 def patience(workers: int, cores: int | None = None) -> float:

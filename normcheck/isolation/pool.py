@@ -27,6 +27,8 @@ from normcheck.errors import NormcheckError
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 Start = Callable[[], None]
+Choice = Callable[[Sequence[Job], Sequence[Job]], int]
+"""Which of the jobs that wait begins when a process is free, by its place among them, beside those that run."""
 
 
 def spread(
@@ -37,7 +39,7 @@ def spread(
     start: Start,
     died: Callable[[Job], Done],
     apart: Callable[[Job], bool],
-    cost: Callable[[Job], float] = lambda job: 0.0,
+    choose: Choice[Job] = lambda waiting, running: 0,
     first: Start | None = None,
     begun: Pool | None = None,
 ) -> Iterator[tuple[int, Done]]:
@@ -46,8 +48,7 @@ def spread(
     ``start``, ``first``: see ``Pool``; they and ``work`` are functions that a module defines by name. A job whose
     process dies twice, the second time while it runs alone, has the result ``died(job)``. If ``apart(job)``, the job
     has a process of its own from the beginning. With one worker everything runs in this process, and dies with it.
-    ``cost`` is asked whenever a process is free: it gets the dearest job, of equal ones the first. ``begun``: the
-    processes to use at first.
+    ``choose``: see ``Choice``. ``begun``: the processes to use at first.
     """
     if workers == 1:
         yield from ((index, work(job)) for index, job in enumerate(jobs))
@@ -56,7 +57,7 @@ def spread(
     while waiting:
         running: dict[Future[Done], tuple[int, Job]] = {}
         with begun or Pool(workers, start, first) as pool:
-            yield from _until_a_death(pool.executor, workers, work, waiting, running, cost)
+            yield from _until_a_death(pool.executor, workers, work, waiting, running, choose)
         begun = None
         for index, job in running.values():
             yield index, _alone(work, job, start, died)
@@ -71,14 +72,14 @@ def _until_a_death(
     work: Callable[[Job], Done],
     waiting: list[tuple[int, Job]],
     running: dict[Future[Done], tuple[int, Job]],
-    cost: Callable[[Job], float],
+    choose: Choice[Job],
 ) -> Iterator[tuple[int, Done]]:
     """Yield results until no job is left or a process has died: one of the jobs in ``running`` then killed it.
 
     No more jobs are submitted than there are processes, so that these suspects are few.
     """
     try:
-        for done in in_turn(pool, lambda: workers, work, waiting, running, cost):
+        for done in in_turn(pool, lambda: workers, work, waiting, running, choose):
             dead = False
             for future in done:
                 if isinstance(future.exception(), BrokenProcessPool):
@@ -98,18 +99,17 @@ def in_turn(
     work: Callable[[Job], Done],
     waiting: list[tuple[int, Job]],
     running: dict[Future[Done], tuple[int, Job]],
-    cost: Callable[[Job], float],
+    choose: Choice[Job],
     seconds: float | None = None,
 ) -> Iterator[Collection[Future[Done]]]:
-    """Hand ``waiting`` to ``executor``, the dearest first, never more than ``most()`` at a time, until all is done.
+    """Hand ``waiting`` to ``executor``, never more than ``most()`` at a time, until all is done.
 
     Yields those that are done, which the caller takes out of ``running``; none, if ``seconds`` pass without any.
     """
     while waiting or running:
         while waiting and len(running) < most():
-            dearest = max(waiting, key=lambda one: cost(one[1]))
-            running[executor.submit(work, dearest[1])] = dearest
-            waiting.remove(dearest)
+            chosen = waiting.pop(choose([job for _, job in waiting], [job for _, job in running.values()]))
+            running[executor.submit(work, chosen[1])] = chosen
         yield _waited_for(running, seconds)
 
 

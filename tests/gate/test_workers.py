@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -15,11 +14,12 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError
 from normcheck.gate import engine, workers
-from normcheck.gate.engine import THIS_MACHINE, Cost
+from normcheck.gate.engine import THIS_MACHINE, Order
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.workers import fitting, likely_cells, patience, workers_of
 from normcheck.impls import discovery
+from normcheck.result import Verdict
 from tests.command_line import Cli
 
 GIB = 1 << 30
@@ -29,16 +29,16 @@ H100, H200, SMALL = 79 * GIB, 139 * GIB, 23 * GIB
 @pytest.mark.parametrize(
     ("cells", "cores", "free", "profile", "expected"),
     [
-        (87, 16, [H200], "quick", 15),  # the two processes of a cell wait for the GPU as well
-        (87, 16, [H100], "quick", 8),
-        (87, 64, [H200], "quick", 15),
-        (87, 32, [H200, H200], "quick", 30),
-        (87, 64, [H200] * 8, "quick", 60),
-        (300, 256, [H200] * 8, "quick", 120),
+        (87, 16, [H200], "quick", 16),  # the two processes of a cell wait for the GPU as well
+        (87, 16, [H100], "quick", 9),
+        (87, 64, [H200], "quick", 16),
+        (87, 32, [H200, H200], "quick", 32),
+        (87, 64, [H200] * 8, "quick", 64),
+        (300, 256, [H200] * 8, "quick", 128),
         (5, 64, [H200], "quick", 5),
         (87, 16, [SMALL], "quick", 2),
         (87, 16, [6 * GIB], "quick", 1),  # little memory, or much of it in use
-        (87, 16, [0, H100], "quick", 8),
+        (87, 16, [0, H100], "quick", 9),
         (87, 1, [H200], "quick", 1),
         (87, 16, [H200], "ci", 3),
         (87, 16, [H100], "ci", 1),
@@ -64,7 +64,7 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("an_h200")
 def test_the_default_fits_and_a_number_stays() -> None:
     default = VerifyOptions()
-    assert workers_of(default, 87, "cuda") == 15
+    assert workers_of(default, 87, "cuda") == 16
     assert workers_of(default, 87, "cpu") == 1
     assert workers_of(replace(default, isolation=False), 87, "cuda") == 1
     assert workers_of(default, 1, "cuda") == workers_of(default, 0, "cuda") == 1
@@ -188,7 +188,7 @@ def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.words for one in Begun.made] == [["begun", "ended"]]
 
 
-@pytest.mark.parametrize(("cells", "share"), [(1.0, 1.0), (7.5, 1.0), (8.0, 120 / 8 / 16), (50.0, 0.8)])
+@pytest.mark.parametrize(("cells", "share"), [(1.0, 1.0), (6.0, 1.0), (7.0, 101 / 7 / 16), (50.0, 0.8)])
 def test_cells_that_follow_each_other_share_their_time(cells: float, share: float) -> None:
     """A short core has less, and no other; what is asked of it stays."""
     short = PROFILES["quick"].short
@@ -196,11 +196,65 @@ def test_cells_that_follow_each_other_share_their_time(cells: float, share: floa
     assert PROFILES["ci"].short.in_turn(cells) == PROFILES["ci"].short
 
 
+def cells_of(*names: str, dtypes: tuple[str, ...] = ("fp16",), ops: tuple[str, ...] = ("layernorm",)) -> list[Cell]:
+    known = discovery.implementations()
+    return [
+        Cell(OPS[op], next(i for i in known[name] if i.op == op), dtype, name)
+        for name in names
+        for op in ops
+        for dtype in dtypes
+    ]
+
+
+def ended(cell: Cell, seconds: float) -> Verdict:
+    return replace(engine.uncounted(cell, "cuda", "pass"), seconds=seconds)
+
+
+def order_of(cells: list[Cell], **seconds: float) -> Order:
+    """That of a plan of these, of whose implementations one has taken so many seconds."""
+    order = Order(replace(plan(1), cells=tuple(cells)))
+    for name, taken in seconds.items():
+        order.add(ended(next(cell for cell in cells if cell.implementation.name == name), taken))
+    return order
+
+
+def chosen(order: Order, waiting: list[Cell], running: list[Cell]) -> str:
+    return waiting[order.next(waiting, running)].implementation.name
+
+
 def test_a_run_begins_with_what_builds_nothing() -> None:
-    """While everything starts, a cell that compiles would have less of its time; then the longest come first."""
-    by_name = {name: i for name, (i, *_) in discovery.implementations().items()}
-    torch_cell, triton_cell = (Cell(OPS[by_name[n].op], by_name[n], "fp16", n) for n in ("torch", "triton"))
-    cost = Cost(plan(2))
-    assert cost.of(triton_cell) < cost.of(torch_cell) == math.inf
-    cost.add(replace(engine.uncounted(torch_cell, "cuda", "pass"), seconds=9.0))
-    assert cost.of(torch_cell) == 9.0 and cost.of(triton_cell) == math.inf
+    """While everything starts, a cell that compiles would have less of its time."""
+    cells = cells_of("triton", "cudnn", "torch", dtypes=("fp16", "bf16"))
+    assert chosen(order_of(cells), cells, []) == "torch"
+    assert chosen(order_of(cells), cells[:-1], cells[-1:]) == "torch"
+    assert chosen(order_of(cells, torch=9.0), cells, []) == "triton"
+
+
+def test_cells_of_one_implementation_stand_beside_others() -> None:
+    """Of 18, of which two thirds compile: else all of these would do so at the same time."""
+    cells = cells_of("triton", "liger", "torch", dtypes=("fp16", "bf16", "fp32"), ops=("layernorm", "rmsnorm"))
+    triton, liger, torch_ = cells[:6], cells[6:12], cells[12:]
+    order = order_of(cells, torch=9.0, triton=16.0, liger=16.0)
+    assert chosen(order, triton[2:] + liger + torch_, triton[:2]) == "liger"
+    assert chosen(order, triton[2:] + liger[2:] + torch_, triton[:2] + liger[:2]) == "torch"
+    assert chosen(order, triton[2:] + liger[2:] + torch_[2:], torch_[:1] + triton[:2] + liger[:2]) == "torch"
+
+
+def test_cells_of_one_op_come_one_after_the_other() -> None:
+    """What the first of them compiles, and dtypes share, the next finds on disk."""
+    cells = cells_of("triton", dtypes=("fp16", "bf16", "fp32"), ops=("layernorm", "rmsnorm"))
+    place = order_of(cells, triton=16.0).next(cells[1:], cells[:1])
+    assert cells[1:][place].op.name == "rmsnorm"
+
+
+def test_the_last_ones_end_together() -> None:
+    """At the end the longest begin first, as the latest of their kind show: the first met the start of all."""
+    cells = cells_of("torch", "triton", dtypes=("fp16", "bf16"))
+    order = order_of(cells, torch=19.0, triton=16.0)
+    assert chosen(order, cells, cells[:3]) == "torch"
+    order.add(ended(cells[0], 9.0))
+    assert chosen(order, cells, cells[:3]) == "triton"
+    expected = {cell.key: 1.0 + place for place, cell in enumerate(cells)}
+    order = Order(replace(plan(1), cells=tuple(cells), expected_seconds=expected))
+    assert order.next(cells[:3], cells[3:]) == 1  # the dearest of those of which none runs
+    assert order.next(cells[1:3], cells[2:]) == 1

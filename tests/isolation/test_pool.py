@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -127,10 +127,16 @@ def begins(job: str) -> float:
     return began
 
 
-def test_the_dearest_job_comes_first_at_what_is_known_by_then() -> None:
+def test_the_caller_chooses_at_what_is_known_by_then() -> None:
     known: dict[str, float] = {}
     jobs = ("cheap 1", "dear 1", "cheap 2", "cheap 3", "cheap 4", "dear 2", "dear 3")
     began: dict[str, float] = {}
+    beside: list[int] = []
+
+    def dearest(waiting: Sequence[str], running: Sequence[str]) -> int:
+        beside.append(len(running))
+        return max(range(len(waiting)), key=lambda place: known.get(waiting[place][:4], 9.0))
+
     found = spread(
         begins,
         jobs,
@@ -138,12 +144,13 @@ def test_the_dearest_job_comes_first_at_what_is_known_by_then() -> None:
         start=start,
         died=lambda job: 0.0,
         apart=apart,
-        cost=lambda job: known.get(job[:4], 9.0),
+        choose=dearest,
     )
     for index, at in found:
         known[jobs[index][:4]] = float(jobs[index].startswith("dear"))
         began[jobs[index]] = at
     assert max(began["dear 2"], began["dear 3"]) < min(began["cheap 3"], began["cheap 4"])
+    assert beside[0] == 0 and set(beside[1:]) <= {0, 1} and len(beside) == len(jobs)
 
 
 def test_an_interrupt_that_meets_the_lock_of_a_wait_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,8 @@ def forward_kernel(
     """Judge y, and those of the statistics and the bitmask whose pointers are not None.
 
     Fills ``rows`` (8, M): mean, rstd, al and d of each row in fp64, then those of a kernel that is given the statistics
-    as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits, ties and doubt (M, N).
+    as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits (M, N), and, at those
+    elements that have any, its ties and doubt, which are 0 before.
     OWN: y is judged given the own statistics as well. PACKED: the own bits are packed. ROUNDED: a bit may be of the
     rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. DETAILS: the largest errors are found, and
     the elements that a 0 would pass are counted. WHOLE: a tile holds whole rows. FULL: no tile is larger than its rows.
@@ -420,15 +421,17 @@ def forward_kernel(
                         doubt |= ~(to_upper > reach) & ~((before == 0) & (to_upper == 0))
                         doubt &= reach != 0
                     if own_bits_ptr is not None:
-                        doubtful_bits += (mask & doubt).to(tl.int32)
-                        wrong_bits += (mask & ~doubt & (own_bit != bits)).to(tl.int32)
+                        doubtful = (mask & doubt).to(tl.int32)
+                        wrong = (mask & ~doubt & (own_bit != bits)).to(tl.int32)
                         if DETAILS:
+                            doubtful_bits += doubtful
+                            wrong_bits += wrong
                             zero_bits += (mask & ~doubt & ~bits).to(tl.int32)
+                        else:  # few tiles come here: their counts take no registers of the others
+                            count(found_ptr, DOUBTFUL_BITS, doubtful)
+                            count(found_ptr, WRONG_BITS, wrong)
                     tl.store(ties_ptr + place, ties.to(tl.uint8), mask=mask)
                     tl.store(doubt_ptr + place, (doubt | ties).to(tl.uint8), mask=mask)
-                else:
-                    tl.store(ties_ptr + place, tl.zeros((R, B), tl.uint8), mask=mask)
-                    tl.store(doubt_ptr + place, tl.zeros((R, B), tl.uint8), mask=mask)
     note(found_ptr, Y_CHECK, 0, best)
     count(found_ptr, UNCHECKABLE_ROWS, unbounded[:, None])
     if DETAILS:
@@ -449,7 +452,7 @@ def forward_kernel(
         if DETAILS:
             note_details(found_ptr, RSTD_CHECK, size_rstd[:, None], powers_rstd[:, None])
             count(found_ptr, RSTD_CHECK * FIELDS + ZEROS, zeros_rstd[:, None])
-    if CLAMPED:
+    if CLAMPED and DETAILS:
         count(found_ptr, WRONG_BITS, wrong_bits)
         count(found_ptr, DOUBTFUL_BITS, doubtful_bits)
         count(found_ptr, ZERO_BITS, zero_bits)

@@ -96,7 +96,8 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
     mean = torch.empty((M, 1), dtype=torch.float32, device=device) if op.centered else None
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
-    bits, ties, doubt = (torch.empty((M, N), dtype=torch.bool, device=device) if op.clamped else None for _ in range(3))
+    bits = torch.empty((M, N), dtype=torch.bool, device=device) if op.clamped else None
+    ties, doubt = torch.zeros((2, M, N), dtype=torch.bool, device=device) if op.clamped else (None, None)
     arguments = (
         judge.x, y, judge.scale.weight, judge.stored_bias, own.get("mean"), own.get("rstd"), own_bits,
         _numbers(judge, y_fmt), rows, mean, rstd,
