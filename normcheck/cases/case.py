@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
@@ -258,13 +259,19 @@ def with_rows(case: Case, rows: int) -> Case:
     return replace(case, M=rows, layout=packed, gap=0)
 
 
-PARAMETERS = ("weight", "bias", "weight_dtype")
+class Parameters(NamedTuple):
+    """Whether a case has a weight, whether it has a bias, the dtype of the two, and that of a residual."""
+
+    weight: bool
+    bias: bool
+    weight_dtype: str
+    residual_dtype: str = "same"
+
+
+PARAMETERS = Parameters._fields
 """The axes of ``Parameters``, in its order."""
 
-Parameters = tuple[bool, bool, str]
-"""Whether a case has a weight, whether it has a bias, and the dtype of the two."""
-
-Place = tuple[int, int, bool, bool, str, str]
+Place = tuple[int, int, bool, bool, str, str, str]
 """M, N, the Parameters and the layout of a case: what a compilation or a plan may depend on."""
 
 
@@ -275,13 +282,14 @@ def place_of(case: Case) -> Place:
 
 def parameters_of(case: Case) -> Parameters:
     """The parameters of a case."""
-    return case.weight, case.bias, case.weight_dtype
+    return Parameters(case.weight, case.bias, case.weight_dtype, case.residual_dtype)
 
 
 def with_parameters(case: Case, parameters: Parameters) -> Case:
-    """``case`` with other parameters; normal weights if it had none. Without a weight the others say nothing."""
-    weight, bias, weight_dtype = parameters
+    """``case`` with other parameters; normal weights if it had none. Without a weight its dtype says nothing."""
+    weight, bias, weight_dtype, residual_dtype = parameters
     if not weight:
-        return replace(case, weights=NO_WEIGHT, bias=False, weight_dtype="same")
-    weights = case.weights if case.weight else "normal"
-    return replace(case, weights=weights, bias=bias, weight_dtype=weight_dtype)
+        weights, bias, weight_dtype = NO_WEIGHT, False, "same"
+    else:
+        weights = case.weights if case.weight else "normal"
+    return replace(case, weights=weights, bias=bias, weight_dtype=weight_dtype, residual_dtype=residual_dtype)

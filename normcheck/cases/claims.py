@@ -157,9 +157,11 @@ class Claims:
     @property
     def parameters(self) -> tuple[Parameters, ...]:
         """The parameters that cases may have, those with a weight first."""
-        with_weight = product(self.values("bias"), self.values("weight_dtype")) if True in self.values("weight") else ()
-        every = [(True, bias, weight_dtype) for bias, weight_dtype in with_weight]
-        return (*every, *[(False, False, "same")] * (False in self.values("weight")))
+        of_weight = [
+            *product((True,) * (True in self.values("weight")), self.values("bias"), self.values("weight_dtype")),
+            *[(False, False, "same")] * (False in self.values("weight")),
+        ]
+        return tuple(Parameters(*own, residual) for own in of_weight for residual in self.values("residual_dtype"))
 
     def takes(self, case: Case) -> bool:
         """Whether no value of ``case`` was refused so far."""

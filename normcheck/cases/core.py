@@ -26,7 +26,7 @@ from normcheck.cases.axes import (
     row_class,
     values_of,
 )
-from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, Case
+from normcheck.cases.case import EXPANDED, HEADS, LAYOUTS, NO_WEIGHT, STRIDED, Case
 from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
 from normcheck.cases.opening import BATCHES, NEUTRAL, opening
@@ -132,11 +132,31 @@ class Size:
     shape: Value
 
 
-class Design:
-    """Makes one core, greedily: the size that covers most for its cost, then the values that cover most."""
+def gap_at(n: int, layout: str) -> int:
+    """The gap where a kernel may be compiled for its divisibility: the same in all cases of this N and layout."""
+    if layout == HEADS:
+        return HEAD_GAPS[n // 8 % len(HEAD_GAPS)]
+    return GAPS[(n + LAYOUTS.index(layout)) % len(GAPS)] if layout in STRIDED else 0
 
-    def __init__(self, claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> None:
-        self._claims, self._extent, self._seed, self._used = claims, extent, seed, used
+
+class Design:
+    """Makes one core, greedily: the size that covers most for its cost, then the values that cover most.
+
+    ``steady``: gaps are those of ``gap_at``; else they vary.
+    """
+
+    def __init__(
+        self,
+        claims: Claims,
+        extent: Extent,
+        seed: int,
+        model_size: int,
+        done: Goals,
+        used: int,
+        *,
+        steady: bool = False,
+    ) -> None:
+        self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
         self._sizes_of = sizes_of(claims, extent, seed, model_size)
         self.axes = axes_of(claims, self._sizes_of)
         self.left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
@@ -365,15 +385,17 @@ class Design:
             weights=values["weights"],
             weight_dtype=values["weight_dtype"],
             bias=values["bias"],
-            gap=values["gap"] if "gap" in values else self._gap(layout),
+            gap=values["gap"] if "gap" in values else self._gap(size.N, layout),
             options=self._claims.op.clips(values.get("clips", ())),
             **{axis: values[axis] for axis in _OF_SOME_OPS if axis in values},
         )
 
-    def _gap(self, layout: str) -> int:
+    def _gap(self, n: int, layout: str) -> int:
+        if self._steady:
+            return gap_at(n, layout)
         if layout == HEADS:
             return HEAD_GAPS[self.number % len(HEAD_GAPS)]
-        return GAPS[self.number % len(GAPS)] if "strided" in layout else 0
+        return GAPS[self.number % len(GAPS)] if layout in STRIDED else 0
 
     def _probe(self, size: Size, case: Case) -> str:
         """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""

@@ -99,7 +99,7 @@ class ShortCore:
         barred: Set[Place],
     ) -> None:
         self._claims, self._prices, self._barred = claims, prices, barred
-        self._design = Design(claims, extent, seed, model_size, done, number)
+        self._design = Design(claims, extent, seed, model_size, done, number, steady=True)
         self._sizes = {(size.M, size.N): size for size in self._ordered()}
         self._heights: dict[int, int] = {}  # class of M -> the M of it that is run beside others
         for size in self._sizes.values():
@@ -304,7 +304,7 @@ class ShortCore:
         """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows."""
         shapes = {(m, n) for m, n, *_ in self._prices.places}
         own = [place[2:] for place in self._prices.places if place[:2] == (size.M, size.N)]
-        parameters: list[Parameters] = list(dict.fromkeys(kind[:3] for kind in own))
+        parameters: list[Parameters] = list(dict.fromkeys(Parameters(*kind[:-1]) for kind in own))
         fixed = dict(zip(PARAMETERS, parameters[0], strict=True))
         broad = max((m for m, *_ in self._prices.places if m <= _BROAD), default=0)
         for layout in self._claims.values("layout") if broad <= size.M else ():

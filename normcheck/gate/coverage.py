@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value
-from normcheck.cases.case import Case, Place, place_of, with_parameters
+from normcheck.cases.case import Case, Parameters, Place, place_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
+from normcheck.cases.core import ALL_OPENED, Planned, drawn, gap_at, goals_of
 from normcheck.cases.goals import Extent, Goals, Sizes, goals, sizes_of
 from normcheck.cases.missed import in_words
 from normcheck.cases.short_core import ShortCore
@@ -220,19 +220,22 @@ class CoreRun:
         return replace(self.claims, shapes=shapes) if self._draws_where_paid and shapes else self.claims
 
     def where_paid(self, case: Case, seconds: float) -> Case:
-        """This case with bias, dtype of the weights and layout that ran at its shape, if first calls are dear.
+        """This case with bias, dtypes, layout and gap that ran at its shape, if first calls are dear.
 
-        Every _PAY_EVERY-th case stays as it is, if its first call takes no more than ``seconds``.
+        Every _PAY_EVERY-th new one stays as it is, if its first call takes no more than ``seconds``.
         """
-        if not self._draws_where_paid or not self.costs.news(case):
+        if not self._draws_where_paid:
             return case
+        if not self.costs.news(case):
+            return replace(case, gap=gap_at(case.N, case.layout))
         if case.seed % _PAY_EVERY == 0 and self.is_worth(case, seconds):
             return case
         places = [place for place in self.costs.places if place[:2] == (case.M, case.N)]
         if not places:
             return case
-        _, _, weight, bias, weight_dtype, layout = places[case.seed % len(places)]
-        return with_parameters(with_value(case, "layout", layout), (weight, bias, weight_dtype))
+        _, _, weight, bias, weight_dtype, residual_dtype, layout = places[case.seed % len(places)]
+        there = replace(with_value(case, "layout", layout), gap=gap_at(case.N, layout))
+        return with_parameters(there, Parameters(weight, bias, weight_dtype, residual_dtype))
 
     @property
     def seconds_after(self) -> float:

@@ -148,10 +148,10 @@ class Refusals:
 
 def with_value(base: Case, axis: str, value: Any) -> Case:
     """The case ``base`` with another value of a refusable axis, and what belongs to it."""
-    if axis in PARAMETERS:
-        own = parameters_of(base) if base.weight else (True, OPS[base.op].biases[0], "same")
-        other = {**dict(zip(PARAMETERS, own, strict=True)), axis: value}
-        return with_parameters(base, (other["weight"], other["bias"], other["weight_dtype"]))
+    if axis in PARAMETERS and axis != "residual_dtype":
+        own = parameters_of(base)
+        own = own if base.weight else own._replace(weight=True, bias=OPS[base.op].biases[0])
+        return with_parameters(base, own._replace(**{axis: value}))
     changed: dict[str, Any] = {axis: value}
     if axis == "layout":
         changed["gap"] = GAPS[0] if value in STRIDED else 0

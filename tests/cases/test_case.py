@@ -19,6 +19,7 @@ from normcheck.cases.case import (
     RETURNED,
     TRAILING,
     Case,
+    Parameters,
     parameters_of,
     with_parameters,
 )
@@ -98,9 +99,9 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
 
 def test_a_case_without_a_weight_has_no_bias() -> None:
     case = Case(op="rmsnorm", dtype="fp16", M=2, N=3, weight_dtype="fp32", weights="probe")
-    without = with_parameters(case, (False, True, "fp32"))
-    assert parameters_of(without) == (False, False, "same")
-    assert with_parameters(without, (True, True, "fp32")) == replace(case, weights="normal")
+    without = with_parameters(case, Parameters(False, True, "fp32"))
+    assert parameters_of(without) == (False, False, "same", "same")
+    assert with_parameters(without, Parameters(True, True, "fp32")) == replace(case, weights="normal")
     for wrong in ({"bias": True}, {"weight_dtype": "fp32"}):
         with pytest.raises(ValueError, match="weights=none: expected"):
             replace(without, **wrong)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import BOTH, CLEAN, Kernel
-from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.case import NO_WEIGHT, Case, Parameters
 from normcheck.cases.claims import claims_of
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS, RELU6
@@ -160,7 +160,9 @@ def test_a_refused_weight_is_asked_for_no_more() -> None:
     op = OPS["layernorm"]
     mine = Implementation(name="mine", op=op.name, forward=lambda: None, weights=BOTH)
     claims = claims_of(op, mine, "fp16")
-    assert claims.parameters == ((True, True, "same"), (True, True, "fp32"), (False, False, "same"))
+    assert claims.parameters == tuple(
+        Parameters(*own) for own in ((True, True, "same"), (True, True, "fp32"), (False, False, "same"))
+    )
     fewer = claims.without("weight", False)
     assert not fewer.takes(case_of(op.name))
     assert fewer.takes(with_value(case_of(op.name), "weight", True))

@@ -40,8 +40,8 @@ LARGE_FORWARD = Way(
 LARGE_GRADIENTS = replace(LARGE_FORWARD, columns=256)
 """The fastest of some 90 on an H200: as many programs as fit, which read ahead, since waits for memory cost most."""
 
-LARGE_CLAMPED = replace(LARGE_FORWARD, stages=1)
-"""For the forward of an op that clamps, which has no registers left to read ahead."""
+LARGE_CLAMPED = replace(LARGE_FORWARD, columns=64, each=20, registers=96, stages=1)
+"""For the forward of an op that clamps, which has no registers left to read ahead: so more programs wait, for less."""
 
 LARGE_ROUNDED = replace(LARGE_GRADIENTS, stages=5, sum_groups=132, sum_stages=3)
 """For an op that rounds xhat, whose sums take more registers: so fewer programs fit."""
