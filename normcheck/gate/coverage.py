@@ -16,6 +16,7 @@ from normcheck.cases.short_core import ShortCore
 from normcheck.cases.strategies import ELEMENTS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.gate.affordable import affordable, left_out
 from normcheck.gate.budget import Budget
 from normcheck.gate.costs import Costs
 from normcheck.gate.owed import Owed
@@ -23,14 +24,6 @@ from normcheck.gate.plan import ENOUGH_SHARE, Plan
 from normcheck.gate.refusals import Refusals, with_value
 from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
-
-COSTLY_ROW_SECONDS, DEAR_ROW_SECONDS = 1e-4, 6e-4
-"""A row that takes longer is costly, or dear. Torch takes some 2e-6, our tiled kernels under the interpreter 2e-4, a
-kernel with a program for each row 2e-3 and more."""
-
-COSTLY_COLUMN_SECONDS = 1e-5
-"""A column of the widest rows that takes longer is costly: an interpreted kernel that takes a row in small blocks needs
-1e-4, one with a whole row in a block less than 2e-6."""
 
 _USUAL_CASES = 250  # of a core that is not short
 _FIRST_CALLS = {
@@ -318,12 +311,7 @@ class CoreRun:
         """The extent of the core for the cost of a row. On a GPU first calls cost time, and rows do not."""
         if self._device != "cpu" or self._shard[1] > 1 or self.claims.shapes:
             return self._usual
-        extent = self._usual
-        if DEAR_ROW_SECONDS < self.costs.row < math.inf:
-            extent = extent.with_dear_rows
-        elif COSTLY_ROW_SECONDS < self.costs.row < math.inf:
-            extent = extent.with_costly_rows
-        return replace(extent, fine=False) if COSTLY_COLUMN_SECONDS < self.costs.column < math.inf else extent
+        return affordable(self._usual, self.costs)
 
     @property
     def is_short(self) -> bool:
@@ -413,26 +401,10 @@ class CoreRun:
     def _left_out(self) -> str:
         wanted = self._goals(self.claims)
         refused = in_words(goal for goal in wanted & self._refusals.excused if len(goal) == 2)
-        dear = self._too_dear()
+        dear = "" if self.claims.shapes else left_out(self._extent, self._usual, self.costs)
         if self._short is not None:
             first = f"a first call takes {self.costs.first_call('N'):.2g} s here"
             dear = f"{first}: a short core of {len(self.costs.shapes)} shapes"
         if self._asked:
             dear = "; ".join(filter(None, [f"asked for: only layout {', '.join(self._declared.layouts)}", dear]))
         return "; ".join([dear] * bool(dear) + [f"refused with whatever else: {', '.join(refused)}"] * bool(refused))
-
-    def _too_dear(self) -> str:
-        if self._extent == self._usual or self.claims.shapes:
-            return ""
-        reasons = []
-        if self._extent.rows < self._usual.rows:
-            reasons.append(
-                f"a row costs {self.costs.row * 1e3:.1f} ms here: no M above {self._extent.rows} in the core"
-            )
-        elif self._extent.paired_rows < self._usual.paired_rows:
-            few = f"M above {self._extent.paired_rows} in few cases of the core"
-            reasons.append(f"a row costs {self.costs.row * 1e3:.1f} ms here: {few}")
-        if self._extent.fine != self._usual.fine:
-            what = "not every layout and dy in each class of N"
-            reasons.append(f"a column costs {self.costs.column * 1e3:.2f} ms here: {what} in the core")
-        return "; ".join(reasons)
