@@ -172,8 +172,7 @@ def forward_kernel(
     """Judge y, and those of the statistics and the bitmask whose pointers are not None.
 
     Fills ``rows`` (8, M): mean, rstd, al and d of each row in fp64, then those of a kernel that is given the statistics
-    as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits (M, N), and, at those
-    elements that have any, its ties and doubt, which are 0 before.
+    as they are saved; the reference's mean and rstd (M,) in fp32, and for a clamped op its bits, ties and doubt (M, N).
     OWN: y is judged given the own statistics as well. PACKED: the own bits are packed. ROUNDED: a bit may be of the
     rounded z. STORED, FLUSH: y is rounded, and may be flushed, at its store. DETAILS: the largest errors are found, and
     the elements that a 0 would pass are counted. WHOLE: a tile holds whole rows. FULL: no tile is larger than its rows.
@@ -432,6 +431,9 @@ def forward_kernel(
                             count(found_ptr, WRONG_BITS, wrong)
                     tl.store(ties_ptr + place, ties.to(tl.uint8), mask=mask)
                     tl.store(doubt_ptr + place, (doubt | ties).to(tl.uint8), mask=mask)
+                else:
+                    tl.store(ties_ptr + place, tl.zeros((R, B), tl.uint8), mask=mask)
+                    tl.store(doubt_ptr + place, tl.zeros((R, B), tl.uint8), mask=mask)
     note(found_ptr, Y_CHECK, 0, best)
     count(found_ptr, UNCHECKABLE_ROWS, unbounded[:, None])
     if DETAILS:

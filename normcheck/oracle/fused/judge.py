@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -96,8 +95,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
     mean = torch.empty((M, 1), dtype=torch.float32, device=device) if op.centered else None
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
-    bits = torch.empty((M, N), dtype=torch.bool, device=device) if op.clamped else None
-    ties, doubt = torch.zeros((2, M, N), dtype=torch.bool, device=device) if op.clamped else (None, None)
+    bits, ties, doubt = (torch.empty((M, N), dtype=torch.bool, device=device) if op.clamped else None for _ in range(3))
     arguments = (
         judge.x, y, judge.scale.weight, judge.stored_bias, own.get("mean"), own.get("rstd"), own_bits,
         _numbers(judge, y_fmt), rows, mean, rstd,
@@ -119,19 +117,18 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         "STORED": _stored(judge.rules, y_fmt),
         "FLUSH": _flushed(judge.rules, y_fmt),
     }
-    single = FORMATS["fp32"]
-    checks = [
-        _Check("mean", END_TO_END, M, single, "mean" in own),
-        _Check("rstd", END_TO_END, M, single, "rstd" in own),
-        _Check("y", GIVEN_OWN, M * N, y_fmt, given_own),
-        _Check("y", END_TO_END, M * N, y_fmt, True),
-    ]
-
     def begin(into: Tensor, details: bool) -> None:
         grid = (programs(M, way, device),)
         launch("forward_kernel", way, grid, into, *arguments, **facts, **way.tile(M, N), DETAILS=details)
 
     def read(seen: Seen) -> tuple[Checked, ...] | None:
+        single = FORMATS["fp32"]
+        checks = (
+            _Check("mean", END_TO_END, M, single, "mean" in own),
+            _Check("rstd", END_TO_END, M, single, "rstd" in own),
+            _Check("y", GIVEN_OWN, M * N, y_fmt, given_own),
+            _Check("y", END_TO_END, M * N, y_fmt, True),
+        )
         checked, counts = _checked(checks, seen, zeros=judge.zeros), seen.counts
         if checked is None or counts[layout.UNCHECKABLE_ROWS] or counts[layout.WRONG_BITS]:
             return None
@@ -170,13 +167,6 @@ def gradients(
         "IO_ROUNDED": casting.casts(op, rules, judge.io),
         "FLUSH": _flushed(rules, judge.io),
     }
-    check = GIVEN_REFERENCE if given else END_TO_END
-    checks = [
-        _Check("dx", check, M * N, judge.io, dx is not None),
-        _Check("dw", check, N, judge.weight, "dw" in vectors),
-        _Check("db", check, N, judge.weight, "db" in vectors),
-    ]
-
     def begin(into: Tensor, details: bool) -> None:
         if dx is not None:
             launch(
@@ -212,7 +202,15 @@ def gradients(
         kept.sums.append(Sums(values, saved.bits, in_doubt, both))
         return kept.sums[-1]
 
-    read = partial(_checked, checks, zeros=judge.zeros)
+    def read(seen: Seen) -> tuple[Checked, ...] | None:
+        check = GIVEN_REFERENCE if given else END_TO_END
+        checks = (
+            _Check("dx", check, M * N, judge.io, dx is not None),
+            _Check("dw", check, N, judge.weight, "dw" in vectors),
+            _Check("db", check, N, judge.weight, "db" in vectors),
+        )
+        return _checked(checks, seen, zeros=judge.zeros)
+
     return _finish(judge, way, kept.found, layout.OF_GRADIENTS, begin, read)
 
 
@@ -225,7 +223,7 @@ def _finish(
     read: Callable[[Seen], tuple[Checked, ...] | None],
 ) -> Finish:
     """Begin a judgement now, which finds so many numbers. A large one first finds ratios alone, and its details only
-    if a ratio is a record.
+    if a ratio is a record. ``read`` is called once the GPU is at work: what only it needs is made there.
     """
     detailed = judge.zeros or not way.specialised
     if not found.has_room(number):
