@@ -113,6 +113,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+@cache
 def format_of(dtype: torch.dtype) -> Format:
     """The format of a floating-point torch dtype; StopIteration for one that is not in ``FORMATS``."""
     return next(f for f in FORMATS.values() if getattr(torch, f.torch_name) == dtype)

@@ -92,13 +92,14 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         own_bits = outputs["bitmask"].reshape(M, -1).view(torch.uint8).contiguous()
     given_own = len(own) == len(op.statistics) and model.y_given_stats
     found = Found.room_for(layout.OF_FORWARD + 2 * layout.OF_GRADIENTS, device)
+    numbers = _numbers(judge, y_fmt)
     rows = torch.empty((8, M), dtype=torch.float64, device=device)
     mean = torch.empty((M, 1), dtype=torch.float32, device=device) if op.centered else None
     rstd = torch.empty((M, 1), dtype=torch.float32, device=device)
     bits, ties, doubt = (torch.empty((M, N), dtype=torch.bool, device=device) if op.clamped else None for _ in range(3))
     arguments = (
         judge.x, y, judge.scale.weight, judge.stored_bias, own.get("mean"), own.get("rstd"), own_bits,
-        _numbers(judge, y_fmt), rows, mean, rstd,
+        numbers, rows, mean, rstd,
         *(None if mask is None else mask.view(torch.uint8) for mask in (bits, ties, doubt)),
         M, N, judge.x.stride(0), y.stride(0), 0 if own_bits is None else own_bits.stride(0),
     )  # fmt: skip
@@ -140,7 +141,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
             Checked("bitmask", END_TO_END, Comparison(0.0, M * N, counts[layout.DOUBTFUL_BITS], zeros)),
         )
 
-    kept = Kept(rows, found, both=len(own) == len(op.statistics))
+    kept = Kept(rows, found, numbers, y_fmt, both=len(own) == len(op.statistics))
     return _finish(judge, way, found, layout.OF_FORWARD, begin, read), Reference(mean, rstd, bits, ties, doubt, kept)
 
 
@@ -152,7 +153,7 @@ def gradients(
     assert isinstance(kept, Kept)
     op, case, rules, device = judge.op, judge.case, judge.rules, judge.x.device
     M, N = case.M, case.N
-    numbers = _numbers(judge, judge.io)
+    numbers = kept.numbers if kept.y_fmt is judge.io else _numbers(judge, judge.io)
     bits = None if saved.bits is None else saved.bits.view(torch.uint8)
     in_doubt = saved.doubt if own_bits else None
     doubt = None if in_doubt is None else in_doubt.view(torch.uint8)
