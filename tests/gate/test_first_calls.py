@@ -202,6 +202,18 @@ def test_a_kernel_that_adds_a_residual_has_all_that_it_owes(seed: int) -> None:
     assert {case.residual_dtype for case in run.cases} == {"same", "fp32"}
 
 
+def planned_slowly(case: Case) -> Iterator[tuple[Hashable, float]]:
+    """A plan for each shape, of more than two seconds."""
+    yield (case.M, case.N, case.bias, case.weight_dtype), 2.1
+
+
+def test_it_goes_on_past_what_a_pass_takes_while_there_is_time() -> None:
+    """Four shapes are enough for a pass where each takes two seconds: six are told apart in 16."""
+    run = simulated(planned_slowly, strided=False)
+    assert run.core.is_short and run.seconds <= 17.0
+    assert run.core._least == (60, 4) and len(run.shapes) >= 5 and run.core.coverage(100).missed == ()
+
+
 def test_a_pause_of_the_machine_hides_no_dear_first_call() -> None:
     short = replace(PROFILES["quick"], core_seconds=4.0)
     assert simulated(tuned, device="cpu", profile=short, ranks=(2, 3), pauses=[1]).core.is_short
