@@ -83,7 +83,8 @@ class CoreRun:
     runs its own part of the rest, which is not drawn again.
 
     If first calls are dear, so that the core would not end in time, the rest of it is a short core. Shards have none:
-    what each measured would give each another sequence. ``used``: seconds of the cell before its core.
+    what each measured would give each another sequence. Nor has an implementation that builds nothing.
+    ``used``: seconds of the cell before its core.
     """
 
     def __init__(self, cell: Cell, plan: Plan, used: float = 0.0) -> None:
@@ -95,7 +96,7 @@ class CoreRun:
         self._before_again, self._again_number = 0.0, 0  # seconds of the case before that one, and which time it is
         self._barred: set[Place] = set()
         self._demands = Owed(self.costs)
-        self._declared, self._asked = cell.claims, cell.layouts
+        self._declared, self._asked, self._builds = cell.claims, cell.layouts, cell.implementation.builds
         self._refusals = Refusals(self._declared, self._goals)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
         self._model_size = model_size_of(cell, plan.seed)
@@ -169,7 +170,7 @@ class CoreRun:
         self._refusals.ran(planned.case)
         if question is not None:
             self._refusals.answered(self._done)
-        if question is None and self._shard[1] == 1:
+        if question is None and self._shard[1] == 1 and self._builds:
             self._choose_core(planned, seconds, first=first, again=again is not None)
 
     def ahead(self) -> Planned | None:

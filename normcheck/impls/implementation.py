@@ -79,7 +79,7 @@ class Implementation:
 
     ``by_default``: the devices on which a known implementation is checked if ``--impl`` names none. On others, and
     with () on all, it is checked only if ``--impl`` names it. ``builds=False``: a known one that compiles, tunes and
-    plans nothing, so that a run may begin with it, when all processes start.
+    plans nothing, so that a run may begin with it, when all processes start, and slow calls then are no first calls.
     """
 
     name: str

@@ -153,6 +153,7 @@ def _implementation(
             epsilons=None if declared["epsilons"] is None else tuple(map(float, declared["epsilons"])),
             deterministic=bool(declared["deterministic"]),
             batch_invariant=bool(declared["batch_invariant"]),
+            builds=bool(declared["builds"]),
             source=str(declared["source"]),
         )
     except (KeyError, TypeError, ValueError):

@@ -177,6 +177,7 @@ def _described(i: Implementation, device: str) -> Message:
         "epsilons": None if i.epsilons is None else list(i.epsilons),
         "deterministic": i.deterministic,
         "batch_invariant": i.batch_invariant,
+        "builds": i.builds,
         "source": str(i.source),
         "unavailable": call.unavailable(i, device),
         "model": None if callable(i.model) else dict(i.model),

@@ -97,6 +97,7 @@ class Simulated:
 
 def simulated(
     builds: Builds,
+    /,
     *,
     device: str = "cuda",
     op: str = "rmsnorm",
@@ -212,6 +213,16 @@ def test_it_goes_on_past_what_a_pass_takes_while_there_is_time() -> None:
     run = simulated(planned_slowly, strided=False)
     assert run.core.is_short and run.seconds <= 17.0
     assert run.core._least == (60, 4) and len(run.shapes) >= 5 and run.core.coverage(100).missed == ()
+
+
+def test_what_builds_nothing_keeps_its_whole_core_on_a_machine_that_starts_much() -> None:
+    """As the first cells of a run, whose first calls at each place are slow while thirty processes start."""
+
+    def at_first(case: Case) -> Iterator[tuple[Hashable, float]]:
+        yield (case.N, case.M, case.layout, case.bias, case.weight_dtype), 0.7
+
+    assert simulated(at_first).core.is_short
+    assert not simulated(at_first, builds=False).core.is_short
 
 
 def test_a_pause_of_the_machine_hides_no_dear_first_call() -> None:

@@ -118,6 +118,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
         "STORED": _stored(judge.rules, y_fmt),
         "FLUSH": _flushed(judge.rules, y_fmt),
     }
+
     def begin(into: Tensor, details: bool) -> None:
         grid = (programs(M, way, device),)
         launch("forward_kernel", way, grid, into, *arguments, **facts, **way.tile(M, N), DETAILS=details)
@@ -168,6 +169,7 @@ def gradients(
         "IO_ROUNDED": casting.casts(op, rules, judge.io),
         "FLUSH": _flushed(rules, judge.io),
     }
+
     def begin(into: Tensor, details: bool) -> None:
         if dx is not None:
             launch(
