@@ -286,7 +286,7 @@ def parameters_of(case: Case) -> Parameters:
 
 
 def with_parameters(case: Case, parameters: Parameters) -> Case:
-    """``case`` with other parameters; normal weights if it had none. Without a weight its dtype says nothing."""
+    """``case`` with other parameters; normal weights if it had none. Without them no bias and no dtype of them."""
     weight, bias, weight_dtype, residual_dtype = parameters
     if not weight:
         weights, bias, weight_dtype = NO_WEIGHT, False, "same"

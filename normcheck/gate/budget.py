@@ -49,9 +49,7 @@ class Budget:
         return cases, min(shapes, declared or shapes)
 
     def sought(self, declared: int) -> tuple[int, int]:
-        """The cases and shapes that it goes on for while there is time: no fewer if a shape takes long, unless so long
-        that it has the longer limit.
-        """
+        """The cases and shapes for which it goes on while there is time: ``few`` shapes only with the longer limit."""
         cases, shapes = self.least(declared)
         if self.wall > self.usual_wall:
             return cases, shapes

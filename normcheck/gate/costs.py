@@ -1,7 +1,8 @@
 """What the cases of a cell cost, measured as they run: a call, a row, a column, and a first call.
 
 The first call with something new takes longer than the next one: it compiles, tunes, or builds a plan. What is new
-differs from kernel to kernel. Triton compiles for a new N, bias or dtype of the weights; cuDNN plans each new (M, N).
+differs from kernel to kernel. Triton compiles for a new N, bias, or dtype of weights or residual; cuDNN plans each new
+(M, N).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 """Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
 
 NEWS = ("parameters", "N", "both", "rows", "layout", "empty")
-"""What may be new in a case, of which the first counts: its bias and dtype of the weights, its N, the two together, its
-M with both, its layout with all of these; a case without rows."""
+"""What may be new in a case, of which the first counts: its parameters, its N, the two together, its M with both, its
+layout with all of these; a case without rows."""
 
 WARMED = "warmed"
 """In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
