@@ -48,13 +48,6 @@ class Budget:
             shapes = min(shapes, 3)
         return cases, min(shapes, declared or shapes)
 
-    def sought(self, declared: int) -> tuple[int, int]:
-        """The cases and shapes for which it goes on while there is time: ``few`` shapes only with the longer limit."""
-        cases, shapes = self.least(declared)
-        if self.wall > self.usual_wall:
-            return cases, shapes
-        return cases, min(self._short.shapes, declared or self._short.shapes)
-
     def too_few(self, cases: int, declared: int) -> Iterator[str]:
         """What of that is missing, in words."""
         least, shapes = self.least(declared)

@@ -244,10 +244,6 @@ class CoreRun:
     def _least(self) -> tuple[int, int]:
         return self._budget.least(len(self.claims.shapes))
 
-    @property
-    def _sought(self) -> tuple[int, int]:
-        return self._budget.sought(len(self.claims.shapes))
-
     def coverage(self, cases: int) -> Coverage:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
         if self._short is not None:
@@ -371,7 +367,7 @@ class CoreRun:
     def _next_of_short(self, short: ShortCore) -> Step | None:
         if self._planned_for != self._refusals.version:
             self._short = short = self._new_short()
-        budget, seconds, (cases, shapes) = self._budget, self._budget.left, self._sought
+        budget, seconds, (cases, shapes) = self._budget, self._budget.left, self._least
         widths = len(self.costs.widths)
         missing = max(0, shapes - len(self.costs.shapes), min(shapes, _SEVERAL_WIDTHS) - widths)
         owed = self._owed()
@@ -385,7 +381,7 @@ class CoreRun:
         late = seconds + budget.late
         if planned is None and owed:
             planned = short.last(late, owed)
-        if planned is None and len(self.costs.shapes) < self._least[1]:
+        if planned is None and missing:
             planned = short.next(late, missing * self.costs.first_call("N"), 0.0)
         if planned is None and self._run < cases:
             planned = short.more(seconds + budget.grace)

@@ -97,6 +97,13 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
             parsed(f"{line} weights=none {more}")
 
 
+def test_parameters_of_one_case_go_to_another() -> None:
+    line = "fused_add_layernorm fp16 M=2 N=3 eps=1e-5 rows=normal dy=normal layout=contiguous seed=0"
+    case, other = parsed(line), parsed(f"{line} weight_dtype=fp32 bias=none residual_dtype=fp32")
+    assert parameters_of(other) == (True, False, "fp32", "fp32")
+    assert with_parameters(case, parameters_of(other)) == other and with_parameters(other, parameters_of(case)) == case
+
+
 def test_a_case_without_a_weight_has_no_bias() -> None:
     case = Case(op="rmsnorm", dtype="fp16", M=2, N=3, weight_dtype="fp32", weights="probe")
     without = with_parameters(case, Parameters(False, True, "fp32"))

@@ -203,16 +203,17 @@ def test_a_kernel_that_adds_a_residual_has_all_that_it_owes(seed: int) -> None:
     assert {case.residual_dtype for case in run.cases} == {"same", "fp32"}
 
 
-def planned_slowly(case: Case) -> Iterator[tuple[Hashable, float]]:
-    """A plan for each shape, of more than two seconds."""
-    yield (case.M, case.N, case.bias, case.weight_dtype), 2.1
-
-
-def test_it_goes_on_past_what_a_pass_takes_while_there_is_time() -> None:
-    """Four shapes are enough for a pass where each takes two seconds: six are told apart in 16."""
-    run = simulated(planned_slowly, strided=False)
-    assert run.core.is_short and run.seconds <= 17.0
-    assert run.core._least == (60, 4) and len(run.shapes) >= 5 and run.core.coverage(100).missed == ()
+def test_what_is_drawn_after_a_short_core_is_where_it_was_paid_for() -> None:
+    """With the gap, too: another may be compiled for."""
+    run = simulated(blocks, **ADDING)
+    costs, built = run.core.costs, {key for case in run.cases if case.M for key, _ in blocks(case)}
+    known = next(case for case in run.cases[SHORT_AFTER:] if case.layout in STRIDED and case.M)
+    again = run.core.where_paid(replace(known, seed=1, gap=known.gap + 1), 1.0)
+    assert (again.layout, again.gap) == (known.layout, known.gap) and built.issuperset(k for k, _ in blocks(again))
+    for new in (replace(known, seed=seed, gap=9, bias=not known.bias, weight_dtype="fp32") for seed in range(1, 12)):
+        if costs.news(new):
+            drawn = run.core.where_paid(new, 1.0)
+            assert not costs.news(drawn) and built.issuperset(key for key, _ in blocks(drawn))
 
 
 def test_what_builds_nothing_keeps_its_whole_core_on_a_machine_that_starts_much() -> None:

@@ -240,6 +240,16 @@ def test_cells_of_one_implementation_stand_beside_others() -> None:
     assert chosen(order, triton[2:] + liger[2:] + torch_[2:], torch_[:1] + triton[:2] + liger[:2]) == "torch"
 
 
+def test_of_whom_there_are_many_more_run() -> None:
+    """Three of twelve beside one of two: a fourth part is less than half."""
+    dtypes = ("fp16", "bf16", "fp32")
+    ops = ("layernorm", "rmsnorm", "layernorm_zero_centered", "layernorm_relu_bitmask")
+    many, (one, other) = cells_of("triton", ops=ops, dtypes=dtypes), cells_of("liger", ops=ops[:2])
+    order = order_of([*many, one, other], triton=16.0, liger=16.0)
+    running = [many[0], many[3], many[6], one]
+    assert chosen(order, [cell for cell in (*many, other) if cell not in running], running) == "triton"
+
+
 def test_cells_of_one_op_come_one_after_the_other() -> None:
     """What the first of them compiles, and dtypes share, the next finds on disk."""
     cells = cells_of("triton", dtypes=("fp16", "bf16", "fp32"), ops=("layernorm", "rmsnorm"))
