@@ -28,6 +28,7 @@ from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, weig
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError
+from normcheck.gate.refusals import with_value
 from tests.case_lines import OPTIONS
 from tests.case_lines import case_of as read
 
@@ -99,9 +100,11 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
 
 def test_parameters_of_one_case_go_to_another() -> None:
     line = "fused_add_layernorm fp16 M=2 N=3 eps=1e-5 rows=normal dy=normal layout=contiguous seed=0"
-    case, other = parsed(line), parsed(f"{line} weight_dtype=fp32 bias=none residual_dtype=fp32")
-    assert parameters_of(other) == (True, False, "fp32", "fp32")
+    case, other = parsed(line), parsed(f"{line} weight_dtype=fp32 residual_dtype=fp32")
+    assert parameters_of(other) == (True, True, "fp32", "fp32")
     assert with_parameters(case, parameters_of(other)) == other and with_parameters(other, parameters_of(case)) == case
+    without = with_parameters(case, Parameters(False, False, "same"))
+    assert with_value(without, "residual_dtype", "fp32") == replace(without, residual_dtype="fp32")
 
 
 def test_a_case_without_a_weight_has_no_bias() -> None:

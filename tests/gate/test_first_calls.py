@@ -200,7 +200,8 @@ def test_a_kernel_that_adds_a_residual_has_all_that_it_owes(seed: int) -> None:
     run = simulated(blocks, seed=seed, **ADDING)
     assert run.core.is_short and run.seconds <= 13.5
     assert len(run.cases) >= 100 and len(run.shapes) >= 9 and run.core.coverage(100).missed == ()
-    assert {case.residual_dtype for case in run.cases} == {"same", "fp32"}
+    for all_of_them in (run.cases, run.cell.claims.parameters):
+        assert {one.residual_dtype for one in all_of_them} == {"same", "fp32"}
 
 
 def test_what_is_drawn_after_a_short_core_is_where_it_was_paid_for() -> None:

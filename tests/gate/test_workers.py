@@ -17,6 +17,7 @@ from normcheck.gate import engine, workers
 from normcheck.gate.engine import THIS_MACHINE, Order
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.prepare import selected
 from normcheck.gate.workers import fitting, likely_cells, patience, workers_of
 from normcheck.impls import discovery
 from normcheck.result import Verdict
@@ -194,6 +195,12 @@ def test_cells_that_follow_each_other_share_their_time(cells: float, share: floa
     short = PROFILES["quick"].short
     assert short.in_turn(cells) == replace(short, share=pytest.approx(share))
     assert PROFILES["ci"].short.in_turn(cells) == PROFILES["ci"].short
+
+
+def test_a_process_says_whether_what_it_has_builds() -> None:
+    for name, builds in (("torch_native", False), ("torch_compile", True)):
+        (one,) = selected(name, ("rmsnorm",), "cpu", 60.0, isolation=True)
+        assert one.builds is builds
 
 
 def cells_of(*names: str, dtypes: tuple[str, ...] = ("fp16",), ops: tuple[str, ...] = ("layernorm",)) -> list[Cell]:

@@ -142,7 +142,7 @@ def forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Finish, Refere
             Checked("bitmask", END_TO_END, Comparison(0.0, M * N, counts[layout.DOUBTFUL_BITS], zeros)),
         )
 
-    kept = Kept(rows, found, numbers, y_fmt, both=len(own) == len(op.statistics))
+    kept = Kept(rows, found, numbers, both=len(own) == len(op.statistics))
     return _finish(judge, way, found, layout.OF_FORWARD, begin, read), Reference(mean, rstd, bits, ties, doubt, kept)
 
 
@@ -154,7 +154,7 @@ def gradients(
     assert isinstance(kept, Kept)
     op, case, rules, device = judge.op, judge.case, judge.rules, judge.x.device
     M, N = case.M, case.N
-    numbers = kept.numbers if kept.y_fmt is judge.io else _numbers(judge, judge.io)
+    numbers = kept.numbers  # the format of y, on which two of them depend, is the forward's alone
     bits = None if saved.bits is None else saved.bits.view(torch.uint8)
     in_doubt = saved.doubt if own_bits else None
     doubt = None if in_doubt is None else in_doubt.view(torch.uint8)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normcheck.cases.dtypes import Format
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -84,13 +82,12 @@ class Sums:
 class Kept:
     """What the forward leaves for the gradients: the ``rows`` (8, M) of ``forward_kernel``, and room in ``found``.
 
-    ``numbers``: those of the case, with its y in ``y_fmt``. ``both``: whether a backward can be given the statistics.
-    ``sums``: those that were added up.
+    ``numbers``: those of the case. ``both``: whether a backward can be given the statistics. ``sums``: those that were
+    added up.
     """
 
     rows: Tensor
     found: Found
     numbers: Tensor
-    y_fmt: Format
     both: bool
     sums: list[Sums] = field(default_factory=list)
