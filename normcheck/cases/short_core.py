@@ -16,7 +16,7 @@ from normcheck.cases.axes import ORDINARY, PAIRS, Pair, Value
 from normcheck.cases.case import PARAMETERS, Parameters, Place, parameters_of, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import Design, Planned, Size, goals_of
-from normcheck.cases.goals import Extent, Goals
+from normcheck.cases.goals import Goals
 
 ORDER = (
     (300, 768), (65, 1025), (20, 1), (1, 8200), (65537, 3), (65, 64), (5, 24), (33, 1024), (2, 4097), (300, 16),
@@ -83,23 +83,11 @@ def _is_required(goal: Value | Pair, done: Set[Value | Pair], cheap: Set[str]) -
 class ShortCore:
     """The cases of a short core, one at a time, at what they cost by then.
 
-    ``done``: goals that are covered, or given up; ``number``: of cases before; ``barred``: places that were refused.
+    ``design``: a steady one, with the goals that are left; ``barred``: places that were refused.
     """
 
-    def __init__(
-        self,
-        claims: Claims,
-        extent: Extent,
-        seed: int,
-        *,
-        model_size: int,
-        done: Goals,
-        number: int,
-        prices: Prices,
-        barred: Set[Place],
-    ) -> None:
-        self._claims, self._prices, self._barred = claims, prices, barred
-        self._design = Design(claims, extent, seed, model_size, done, number, steady=True)
+    def __init__(self, claims: Claims, design: Design, prices: Prices, barred: Set[Place]) -> None:
+        self._claims, self._design, self._prices, self._barred = claims, design, prices, barred
         self._sizes = {(size.M, size.N): size for size in self._ordered()}
         self._heights: dict[int, int] = {}  # class of M -> the M of it that is run beside others
         for size in self._sizes.values():

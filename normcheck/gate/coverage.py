@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from normcheck.cases.axes import MODEL_SIZES, Pair, Value
 from normcheck.cases.case import Case, Parameters, Place, place_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import ALL_OPENED, Planned, drawn, gap_at, goals_of
+from normcheck.cases.core import ALL_OPENED, Design, Planned, drawn, gap_at, goals_of
 from normcheck.cases.goals import Extent, Goals, Sizes, goals, sizes_of
 from normcheck.cases.missed import in_words
 from normcheck.cases.short_core import ShortCore
@@ -353,16 +353,10 @@ class CoreRun:
 
     def _new_short(self) -> ShortCore:
         self._planned_for = self._refusals.version
-        return ShortCore(
-            self.claims,
-            self._extent,
-            self._seed,
-            model_size=self._model_size,
-            done=frozenset(self._done | self._refusals.given_up),
-            number=ALL_OPENED + self._number + 1,
-            prices=self.costs,
-            barred=self._barred,
-        )
+        done, number = frozenset(self._done | self._refusals.given_up), ALL_OPENED + self._number + 1
+        claims, size = self.claims, self._model_size
+        design = Design(claims, self._extent, self._seed, size, done, number, steady=True)
+        return ShortCore(claims, design, self.costs, self._barred)
 
     def _next_of_short(self, short: ShortCore) -> Step | None:
         if self._planned_for != self._refusals.version:
