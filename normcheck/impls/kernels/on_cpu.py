@@ -17,6 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from normcheck.errors import UnsupportedCase
 
@@ -26,6 +27,7 @@ _MULTIPROCESSORS, _WARP = 4, 32
 _CAPABILITY = (9, 0)
 
 _GPU = re.compile(r"cuda(:\d+)?")
+_MAY_NAME_A_GPU = (str, torch.device)
 
 _STATE = SimpleNamespace(without_gpu=False, told=set())
 """``without_gpu``: whether torch.cuda is answered for. ``told``: the packages that asked whether there is a GPU."""
@@ -86,11 +88,12 @@ def without_gpu(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """A call of a function of torch, with the CPU for each GPU that it names where ``answer`` answers for one."""
     if not _STATE.without_gpu:
         return function, args, kwargs
-    import torch
-
     if function is torch.Tensor.cuda:
         return torch.Tensor.cpu, args[:1], {}
-    return function, tuple(map(_cpu_for_gpu, args)), {name: _cpu_for_gpu(arg) for name, arg in kwargs.items()}
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, _MAY_NAME_A_GPU):
+            return function, tuple(map(_cpu_for_gpu, args)), {name: _cpu_for_gpu(arg) for name, arg in kwargs.items()}
+    return function, args, kwargs
 
 
 def because_of_no_gpu(error: BaseException) -> str:
@@ -194,15 +197,11 @@ def _driver() -> Any:
 
 
 def _cpu() -> Any:
-    import torch
-
     return torch.device("cpu")
 
 
 def _answer_for_cuda() -> None:
     """What kernels ask of torch.cuda, which raises without a GPU. ``is_available`` still says no."""
-    import torch
-
     if torch.cuda.is_available():
         return
     properties = SimpleNamespace(
@@ -270,8 +269,6 @@ def _package(frame: Any) -> str:
 
 
 def _cpu_for_gpu(value: Any) -> Any:
-    import torch
-
     if isinstance(value, str):
         return "cpu" if _GPU.fullmatch(value) else value
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
