@@ -62,13 +62,25 @@ class GraphKey:
 
 @dataclass(frozen=True)
 class GraphPlan:
-    """A graph that is ready to run; ``tensors``: our name -> cuDNN's tensor, those named in ``outputs`` included."""
+    """A graph that is ready to run; ``tensors``: our name -> cuDNN's tensor or its number, ``outputs`` included."""
 
     graph: Any
     tensors: Mapping[str, Any]
     outputs: tuple[str, ...]
     workspace_bytes: int
     device: int
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan as data, for another process with the same GPU and the same cuDNN: its kernels are compiled already.
+
+    ``data``: what the frontend makes of the graph; ``numbers``: our name -> the number of cuDNN's tensor in it.
+    """
+
+    key: GraphKey
+    data: bytes
+    numbers: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -85,9 +97,14 @@ def frontend_module() -> Any:
 
 @lru_cache(maxsize=MAX_PLANS)
 def plan(key: GraphKey) -> GraphPlan | Refusal:
-    """Build and plan a graph; refusals are kept too. Any error that is not cuDNN's "not supported" is raised."""
+    """Build and plan a graph; refusals are kept too. Any error that is not cuDNN's "not supported" is raised.
+
+    A plan that was handed over, see ``take_over``, is not built again.
+    """
     import torch
 
+    if (restored := _restored(key)) is not None:
+        return restored
     cudnn = frontend_module()
     float32 = cudnn.data_type.FLOAT
     with torch.cuda.device(key.device):
@@ -100,6 +117,40 @@ def plan(key: GraphKey) -> GraphPlan | Refusal:
         except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
             return refusal(error)
         return GraphPlan(graph, tensors, output_names(key), graph.get_workspace_size(), key.device)
+
+
+def stored(key: GraphKey) -> StoredPlan | None:
+    """The plan of ``key``, which is built if it is not there, for another process; None if cuDNN refuses it."""
+    known = plan(key)
+    if isinstance(known, Refusal):
+        return None
+    numbers = {name: int(tensor.get_uid()) for name, tensor in known.tensors.items()}
+    return StoredPlan(key, bytes(known.graph.serialize()), numbers)
+
+
+def take_over(given: StoredPlan) -> None:
+    """Use the plan of another process when ``plan`` is asked for it: that takes 40 ms, building it a second or two."""
+    _given[given.key] = given
+
+
+_given: dict[GraphKey, StoredPlan] = {}
+
+
+def _restored(key: GraphKey) -> GraphPlan | None:
+    """The plan that was handed over for ``key``; None if there is none, or none that cuDNN takes, which is built."""
+    import torch
+
+    given = _given.pop(key, None)
+    if given is None:
+        return None
+    with torch.cuda.device(key.device):
+        handle = _handle(key.device)
+        graph = frontend_module().pygraph(handle=handle, name=key.op)
+        try:
+            graph.deserialize(handle, list(given.data))
+            return GraphPlan(graph, given.numbers, output_names(key), graph.get_workspace_size(), key.device)
+        except RuntimeError:
+            return None
 
 
 def refusal(error: Exception) -> Refusal:

@@ -12,8 +12,10 @@ import pytest
 from normcheck.bench import ahead
 from normcheck.bench.ahead import FEWEST, Job, compile_all, jobs_of
 from normcheck.bench.speed import Point
+from normcheck.bench.verified import case_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.impls import _cudnn_graphs, cudnn
 from normcheck.impls.discovery import select
 
 KERNEL = """
@@ -68,8 +70,33 @@ class NoPool:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def map(self, call: Callable[[Job], bool], jobs: list[Job]) -> list[bool]:
+    def map(self, call: Callable[[Job], object], jobs: list[Job]) -> list[object]:
         return [call(job) for job in jobs]
+
+
+@pytest.mark.slow
+def test_plans_of_cudnn_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a process has built, of calls that returned; one that cannot be stored is left to the bench."""
+    taken: list[object] = []
+    point = Point(op="layernorm", dtype="fp16", M=4, N=64)
+    line = str(case_of(point))
+    many = [Job("cudnn", "layernorm", "cudnn", line, "cuda")] * 5
+    many += [replace(many[0], spec="mine.py", name="cudnn")] * 2 + [replace(many[0], line="not a case")] * 2
+    keys = {"stored": [0, 1], "refused": [2], "broken": [3]}
+
+    def stored(key: int) -> str | None:
+        if key == 3:
+            raise RuntimeError("no such engine")
+        return None if key == 2 else f"plan {key}"
+
+    answers = iter([keys["stored"], keys["refused"], keys["broken"], keys["stored"], [1, 2]])
+    monkeypatch.setattr(ahead, "_call", lambda job: job.line == line)
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", NoPool)
+    monkeypatch.setattr(cudnn, "keys_of", lambda _: next(answers))
+    monkeypatch.setattr(_cudnn_graphs, "stored", stored)
+    monkeypatch.setattr(_cudnn_graphs, "take_over", taken.append)
+    assert compile_all(many, 2) == 7
+    assert taken == ["plan 0", "plan 1", "plan 0", "plan 1", "plan 1"]
 
 
 @pytest.mark.slow

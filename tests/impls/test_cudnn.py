@@ -100,6 +100,7 @@ def test_a_case_and_the_call_that_it_becomes_have_one_key(monkeypatch: pytest.Mo
     called = adapter._key_of(op, x, weight, weight, clips=adapter._clips(options))
     assert adapter._key_of_case(case) == called
     assert called.clips == (tuple(CLIPS.values()) if options else None)
+    assert adapter.keys_of(case) == (called, adapter._key_of(op, x, weight, weight, backward=True))
 
 
 def wide_rows(M: int) -> torch.Tensor:
@@ -189,6 +190,56 @@ def test_a_plan_is_built_once_for_each_key(monkeypatch: pytest.MonkeyPatch) -> N
         assert graphs.plan(key(**change)) is not first
     assert len(built) == 11
     assert graphs.plan.cache_info().maxsize == graphs.MAX_PLANS
+
+
+def storing(built: list[str], taken: list[object], error: Exception | None = None) -> SimpleNamespace:
+    """A frontend whose graphs are stored as three bytes; ``taken`` collects what is made a graph again."""
+
+    def deserialize(*given: object) -> None:
+        taken.append(given)
+        if error is not None:
+            raise error
+
+    def pygraph(*, name: str, **_: object) -> SimpleNamespace:
+        of = {"build": lambda _: built.append(name), "get_workspace_size": lambda: 7}
+        return SimpleNamespace(**of, serialize=lambda: [1, 2, 255], deserialize=deserialize)
+
+    return SimpleNamespace(**{**vars(frontend(built)), "pygraph": pygraph})
+
+
+@pytest.mark.usefixtures("fresh_plans")
+def test_a_plan_of_another_process_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    taken: list[object] = []
+    install(monkeypatch, storing(built, taken))
+    tensors = {name: SimpleNamespace(get_uid=lambda number=number: number) for number, name in enumerate(("x", "y"), 5)}
+    monkeypatch.setattr(graphs, "forward_graph", lambda *_: tensors)
+    stored = graphs.stored(key())
+    assert stored == graphs.StoredPlan(key(), bytes([1, 2, 255]), {"x": 5, "y": 6})
+    graphs.plan.cache_clear()  # as in another process
+    graphs.take_over(stored)
+    restored = graphs.plan(key())
+    assert isinstance(restored, graphs.GraphPlan)
+    assert (built, taken) == (["rmsnorm"], [("handle", [1, 2, 255])])
+    assert (restored.tensors, restored.outputs, restored.workspace_bytes) == ({"x": 5, "y": 6}, ("y", "rstd"), 7)
+    assert graphs.plan(key()) is restored
+    graphs.plan(key(N=65))
+    assert built == ["rmsnorm"] * 2
+
+
+@pytest.mark.usefixtures("fresh_plans")
+def test_a_stored_plan_that_cudnn_does_not_take_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    install(monkeypatch, storing(built, [], RuntimeError("another version")))
+    graphs.take_over(graphs.StoredPlan(key(), b"", {}))
+    assert isinstance(graphs.plan(key()), graphs.GraphPlan)
+    assert built == ["rmsnorm"]
+
+
+@pytest.mark.usefixtures("fresh_plans")
+def test_a_refusal_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, frontend([], Refused("no engine")))
+    assert graphs.stored(key()) is None
 
 
 @pytest.mark.usefixtures("fresh_plans")
@@ -350,6 +401,30 @@ def test_numbers(op: str, M: int, N: int, dtype: str) -> None:
 @pytest.mark.usefixtures("on_gpu")
 def test_numbers_behind_the_clamp() -> None:
     check(BITMASK, 33, 768, "fp32")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_gpu", "fresh_plans")
+@pytest.mark.parametrize("op", BY_OP)
+def test_a_plan_handed_over_makes_the_same_bits(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    x, weight, bias, dy = inputs(33, 768, "fp32")
+    options = CLIPS if op == BITMASK else {}
+
+    def both() -> dict[str, torch.Tensor]:
+        outputs = BY_OP[op].forward(x, weight, bias, eps=1e-5, **options)
+        return outputs | BY_OP[op].backward(dy, x, weight, bias, outputs, eps=1e-5, **options)
+
+    built = both()
+    case = Case(op=op, dtype="fp32", M=33, N=768, options=tuple(sorted(options.items())))
+    stored = [graphs.stored(key) for key in adapter.keys_of(case)]
+    graphs.plan.cache_clear()
+    for plan in stored:
+        graphs.take_over(plan)
+    for build in ("forward_graph", "backward_graph"):
+        monkeypatch.setattr(graphs, build, lambda *_: pytest.fail("a plan was built again"))
+    restored = both()
+    assert restored.keys() == built.keys() >= {"y", "rstd", "dx", "dw", "db"}
+    assert all(torch.equal(restored[name], tensor) for name, tensor in built.items())
 
 
 @pytest.mark.gpu
