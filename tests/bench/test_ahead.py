@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,9 @@ class NoPool:
 def test_plans_of_cudnn_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that a process has built, of calls that returned; one that cannot be stored is left to the bench."""
     taken: list[object] = []
-    point = Point(op="layernorm", dtype="fp16", M=4, N=64)
-    line = str(case_of(point))
+    line, of_failing = (str(case_of(Point(op="layernorm", dtype="fp16", M=4, N=n))) for n in (64, 65))
     many = [Job("cudnn", "layernorm", "cudnn", line, "cuda")] * 5
-    many += [replace(many[0], spec="mine.py", name="cudnn")] * 2 + [replace(many[0], line="not a case")] * 2
+    many += [replace(many[0], spec="mine.py", name="cudnn")] * 2 + [replace(many[0], line=of_failing)] * 2
     keys = {"stored": [0, 1], "refused": [2], "broken": [3]}
 
     def stored(key: int) -> str | None:
@@ -89,7 +89,8 @@ def test_plans_of_cudnn_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None
             raise RuntimeError("no such engine")
         return None if key == 2 else f"plan {key}"
 
-    answers = iter([keys["stored"], keys["refused"], keys["broken"], keys["stored"], [1, 2]])
+    expected = [keys["stored"], keys["refused"], keys["broken"], keys["stored"], [1, 2]]
+    answers = chain(expected, repeat(keys["stored"]))  # more than these may not be asked for
     monkeypatch.setattr(ahead, "_call", lambda job: job.line == line)
     monkeypatch.setattr(ahead, "ProcessPoolExecutor", NoPool)
     monkeypatch.setattr(cudnn, "keys_of", lambda _: next(answers))

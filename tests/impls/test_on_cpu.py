@@ -200,6 +200,8 @@ import torch
 import triton
 import triton.language as tl
 
+DEVICE = torch.device("cuda")
+
 @triton.jit
 def kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, N, eps, BLOCK: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, BLOCK)
@@ -212,7 +214,7 @@ def kernel(x_ptr, weight_ptr, y_ptr, rstd_ptr, N, eps, BLOCK: tl.constexpr):
 def rmsnorm(x, weight, eps):
     M, N = x.numel() // x.shape[-1], x.shape[-1]
     rstd = torch.empty(M, dtype=torch.float32, device="cuda")
-    y = torch.zeros(x.shape, dtype=x.dtype, device=torch.device("cuda", 0))
+    y = torch.zeros(x.shape, dtype=x.dtype, device=torch.device("cuda", 0)).to(DEVICE)
     weight = weight.to("cuda:0").cuda()
     kernel[(M,)](x.contiguous(), weight, y, rstd, N, eps, BLOCK=triton.next_power_of_2(N))
     return y
