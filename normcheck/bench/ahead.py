@@ -1,8 +1,8 @@
 """Compiling all points of a suite before the first is timed: in processes, one for each core, on a GPU.
 
-What they compile lies in the compilers' own caches on disk when this process asks for it; cuDNN has no such cache, and
-they hand its plans over. Nothing that happens to them touches a verdict or a time: they have ended by then. Meanwhile
-this process builds what would be lost with another.
+What they compile lies in the compilers' own caches on disk when this process asks for it, and cuDNN's plans on a shelf.
+Nothing that happens to them touches a verdict or a time: they have ended by then. Meanwhile this process builds what
+would be lost with another.
 """
 
 from __future__ import annotations
@@ -21,16 +21,12 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.impls import _cudnn_graphs, cudnn, discovery
-from normcheck.impls._cudnn_graphs import StoredPlan
+from normcheck.impls import discovery
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.run import LocalRun
 
 IN_PROCESS = ("cudnn_graph",)
 """Implementations whose library keeps what it builds in the process that has built it."""
-
-HANDED_OVER = "cudnn"
-"""The implementation, by its spec, whose plans are handed over from one process to another."""
 
 FEWEST = 8
 """With fewer jobs the processes take longer to start than they save."""
@@ -68,25 +64,10 @@ def compile_all(jobs: Sequence[Job], processes: int = 0) -> int:
         return 0
     done = 0
     with suppress(BrokenProcessPool), ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        results = pool.map(_called, others)
+        results = pool.map(_call, others)
         done += sum(map(_call, here))
-        for well, plans in results:
-            done += well
-            for plan in plans:
-                _cudnn_graphs.take_over(plan)
+        done += sum(results)
     return done
-
-
-def _called(job: Job) -> tuple[bool, list[StoredPlan]]:
-    """``_call``, and the plans that it has left in this process, for the one that asked for it."""
-    well = _call(job)
-    if not well or job.spec != HANDED_OVER:
-        return well, []
-    try:
-        stored = [_cudnn_graphs.stored(key) for key in cudnn.keys_of(parsed(job.line))]
-    except Exception:  # a plan that cannot be stored is built again, by the bench
-        return well, []
-    return well, [plan for plan in stored if plan is not None]
 
 
 def _call(job: Job) -> bool:

@@ -30,6 +30,7 @@ from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, ExitCode, UnsupportedCase, UsageError, itself_failed
 from normcheck.gate import decision
 from normcheck.gate.plan import PROFILES, Plan
+from normcheck.impls._cudnn_shelf import shelf
 from normcheck.reports._page import NEEDS
 from normcheck.reports.targets import screen, targets
 from normcheck.result import Finding
@@ -56,9 +57,10 @@ def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
     cells = cells_of(options, suite, device)
     until = begun + options.time_budget if options.time_budget else math.inf
     run = _State(Plan((), PROFILES["quick"], 0, device, options.timeout), suite, until)
-    if device == "cuda":
-        compile_all(jobs_of(suite.points, cells, device))
-    speeds, complete = _measured(run, cells, report.console_for(sys.stderr))
+    with shelf():  # for what is compiled ahead
+        if device == "cuda":
+            compile_all(jobs_of(suite.points, cells, device))
+        speeds, complete = _measured(run, cells, report.console_for(sys.stderr))
     done = Bench(
         argv=argv,
         suite=suite.name,

@@ -37,6 +37,9 @@ _OTHER_WORTH = 8
 _TALL_ROWS, _TALL_WORTH = 64, 200
 """A class of so many rows is worth more: what is wrong from some row on shows in none of fewer."""
 
+_EMPTY = ("m", 0)
+"""The goal of a case without rows. What its first call costs no other tells, so it comes while there is time for it."""
+
 _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
 _KIND = (*PARAMETERS, "layout")
@@ -72,7 +75,7 @@ def required(goals: Goals, done: Set[Value | Pair], cheap: Set[str] = frozenset(
 
 def _is_required(goal: Value | Pair, done: Set[Value | Pair], cheap: Set[str]) -> bool:
     if len(goal) == 2:
-        return goal == ("m", 0) or goal[0] in cheap or goal[0] not in (*_SIZES, "empty")
+        return goal == _EMPTY or goal[0] in cheap or goal[0] not in (*_SIZES, "empty")
     number, *values = goal
     axes = PAIRS[number]
     if _DEAR.issuperset(axes) or "probe" in axes:
@@ -89,6 +92,7 @@ class ShortCore:
     def __init__(self, claims: Claims, design: Design, prices: Prices, barred: Set[Place]) -> None:
         self._claims, self._design, self._prices, self._barred = claims, design, prices, barred
         self._sizes = {(size.M, size.N): size for size in self._ordered()}
+        self._empty = {size.N: size for size in self._sizes.values() if not size.M}
         self._heights: dict[int, int] = {}  # class of M -> the M of it that is run beside others
         for size in self._sizes.values():
             self._heights.setdefault(size.axes["m"], size.M)
@@ -137,7 +141,7 @@ class ShortCore:
         """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""
         self._design.number += 1
         beside: list[_Offer] | None = None
-        for goal in sorted(owed - self._hopeless, key=repr):
+        for goal in sorted(owed - self._hopeless, key=lambda goal: (goal != _EMPTY, repr(goal))):
             if len(goal) == 3 or goal[0] not in _DEAR:
                 offers = self._offers(self._covering(goal))
             else:
@@ -285,11 +289,14 @@ class ShortCore:
     def _owed(self, offers: Sequence[_Offer], chosen: _Offer, axes: Sequence[str]) -> float:
         """Seconds for the values of these axes, and for the case without rows, that are left after ``chosen``."""
         left = self._design.left - chosen.new
-        kinds = [goal for goal in left if len(goal) == 2 and (goal[0] in axes or goal == ("m", 0))]
+        kinds = [goal for goal in left if len(goal) == 2 and (goal[0] in axes or goal == _EMPTY)]
         return sum(min((o.price for o in offers if kind in o.new), default=0.0) for kind in kinds)
 
     def _beside(self, size: Size) -> Iterator[Planned]:
-        """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows."""
+        """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows.
+
+        That one may have another N if the core has none without rows here: most kernels launch nothing for it.
+        """
         shapes = {(m, n) for m, n, *_ in self._prices.places}
         own = [place[2:] for place in self._prices.places if place[:2] == (size.M, size.N)]
         parameters: list[Parameters] = list(dict.fromkeys(Parameters(*kind[:-1]) for kind in own))
@@ -304,8 +311,8 @@ class ShortCore:
         for (m, n), other in self._sizes.items():
             if m and n == size.N and (m, n) not in shapes and other.axes["M"] == self._heights[other.axes["m"]]:
                 yield self._at_new(other, fixed)
-        if (0, size.N) in self._sizes:
-            yield self._design.filled(self._sizes[0, size.N], {})
+        if self._empty:
+            yield self._design.filled(self._empty.get(size.N) or next(iter(self._empty.values())), {})
 
     def _as_compiled(self, size: Size) -> Planned:
         """A case of this size with the parameters of the one that another process has run."""

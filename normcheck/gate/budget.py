@@ -11,14 +11,17 @@ from normcheck.gate.plan import DEAR_SECONDS, Plan
 MOST_BUILDING = 2.0
 """Compiling and the like may take so many times the seconds of the core, beside them."""
 
+_OTHER_FIRST_CALLS = 3
+"""Without a bias, with fp32 weights, and with both: each is a first call beside those of the shapes."""
+
 _GRACE_SHARE, _LATE_SHARE = 0.25, 0.125  # of its usual time
 
 
 class Budget:
     """The seconds of a cell, of which ``used`` were spent before its core, at what ``costs`` has measured.
 
-    A core has ``core_seconds``. A short one has a limit of wall time, see ``plan.ShortLimits``: ``usual_wall``, or
-    ``wall`` if three shapes alone take longer.
+    A core has ``core_seconds``. A short one has a limit of wall time, ``wall``, see ``plan.ShortLimits``: it is
+    ``usual_wall``, or longer where first calls are dearer.
     """
 
     def __init__(self, plan: Plan, costs: Costs, used: float) -> None:
@@ -42,11 +45,14 @@ class Budget:
 
         ``declared``: how many shapes its implementation has, 0 if any.
         """
-        seconds = self._costs.dearest
-        cases, shapes = self._short.few if seconds >= DEAR_SECONDS else (self._short.cases, self._short.shapes)
-        if 3 * seconds > self._short.gpu_seconds:
+        cases, shapes = self._usual_least
+        if 3 * self._costs.dearest > self._short.gpu_seconds:
             shapes = min(shapes, 3)
         return cases, min(shapes, declared or shapes)
+
+    @property
+    def _usual_least(self) -> tuple[int, int]:
+        return self._short.few if self._costs.dearest >= DEAR_SECONDS else (self._short.cases, self._short.shapes)
 
     def too_few(self, cases: int, declared: int) -> Iterator[str]:
         """What of that is missing, in words."""
@@ -58,7 +64,7 @@ class Budget:
 
     @property
     def usual_wall(self) -> float:
-        """Seconds that a short core may take, with compiling and the like, if three shapes do not take longer."""
+        """Seconds that a short core may take, with compiling and the like, if they suffice."""
         return self._alone * (self._short.share if self._on_gpu else 1.0)
 
     @property
@@ -68,9 +74,11 @@ class Budget:
 
     @property
     def wall(self) -> float:
-        """Seconds that a short core may take, with compiling and the like."""
-        is_longer = self._on_gpu and 3 * self._costs.dearest > self._short.gpu_seconds
-        return self._short.most_gpu_seconds if is_longer else self.usual_wall
+        """Seconds that a short core may take, with compiling and the like: enough for the first calls of a pass."""
+        if not self._on_gpu:
+            return self.usual_wall
+        needed = self._used + (self._usual_least[1] + _OTHER_FIRST_CALLS) * self._costs.dearest
+        return max(self.usual_wall, min(needed, self._short.most_gpu_seconds))
 
     @property
     def grace(self) -> float:

@@ -25,7 +25,7 @@ layout with all of these; a case without rows."""
 WARMED = "warmed"
 """In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
 
-_KINDS = (("parameters", "N", "both"), ("rows", "layout"), ("empty",), (WARMED,))
+_KINDS = (("parameters", "N", "both"), ("rows",), ("layout",), ("empty",), (WARMED,))
 _FEW_WARMED, _WARMED_SHARE = (
     3,
     0.6,

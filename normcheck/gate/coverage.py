@@ -387,7 +387,7 @@ class CoreRun:
     def _owed(self) -> set[Value | Pair]:
         """What a short core must cover yet."""
         wanted, sizes = self._goals(self.claims), self._sizes()
-        needed = self._demands.of(wanted, sizes, self._extent.elements, self._budget.wall, self._done)
+        needed = self._demands.of(wanted, sizes, self._extent.elements, self._budget.usual_wall, self._done)
         return needed - self._done - self._refusals.given_up
 
     def _sizes(self) -> Sizes:

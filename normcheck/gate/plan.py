@@ -27,10 +27,10 @@ from normcheck.result import CellKey
 class ShortLimits:
     """The limits of a core if first calls are dear, because they compile or build a plan.
 
-    On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included;
-    ``most_gpu_seconds`` if three shapes alone take longer. On a CPU it has three times the ``core_seconds``. After
-    ENOUGH_SHARE of that it ends as soon as it has what a pass takes: so many ``cases`` on so many ``shapes``, or
-    ``few`` of both if a shape takes DEAR_SECONDS; and on three shapes if three take longer than ``gpu_seconds``.
+    On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included; up
+    to ``most_gpu_seconds`` if its first calls need them. On a CPU it has three times the ``core_seconds``. After
+    ENOUGH_SHARE of ``gpu_seconds`` it ends as soon as it has what a pass takes: so many ``cases`` on so many
+    ``shapes``, or ``few`` of both if a shape takes DEAR_SECONDS; and on three if three take longer than that.
 
     ``run_seconds``: what short cores that follow each other may take in all, so that a run of many cells ends in time.
     Each then has a ``share`` of its seconds.

@@ -5,7 +5,8 @@ cuDNN's own words, which are translated here and nowhere else: its tensors are (
 grad, DX, DSCALE and DBIAS are dy, dx, dw and db. eps and the limits that bits are compared with are given when a plan
 is executed; the limits of the clamp itself are attributes of the graph, so every pair of them needs a plan of its own.
 
-Building a plan costs 0.1 to 3 seconds, executing it microseconds. Needs torch with CUDA and nvidia-cudnn-frontend,
+Building a plan costs 0.1 to 3 seconds, loading one that another process of this run has built 40 ms, executing it
+microseconds. Needs torch with CUDA and nvidia-cudnn-frontend,
 which are imported when the first plan is built.
 """
 
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import GRADIENTS, OPS, STATISTICS, Op
 from normcheck.errors import UnsupportedCase, one_line
+from normcheck.impls import _cudnn_shelf
+from normcheck.impls._cudnn_shelf import StoredPlan
 
 if TYPE_CHECKING:
     import torch
@@ -72,18 +75,6 @@ class GraphPlan:
 
 
 @dataclass(frozen=True)
-class StoredPlan:
-    """A plan as data, for another process with the same GPU and the same cuDNN: its kernels are compiled already.
-
-    ``data``: what the frontend makes of the graph; ``numbers``: our name -> the number of cuDNN's tensor in it.
-    """
-
-    key: GraphKey
-    data: bytes
-    numbers: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class Refusal:
     """cuDNN does not support a graph; ``reason`` is its own, on one line."""
 
@@ -97,60 +88,45 @@ def frontend_module() -> Any:
 
 @lru_cache(maxsize=MAX_PLANS)
 def plan(key: GraphKey) -> GraphPlan | Refusal:
-    """Build and plan a graph; refusals are kept too. Any error that is not cuDNN's "not supported" is raised.
+    """Build and plan a graph, or load it from the shelf of this run; what is built goes there. Refusals are kept too.
 
-    A plan that was handed over, see ``take_over``, is not built again.
+    Any error that is not cuDNN's "not supported" is raised.
     """
     import torch
 
-    if (restored := _restored(key)) is not None:
-        return restored
+    with torch.cuda.device(key.device):
+        return _loaded(key) or _built(key)
+
+
+def _built(key: GraphKey) -> GraphPlan | Refusal:
     cudnn = frontend_module()
     float32 = cudnn.data_type.FLOAT
-    with torch.cuda.device(key.device):
-        graph = cudnn.pygraph(
-            handle=_handle(key.device), intermediate_data_type=float32, compute_data_type=float32, name=key.op
-        )
-        tensors = forward_graph(graph, key) if key.direction == "forward" else backward_graph(graph, key)
-        try:
-            graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
-            return refusal(error)
-        return GraphPlan(graph, tensors, output_names(key), graph.get_workspace_size(), key.device)
+    graph = cudnn.pygraph(
+        handle=_handle(key.device), intermediate_data_type=float32, compute_data_type=float32, name=key.op
+    )
+    tensors = forward_graph(graph, key) if key.direction == "forward" else backward_graph(graph, key)
+    try:
+        graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+        return refusal(error)
+    if _cudnn_shelf.exists():
+        numbers = {name: int(tensor.get_uid()) for name, tensor in tensors.items()}
+        _cudnn_shelf.keep(repr(key), StoredPlan(numbers, bytes(graph.serialize())))
+    return GraphPlan(graph, tensors, output_names(key), graph.get_workspace_size(), key.device)
 
 
-def stored(key: GraphKey) -> StoredPlan | None:
-    """The plan of ``key``, which is built if it is not there, for another process; None if cuDNN refuses it."""
-    known = plan(key)
-    if isinstance(known, Refusal):
+def _loaded(key: GraphKey) -> GraphPlan | None:
+    """The plan of ``key`` on the shelf; None if there is none, or none that cuDNN takes."""
+    stored = _cudnn_shelf.kept(repr(key))
+    if stored is None:
         return None
-    numbers = {name: int(tensor.get_uid()) for name, tensor in known.tensors.items()}
-    return StoredPlan(key, bytes(known.graph.serialize()), numbers)
-
-
-def take_over(given: StoredPlan) -> None:
-    """Use the plan of another process when ``plan`` is asked for it: that takes 40 ms, building it a second or two."""
-    _given[given.key] = given
-
-
-_given: dict[GraphKey, StoredPlan] = {}
-
-
-def _restored(key: GraphKey) -> GraphPlan | None:
-    """The plan that was handed over for ``key``; None if there is none, or none that cuDNN takes, which is built."""
-    import torch
-
-    given = _given.pop(key, None)
-    if given is None:
+    handle = _handle(key.device)
+    graph = frontend_module().pygraph(handle=handle, name=key.op)
+    try:
+        graph.deserialize(handle, list(stored.data))
+    except RuntimeError:
         return None
-    with torch.cuda.device(key.device):
-        handle = _handle(key.device)
-        graph = frontend_module().pygraph(handle=handle, name=key.op)
-        try:
-            graph.deserialize(handle, list(given.data))
-            return GraphPlan(graph, given.numbers, output_names(key), graph.get_workspace_size(), key.device)
-        except RuntimeError:
-            return None
+    return GraphPlan(graph, stored.numbers, output_names(key), graph.get_workspace_size(), key.device)
 
 
 def refusal(error: Exception) -> Refusal:

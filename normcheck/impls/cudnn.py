@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -213,12 +212,6 @@ def _key_of_case(case: Case) -> GraphKey:
         clips=_clips(case.option_values),
         device=torch.cuda.current_device(),
     )
-
-
-def keys_of(case: Case) -> tuple[GraphKey, GraphKey]:
-    """The keys of the forward and of the backward of ``case``, see ``_key_of_case``."""
-    forward = _key_of_case(case)
-    return forward, replace(forward, direction="backward", clips=None)
 
 
 def _clips(options: Mapping[str, float]) -> tuple[float, float] | None:

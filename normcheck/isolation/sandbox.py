@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from normcheck.errors import NormcheckError, error_text
-from normcheck.impls import discovery
+from normcheck.impls import _cudnn_shelf, discovery
 from normcheck.isolation import landlock, seccomp
 
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
@@ -46,6 +46,7 @@ _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TORCH_EXTENSIONS_DIR": "extensions",
     "CUDA_CACHE_PATH": "cuda",
+    _cudnn_shelf.FOLDER: "plans",
     "TMPDIR": "tmp",
 }
 """Variable of the environment that says where a compiler keeps what it has made -> its folder in a sandbox."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ import pytest
 from normcheck.bench import ahead
 from normcheck.bench.ahead import FEWEST, Job, compile_all, jobs_of
 from normcheck.bench.speed import Point
-from normcheck.bench.verified import case_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.impls import _cudnn_graphs, cudnn
+from normcheck.impls._cudnn_shelf import FOLDER, shelf
 from normcheck.impls.discovery import select
 
 KERNEL = """
@@ -27,7 +25,8 @@ def rmsnorm(x, weight, eps):
         raise ValueError("seven")
     if x.shape[1] == 9:
         os._exit(1)
-    pathlib.Path(__file__).with_name(f"{x.shape[1]}-{os.getpid()}").touch()
+    made = pathlib.Path(__file__).with_name(f"{x.shape[1]}-{os.getpid()}")
+    made.write_text(os.environ.get("NORMCHECK_CUDNN_PLANS", ""))
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
 """
@@ -43,7 +42,10 @@ def jobs(folder: Path, columns: range) -> list[Job]:
 
 @pytest.mark.slow
 def test_every_point_is_called_in_another_process(tmp_path: Path) -> None:
-    assert compile_all(jobs(tmp_path, range(1, 9)), 2) == 7  # N = 7 raises
+    with shelf():
+        folder = os.environ[FOLDER]
+        assert compile_all(jobs(tmp_path, range(1, 9)), 2) == 7  # N = 7 raises
+    assert {path.read_text() for path in tmp_path.glob("*-*")} == {folder}  # the shelf of this process
     made = [path.name.split("-") for path in tmp_path.glob("*-*")]
     assert {int(n) for n, _ in made} == {1, 2, 3, 4, 5, 6, 8}
     assert str(os.getpid()) not in {process for _, process in made}
@@ -73,31 +75,6 @@ class NoPool:
 
     def map(self, call: Callable[[Job], object], jobs: list[Job]) -> list[object]:
         return [call(job) for job in jobs]
-
-
-@pytest.mark.slow
-def test_plans_of_cudnn_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that a process has built, of calls that returned; one that cannot be stored is left to the bench."""
-    taken: list[object] = []
-    line, of_failing = (str(case_of(Point(op="layernorm", dtype="fp16", M=4, N=n))) for n in (64, 65))
-    many = [Job("cudnn", "layernorm", "cudnn", line, "cuda")] * 5
-    many += [replace(many[0], spec="mine.py", name="cudnn")] * 2 + [replace(many[0], line=of_failing)] * 2
-    keys = {"stored": [0, 1], "refused": [2], "broken": [3]}
-
-    def stored(key: int) -> str | None:
-        if key == 3:
-            raise RuntimeError("no such engine")
-        return None if key == 2 else f"plan {key}"
-
-    expected = [keys["stored"], keys["refused"], keys["broken"], keys["stored"], [1, 2]]
-    answers = chain(expected, repeat(keys["stored"]))  # more than these may not be asked for
-    monkeypatch.setattr(ahead, "_call", lambda job: job.line == line)
-    monkeypatch.setattr(ahead, "ProcessPoolExecutor", NoPool)
-    monkeypatch.setattr(cudnn, "keys_of", lambda _: next(answers))
-    monkeypatch.setattr(_cudnn_graphs, "stored", stored)
-    monkeypatch.setattr(_cudnn_graphs, "take_over", taken.append)
-    assert compile_all(many, 2) == 7
-    assert taken == ["plan 0", "plan 1", "plan 0", "plan 1", "plan 1"]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.impls import discovery
+from normcheck.impls import _cudnn_shelf, discovery
 from normcheck.reports import targets
 from tests.command_line import Cli, KernelFile
 from tests.hostile_text import HARM
@@ -39,7 +39,7 @@ from tests.pages import require_sound
 TUTORIAL, PYTORCH = SUITES["triton-tutorial"], SUITES["pytorch-layernorm-backward"]
 
 KERNELS = """
-import torch
+import os, torch
 from normcheck import Implementation
 
 def right(x, weight, bias, *, eps):
@@ -55,6 +55,10 @@ def needs_bias(x, weight, bias, *, eps):
 def raises(x, weight, bias, *, eps):
     raise RuntimeError("no such kernel")
 
+def needs_shelf(x, weight, bias, *, eps):
+    assert os.path.isdir(os.environ["NORMCHECK_CUDNN_PLANS"])
+    return right(x, weight, bias, eps=eps)
+
 def gradless(x, weight, bias, *, eps):
     return right(x, weight, bias, eps=eps).detach()
 
@@ -67,7 +71,7 @@ def tires(x, weight, bias, *, eps):
     return right(x, weight, bias, eps=eps)
 
 refuses = lambda case: "not on Sundays"
-names = ("right", "wrong", "needs_bias", "raises", "gradless", "tires")
+names = ("right", "wrong", "needs_bias", "raises", "gradless", "tires", "needs_shelf")
 IMPLEMENTATIONS = (
     *(Implementation(name=name, op="layernorm", forward=globals()[name]) for name in names),
     Implementation(name="refuses", op="layernorm", forward=right, supports=refuses),
@@ -195,6 +199,12 @@ def test_what_passes_gets_numbers_beside_a_copy(run: Cli, kernels: str) -> None:
         )  # fmt: skip
         assert math.isclose(speed["gb_per_s"], speed["bytes"] / speed["ms"] * 1e-6, rel_tol=2e-5)  # type: ignore[operator, arg-type]
         assert speed["copy"]["gb_per_s"] > 0  # type: ignore[index]
+
+
+def test_what_is_compiled_ahead_finds_a_shelf_that_is_there_until_the_last_is_timed(run: Cli, kernels: str) -> None:
+    code, _, speeds = measured(run, "--impl", f"{kernels}:needs_shelf", "--op", "layernorm", "--sizes", "8,64")
+    assert (code, [speed["status"] for speed in speeds]) == (0, ["measured"] * 2)
+    assert not _cudnn_shelf.exists()
 
 
 def test_a_wrong_kernel_gets_its_finding_and_no_number(run: Cli, kernels: str) -> None:

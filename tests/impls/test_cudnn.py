@@ -18,7 +18,9 @@ from normcheck.cases.ops import OPS
 from normcheck.cases.strategies import choices
 from normcheck.errors import UnsupportedCase
 from normcheck.impls import _cudnn_graphs as graphs
+from normcheck.impls import _cudnn_shelf
 from normcheck.impls import cudnn as adapter
+from normcheck.impls._cudnn_shelf import StoredPlan, shelf
 from normcheck.impls.cudnn import IMPLEMENTATIONS
 from normcheck.oracle.tolerances import Model, declared_model
 
@@ -100,7 +102,6 @@ def test_a_case_and_the_call_that_it_becomes_have_one_key(monkeypatch: pytest.Mo
     called = adapter._key_of(op, x, weight, weight, clips=adapter._clips(options))
     assert adapter._key_of_case(case) == called
     assert called.clips == (tuple(CLIPS.values()) if options else None)
-    assert adapter.keys_of(case) == (called, adapter._key_of(op, x, weight, weight, backward=True))
 
 
 def wide_rows(M: int) -> torch.Tensor:
@@ -214,32 +215,37 @@ def test_a_plan_of_another_process_is_not_built_again(monkeypatch: pytest.Monkey
     install(monkeypatch, storing(built, taken))
     tensors = {name: SimpleNamespace(get_uid=lambda number=number: number) for number, name in enumerate(("x", "y"), 5)}
     monkeypatch.setattr(graphs, "forward_graph", lambda *_: tensors)
-    stored = graphs.stored(key())
-    assert stored == graphs.StoredPlan(key(), bytes([1, 2, 255]), {"x": 5, "y": 6})
-    graphs.plan.cache_clear()  # as in another process
-    graphs.take_over(stored)
-    restored = graphs.plan(key())
-    assert isinstance(restored, graphs.GraphPlan)
-    assert (built, taken) == (["rmsnorm"], [("handle", [1, 2, 255])])
-    assert (restored.tensors, restored.outputs, restored.workspace_bytes) == ({"x": 5, "y": 6}, ("y", "rstd"), 7)
-    assert graphs.plan(key()) is restored
-    graphs.plan(key(N=65))
-    assert built == ["rmsnorm"] * 2
+    with shelf():
+        graphs.plan(key())
+        graphs.plan.cache_clear()  # as in another process
+        loaded = graphs.plan(key())
+        assert isinstance(loaded, graphs.GraphPlan)
+        assert (built, taken) == (["rmsnorm"], [("handle", [1, 2, 255])])
+        assert (loaded.tensors, loaded.outputs, loaded.workspace_bytes) == ({"x": 5, "y": 6}, ("y", "rstd"), 7)
+        assert graphs.plan(key()) is loaded
+        graphs.plan(key(N=65))
+        assert built == ["rmsnorm"] * 2
+    graphs.plan.cache_clear()
+    graphs.plan(key())
+    assert built == ["rmsnorm"] * 3
 
 
 @pytest.mark.usefixtures("fresh_plans")
 def test_a_stored_plan_that_cudnn_does_not_take_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     install(monkeypatch, storing(built, [], RuntimeError("another version")))
-    graphs.take_over(graphs.StoredPlan(key(), b"", {}))
-    assert isinstance(graphs.plan(key()), graphs.GraphPlan)
+    with shelf():
+        _cudnn_shelf.keep(repr(key()), StoredPlan({}, b""))
+        assert isinstance(graphs.plan(key()), graphs.GraphPlan)
     assert built == ["rmsnorm"]
 
 
 @pytest.mark.usefixtures("fresh_plans")
 def test_a_refusal_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, frontend([], Refused("no engine")))
-    assert graphs.stored(key()) is None
+    with shelf():
+        assert isinstance(graphs.plan(key()), graphs.Refusal)
+        assert _cudnn_shelf.kept(repr(key())) is None
 
 
 @pytest.mark.usefixtures("fresh_plans")
@@ -406,7 +412,7 @@ def test_numbers_behind_the_clamp() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("on_gpu", "fresh_plans")
 @pytest.mark.parametrize("op", BY_OP)
-def test_a_plan_handed_over_makes_the_same_bits(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_a_plan_of_the_shelf_makes_the_same_bits(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     x, weight, bias, dy = inputs(33, 768, "fp32")
     options = CLIPS if op == BITMASK else {}
 
@@ -414,17 +420,14 @@ def test_a_plan_handed_over_makes_the_same_bits(monkeypatch: pytest.MonkeyPatch,
         outputs = BY_OP[op].forward(x, weight, bias, eps=1e-5, **options)
         return outputs | BY_OP[op].backward(dy, x, weight, bias, outputs, eps=1e-5, **options)
 
-    built = both()
-    case = Case(op=op, dtype="fp32", M=33, N=768, options=tuple(sorted(options.items())))
-    stored = [graphs.stored(key) for key in adapter.keys_of(case)]
-    graphs.plan.cache_clear()
-    for plan in stored:
-        graphs.take_over(plan)
-    for build in ("forward_graph", "backward_graph"):
-        monkeypatch.setattr(graphs, build, lambda *_: pytest.fail("a plan was built again"))
-    restored = both()
-    assert restored.keys() == built.keys() >= {"y", "rstd", "dx", "dw", "db"}
-    assert all(torch.equal(restored[name], tensor) for name, tensor in built.items())
+    with shelf():
+        built = both()
+        graphs.plan.cache_clear()
+        for build in ("forward_graph", "backward_graph"):
+            monkeypatch.setattr(graphs, build, lambda *_: pytest.fail("a plan was built again"))
+        loaded = both()
+    assert loaded.keys() == built.keys() >= {"y", "rstd", "dx", "dw", "db"}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in built.items())
 
 
 @pytest.mark.gpu

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from normcheck.errors import NormcheckError
+from normcheck.impls import _cudnn_shelf
+from normcheck.impls._cudnn_shelf import StoredPlan
 from normcheck.isolation import landlock, sandbox, seccomp
 from normcheck.isolation.sandbox import Reach, Sandbox
 from normcheck.isolation.select import reach, select_apart
@@ -140,6 +142,24 @@ def test_a_users_file_fills_no_cache_but_its_own() -> None:
     assert mine.folder == Sandbox.of("mine.py").folder != other.folder
     assert {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"} <= set(own.caches)
     assert Sandbox.told(json.loads(json.dumps(own.as_message))) == own
+
+
+def test_plans_of_cudnn_are_shared_by_processes_of_one_spec() -> None:
+    plan = StoredPlan({"x": 1}, b"of one process")
+
+    def within(spec: str, act: Callable[[], object]) -> object:
+        own = Sandbox.of(spec)
+        own.make()
+
+        def entered() -> object:
+            own.enter()
+            return act()
+
+        return in_a_child(entered)
+
+    assert within("cudnn", lambda: _cudnn_shelf.keep("key", plan)) is None
+    assert within("cudnn", lambda: _cudnn_shelf.kept("key") == plan) is True
+    assert within("mine.py", lambda: [_cudnn_shelf.exists(), _cudnn_shelf.kept("key")]) == [True, None]
 
 
 def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
