@@ -63,6 +63,9 @@ class Prices(Protocol):
     def first_calls(self, planned: Planned) -> tuple[float, float]:
         """What its first calls are likely to take, and at most; 0 if there are none, or not known."""
 
+    def untried(self, planned: Planned) -> float:
+        """What it may take if nothing but others of its kind tell its price; else infinite."""
+
 
 def required(goals: Goals, done: Set[Value | Pair], cheap: Set[str] = frozenset()) -> set[Value | Pair]:
     """The ``goals`` that a short core must cover.
@@ -92,7 +95,6 @@ class ShortCore:
     def __init__(self, claims: Claims, design: Design, prices: Prices, barred: Set[Place]) -> None:
         self._claims, self._design, self._prices, self._barred = claims, design, prices, barred
         self._sizes = {(size.M, size.N): size for size in self._ordered()}
-        self._empty = {size.N: size for size in self._sizes.values() if not size.M}
         self._heights: dict[int, int] = {}  # class of M -> the M of it that is run beside others
         for size in self._sizes.values():
             self._heights.setdefault(size.axes["m"], size.M)
@@ -147,15 +149,23 @@ class ShortCore:
             else:
                 if beside is None:
                     beside = self._offers(planned for size in self._known() for planned in self._beside(size))
-                sizes = islice((s for s in self._sizes.values() if s.axes.get(goal[0]) == goal[1]), _TRIED)
-                offers = beside + self._offers(planned for size in sizes for planned in self._opening(size))
+                sizes = islice(self._having(goal), _TRIED)
+                opening = self._opening if goal != _EMPTY else self._without_rows
+                offers = beside + self._offers(planned for size in sizes for planned in opening(size))
             offers = [offer for offer in offers if goal in offer.new]
-            best = max((o for o in offers if o.price <= seconds), key=lambda offer: offer.worth, default=None)
-            if best is not None:
-                return self._design.recorded(best.planned)
+            within = [offer for offer in offers if offer.price <= seconds]
+            within = within or [offer for offer in offers if self._prices.untried(offer.planned) <= seconds]
+            if within:
+                return self._design.recorded(max(within, key=lambda offer: offer.worth).planned)
             if len(goal) == 3:
                 self._hopeless.add(goal)
         return None
+
+    def _having(self, goal: Value) -> Iterator[Size]:
+        """The sizes that have this value, those of an N that has run before others: some kernels tune without rows."""
+        widths = {place[1] for place in self._prices.places}
+        alike = [size for size in self._sizes.values() if size.axes.get(goal[0]) == goal[1]]
+        yield from sorted(alike, key=lambda size: size.N not in widths)
 
     def _covering(self, goal: Value | Pair) -> Iterator[Planned]:
         """Cases at known places that may cover a goal of their kinds of data."""
@@ -293,10 +303,7 @@ class ShortCore:
         return sum(min((o.price for o in offers if kind in o.new), default=0.0) for kind in kinds)
 
     def _beside(self, size: Size) -> Iterator[Planned]:
-        """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows.
-
-        That one may have another N if the core has none without rows here: most kernels launch nothing for it.
-        """
+        """Cases that have one thing new beside a case of this size: layout, parameters, M, or no rows."""
         shapes = {(m, n) for m, n, *_ in self._prices.places}
         own = [place[2:] for place in self._prices.places if place[:2] == (size.M, size.N)]
         parameters: list[Parameters] = list(dict.fromkeys(Parameters(*kind[:-1]) for kind in own))
@@ -311,8 +318,13 @@ class ShortCore:
         for (m, n), other in self._sizes.items():
             if m and n == size.N and (m, n) not in shapes and other.axes["M"] == self._heights[other.axes["m"]]:
                 yield self._at_new(other, fixed)
-        if self._empty:
-            yield self._design.filled(self._empty.get(size.N) or next(iter(self._empty.values())), {})
+        if (0, size.N) in self._sizes:
+            yield from self._without_rows(self._sizes[0, size.N])
+
+    def _without_rows(self, size: Size) -> Iterator[Planned]:
+        """A case of this size, which has no rows, with parameters that ran at its N, if any did: some kernels tune."""
+        kinds = (place[2:] for place in reversed(self._prices.places) if place[1] == size.N)
+        yield self._design.filled(size, dict(zip(PARAMETERS, next(kinds, ()), strict=False)))
 
     def _as_compiled(self, size: Size) -> Planned:
         """A case of this size with the parameters of the one that another process has run."""

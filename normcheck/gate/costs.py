@@ -25,7 +25,7 @@ layout with all of these; a case without rows."""
 WARMED = "warmed"
 """In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
 
-_KINDS = (("parameters", "N", "both"), ("rows",), ("layout",), ("empty",), (WARMED,))
+_KINDS = (("parameters", "N", "both"), ("rows", "layout"), ("empty",), (WARMED,))
 _FEW_WARMED, _WARMED_SHARE = (
     3,
     0.6,
@@ -136,6 +136,19 @@ class Costs:
         likely, most = self._price(self._label(planned.case))
         alone = self._price("rows" if self._has_new_row(planned) else "")
         return likely + alone[0], most + alone[1]
+
+    def untried(self, planned: Planned) -> float:
+        """Seconds that a case may take whose first call none like it has told, but one of its kind; else infinite.
+
+        Where other rows are dear a layout need not be: it is worth a trial, if a cell must have one.
+        """
+        news = self._label(planned.case)
+        if not news or self._first[news]:
+            return math.inf
+        return self.expected(planned) + _DOUBT * max(fmean(o) if o else 0.0 for o in map(self._latest_of, self._first))
+
+    def _latest_of(self, news: str) -> list[float]:
+        return [self._beyond(*sample) for sample in self._first[news]]
 
     def _has_new_row(self, planned: Planned) -> bool:
         """Whether the probe of rows runs a row alone, which is a first call."""
