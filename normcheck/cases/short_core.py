@@ -7,6 +7,7 @@ place is the one that covers most for what its first call costs, as far as that 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -64,7 +65,10 @@ class Prices(Protocol):
         """What its first calls are likely to take, and at most; 0 if there are none, or not known."""
 
     def untried(self, planned: Planned) -> float:
-        """What it may take if nothing but others of its kind tell its price; else infinite."""
+        """What a trial of it is worth, if nothing like it has run; else infinite."""
+
+    def kept(self, owed: Mapping[str, int]) -> float:
+        """What to keep for so many cases with a layout that is new ("layout"), or without rows ("empty")."""
 
 
 def required(goals: Goals, done: Set[Value | Pair], cheap: Set[str] = frozenset()) -> set[Value | Pair]:
@@ -138,6 +142,11 @@ class ShortCore:
         self._design.number += 1
         offer = self._free(0.0)
         return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
+
+    def kept(self, owed: Set[Value | Pair]) -> float:
+        """Seconds to keep for layouts and a case without rows, if they are ``owed``."""
+        number = Counter("empty" if goal == _EMPTY else goal[0] for goal in owed)
+        return self._prices.kept({news: number[news] for news in ("layout", "empty") if number[news]})
 
     def last(self, seconds: float, owed: Set[Value | Pair]) -> Planned | None:
         """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""

@@ -77,7 +77,8 @@ class Budget:
         """Seconds that a short core may take, with compiling and the like: enough for the first calls of a pass."""
         if not self._on_gpu:
             return self.usual_wall
-        needed = self._used + (self._usual_least[1] + _OTHER_FIRST_CALLS) * self._costs.dearest
+        shapes = self._usual_least[1] + _OTHER_FIRST_CALLS
+        needed = self._used + self._costs.starting + shapes * self._costs.dearest
         return max(self.usual_wall, min(needed, self._short.most_gpu_seconds))
 
     @property

@@ -25,11 +25,16 @@ layout with all of these; a case without rows."""
 WARMED = "warmed"
 """In place of one of NEWS, if another process has compiled for it: what is left of its first call."""
 
-_KINDS = (("parameters", "N", "both"), ("rows", "layout"), ("empty",), (WARMED,))
-_FEW_WARMED, _WARMED_SHARE = (
-    3,
-    0.6,
-)  # if so many cost more than this share of others, the compiler keeps nothing on disk
+_COLD = ("parameters", "N", "both")
+_TOLD_BY = {**dict.fromkeys(_COLD, _COLD), "layout": ("rows",)}
+"""What tells the cost of these until they have run: a kernel may build for other rows and for no other layout."""
+
+_FEW_WARMED, _WARMED_SHARE = 3, 0.6
+"""If so many cost more than this share of others, the compiler keeps nothing on disk."""
+
+_UNTRIED, _TRIAL = ("rows", "layout", "empty"), 0.25
+"""What is worth a trial, and the share of the dearest first call that it is worth."""
+
 _DOUBT = 0.5
 _MUCH_SECONDS = 1.0  # a pause of the machine is no first call
 
@@ -116,7 +121,7 @@ class Costs:
 
         Until more is known it is the very first call of the cell that tells.
         """
-        if self._cold is not None and news in _KINDS[0] and not any(self._first[other] for other in _KINDS[0]):
+        if self._cold is not None and news in _COLD and not any(self._first[other] for other in _COLD):
             return self._beyond(*self._cold)
         return self._price(news)[0]
 
@@ -131,6 +136,11 @@ class Costs:
         cold = self._beyond(*self._cold) if self._cold is not None and not self._first["parameters"] else 0.0
         return max(cold, self.first_call("N"), self.first_call("parameters"))
 
+    @property
+    def starting(self) -> float:
+        """Seconds that the very first call took beyond the dearest: it also imports and starts much."""
+        return max(0.0, self._beyond(*self._cold) - self.dearest) if self._cold is not None else 0.0
+
     def first_calls(self, planned: Planned) -> tuple[float, float]:
         """Seconds that the first calls of a case are likely to take, and at most."""
         likely, most = self._price(self._label(planned.case))
@@ -138,17 +148,31 @@ class Costs:
         return likely + alone[0], most + alone[1]
 
     def untried(self, planned: Planned) -> float:
-        """Seconds that a case may take whose first call none like it has told, but one of its kind; else infinite.
+        """Seconds that a case may take whose rows, layout or lack of rows is new as none before; else infinite.
 
-        Where other rows are dear a layout need not be: it is worth a trial, if a cell must have one.
+        What others of its kind cost does not tell it, and most kernels build nothing for it: it is worth a trial, if a
+        cell must have one, though it may take as long as the dearest.
         """
         news = self._label(planned.case)
-        if not news or self._first[news]:
+        if news not in _UNTRIED or self._first[news]:
             return math.inf
-        return self.expected(planned) + _DOUBT * max(fmean(o) if o else 0.0 for o in map(self._latest_of, self._first))
+        return self.expected(planned) + self._trial
 
-    def _latest_of(self, news: str) -> list[float]:
-        return [self._beyond(*sample) for sample in self._first[news]]
+    def kept(self, owed: Mapping[str, int]) -> float:
+        """Seconds to keep for so many ``owed`` cases with this of ``NEWS``; at most what a trial of one is worth."""
+
+        def price(news: str, number: int) -> float:
+            return number * (self._price(news)[0] + RUNS["memory"] * self.call) if self._first[news] else self._trial
+
+        return sum(min(price(news, number), self._trial) for news, number in owed.items())
+
+    @property
+    def _trial(self) -> float:
+        return _TRIAL * max(map(self._mean, self._first))
+
+    def _mean(self, news: str) -> float:
+        own = [self._beyond(*sample) for sample in self._first[news]]
+        return fmean(own) if own else 0.0
 
     def _has_new_row(self, planned: Planned) -> bool:
         """Whether the probe of rows runs a row alone, which is a first call."""
@@ -167,8 +191,7 @@ class Costs:
         return self._prices[news]
 
     def _priced(self, news: str) -> tuple[float, float]:
-        kind = next(kind for kind in _KINDS if news in kind)
-        samples = self._first[news] or [sample for other in kind for sample in self._first[other]]
+        samples = self._first[news] or [sample for other in _TOLD_BY.get(news, ()) for sample in self._first[other]]
         if samples:
             own = [self._beyond(*sample) for sample in samples]
             return fmean(own), max(own)
@@ -191,7 +214,7 @@ class Costs:
     def warming_is_idle(self) -> bool:
         """Whether first calls cost about as much after another process has made them: it leaves nothing on disk."""
         samples = self._first[WARMED]
-        others = max((self._price(news)[0] for news in _KINDS[0] if self._first[news]), default=0.0)
+        others = max((self._price(news)[0] for news in _COLD if self._first[news]), default=0.0)
         return len(samples) >= _FEW_WARMED and self._price(WARMED)[0] > _WARMED_SHARE * others
 
     def number(self, news: str) -> int:

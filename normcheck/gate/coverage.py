@@ -368,7 +368,8 @@ class CoreRun:
         data = max(len(owed) / _PAIRS_OF_A_CASE, cases - self._run) * _RUNS_OF_A_CASE * self.costs.call
         data = min(data, seconds / 3) if missing else data
         enough = not missing and widths >= _SEVERAL_WIDTHS and budget.wall - seconds > ENOUGH_SHARE * budget.usual_wall
-        planned = None if enough else short.next(seconds, missing * self.costs.first_call("N"), data)
+        shapes_take = missing * self.costs.first_call("N")
+        planned = None if enough else short.next(seconds - short.kept(owed), shapes_take, data)
         planned = planned or short.last(seconds, owed)
         if planned is None and not enough:
             planned = short.next(seconds, 0.0, 0.0)
@@ -376,7 +377,7 @@ class CoreRun:
         if planned is None and owed:
             planned = short.last(late, owed)
         if planned is None and missing:
-            planned = short.next(late, missing * self.costs.first_call("N"), 0.0)
+            planned = short.next(late, shapes_take, 0.0)
         if planned is None and self._run < cases:
             planned = short.more(seconds + budget.grace)
         if planned is None:
