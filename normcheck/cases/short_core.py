@@ -7,7 +7,6 @@ place is the one that covers most for what its first call costs, as far as that 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -39,7 +38,7 @@ _TALL_ROWS, _TALL_WORTH = 64, 200
 """A class of so many rows is worth more: what is wrong from some row on shows in none of fewer."""
 
 _EMPTY = ("m", 0)
-"""The goal of a case without rows. What its first call costs no other tells, so it comes while there is time for it."""
+"""The goal of a case without rows."""
 
 _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
@@ -67,8 +66,8 @@ class Prices(Protocol):
     def untried(self, planned: Planned) -> float:
         """What a trial of it is worth, if nothing like it has run; else infinite."""
 
-    def kept(self, owed: Mapping[str, int]) -> float:
-        """What to keep for so many cases with a layout that is new ("layout"), or without rows ("empty")."""
+    def kept(self, layouts: int) -> float:
+        """What to keep for cases with so many new layouts."""
 
 
 def required(goals: Goals, done: Set[Value | Pair], cheap: Set[str] = frozenset()) -> set[Value | Pair]:
@@ -144,23 +143,23 @@ class ShortCore:
         return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
 
     def kept(self, owed: Set[Value | Pair]) -> float:
-        """Seconds to keep for layouts and a case without rows, if they are ``owed``."""
-        number = Counter("empty" if goal == _EMPTY else goal[0] for goal in owed)
-        return self._prices.kept({news: number[news] for news in ("layout", "empty") if number[news]})
+        """Seconds to keep for the layouts that are ``owed``: what their first calls cost no other tells."""
+        layouts = sum(goal[0] == "layout" for goal in owed)
+        return self._prices.kept(layouts) if layouts else 0.0
 
     def last(self, seconds: float, owed: Set[Value | Pair]) -> Planned | None:
         """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""
         self._design.number += 1
         beside: list[_Offer] | None = None
-        for goal in sorted(owed - self._hopeless, key=lambda goal: (goal != _EMPTY, repr(goal))):
+        for goal in sorted(owed - self._hopeless, key=repr):
             if len(goal) == 3 or goal[0] not in _DEAR:
                 offers = self._offers(self._covering(goal))
             else:
                 if beside is None:
                     beside = self._offers(planned for size in self._known() for planned in self._beside(size))
-                sizes = islice(self._having(goal), _TRIED)
-                opening = self._opening if goal != _EMPTY else self._without_rows
-                offers = beside + self._offers(planned for size in sizes for planned in opening(size))
+                sizes = (size for size in self._sizes.values() if size.axes.get(goal[0]) == goal[1])
+                opening = (planned for size in islice(sizes, _TRIED) for planned in self._opening(size))
+                offers = beside + self._offers(opening)
             offers = [offer for offer in offers if goal in offer.new]
             within = [offer for offer in offers if offer.price <= seconds]
             within = within or [offer for offer in offers if self._prices.untried(offer.planned) <= seconds]
@@ -169,12 +168,6 @@ class ShortCore:
             if len(goal) == 3:
                 self._hopeless.add(goal)
         return None
-
-    def _having(self, goal: Value) -> Iterator[Size]:
-        """The sizes that have this value, those of an N that has run before others: some kernels tune without rows."""
-        widths = {place[1] for place in self._prices.places}
-        alike = [size for size in self._sizes.values() if size.axes.get(goal[0]) == goal[1]]
-        yield from sorted(alike, key=lambda size: size.N not in widths)
 
     def _covering(self, goal: Value | Pair) -> Iterator[Planned]:
         """Cases at known places that may cover a goal of their kinds of data."""
@@ -328,12 +321,7 @@ class ShortCore:
             if m and n == size.N and (m, n) not in shapes and other.axes["M"] == self._heights[other.axes["m"]]:
                 yield self._at_new(other, fixed)
         if (0, size.N) in self._sizes:
-            yield from self._without_rows(self._sizes[0, size.N])
-
-    def _without_rows(self, size: Size) -> Iterator[Planned]:
-        """A case of this size, which has no rows, with parameters that ran at its N, if any did: some kernels tune."""
-        kinds = (place[2:] for place in reversed(self._prices.places) if place[1] == size.N)
-        yield self._design.filled(size, dict(zip(PARAMETERS, next(kinds, ()), strict=False)))
+            yield self._design.filled(self._sizes[0, size.N], fixed)
 
     def _as_compiled(self, size: Size) -> Planned:
         """A case of this size with the parameters of the one that another process has run."""

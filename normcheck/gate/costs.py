@@ -158,13 +158,11 @@ class Costs:
             return math.inf
         return self.expected(planned) + self._trial
 
-    def kept(self, owed: Mapping[str, int]) -> float:
-        """Seconds to keep for so many ``owed`` cases with this of ``NEWS``; at most what a trial of one is worth."""
-
-        def price(news: str, number: int) -> float:
-            return number * (self._price(news)[0] + RUNS["memory"] * self.call) if self._first[news] else self._trial
-
-        return sum(min(price(news, number), self._trial) for news, number in owed.items())
+    def kept(self, layouts: int) -> float:
+        """Seconds to keep for cases with so many new layouts: at most, and until one has run, what a trial is worth."""
+        if not self._first["layout"]:
+            return self._trial
+        return min(layouts * (self.first_call("layout") + RUNS["memory"] * self.call), self._trial)
 
     @property
     def _trial(self) -> float:

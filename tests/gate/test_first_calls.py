@@ -232,13 +232,13 @@ def test_other_rows_tell_of_layouts_and_layouts_of_no_rows() -> None:
     assert costs.untried(strided) == about(1.0)
     assert costs.untried(empty) == about(1.0)
     assert costs.untried(tall) == about(1.0)
-    assert costs.kept({"layout": 5, "empty": 1}) == about(2.0)
+    assert costs.kept(5) == about(1.0)
     costs.count(strided, 0.0)
     assert costs.untried(strided) == math.inf
     assert costs.first_calls(tall) == (0.0, about(2.0))
-    assert costs.kept({"layout": 5, "empty": 1}) == about(1.0)
-    costs.count(empty, 4.0)
-    assert costs.kept({"empty": 1}) == about(1.0), "no more than a trial is worth"
+    assert costs.kept(5) == about(0.0)
+    costs.count(Planned(replace(first.case, layout="misaligned"), "memory"), 4.0)
+    assert costs.kept(5) == about(1.0), "no more than a trial is worth"
 
 
 ADDING: dict[str, Any] = {
