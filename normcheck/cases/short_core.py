@@ -7,6 +7,7 @@ place is the one that covers most for what its first call costs, as far as that 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -66,8 +67,8 @@ class Prices(Protocol):
     def untried(self, planned: Planned) -> float:
         """What a trial of it is worth, if nothing like it has run; else infinite."""
 
-    def kept(self, layouts: int) -> float:
-        """What to keep for cases with so many new layouts."""
+    def kept(self, owed: Mapping[str, int]) -> float:
+        """What to keep for so many cases with a layout that is new ("layout"), and without rows ("empty")."""
 
 
 def required(goals: Goals, done: Set[Value | Pair], cheap: Set[str] = frozenset()) -> set[Value | Pair]:
@@ -143,9 +144,9 @@ class ShortCore:
         return self._design.recorded(offer.planned) if offer is not None and offer.price <= seconds else None
 
     def kept(self, owed: Set[Value | Pair]) -> float:
-        """Seconds to keep for the layouts that are ``owed``: what their first calls cost no other tells."""
-        layouts = sum(goal[0] == "layout" for goal in owed)
-        return self._prices.kept(layouts) if layouts else 0.0
+        """Seconds to keep for layouts and a case without rows, if they are ``owed``: others do not tell their price."""
+        number = Counter("empty" if goal == _EMPTY else goal[0] for goal in owed)
+        return self._prices.kept({news: number[news] for news in ("layout", "empty") if number[news]})
 
     def last(self, seconds: float, owed: Set[Value | Pair]) -> Planned | None:
         """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""
@@ -249,6 +250,7 @@ class ShortCore:
         openings = map(self._opened, free[:_TRIED])
         opening = next((o for o in openings if min(map(self._needed, o), default=math.inf) <= seconds), [])
         opening += self._offers(self._as_compiled(size) for size in new if (size.M, size.N) in self._compiled)
+        spare, most_spare = None, 0.0
         for near in (known[:_RECENT], known[_RECENT:]):
             beside = self._offers(planned for size in near for planned in self._beside(size))
             best, most = None, 0.0
@@ -264,9 +266,12 @@ class ShortCore:
                 needed = self._needed(offer) if opens else offer.price
                 if needed + kept <= seconds and offer.worth > most:
                     best, most = offer, offer.worth
+                owed = opens if missing else any(goal[0] in _KIND for goal in offer.new if len(goal) == 2)
+                if owed and needed <= seconds and offer.worth > most_spare:
+                    spare, most_spare = offer, offer.worth
             if best is not None:
                 return best
-        return None
+        return spare
 
     def _opened(self, size: Size) -> list[_Offer]:
         return self._offers(self._opening(size))

@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+import torch
+
 from normcheck.cases.core import Planned
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
@@ -23,6 +25,9 @@ from normcheck.runner.session import session_of
 MOST = 4
 """Processes that compile ahead for one cell: each has a context on the GPU, and with so many its own process has as
 much to judge as they compile."""
+
+_LEAST_BYTES = 8 << 30
+"""Of a GPU's memory, which must be free: a kernel whose registers spill holds up to so much in each process."""
 
 _ANSWER_SECONDS = 5.0  # within which the rest of an answer comes that has begun to
 
@@ -64,7 +69,8 @@ class Ahead:
                 self._lose(helper)
             if not self.is_possible:
                 return
-        if self._left and all(helper.knows_its_kernel for helper in self._helpers):  # one that cannot run tells enough
+        one_runs = all(helper.knows_its_kernel for helper in self._helpers)  # one that cannot run tells enough
+        if self._left and one_runs and not _is_full(self._device):
             self._left -= 1
             with suppress(Broken, OSError):
                 self._helpers.append(_Helper(self._session.another()))
@@ -78,7 +84,7 @@ class Ahead:
                 self.core.compiled(asked, well=well)
         if not helper.is_idle:
             return
-        if self.core.costs.warming_is_idle:
+        if self.core.costs.warming_is_idle or _is_full(self._device):
             self.stop()
             return
         shape = self.core.ahead()
@@ -116,6 +122,11 @@ class Ahead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self.stop()
+
+
+def _is_full(device: str) -> bool:
+    """Whether a GPU has little memory left, which is better kept for the processes that are judged."""
+    return device == "cuda" and torch.cuda.mem_get_info()[0] < _LEAST_BYTES
 
 
 class _Helper:

@@ -154,15 +154,22 @@ class Costs:
         cell must have one, though it may take as long as the dearest.
         """
         news = self._label(planned.case)
-        if news not in _UNTRIED or self._first[news]:
+        if news not in _UNTRIED or self._has_run(news, planned.case):
             return math.inf
         return self.expected(planned) + self._trial
 
-    def kept(self, layouts: int) -> float:
-        """Seconds to keep for cases with so many new layouts: at most, and until one has run, what a trial is worth."""
-        if not self._first["layout"]:
-            return self._trial
-        return min(layouts * (self.first_call("layout") + RUNS["memory"] * self.call), self._trial)
+    def kept(self, owed: Mapping[str, int]) -> float:
+        """Seconds to keep for so many cases with a new "layout", and without rows, "empty".
+
+        For their first calls as much as a trial of each of the two is worth, less if they are known to take less.
+        """
+        return sum(number * RUNS["memory"] * self.call + self._kept(news, number) for news, number in owed.items())
+
+    def _kept(self, news: str, number: int) -> float:
+        return min(number * self.first_call(news), self._trial) if self._first[news] else self._trial
+
+    def _has_run(self, news: str, case: Case) -> bool:
+        return any(news != "layout" or one.case.layout == case.layout for one, _ in self._first[news])
 
     @property
     def _trial(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from normcheck.cases.case import Case
 from normcheck.cases.core import Planned
@@ -205,3 +206,31 @@ def test_there_is_none_without_a_core_to_spare(tmp_path: Path, cores: None, look
     verdict = verdict_of(tmp_path, workers=2)
     assert not accused(verdict), verdict.detail
     assert looked[0].asked == 0
+
+
+@pytest.mark.slow
+def test_nothing_compiles_ahead_on_a_full_gpu(
+    tmp_path: Path, cores: None, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that spill held 8 GiB a process, those that compiled ahead as well: 80 GB were full."""
+    monkeypatch.setattr(ahead, "_is_full", lambda device: True)
+    assert verdict_of(tmp_path).status == "pass"
+    assert [one.asked for one in looked] == [0]
+
+
+@pytest.mark.slow
+def test_what_compiles_ahead_ends_when_the_gpu_is_full(
+    tmp_path: Path, cores: None, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_is_full", lambda device: any(one.asked for one in looked[-1:]))
+    _, one = until(tmp_path, looked, was_asked)
+    assert one.asked == 1
+    assert not one.is_possible
+
+
+@pytest.mark.parametrize(("device", "free", "full"), [("cuda", 7, True), ("cuda", 9, False), ("cpu", 7, False)])
+def test_a_gpu_is_full_before_its_last_gibibytes(
+    device: str, free: int, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 80 << 30))
+    assert ahead._is_full(device) is full
