@@ -197,6 +197,14 @@ def test_whatever_a_first_call_takes_nothing_is_missed(
     assert run.seconds <= min(5.0 + 2.0 + 8 * price, 45.0)
 
 
+def test_what_was_kept_in_vain_is_spent_on_shapes_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "STARTING_SECONDS", 5.0)
+    monkeypatch.setitem(globals(), "CALL_SECONDS", 0.02)
+    run = simulated(at(2.4, each_height=True), op="layernorm", seed=1, without_rows=True)
+    assert run.core.coverage(100).missed == ()
+    assert len(run.shapes) >= 5
+
+
 @pytest.mark.parametrize(("price", "wall"), [(1.0, 16.0), (1.9, 5.0 + 9 * 1.9), (2.1, 5.0 + 7 * 2.1), (9.0, 41.0)])
 def test_a_short_core_has_time_for_what_a_pass_takes(price: float, wall: float) -> None:
     costs, first = Costs("cuda"), Planned(case_of("rmsnorm fp16 M=5 N=24"), "memory")
