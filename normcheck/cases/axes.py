@@ -1,13 +1,13 @@
 """The axes of a case, and which of their values and pairs of values a case covers.
 
-A kernel branches on few things: whether a row is one block or several, whether a tail is left, how many rows a program
-takes, which strides it gets. So sizes fall into classes, and every class is paired with every other axis.
+A kernel branches on few things: which block holds a row, whether a row is one block or several, whether a tail is left,
+how many rows a program takes, which strides it gets. So sizes fall into classes. Every width of N, with its fit, is
+paired with every other axis; every octave of N, with its fit, meets one row, a few and several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from normcheck.cases.case import EXPANDED, Case
@@ -28,61 +28,61 @@ MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008,
 """Hidden sizes of well-known models."""
 
 
-@dataclass(frozen=True)
-class SizeClass:
-    """Sizes that kernels treat alike: ``low`` to ``high``, of one ``fit`` ("" for any).
-
-    ``sizes``: those that a core may have; the first ones find the most faults.
-    """
-
-    low: int
-    high: int
-    fit: str
-    sizes: tuple[int, ...]
-
-
 NO_END = 1 << 62
 ROUND, EVEN, RAGGED = "a power of two", "a multiple of 8", "no multiple of 8"
 
-ROW_CLASSES = (
-    SizeClass(0, 0, "", (0,)),
-    SizeClass(1, 1, "", (1,)),
-    SizeClass(2, 8, "", (2, 5, 3, 8, 4, 7, 6)),
-    SizeClass(9, 63, "", (33, 20, 17, 31, 24, 32, 50)),
-    SizeClass(64, 255, "", (65, 129, 100, 133, 128, 64, 200)),
-    SizeClass(256, 4096, "", (300, 257, 1061, 600, 2049, 513, 1000)),
-    SizeClass(4097, 65535, "", (5000, 4097, 8193)),
-    SizeClass(65536, NO_END, "", (65537, 70001)),
+ROWS_OF_CLASS: Mapping[int, tuple[int, ...]] = {
+    0: (0,),
+    1: (1,),
+    2: (2, 5, 3, 8, 4, 7, 6),
+    9: (33, 20, 9, 17, 31, 24, 32, 50),
+    64: (65, 129, 100, 133, 128, 64, 200),
+    256: (300, 257, 1061, 600, 2049, 513, 1000),
+    4097: (5000, 4097, 8193),
+    65536: (65537, 70001),
+}
+"""The smallest M of each class of M -> the M that a core may have of it; the first ones find the most faults."""
+
+BANDS, BANDS_END = (1, 2, 9), 300
+"""The smallest M of the classes of few rows that every class of N meets: one row, a few, several blocks of rows."""
+
+WIDTHS = (1, 2, 64, 1024, 4097)
+"""The smallest N of each width: one column, part of a block, a block, a few blocks, more than many a kernel holds."""
+
+LONGEST_OCTAVE = 1 << 17
+
+COMMON_ROWS = (2, 9)
+"""M of every core: a few rows and several, no more, so that they may be long."""
+
+COMMON_COLUMNS = (
+    64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 7168, 8192,
+    32769, 53248, 65537, 65544, 131072,
+)  # fmt: skip
+"""N of every core: the sizes that people run, and rows that are longer than what a kernel may hold at once."""
+
+_COLUMNS = (
+    *(1, 2, 4, 3, 8, 7, 5, 6, 16, 9, 15, 11, 13, 24, 32, 17, 31, 19, 30, 40, 48, 56, 64, 33, 63, 50, 60),
+    *(96, 120, 72, 104, 128, 65, 127, 100, 98, 192, 160, 200, 136, 256, 129, 255, 132, 250),
+    *(384, 320, 264, 448, 512, 257, 511, 300, 500, 768, 640, 1000, 896, 520, 1024, 513, 1023, 1003, 601),
+    *(1536, 1152, 1280, 1600, 2040, 2048, 1025, 2047, 1500, 1100),
+    *(2560, 3072, 2304, 2520, 2816, 3000, 3584, 4096, 2049, 4095, 3001, 2050),
+    *(5120, 7168, 6144, 5000, 8184, 8192, 4097, 8191, 5001, 6002),
+    *(8200, 12288, 10000, 11008, 14336, 16384, 8193, 16383, 10007, 12345),
+    *(20000, 24576, 16392, 30000, 32768, 16385, 32767, 20001, 30003),
+    *(53248, 40960, 32776, 50000, 65536, 32769, 65535, 40001, 53250),
+    *(65544, 100000, 98304, 131072, 65537, 131071, 100001, 70002),
 )
-"""Classes of M."""
-
-COLUMN_CLASSES = (
-    SizeClass(1, 1, RAGGED, (1,)),
-    SizeClass(2, 63, ROUND, (16, 2, 8, 32, 4)),
-    SizeClass(2, 63, EVEN, (24, 40, 48, 56)),
-    SizeClass(2, 63, RAGGED, (3, 7, 17, 5, 31, 33, 63, 19)),
-    SizeClass(64, 1023, ROUND, (64, 512, 128, 256)),
-    SizeClass(64, 1023, EVEN, (768, 96, 1000, 160, 320, 640)),
-    SizeClass(64, 1023, RAGGED, (129, 257, 100, 513, 65, 127, 300, 1003)),
-    SizeClass(1024, 4096, ROUND, (1024, 2048, 4096)),
-    SizeClass(1024, 4096, EVEN, (1536, 1152, 1600, 2520, 3000)),
-    SizeClass(1024, 4096, RAGGED, (1025, 2049, 1500, 3001, 4095)),
-    SizeClass(4097, NO_END, ROUND, (8192, 16384)),
-    SizeClass(4097, NO_END, EVEN, (8200, 20000, 10000)),
-    SizeClass(4097, NO_END, RAGGED, (4097, 16385, 8191, 10007)),
-)
-"""Classes of N."""
+"""The N that a core may have; of each class those that find the most faults come first."""
 
 
-def row_class(rows: int) -> SizeClass:
-    """The class of an M."""
-    return next(c for c in ROW_CLASSES if c.low <= rows <= c.high)
+def row_class(rows: int) -> int:
+    """The class of an M: its smallest M."""
+    return max(low for low in ROWS_OF_CLASS if low <= rows)
 
 
-def column_class(columns: int) -> SizeClass:
-    """The class of an N."""
-    fit = fit_of(columns)
-    return next(c for c in COLUMN_CLASSES if c.low <= columns <= c.high and (columns == 1 or c.fit == fit))
+def band_of(rows: int) -> int:
+    """The one of BANDS to which an M belongs, 0 for no rows and for more than BANDS_END."""
+    return max((low for low in BANDS if low <= rows <= BANDS_END), default=0)
 
 
 def fit_of(columns: int) -> str:
@@ -92,6 +92,35 @@ def fit_of(columns: int) -> str:
     return RAGGED if columns % 8 else EVEN
 
 
+def width_of(columns: int) -> int:
+    """The one of WIDTHS to which an N belongs."""
+    return max(low for low in WIDTHS if low <= columns)
+
+
+def key_of(columns: int) -> tuple[int, str]:
+    """The width of an N and its fit: what is paired with every other axis."""
+    return width_of(columns), fit_of(columns)
+
+
+def octave_of(columns: int) -> tuple[int, str]:
+    """The class of an N: the block that holds such a row, 2^k for N from 2^(k-1) + 1 to 2^k, and the fit.
+
+    N above LONGEST_OCTAVE belong to that octave.
+    """
+    return min(1 << (columns - 1).bit_length(), LONGEST_OCTAVE), fit_of(columns)
+
+
+def is_edge(columns: int) -> bool:
+    """Whether an N is one below or one above a power of two."""
+    return columns > 4 and ROUND in (fit_of(columns - 1), fit_of(columns + 1))
+
+
+OCTAVES: Mapping[tuple[int, str], tuple[int, ...]] = {
+    octave: tuple(n for n in _COLUMNS if octave_of(n) == octave) for octave in map(octave_of, _COLUMNS)
+}
+"""Each class of N -> the N that a core may have of it."""
+
+
 ORDINARY = tuple(ROWS)
 """Kinds of rows whose outputs are judged by value. The kind "blend" mixes them all."""
 
@@ -99,7 +128,7 @@ SPECIAL = tuple(SPECIAL_ROWS)
 """Kinds of rows with NaN, infinities, the largest number or signed zeros."""
 
 PAIRS = (
-    ("N", "layout"), ("N", "dy"), ("N", "rows"), ("N", "bias"), ("N", "weight_dtype"), ("N", "probe"),
+    ("n", "layout"), ("n", "dy"), ("n", "rows"), ("n", "bias"), ("n", "weight_dtype"), ("n", "probe"),
     ("m", "n"), ("m", "layout"), ("m", "bias"), ("m", "weight_dtype"), ("m", "dy"), ("m", "probe"),
     ("width", "layout"), ("width", "dy"), ("width", "eps"), ("width", "weights"), ("width", "clips"), ("fit", "layout"),
     ("layout", "bias"), ("layout", "weight_dtype"), ("layout", "dy"), ("layout", "rows"), ("layout", "probe"),
@@ -111,13 +140,13 @@ PAIRS = (
     ("n", "residual_dtype"), ("layout", "residual_dtype"), ("residual_dtype", "residual"),
     ("weight_dtype", "residual_dtype"), ("n", "scale"), ("m", "scale"), ("scale", "rows"), ("scale", "weights"),
     ("scale", "layout"), ("scale", "probe"), ("scale", "eps"),
-    ("N", "weight"), ("m", "weight"), ("layout", "weight"), ("weight", "dy"), ("weight", "probe"), ("weight", "rows"),
-    ("clips", "weight"),
+    ("n", "weight"), ("m", "weight"), ("layout", "weight"), ("weight", "dy"), ("weight", "probe"), ("weight", "rows"),
+    ("clips", "weight"), ("band", "octave"),
 )  # fmt: skip
-"""The axes whose values must meet in some case. "N" is the first size of each class only, "m" and "n" are classes of M
-and N, "width" is a class of N without its fit, "special" is one of SPECIAL, or a kind of dy that is not finite."""
+"""The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "width" is one of WIDTHS, "n"
+a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a kind of dy that is not finite."""
 
-FINE = (("N", "layout"), ("N", "dy"))
+FINE = (("n", "layout"), ("n", "dy"))
 """Pairs that a core leaves out if each new row length costs a compilation, as on a GPU."""
 
 WITHOUT_ROWS = ("n", "layout", "weight", "bias", "weight_dtype")
@@ -130,12 +159,12 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
     A case without rows, or with special values, covers few axes: such a case shows little about the others. One without
     a weight covers no value of the axes that say more of a weight.
     """
-    m, n, op = row_class(case.M), column_class(case.N), OPS[case.op]
+    m, (width, fit), op = row_class(case.M), key_of(case.N), OPS[case.op]
     parameters = {axis: (value,) * case.weight for axis, value in of_weight(case)}
     if not case.M:
-        values = {"n": ((n.low, n.fit),), "layout": (case.layout,), "weight": (case.weight,), **parameters}
+        values = {"n": ((width, fit),), "layout": (case.layout,), "weight": (case.weight,), **parameters}
         return {"M": (0,), "m": (0,), "empty": tuple((axis, v) for axis in WITHOUT_ROWS for v in values[axis])}
-    classes = {"m": (m.low,), "n": ((n.low, n.fit),), "width": (n.low,)}
+    classes = {"m": (m,), "n": ((width, fit),), "width": (width,)}
     special = tuple(dict.fromkeys([case.rows] * (case.rows in SPECIAL) + [f"dy {case.dy}"] * (case.dy in NOT_FINITE)))
     if special:
         return {**classes, "special": special}
@@ -143,8 +172,11 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
         **classes,
         "M": (case.M,),
         "N": (case.N,),
+        "several": (case.N,) * (case.M > 1),
+        "band": (band_of(case.M),) if band_of(case.M) else (),
+        "octave": (octave_of(case.N),),
         "shape": ((case.M, case.N),),
-        "fit": (n.fit,),
+        "fit": (fit,),
         "layout": (case.layout,),
         "rows": ORDINARY[: case.M] if case.rows == "blend" else (case.rows,),
         "dy": () if case.layout in EXPANDED or op.quantises else (case.dy,),

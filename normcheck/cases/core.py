@@ -14,22 +14,28 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from normcheck.cases.axes import (
+    OCTAVES,
     OF_WEIGHT,
     ORDINARY,
     PAIRS,
+    ROWS_OF_CLASS,
     Pair,
     Value,
-    column_class,
+    band_of,
     covered,
+    key_of,
+    octave_of,
     pairs_of,
     row_class,
     values_of,
 )
 from normcheck.cases.case import EXPANDED, HEADS, LAYOUTS, NO_WEIGHT, STRIDED, Case
 from normcheck.cases.claims import REFUSABLE, Claims
-from normcheck.cases.goals import Extent, Goals, axes_of, goals, key_of, low_of, sizes_of
-from normcheck.cases.opening import BATCHES, NEUTRAL, opening
+from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
+from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 
 ALL_OPENED = 1000
 """A value of ``used`` above the number of cases that open any core."""
@@ -65,27 +71,23 @@ def _goals_of(case: Case, probe: str) -> Set[Value | Pair]:
     return frozenset([*values_of(axes), *pairs_of(axes)])
 
 
-def core(
-    claims: Claims, extent: Extent, seed: int, *, model_size: int = 0, done: Goals = frozenset(), used: int = 0
-) -> tuple[Planned, ...]:
+def core(claims: Claims, extent: Extent, seed: int, *, done: Goals = frozenset(), used: int = 0) -> tuple[Planned, ...]:
     """The cases that cover every goal but those that are ``done``; the ones that find the most faults come first.
 
-    ``seed``: of the run; ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none; ``used``: how many of the cases
-    that open a core to leave out. From ALL_OPENED on it leaves out all, and each number gives other cases.
+    ``seed``: of the run; ``used``: how many of the cases that open a core to leave out. From ALL_OPENED on it leaves
+    out all, and each number gives other cases.
     """
-    return tuple(drawn(claims, extent, seed, model_size=model_size, done=done, used=used))
+    return tuple(drawn(claims, extent, seed, done=done, used=used))
 
 
-def drawn(
-    claims: Claims, extent: Extent, seed: int, *, model_size: int = 0, done: Goals = frozenset(), used: int = 0
-) -> Iterable[Planned]:
+def drawn(claims: Claims, extent: Extent, seed: int, *, done: Goals = frozenset(), used: int = 0) -> Iterable[Planned]:
     """The cases of ``core``, each made when it is iterated over: a faulty kernel needs the first few only."""
-    return _drawn(claims, extent, seed, model_size, done, used)
+    return _drawn(claims, extent, seed, done, used)
 
 
 @lru_cache(maxsize=64)
-def _drawn(claims: Claims, extent: Extent, seed: int, model_size: int, done: Goals, used: int) -> Iterable[Planned]:
-    return _Cached(Design(claims, extent, seed, model_size, done, used).cases())
+def _drawn(claims: Claims, extent: Extent, seed: int, done: Goals, used: int) -> Iterable[Planned]:
+    return _Cached(Design(claims, extent, seed, done, used).cases())
 
 
 class _Cached:
@@ -107,7 +109,11 @@ class _Cached:
 
 _OF_NO_WEIGHT: Mapping[str, Any] = {"bias": False, "weight_dtype": "same", "weights": NO_WEIGHT}
 
-_OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = ("M", "m"), ("N", "n", "width", "fit"), ("residual", "residual_dtype", "scale")
+_OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = (
+    ("M", "m", "band"),
+    ("N", "n", "width", "fit", "octave"),
+    ("residual", "residual_dtype", "scale"),
+)
 """The axes that M decides, those that N decides, and those of an op that adds a residual or quantises."""
 
 _CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_SOME_OPS)
@@ -121,15 +127,14 @@ _HEADS_IN_TURN = (64, 128, 256)
 class Size:
     """A size that a core may have. ``axes``: axis -> the value that this size has of it. ``cost``: in rows.
 
-    ``classes``, ``shape``: the goals that its M and its N cover together.
+    ``together``: the goals that its M and its N cover together.
     """
 
     M: int
     N: int
     axes: Mapping[str, Any]
     cost: float
-    classes: Pair
-    shape: Value
+    together: tuple[Any, ...]
 
 
 def gap_at(n: int, layout: str) -> int:
@@ -150,19 +155,29 @@ class Design:
         claims: Claims,
         extent: Extent,
         seed: int,
-        model_size: int,
         done: Goals,
         used: int,
         *,
         steady: bool = False,
     ) -> None:
         self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
-        self._sizes_of = sizes_of(claims, extent, seed, model_size)
+        self._sizes_of = sizes_of(claims, extent, seed)
         self.axes = axes_of(claims, self._sizes_of)
-        self.left: set[Any] = set(goals(claims, extent, seed, model_size)) - done
+        self.left: set[Any] = set(goals(claims, extent, seed)) - done
         self._undone, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much is left of it; of kinds of rows
         self._weigh(self.left, 1)
         self.candidates = self._every_size()
+        self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
+        self._with_rows = [size for size in self.candidates if size.M]
+        self._rows = np.array([size.M for size in self._with_rows])
+        self._costs = np.array([size.cost for size in self._with_rows])
+        self._at: dict[Any, list[int]] = {}  # goal -> which of these sizes cover it, whatever else a case has
+        for index, size in enumerate(self._with_rows):
+            for goal in self.left.intersection(size.together):
+                self._at.setdefault(goal, []).append(index)
+        self._together = np.zeros(len(self._with_rows))  # what a size is worth for these goals
+        for sizes in self._at.values():
+            self._together[sizes] += _SIZE_WORTH
         self.number = min(used, sum(1 for _ in opening(claims)))  # of the present case, from 1
         self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
 
@@ -174,7 +189,7 @@ class Design:
             self.number += 1
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
                 yield replace(self.recorded(self.filled(size, {**fixed, "rows": rows})), opens=self.number)
-        yield from map(self.recorded, self._of_batches())
+        yield from map(self.recorded, self._after_opening())
         while (planned := self._next()) is not None:
             yield self.recorded(planned)
 
@@ -193,6 +208,8 @@ class Design:
         new = self.left & goals_of(planned)
         self.left -= new
         self._weigh(new, -1)
+        for goal in new & self._at.keys():
+            self._together[self._at[goal]] -= _SIZE_WORTH
         return planned
 
     def _weigh(self, goals: Iterable[Any], sign: int) -> None:
@@ -229,8 +246,10 @@ class Design:
         if "special" in wanted:
             of_dy, kind = wanted["special"].startswith("dy "), wanted["special"].removeprefix("dy ")
             fixed |= {"dy": kind, "rows": "shifted"} if of_dy else {"rows": kind, "dy": "normal"}
-        sizes = [s for s in self.candidates if all(s.axes[a] == v for a, v in wanted.items() if a in s.axes)]
-        for size in sorted(sizes, key=lambda size: size.cost if size.M > 1 else size.cost + 50):
+        of_size = [(axis, value) for axis, value in wanted.items() if axis in self.candidates[0].axes]
+        for size in self._cheapest_first:
+            if any(size.axes[axis] != value for axis, value in of_size):
+                continue
             if not self._claims.fits(fixed.get("layout", ""), size.N):
                 continue
             planned = self.filled(size, fixed)
@@ -239,74 +258,80 @@ class Design:
         return None
 
     def _every_size(self) -> list[Size]:
-        pairs = [(m, n) for m, n in self._sizes_of.every() if self._claims.shapes or m * n <= self._extent.elements]
+        pairs = list(self._sizes_of.every())
         if self._seed:
             random.Random(f"{self._seed} sizes").shuffle(pairs)
         return [self._size(m, n) for m, n in pairs]
 
     def _size(self, m: int, n: int) -> Size:
-        low, fit = key_of(n)
-        axes = {"M": m, "N": n, "m": low_of(m), "n": (low, fit), "width": low, "fit": fit, "shape": (m, n)}
+        width, fit = key_of(n)
+        axes: dict[str, Any] = {
+            "M": m,
+            "N": n,
+            "m": row_class(m),
+            "n": (width, fit),
+            "width": width,
+            "fit": fit,
+            "shape": (m, n),
+        }
+        axes |= {"band": band_of(m), "octave": octave_of(n), "several": n if m > 1 else 0}
         cost = _CASE_COST_ROWS + (m + m * (n == 1)) + m * n / 4000  # one column shows few faults, so it counts twice
-        rows, columns = self._sizes_of.heights[low_of(m)], self._sizes_of.widths[low, fit]
-        cost *= _LATER_SIZE_COST ** ((m != rows[0]) + (n != columns[0]))
-        classes = (_M_WITH_N, axes["m"], axes["n"])
-        return Size(M=m, N=n, axes=axes, cost=cost, classes=classes, shape=("shape", (m, n)))
+        pairs = [(number, axes[one], axes[other]) for number, one, other in _OF_SIZES]
+        together = (*pairs, ("shape", (m, n)), ("several", axes["several"]))
+        return Size(M=m, N=n, axes=axes, cost=cost, together=together)
 
     def _exactly(self, m: int, n: int) -> Size | None:
         """The size (m, n), or one like it if this core has declared sizes, or no others of its classes."""
-        known = low_of(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+        known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
         allowed = self._claims.admits("M", m) and self._claims.admits("N", n)
         if self._claims.shapes or not (known and allowed and self._claims.fits(HEADS, n)):
             return self.like(m, n)
         return self._size(m, n)
 
-    def _of_batches(self) -> Iterator[Planned]:
-        """Cases with as many rows as batches have that kernels compute in different ways, if they are to be one."""
-        for m, n in BATCHES if self._claims.batch_invariant and not self._claims.shapes else ():
-            known = low_of(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
-            allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and not self._claims.only_heads
+    def _after_opening(self) -> Iterator[Planned]:
+        """A long row, if another N costs little; and as many rows as batches have that kernels compute in different
+        ways, if they are to be one.
+        """
+        sizes = [*[(*LONG_ROWS, {"rows": "tail"})] * self._extent.fine]
+        if self._claims.batch_invariant:
+            sizes += [(m, n, {**self._claimed(NEUTRAL), "rows": "shifted", "probe": "rows"}) for m, n in BATCHES]
+        for m, n, fixed in sizes if not (self._claims.shapes or self._claims.only_heads) else ():
+            known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+            allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and n <= self._extent.columns
             if known and allowed and m <= self._extent.rows:
                 self.number += 1
-                yield self.filled(self._size(m, n), {**self._claimed(NEUTRAL), "rows": "shifted", "probe": "rows"})
+                yield self.filled(self._size(m, n), fixed)
 
     def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
         if self._claims.shapes:
             return self.candidates[self.number % len(self.candidates)] if m and self.candidates else None
-        rows, columns = self._sizes_of.heights.get(low_of(m), ()), self._sizes_of.widths.get(key_of(n), ())
+        rows, columns = self._sizes_of.heights.get(row_class(m), ()), self._sizes_of.widths.get(key_of(n), ())
         if not rows or not columns:
             return None
-        height = rows[min(row_class(m).sizes.index(m), len(rows) - 1)]
-        return self._size(height, columns[min(column_class(n).sizes.index(n), len(columns) - 1)])
+        alike = [own for own in columns if octave_of(own) == octave_of(n)] or columns
+        return self._size(
+            _in_place_of(m, rows, ROWS_OF_CLASS[row_class(m)]), _in_place_of(n, alike, OCTAVES[octave_of(n)])
+        )
 
     def _best_size(self) -> Size:
         """The size at which a case covers most for its cost, estimated before its other values are chosen."""
-        undone, kinds = self._undone, self._kinds
+        undone, kinds, sizes = self._undone, self._kinds, self._with_rows
+        if not sizes:
+            return self.candidates[0]
         best: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
         for (axis, _), number in kinds.items():
             best[axis] = max(best[axis], number)
-        lacks = [number for axis, number in best.items() if axis not in ("N", "rows")]
-        left = self.left
+        lacks = [number for axis, number in best.items() if axis not in ("n", "rows")]
 
         def undone_at(size: Size, axes: Sequence[str]) -> int:
             return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
 
-        rows, columns = dict[int, int](), dict[int, int]()  # the worth of each M and of each N alone
-        most, chosen = -1.0, self.candidates[0]
-        for size in self.candidates:  # of some hundred, for every case: a loop in the open is the fastest
-            m, n = size.M, size.N
-            if not m:
-                continue
-            if m not in rows:
-                rows[m] = undone_at(size, _OF_ROWS) + sum(min(m, number) for number in lacks)
-            if n not in columns:
-                columns[n] = undone_at(size, _OF_COLUMNS)
-            gain = rows[m] + columns[n] + 8 * (size.classes in left) + 12 * (size.shape in left)
-            gain += min(m, kinds["N", n])
-            if gain / size.cost > most:
-                most, chosen = gain / size.cost, size
-        return chosen
+        rows = {m: undone_at(s, _OF_ROWS) + sum(min(m, n) for n in lacks) for m, s in {s.M: s for s in sizes}.items()}
+        columns = {n: undone_at(s, _OF_COLUMNS) for n, s in {s.N: s for s in sizes}.items()}
+        of_kinds = np.minimum(self._rows, [kinds["n", s.axes["n"]] for s in sizes])
+        gains = self._together + of_kinds + [rows[s.M] + columns[s.N] for s in sizes]
+        return sizes[int(np.argmax(gains / self._costs))]
 
     def _in_turn(self, size: Size) -> Size:
         """``size``; if there are only heads, its M with another N at each turn."""
@@ -406,7 +431,7 @@ class Design:
                 continue
             new = goals_of(Planned(case, probe)) & self.left
             if probe == "rows" and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
-                new &= {(_M_WITH_PROBE, low_of(size.M), "rows")}
+                new &= {(_M_WITH_PROBE, row_class(size.M), "rows")}
             if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
                 return probe
         return "memory" if size.M <= _MOST_RERUN_ROWS else "reason"
@@ -416,10 +441,11 @@ _AS_FIRST = {axis: [(i, b) for i, (a, b) in enumerate(PAIRS) if a == axis] for a
 _AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for axis in _CHOSEN}
 """Axis -> the pairs that have it as first or second axis, by index, and the other axis of each."""
 
-_LATER_SIZE_COST = 1.5
-"""The cost of a size that is not the first of its class, as a factor: pairs are covered at the first sizes."""
 _WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
-_M_WITH_N, _M_WITH_PROBE = PAIRS.index(("m", "n")), PAIRS.index(("m", "probe"))
+_M_WITH_PROBE = PAIRS.index(("m", "probe"))
+_OF_SIZES = tuple((PAIRS.index((one, other)), one, other) for one, other in (("m", "n"), ("band", "octave")))
+_SIZE_WORTH = 16
+"""How many pairs a new size is worth: what is wrong for one class of sizes shows in no other."""
 _CASE_COST_ROWS = 12
 """The fixed cost of a case, in rows of an interpreted kernel."""
 _MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
@@ -437,3 +463,8 @@ def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
     if axis == "rows" and value == "blend":
         return ORDINARY[:rows]
     return (value,)
+
+
+def _in_place_of(size: int, own: Sequence[int], every: Sequence[int]) -> int:
+    """``size`` if a core has it, else the one of its ``own`` at the place that it has among ``every`` of its class."""
+    return size if size in own else own[min(every.index(size), len(own) - 1)]

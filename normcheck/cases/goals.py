@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from normcheck.cases.axes import (
+    BANDS,
     CLIPS,
-    COLUMN_CLASSES,
+    COMMON_COLUMNS,
+    COMMON_ROWS,
     EPS,
     FINE,
+    LONGEST_OCTAVE,
+    OCTAVES,
     OF_WEIGHT,
     ORDINARY,
     PAIRS,
     PROBES,
-    ROW_CLASSES,
+    ROWS_OF_CLASS,
     SPECIAL,
     WITHOUT_ROWS,
     Pair,
-    SizeClass,
     Value,
-    column_class,
+    band_of,
+    is_edge,
+    key_of,
+    octave_of,
     row_class,
 )
 from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS
@@ -36,6 +42,9 @@ _FEW_HEADS = 6
 Goals = frozenset[Value | Pair]
 """Values, and pairs of values, that a core must cover."""
 
+_DEAR_COLUMNS = 20000
+"""The largest N of a kernel whose columns take long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
@@ -43,8 +52,9 @@ class Extent:
 
     ``rows``: the largest M; ``paired_rows``: the largest M that is paired with every value of every other axis;
     ``dear_rows``, ``dear_paired``: the same two for a kernel whose rows take long, such as an interpreted one;
-    ``elements``: the largest M * N; ``heights``, ``widths``: how many sizes of each class of M and of N; ``fine``:
-    whether it covers ``axes.FINE``.
+    ``elements``: the largest M * N; ``columns``: the largest N; ``heights``, ``widths``: how many sizes of each class
+    of M and of each octave of N, or as many as are common ones; ``fine``: whether another N costs little, so that the
+    core covers ``axes.FINE``.
     """
 
     rows: int
@@ -54,6 +64,7 @@ class Extent:
     widths: int
     dear_rows: int
     dear_paired: int = 255
+    columns: int = LONGEST_OCTAVE
     fine: bool = True
 
     def on(self, device: str) -> Extent:
@@ -75,11 +86,16 @@ class Extent:
         """The extent for a kernel whose rows take long."""
         return replace(self, rows=self.dear_rows, paired_rows=self.dear_paired)
 
+    @property
+    def with_dear_columns(self) -> Extent:
+        """The extent for a kernel whose columns take long."""
+        return replace(self, columns=min(self.columns, _DEAR_COLUMNS), fine=False)
+
 
 @lru_cache(maxsize=64)
-def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) -> Goals:
-    """The goals of a core; ``seed`` of the run, ``model_size``: one N of ``axes.MODEL_SIZES``, 0 for none."""
-    sizes = sizes_of(claims, extent, seed, model_size)
+def goals(claims: Claims, extent: Extent, seed: int = 0) -> Goals:
+    """The goals of a core; ``seed`` of the run."""
+    sizes = sizes_of(claims, extent, seed)
     axes = axes_of(claims, sizes)
     values = {(axis, value) for axis, every in axes.items() for value in every}
     pairs = {
@@ -88,7 +104,6 @@ def goals(claims: Claims, extent: Extent, seed: int = 0, model_size: int = 0) ->
         for a in axes.get(one, ())
         for b in axes.get(other, ())
         if _belongs(one, a, other, b, sizes, extent)
-        and not (claims.only_heads and one == "N")  # their N are of one class, and take turns
     }
     return frozenset(values | pairs)
 
@@ -97,14 +112,17 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
     """Axis -> the values that a core must have."""
     heights = [m for own in sizes.heights.values() for m in own]
     widths = [n for own in sizes.widths.values() for n in own]
-    columns = [column_class(n) for n in widths]
+    columns = tuple(dict.fromkeys(map(key_of, widths)))
     axes: dict[str, tuple[Any, ...]] = {
         "M": tuple(heights),
         "N": tuple(widths),
-        "m": tuple(dict.fromkeys(map(low_of, heights))),
-        "n": tuple(dict.fromkeys((c.low, c.fit) for c in columns)),
-        "width": tuple(dict.fromkeys(c.low for c in columns)),
-        "fit": tuple(dict.fromkeys(c.fit for c in columns)),
+        "m": tuple(dict.fromkeys(map(row_class, heights))),
+        "n": columns,
+        "width": tuple(dict.fromkeys(width for width, _ in columns)),
+        "fit": tuple(dict.fromkeys(fit for _, fit in columns)),
+        "band": tuple(band for band in BANDS if band in map(band_of, heights)),
+        "octave": tuple(dict.fromkeys(map(octave_of, widths))),
+        "several": tuple(dict.fromkeys(n for m, n in sizes.every() if m > 1)),
         "layout": claims.values("layout"),
         "bias": claims.values("bias"),
         "weight_dtype": claims.values("weight_dtype"),
@@ -135,20 +153,18 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
     return axes
 
 
-def _without_rows(axis: str, claims: Claims, columns: Sequence[SizeClass]) -> Iterable[Any]:
+def _without_rows(axis: str, claims: Claims, columns: Sequence[tuple[int, str]]) -> Iterable[Any]:
     """The values that cases with M=0 must have of ``axis``, one of ``WITHOUT_ROWS``."""
     weight = claims.values("weight")
     if (axis == "weight" and False not in weight) or (axis in OF_WEIGHT and True not in weight):
         return ()
-    return dict.fromkeys((c.low, c.fit) for c in columns) if axis == "n" else claims.values(axis)
+    return columns if axis == "n" else claims.values(axis)
 
 
 def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent) -> bool:
     """Whether a pair of values is a goal: one case can have both, and the pair is worth a case."""
     pair = {one: a, other: b}
     if (one, other) in FINE and not extent.fine:
-        return False
-    if "N" in pair and pair["N"] != sizes.widths[key_of(pair["N"])][0]:
         return False
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
@@ -162,26 +178,17 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
         return False  # such a dy has no kind of its own
     if pair.get("layout") == HEADS and not sizes.shapes and not _of_heads(pair, sizes, extent):
         return False
-    if (one, other) == ("m", "n"):
-        return _fit_together(a, b, sizes, extent)
-    return True
+    return (one, other) not in sizes.meeting or (a, b) in sizes.meeting[one, other]
 
 
 def _of_heads(pair: Mapping[str, Any], sizes: Sizes, extent: Extent) -> bool:
     """Whether the size in a pair, if there is one, is one that heads have, or the class of one."""
     own = [n for widths in sizes.widths.values() for n in widths if n in HEAD_SIZES]
     keys = {key_of(n) for n in own}
-    allowed: dict[str, set[Any]] = {"N": set(own), "width": {low for low, _ in keys}, "fit": {fit for _, fit in keys}}
+    allowed: dict[str, set[Any]] = {"n": keys, "width": {low for low, _ in keys}, "fit": {fit for _, fit in keys}}
     if not own or not all(pair[axis] in values for axis, values in allowed.items() if axis in pair):
         return False
     return "m" not in pair or min(sizes.heights[pair["m"]]) * min(own) <= extent.elements
-
-
-def _fit_together(low: int, column: tuple[int, str], sizes: Sizes, extent: Extent) -> bool:
-    """Whether a core has a size of this class of rows and this class of columns."""
-    if sizes.shapes:
-        return any((low_of(m), key_of(n)) == (low, column) for m, n in sizes.shapes)
-    return min(sizes.heights[low]) * min(sizes.widths[column]) <= extent.elements
 
 
 def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
@@ -190,53 +197,59 @@ def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a core: M by ``low_of`` its class, N by ``key_of`` its class; ``shapes``: declared (M, N), or ()."""
+    """The sizes of a core: M by class, N by ``key_of``; ``elements``: of a case, at most; ``shapes``: declared (M, N),
+    or ().
+    """
 
     heights: Mapping[int, tuple[int, ...]]
     widths: Mapping[tuple[int, str], tuple[int, ...]]
+    elements: int
     shapes: tuple[tuple[int, int], ...] = ()
 
     def every(self) -> Sequence[tuple[int, int]]:
         """Each (M, N) that a case of the core may have."""
         heights = [m for own in self.heights.values() for m in own]
-        return self.shapes or [(m, n) for m in heights for own in self.widths.values() for n in own]
+        every = ((m, n) for m in heights for own in self.widths.values() for n in own)
+        return self.shapes or [(m, n) for m, n in every if m * n <= self.elements]
+
+    @cached_property
+    def meeting(self) -> Mapping[tuple[str, str], Set[tuple[Any, Any]]]:
+        """Two axes, of M and of N -> the pairs of their values that a case of the core may have."""
+        every = self.every()
+        return {
+            ("m", "n"): {(row_class(m), key_of(n)) for m, n in every},
+            ("band", "octave"): {(band_of(m), octave_of(n)) for m, n in every},
+        }
 
 
 @lru_cache(maxsize=8)
-def sizes_of(claims: Claims, extent: Extent, seed: int, model_size: int) -> Sizes:
-    """The sizes of a core: the first ones of each class if ``seed`` is 0, else random ones of it."""
+def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
+    """The sizes of a core: the first ones of each class if ``seed`` is 0, else random ones of it.
+
+    Each common one is always there, and of each octave the row that is one element shorter or longer than a block.
+    """
     if claims.shapes:
         shapes = _shapes(claims)
         rows, columns = [m for m, _ in shapes], [n for _, n in shapes]
-        heights = {low: tuple(dict.fromkeys(m for m in rows if row_class(m).low == low)) for low in map(low_of, rows)}
+        heights = {low: tuple(dict.fromkeys(m for m in rows if row_class(m) == low)) for low in map(row_class, rows)}
         widths = {key: tuple(dict.fromkeys(n for n in columns if key_of(n) == key)) for key in map(key_of, columns)}
-        return Sizes(heights, widths, shapes)
+        return Sizes(heights, widths, extent.elements, shapes)
 
-    def some(every: SizeClass, axis: str, most: int, limit: int) -> tuple[int, ...]:
-        sizes = list(every.sizes)
+    def some(axis: str, own: Sequence[int], most: int, limit: int, common: Sequence[int]) -> tuple[int, ...]:
+        sizes = [size for size in own if size <= limit and claims.admits(axis, size)]
         if seed:
-            random.Random(f"{seed} {axis} {every}").shuffle(sizes)
-        return tuple([size for size in sizes if size <= limit and claims.admits(axis, size)][:most])
+            random.Random(f"{seed} {axis} {own}").shuffle(sizes)
+        first = [size for size in sizes if size in common or size == next(filter(is_edge, sizes), 0)]
+        return (*first, *(size for size in sizes if size not in first))[: max(most, len(first))]
 
     tallest = min(extent.rows, extent.elements // min(HEAD_SIZES)) if claims.only_heads else extent.rows
-    heights = {c.low: some(c, "M", extent.heights, tallest) for c in ROW_CLASSES}
-    most = len(HEAD_SIZES) if claims.only_heads else extent.widths
-    widths = {(c.low, c.fit): some(c, "N", most, extent.elements) for c in COLUMN_CLASSES}
+    longest = min(extent.columns, extent.elements)
+    heights = {low: some("M", own, extent.heights, tallest, COMMON_ROWS) for low, own in ROWS_OF_CLASS.items()}
+    octaves = [some("N", own, extent.widths, longest, COMMON_COLUMNS) for own in OCTAVES.values()]
+    columns = [n for own in octaves for n in own]
     if claims.only_heads:
-        few = low_of(_FEW_HEADS)
+        few = row_class(_FEW_HEADS)
         heights[few] = (_FEW_HEADS, *heights[few]) if claims.admits("M", _FEW_HEADS) else heights[few]
-        widths = {key: tuple(n for n in own if n in HEAD_SIZES) for key, own in widths.items()}
-    elif model_size and claims.admits("N", model_size):
-        widths[key_of(model_size)] = (*widths[key_of(model_size)], model_size)
-    return Sizes({k: v for k, v in heights.items() if v}, {k: v for k, v in widths.items() if v})
-
-
-def low_of(rows: int) -> int:
-    """The class of an M as a value of an axis: its smallest M."""
-    return row_class(rows).low
-
-
-def key_of(columns: int) -> tuple[int, str]:
-    """The class of an N as a value of an axis: its smallest N, and its fit."""
-    size_class = column_class(columns)
-    return size_class.low, size_class.fit
+        columns = [n for n in HEAD_SIZES if claims.admits("N", n)]
+    widths = {key: tuple(n for n in columns if key_of(n) == key) for key in map(key_of, columns)}
+    return Sizes({k: v for k, v in heights.items() if v}, widths, extent.elements)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from normcheck.cases.axes import COLUMN_CLASSES, NO_END, ROW_CLASSES, Pair, SizeClass, Value
+from normcheck.cases.axes import BANDS_END, NO_END, OCTAVES, ROWS_OF_CLASS, WIDTHS, Pair, Value, key_of
 
 _MOST_NAMED = 6
 """How many values of one axis are named; the others are counted."""
@@ -23,13 +23,18 @@ def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
     for goal in goals:
         if len(goal) == 2:
             values.setdefault(goal[0], []).append(goal[1])
-    words = [*_classes("M", ROW_CLASSES, values.get("m", [])), *_columns(values)]
+    words = [*_classes("M", _ROWS, values.get("m", [])), *_columns(values)]
     words += [f"no {axis} {_listed(map(_shown, values[axis]))}" for axis in _PLAIN if axis in values]
     if "empty" in values and 0 not in values.get("m", []):
         words.append(f"no M of 0 with {_listed(_shown_of(*value) for value in values['empty'])}")
     exact = [f"{axis}={size}" for axis in ("M", "N") for size in sorted(values.get(axis, []))]
     if exact and not words:
         words.append(f"not {_listed(exact)}")
+    alone = set(values.get("several", [])).difference(values.get("N", []))
+    if alone and not words:
+        words.append(f"no M above 1 at {_listed(f'N={n}' for n in sorted(alone))}")
+    if "band" in values and not words:
+        words += _classes("M", {1: 1, 2: 8, 9: BANDS_END}, values["band"])
     if "shape" in values:
         words.append(f"not {_listed([f'{m}x{n}' for m, n in values['shape']])}")
     pairs = sum(len(goal) == 3 for goal in goals)
@@ -39,20 +44,32 @@ def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
 
 
 def _columns(values: dict[str, list[Any]]) -> list[str]:
-    """The widths of which N of every fit are missing, then the missing classes of one fit."""
-    whole = values.get("width", [])
-    words = _classes("N", COLUMN_CLASSES, whole)
-    fits = [fit for fit in values.get("fit", []) if fit not in {own for _, own in values.get("n", [])}]
+    """The widths of which N of every fit are missing, then the missing widths and octaves of one fit."""
+    whole, keys = values.get("width", []), values.get("n", [])
+    words = _classes("N", _WIDTHS, whole)
+    fits = [fit for fit in values.get("fit", []) if fit not in {own for _, own in keys}]
     words += [f"no N that is {fit}" for fit in fits]
-    for low, fit in sorted(key for key in values.get("n", []) if key[0] not in whole):
-        high = next(c.high for c in COLUMN_CLASSES if c.low == low)
-        words.append(f"no N {_range(low, high)} that is {fit}")
-    return words
+    words += [_of_fit(low, _WIDTHS[low], fit) for low, fit in sorted(keys) if low not in whole]
+    octaves = sorted(octave for octave in values.get("octave", []) if key_of(OCTAVES[octave][0]) not in keys)
+    longest = max(high for high, _ in OCTAVES)
+    return [*words, *(_of_fit(high // 2 + 1, NO_END if high == longest else high, fit) for high, fit in octaves)]
 
 
-def _classes(axis: str, classes: Sequence[SizeClass], missing: Sequence[int]) -> list[str]:
+def _of_fit(low: int, high: int, fit: str) -> str:
+    return f"no N {_range(low, high)} that is {fit}"
+
+
+def _ends(lows: Iterable[int]) -> Mapping[int, int]:
+    """The smallest size of each class -> its largest."""
+    every = sorted(lows)
+    return dict(zip(every, [*(low - 1 for low in every[1:]), NO_END], strict=True))
+
+
+_ROWS, _WIDTHS = _ends(ROWS_OF_CLASS), _ends(WIDTHS)
+
+
+def _classes(axis: str, ends: Mapping[int, int], missing: Sequence[int]) -> list[str]:
     """The ``missing`` classes, by their smallest sizes; neighbouring ones are one range."""
-    ends = dict(sorted({c.low: c.high for c in classes}.items()))
     words: list[str] = []
     start = None
     for (low, high), after in zip(ends.items(), [*list(ends)[1:], None], strict=True):
@@ -81,7 +98,7 @@ def _shown_of(axis: str, value: Any) -> str:
     if axis != "n":
         return f"{axis} {_shown(value)}"
     low, fit = value
-    return f"N {_range(low, next(c.high for c in COLUMN_CLASSES if c.low == low))}{' that is ' * bool(fit)}{fit}"
+    return f"N {_range(low, _WIDTHS[low])} that is {fit}"
 
 
 def _shown(value: object) -> str:

@@ -13,6 +13,9 @@ from normcheck.cases.dtypes import CODES
 BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096, 64))
 """M and N of cases for a kernel that declares batch invariance: many choose another block from 256 rows on."""
 
+LONG_ROWS = (2, 53248)
+"""M and N of rows that are longer than many a kernel holds at once, yet cost a CPU little."""
+
 NEUTRAL: Mapping[str, Any] = {
     "layout": "contiguous",
     "weight_dtype": "same",

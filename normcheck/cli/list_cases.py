@@ -9,7 +9,6 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, one_of
-from normcheck.gate.coverage import model_size_of
 from normcheck.gate.options import ListOptions, VerifyOptions
 from normcheck.gate.plan import PROFILES
 from normcheck.gate.prepare import selected
@@ -32,7 +31,7 @@ def show_cases(options: ListOptions, stream: TextIO) -> None:
     for spec, implementation in chosen:
         for dtype in options.dtype or DTYPES:
             cell = Cell(known[implementation.op], implementation, dtype, spec)
-            planned = core(cell.claims, extent.on(device), seed, model_size=model_size_of(cell, seed))
+            planned = core(cell.claims, extent.on(device), seed)
             stream.writelines(f"{one.case}\n" for one in planned)
 
 

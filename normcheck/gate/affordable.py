@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from normcheck.cases.goals import Extent
 from normcheck.gate.costs import Costs
@@ -24,7 +23,7 @@ def affordable(usual: Extent, costs: Costs) -> Extent:
         extent = extent.with_dear_rows
     elif COSTLY_ROW_SECONDS < costs.row < math.inf:
         extent = extent.with_costly_rows
-    return replace(extent, fine=False) if COSTLY_COLUMN_SECONDS < costs.column < math.inf else extent
+    return extent.with_dear_columns if COSTLY_COLUMN_SECONDS < costs.column < math.inf else extent
 
 
 def left_out(extent: Extent, usual: Extent, costs: Costs) -> str:
@@ -36,6 +35,6 @@ def left_out(extent: Extent, usual: Extent, costs: Costs) -> str:
         few = f"M above {extent.paired_rows} in few cases of the core"
         reasons.append(f"a row costs {costs.row * 1e3:.1f} ms here: {few}")
     if extent.fine != usual.fine:
-        what = "not every layout and dy in each class of N"
+        what = f"no N above {extent.columns} and not every layout and dy in each width"
         reasons.append(f"a column costs {costs.column * 1e3:.2f} ms here: {what} in the core")
     return "; ".join(reasons)

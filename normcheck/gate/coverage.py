@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from normcheck.cases.axes import MODEL_SIZES, Pair, Value
+from normcheck.cases.axes import Pair, Value
 from normcheck.cases.case import Case, Parameters, Place, place_of, with_parameters
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import ALL_OPENED, Design, Planned, drawn, gap_at, goals_of
@@ -22,7 +22,6 @@ from normcheck.gate.costs import Costs
 from normcheck.gate.owed import Owed
 from normcheck.gate.plan import ENOUGH_SHARE, Plan
 from normcheck.gate.refusals import Refusals, with_value
-from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
 
 _USUAL_CASES = 250  # of a core that is not short
@@ -39,11 +38,6 @@ _TIMES_AGAIN = 2  # the first case may be repeated
 _PAY_EVERY = 16  # of the cases after a short core
 _SEVERAL_WIDTHS = 4  # a core with fewer N uses all of its time
 _CHEAP_SHARE = 0.25  # first calls that take no more of the seconds that are left are not dear any more
-
-
-def model_size_of(cell: Cell, seed: int) -> int:
-    """The hidden size of a well-known model that is in the core of this cell; cells differ in it."""
-    return MODEL_SIZES[seed_of(cell, seed) % len(MODEL_SIZES)]
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,6 @@ class CoreRun:
         self._declared, self._asked, self._builds = cell.claims, cell.layouts, cell.implementation.builds
         self._refusals = Refusals(self._declared, self._goals)
         self._seed, self._extent = plan.seed, plan.profile.extent.on(plan.device)
-        self._model_size = model_size_of(cell, plan.seed)
         self._done: set[Value | Pair] = set()
         self._elsewhere: set[Value | Pair] = set()  # goals that other shards cover
         self._number, self._run = -1, 0
@@ -264,7 +257,7 @@ class CoreRun:
             planned=self._run,
             run=self._run,
             left_out=self._left_out(),
-            refused=self._refusals.share(sizes_of(self._declared, self._extent, self._seed, self._model_size)),
+            refused=self._refusals.share(sizes_of(self._declared, self._extent, self._seed)),
             building=self.costs.building,
         )
 
@@ -286,13 +279,13 @@ class CoreRun:
         return f"{budget.core_seconds:g} s are allowed{about}"
 
     def _goals(self, claims: Claims) -> Goals:
-        return goals(claims, self._extent, self._seed, self._model_size)
+        return goals(claims, self._extent, self._seed)
 
     def _planned(self) -> _Queue:
         self._planned_for = self._refusals.version
         done = frozenset(self._done | self._refusals.given_up)
         used = ALL_OPENED + self._refusals.combinations if self._opened else self._used
-        return _Queue(drawn(self.claims, self._extent, self._seed, model_size=self._model_size, done=done, used=used))
+        return _Queue(drawn(self.claims, self._extent, self._seed, done=done, used=used))
 
     def _drawn_again(self) -> bool:
         """Draw cases for the goals of refused ones, without the refused values. Returns whether there are any."""
@@ -354,9 +347,8 @@ class CoreRun:
     def _new_short(self) -> ShortCore:
         self._planned_for = self._refusals.version
         done, number = frozenset(self._done | self._refusals.given_up), ALL_OPENED + self._number + 1
-        claims, size = self.claims, self._model_size
-        design = Design(claims, self._extent, self._seed, size, done, number, steady=True)
-        return ShortCore(claims, design, self.costs, self._barred)
+        design = Design(self.claims, self._extent, self._seed, done, number, steady=True)
+        return ShortCore(self.claims, design, self.costs, self._barred)
 
     def _next_of_short(self, short: ShortCore) -> Step | None:
         if self._planned_for != self._refusals.version:
@@ -392,7 +384,7 @@ class CoreRun:
         return needed - self._done - self._refusals.given_up
 
     def _sizes(self) -> Sizes:
-        return sizes_of(self.claims, self._extent, self._seed, self._model_size)
+        return sizes_of(self.claims, self._extent, self._seed)
 
     def _left_out(self) -> str:
         wanted = self._goals(self.claims)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from normcheck.cases.axes import Pair, Value
-from normcheck.cases.goals import Goals, Sizes, low_of
+from normcheck.cases.axes import Pair, Value, row_class
+from normcheck.cases.goals import Goals, Sizes
 from normcheck.cases.short_core import required
 from normcheck.gate.costs import Costs
 
 _CHEAP_CALLS = 10  # a first call with other rows that takes no more calls is cheap: all classes of M are asked for
 _SIZE_SHARE = 0.1  # of the time of the core: a size for the sake of its class may take so much
-_PAST_A_GRID = frozenset({("m", low_of(65536))})
+_PAST_A_GRID = frozenset({("m", row_class(65536))})
 
 
 class Owed:
@@ -52,5 +52,5 @@ def _is_reached(goal: Value | Pair, sizes: Sizes, elements: int, widths: Set[int
     if len(goal) == 3 or goal[0] != "m" or not goal[1]:
         return True
     if sizes.shapes:
-        return any(low_of(m) == goal[1] and n in widths for m, n in sizes.shapes)
+        return any(row_class(m) == goal[1] and n in widths for m, n in sizes.shapes)
     return any(min(sizes.heights[goal[1]]) * n <= elements for n in widths)

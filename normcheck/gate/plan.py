@@ -92,7 +92,7 @@ class Profile:
     explain_seconds: float = 10.0
 
 
-_QUICK = Extent(rows=5000, paired_rows=5000, elements=320_000, heights=3, widths=2, dear_rows=300)
+_QUICK = Extent(rows=5000, paired_rows=5000, elements=600_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
 _QUICK_SHORT = ShortLimits(16.0, 41.0, 100, 6, (60, 4), run_seconds=101.0)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of
+from normcheck.cases.axes import Pair, Value, band_of, covered, key_of, octave_of, pairs_of, parts_of, row_class
 from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, head_size_near, parameters_of, with_parameters
 from normcheck.cases.claims import Claims, refusable
 from normcheck.cases.core import GAPS, Planned, goals_of
-from normcheck.cases.goals import Goals, Sizes, key_of, low_of
+from normcheck.cases.goals import Goals, Sizes
 from normcheck.cases.ops import OPS
 
 _FRUITLESS = 20  # refusals that gave no new pair
-_OFTEN = 5
+_OFTEN = 8
 _DATA = ("rows", "dy", "special", "weights", "residual")
-_STRUCTURAL = ("N", "m", "n", "width", "fit", "layout", *PARAMETERS, "shape")
+_STRUCTURAL = ("N", "m", "n", "width", "fit", "band", "octave", "several", "layout", *PARAMETERS, "shape")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,15 @@ class Refusals:
         if not all(self.claims.admits(axis, value) for axis, value in (("M", m), ("N", n), ("layout", layout))):
             return False
         low, fit = key_of(n)
-        axes = {"N": (n,), "m": (low_of(m),), "n": ((low, fit),), "width": (low,), "fit": (fit,), "layout": (layout,)}
+        axes = {
+            "N": (n,),
+            "m": (row_class(m),),
+            "n": ((low, fit),),
+            "width": (low,),
+            "fit": (fit,),
+            "layout": (layout,),
+        }
+        axes |= {"band": (band_of(m),), "octave": (octave_of(n),)}
         return self.given_up.isdisjoint(pairs_of(axes))
 
     @property

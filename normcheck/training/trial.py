@@ -20,7 +20,6 @@ from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
 from normcheck.checks.finding import finding
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
 from normcheck.gate.blame import run_surely
-from normcheck.gate.coverage import model_size_of
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import DEPTHS
 from normcheck.gate.tally import Tally
@@ -209,7 +208,7 @@ class _Trial:
         """The cases of a cell. Which sizes and eps there are is not for the file to say: it would name the easiest."""
         claims = replace(cell.claims, shapes=(), epsilons=())
         seed, extent = self.asked.seed, PROFILES["quick"].extent.on(self.device)
-        design = Design(claims, extent, seed, model_size_of(cell, seed), frozenset(), 0)
+        design = Design(claims, extent, seed, frozenset(), 0)
         return islice(design.cases(), self.asked.cases_a_dtype)
 
     def _run(self, steps: list[tuple[Cell, Planned]], end: float) -> bool:

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from normcheck.cases.axes import COLUMN_CLASSES, MODEL_SIZES, PAIRS, ROW_CLASSES, column_class, row_class
+from normcheck.cases.axes import (
+    BANDS,
+    BANDS_END,
+    COMMON_COLUMNS,
+    OCTAVES,
+    PAIRS,
+    ROWS_OF_CLASS,
+    band_of,
+    is_edge,
+    octave_of,
+    row_class,
+)
 from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.claims import Claims, claims_of
@@ -48,10 +59,10 @@ def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(
             continue
         backward = (lambda: None) if own else None
         declared = claims(op, dtype, biases=biases, ranks=ranks, strided=strided, shapes=shapes, backward=backward)
-        found = core(declared, extent, 0, model_size=3072)
-        left = goals(declared, extent, 0, 3072) - covers(found)
+        found = core(declared, extent, 0)
+        left = goals(declared, extent, 0) - covers(found)
         assert not left, (biases, ranks, strided, shapes, in_words(left))
-        assert len(found) < 330
+        assert len(found) < 380
 
 
 def test_what_an_implementation_does_not_declare_is_not_asked() -> None:
@@ -75,7 +86,7 @@ def test_every_pair_that_belongs_together_is_there_without_a_weight(op: str, see
         found = core(declared, QUICK, seed)
         assert not goals(declared, QUICK, seed) - covers(found)
         without = [planned.case for planned in found if not planned.case.weight]
-        assert len(found) < 330
+        assert len(found) < 380
         assert len(without) == len(found) if weights == (False,) else 15 < len(without) < 30
         assert {(case.bias, case.weight_dtype) for case in without} == {(False, "same")}
         assert {case.layout for case in without} == set(declared.layouts)
@@ -123,11 +134,53 @@ def test_the_sizes_that_find_most_are_within_the_first_thirty(op: str) -> None:
     assert {case.N for case in first} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
 
 
-def test_every_class_of_sizes_and_one_model_size_is_in_a_core() -> None:
-    found = [planned.case for planned in core(claims(), QUICK, 0, model_size=11008)]
-    assert {column_class(case.N) for case in found} == set(COLUMN_CLASSES)
-    assert {row_class(case.M) for case in found} == {c for c in ROW_CLASSES if c.low <= QUICK.rows}
-    assert [case.N for case in found if case.N in MODEL_SIZES].count(11008) >= 1
+def rows_by_octave(found: Iterable[Planned]) -> dict[tuple[int, str], dict[int, int]]:
+    """Class of N -> band of M -> how many cases of a core."""
+    counts = {octave: dict.fromkeys(BANDS, 0) for octave in OCTAVES}
+    for case in (planned.case for planned in found):
+        if band_of(case.M):
+            counts[octave_of(case.N)][band_of(case.M)] += 1
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_no_seed_is_unlucky(op: str) -> None:
+    """Whatever the seed: one row, a few and more of each octave, round, a multiple of 8 and ragged, come in a core.
+
+    Only 9 rows of 131072 are too many elements for quick. Interpreted kernels and a GPU have the same, by turns.
+    """
+    extents = itertools.cycle((QUICK, QUICK.with_dear_rows, QUICK.on("cuda")))
+    for seed, extent in zip(range(10), extents, strict=False):
+        found = core(claims(op), extent, seed)
+        counts = rows_by_octave(found)
+        holes = [(*octave, band) for octave, by_band in counts.items() for band in BANDS if not by_band[band]]
+        assert holes == [(131072, "a power of two", 9)], (seed, holes)
+        several = {planned.case.N for planned in found if planned.case.M > 1}
+        assert several >= set(COMMON_COLUMNS), seed
+        edges = {octave_of(n)[0] for n in several if is_edge(n)}
+        assert edges == {high for high, _ in OCTAVES if high >= 8}, seed
+        alone = {planned.case.N for planned in found if planned.case.M == 1}
+        assert min(sum(n > low for n in alone) for low in (32768, 65536)) >= 3
+        assert len(found) <= 360
+        assert max(planned.case.M for planned in found if planned.case.N > 65536) <= BANDS_END
+
+
+def test_every_class_of_sizes_is_in_a_core() -> None:
+    found = [planned.case for planned in core(claims(), QUICK, 0)]
+    assert {octave_of(case.N) for case in found} == set(OCTAVES)
+    assert {row_class(case.M) for case in found} == {low for low in ROWS_OF_CLASS if low <= QUICK.rows}
+
+
+def test_a_class_is_what_its_sizes_say() -> None:
+    """Each octave has the rows that its block holds; each of its sizes belongs to it; N = 2^k + 1 begins the next."""
+    assert {high for high, _ in OCTAVES} == {2**k for k in range(18)}
+    for (high, fit), sizes in OCTAVES.items():
+        assert sizes
+        assert all(high // 2 < n <= high and octave_of(n) == (high, fit) for n in sizes)
+    assert [octave_of(n)[0] for n in (1, 2, 3, 4, 5, 256, 257, 512, 65536, 65537, 10**6)] == [
+        *(1, 2, 4, 4, 8, 256, 512, 512, 65536, 131072, 131072)
+    ]
 
 
 def test_another_seed_is_another_core() -> None:
@@ -144,7 +197,7 @@ def test_another_seed_is_another_core() -> None:
 @pytest.mark.slow
 def test_each_line_of_a_core_is_a_case() -> None:
     for op, seed in itertools.product(OPS, (0, 3)):
-        for planned in core(claims(op), QUICK, seed, model_size=896):
+        for planned in core(claims(op), QUICK, seed):
             assert case_of(str(planned.case)) == planned.case
 
 
@@ -168,7 +221,7 @@ def test_what_is_done_is_not_run_again() -> None:
 def test_dear_rows_leave_out_the_tall_ones_only() -> None:
     dear = QUICK.with_dear_rows
     assert max(planned.case.M for planned in core(claims(), dear, 0)) == dear.rows == 300
-    assert sum(planned.case.M for planned in core(claims(), dear, 0)) < 3000
+    assert sum(planned.case.M for planned in core(claims(), dear, 0)) < 3300
 
 
 def test_other_rows_are_asked_once_at_least_in_each_class_of_rows() -> None:
@@ -206,11 +259,11 @@ def test_words_for_what_is_missing() -> None:
 def test_whatever_is_missing_has_words() -> None:
     """A core is finished if nothing can be said to be missing."""
     for op in ("layernorm_relu_bitmask", "rmsnorm"):
-        assert all(in_words([goal]) for goal in goals(claims(op=op), QUICK, 0, 3072))
+        assert all(in_words([goal]) for goal in goals(claims(op=op), QUICK, 0))
 
 
 def test_a_pair_names_two_axes() -> None:
     assert all(one != other for one, other in PAIRS)
     case = Case(op="layernorm", dtype="fp16", M=20, N=24, rows="blend")
     pairs = {goal for goal in goals_of(Planned(case, "memory")) if len(goal) == 3}
-    assert (PAIRS.index(("N", "rows")), 24, "subnormal") in pairs
+    assert (PAIRS.index(("n", "rows")), (2, "a multiple of 8"), "subnormal") in pairs

@@ -108,7 +108,7 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
         core.saw(step, Result(case, Model(), refused=reason), 0.001 * RUNS[step.planned.probe])
     coverage = core.coverage(core.length)
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
-    assert refusals <= 40
+    assert refusals <= 60
     assert coverage.run >= 75
     assert coverage.refused < 1 / 3 or what(Case(op="rmsnorm", dtype="fp16", M=100, N=3, bias=False))
     if refused is not None:
@@ -265,7 +265,9 @@ def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
         spent += seconds
         core.saw(step, Result(case, Model()), seconds)
     coverage = core.coverage(core.length)
-    assert coverage.left_out == ("a column costs 0.15 ms here: not every layout and dy in each class of N in the core")
+    assert coverage.left_out == (
+        "a column costs 0.15 ms here: no N above 20000 and not every layout and dy in each width in the core"
+    )
     assert coverage.missed
     assert core.why_thin().startswith("60 s are allowed, about ")
     assert spent < 1.3 * QUICK.core_seconds
