@@ -151,8 +151,8 @@ def test_a_core_has_tokens_of_one_head_and_of_several_and_a_single_token(
     only: tuple[str, ...], seed: int, extent: Any
 ) -> None:
     declared = claims(only)
-    planned = core(declared, extent, seed, model_size=896)
-    left = goals(declared, extent, seed, 896).difference(*map(goals_of, planned))
+    planned = core(declared, extent, seed)
+    left = goals(declared, extent, seed).difference(*map(goals_of, planned))
     assert not left, in_words(left)
     found = [one.case for one in planned if one.case.layout == HEADS]
     assert {case.N for case in found} == set(HEAD_SIZES)

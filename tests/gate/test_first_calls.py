@@ -20,7 +20,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.budget import Budget
 from normcheck.gate.costs import RUNS, Costs
-from normcheck.gate.coverage import CoreRun, model_size_of
+from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import PROFILES, Plan, Profile
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
@@ -397,8 +397,7 @@ def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_cheap_kernel_keeps_its_core(device: str) -> None:
     run = simulated(plain, device=device, ranks=(2, 3))
-    size = model_size_of(run.cell, 0)
-    whole = core(run.core.claims, PROFILES["quick"].extent.on(device), 0, model_size=size)
+    whole = core(run.core.claims, PROFILES["quick"].extent.on(device), 0)
     assert run.cases == [planned.case for planned in whole]
 
 
