@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 from normcheck.audit import equivalence, trial
 from normcheck.audit.equivalence import differs_from_clean, first_failing_case
 from normcheck.audit.mutants.kernel import CLEAN
-from normcheck.audit.mutants.regimes import LATE, REGIMES, TALL, WIDTHS, Regime
+from normcheck.audit.mutants.regimes import LATE, LONG, OCTAVES, REGIMES, TALL, WIDTHS, Regime
 from normcheck.audit.mutants.under import cells, clean, is_divided, under, why_not, without_fault
 from normcheck.audit.options import AuditOptions
 from normcheck.audit.rotation import SAMPLED, pairs
@@ -51,6 +51,8 @@ PLAN = Plan((), PROFILES["quick"], 0, "cpu", 120.0)
 INSIDE: dict[str, dict[str, Any]] = {
     "tall": {"M": TALL},
     **{f"one_n:{width}": {"N": width} for width in WIDTHS},
+    **{f"several_rows:{octave}": {"M": 2, "N": octave} for octave in OCTAVES},
+    "long_rows": {"N": LONG + 1},
     "late_rows": {"M": LATE + 1},
     "no_bias": {"bias": False},
     "strided": {"x_gap": 1},
@@ -62,6 +64,8 @@ INSIDE: dict[str, dict[str, Any]] = {
 OUTSIDE: dict[str, dict[str, Any]] = {
     "tall": {"M": TALL - 1},
     **{f"one_n:{width}": {"N": width + 1} for width in WIDTHS},
+    **{f"several_rows:{octave}": {"M": 1, "N": octave} for octave in OCTAVES},
+    "long_rows": {"N": LONG},
     "late_rows": {"M": LATE},
     "no_bias": {"bias": True},
     "strided": {"x_gap": 0, "dy_gap": 3},

@@ -24,6 +24,12 @@ TALL = 64
 WIDTHS = (1, 3, 64, 129, 768, 1024, 1025, 4097, 8200)
 """The N of each ``one_n``: small ones, powers of two and their neighbours, 768 of many models, wider than a block."""
 
+OCTAVES = (8, 512, 4096)
+"""The longest row of each ``several_rows``: a kernel that gives a block two rows does so for blocks of one size."""
+
+LONG = 32768
+"""The longest row that is clean in ``long_rows``."""
+
 LATE = 4096
 """The number of clean rows before the first wrong row of ``late_rows``."""
 
@@ -38,7 +44,7 @@ class Regime:
     bias)`` decides for forward and backward. If there is a ``holds_dy(dy)``, a faulty backward must satisfy it as well,
     and ``holds`` is true for every forward. ``first_row``: the rows before it stay clean if the fault can be divided.
     ``why_not(op, dtype)``: why all calls of a cell, or none, are in the regime; else "". ``into(case)`` returns the
-    case moved into the regime. ``width``: the only N of the regime; 0 for any N.
+    case moved into the regime. ``width``: the least N of the regime; 0 for any N.
     """
 
     id: str
@@ -66,6 +72,15 @@ def _tall(case: Case) -> Case:
 
 def _one_n(width: int, case: Case) -> Case:
     return replace(case, N=width, M=min(case.M, max(2, _MOST_ELEMENTS // width)))
+
+
+def _several(octave: int, case: Case) -> Case:
+    n = min(max(case.N, octave // 2 + 1), octave)
+    return replace(case, N=n, M=min(max(case.M, 2), max(2, _MOST_ELEMENTS // n)))
+
+
+def _long(case: Case) -> Case:
+    return replace(case, N=LONG + 1 + case.N % LONG, M=min(case.M, 2))
 
 
 def _late(case: Case) -> Case:
@@ -103,6 +118,23 @@ _EVERY = (
             width=width,
         )
         for width in WIDTHS
+    ),
+    *(
+        Regime(
+            id=f"several_rows:{octave}",
+            what=f"only where N is {octave // 2 + 1:,} to {octave:,} and there are several rows",
+            holds=lambda x, weight, bias, octave=octave: bool(octave // 2 < x.shape[-1] <= octave and _rows(x) > 1),  # type: ignore[misc]
+            into=partial(_several, octave),
+            width=octave // 2 + 1,
+        )
+        for octave in OCTAVES
+    ),
+    Regime(
+        id="long_rows",
+        what=f"only where N is above {LONG:,}",
+        holds=lambda x, weight, bias: bool(x.shape[-1] > LONG),
+        into=_long,
+        width=LONG + 1,
     ),
     Regime(
         id="late_rows",
