@@ -25,7 +25,6 @@ from normcheck.gate.refusals import Refusals, with_value
 from normcheck.gate.shrink import seed_of
 from normcheck.result import Coverage
 
-_USUAL_CASES = 250  # of a core that is not short
 _FIRST_CALLS = {
     "parameters": 3,
     "both": 14,
@@ -88,7 +87,8 @@ class CoreRun:
     """
 
     def __init__(self, cell: Cell, plan: Plan, used: float = 0.0, *, excuses: bool = True) -> None:
-        self._excuses, self._at_a_shape = excuses, plan.profile.short.at_a_shape
+        self._excuses, short = excuses, plan.profile.short
+        self._at_a_shape, self._usual_cases = short.at_a_shape, short.usual_cases
         self._device, self._shard = plan.device, plan.shard
         self.costs = Costs(plan.device)
         self._budget = Budget(plan, self.costs, used)
@@ -152,6 +152,12 @@ class CoreRun:
     def repeats(self) -> bool:
         """Whether the next case is the one before it again, with other data: it tells what a first call costs."""
         return self._again is not None
+
+    def free(self) -> Step | None:
+        """One more case where first calls were paid for; None if no case there adds to what a short core covers."""
+        planned = self._short.more(math.inf) if self._short is not None else None
+        self._number += planned is not None
+        return None if planned is None else Step(planned, self._number, own=True)
 
     @property
     def upcoming(self) -> Case | None:
@@ -344,7 +350,7 @@ class CoreRun:
             elif dear and seconds < self._before_again / 2:
                 self._short, self.costs.dear = self._new_short(), True
             return
-        long = seconds > (wall / _COLD_DIVISOR if first else max(left, 0.0) / _USUAL_CASES)
+        long = seconds > (wall / _COLD_DIVISOR if first else max(left, 0.0) / self._usual_cases)
         if planned.case.M and (long if first or not self.costs.repeated else dear and long):
             self._before_again, self._again_number = seconds, 0
             self._repeat(planned)

@@ -30,12 +30,14 @@ class ShortLimits:
     """The limits of a core if first calls are dear, because they compile or build a plan.
 
     On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included; up
-    to ``most_gpu_seconds`` if its first calls need them. On a CPU it has three times the ``core_seconds``. After
+    to ``most_gpu_seconds`` if its first calls need them. On a CPU it has three times the ``core_seconds``, and
+    as many as ``most_cpu_seconds`` if its first calls need them. After
     ENOUGH_SHARE of ``gpu_seconds`` it ends as soon as it has what a pass takes: so many ``cases`` on so many
     ``shapes``, or ``few`` of both if a shape takes DEAR_SECONDS; and on three if three take longer than that.
 
     ``run_seconds``: what short cores that follow each other may take in all, so that a run of many cells ends in time.
-    Each then has a ``share`` of its seconds. ``at_a_shape``: see ``ShortCore``.
+    Each then has a ``share`` of its seconds. ``at_a_shape``: see ``ShortCore``. ``usual_cases``: so
+    many has a core that is not short: a case that takes longer than they may is repeated, to tell what a first call is.
     """
 
     gpu_seconds: float
@@ -45,7 +47,9 @@ class ShortLimits:
     few: tuple[int, int]
     run_seconds: float = math.inf
     share: float = 1.0
+    most_cpu_seconds: float = 0.0
     at_a_shape: int = CASES_OF_A_SHAPE
+    usual_cases: int = 250
 
     def in_turn(self, cells: float) -> ShortLimits:
         """The limits if so many cells follow each other."""

@@ -23,29 +23,41 @@ from normcheck.gate.shrink import seed_of
 SHAPES, LEAST_SHAPES = 4, 3
 """The shapes that are paid for where first calls are dear, and those without which a cell is thin."""
 
-_IN_ANY_CASE = 2  # the second case is repeated if it takes long: by then it is known what first calls cost
+_KNOWN = 2  # by its second case, which is repeated if it takes long, it is known what first calls cost
 
 
 class CellCases:
     """``next`` gives a case, ``saw`` takes its result.
 
-    ``most``: how many cases there are at most; ``planned``: how many there are; ``seconds``: for all of them, with
-    their first calls. ``run``: how many have run; a case that ``repeats`` the one before it does not count. ``first``:
-    the first of them.
+    ``most``: how many cases there are at most; ``planned``: how many there are; ``seconds``: for all of them, of which
+    first calls may take ``most_seconds``. ``run``: how many have run; a case that ``repeats`` the one before it does
+    not count. ``first``: the first of them.
 
-    Which sizes and eps there are is not for the file to say: it would name the easiest. What it refuses is not left out.
+    Which sizes and eps there are is not for the file to say: it would name the easiest. It cannot leave them out by a
+    refusal either.
     """
 
-    def __init__(self, cell: Cell, seed: int, device: str, most: int, seconds: float) -> None:
-        short = ShortLimits(seconds, seconds, most, SHAPES, (most, LEAST_SHAPES), at_a_shape=max(1, most // SHAPES))
-        profile = replace(PROFILES["quick"], core_seconds=seconds / (1 + MOST_BUILDING), short=short)
-        self.cell, self.plan = cell, Plan((cell,), profile, seed, device, seconds)
+    def __init__(self, cell: Cell, seed: int, device: str, most: int, seconds: float, most_seconds: float) -> None:
+        usual = (1 + MOST_BUILDING) * seconds
+        short = ShortLimits(
+            gpu_seconds=usual,
+            most_gpu_seconds=most_seconds,
+            most_cpu_seconds=most_seconds,
+            cases=most,
+            shapes=SHAPES,
+            few=(most, LEAST_SHAPES),
+            at_a_shape=max(1, most // SHAPES),
+            usual_cases=most,
+        )
+        profile = replace(PROFILES["quick"], core_seconds=seconds, short=short)
+        self.cell, self.plan = cell, Plan((cell,), profile, seed, device, most_seconds)
         undeclared = replace(cell, implementation=replace(cell.implementation, shapes=None, epsilons=None))
         self._core = CoreRun(undeclared, self.plan, excuses=False)
         size, extent = model_size_of(cell, seed), profile.extent.on(device)
         self.planned = len(list(islice(drawn(self._core.claims, extent, seed, model_size=size), most)))
         self.run = 0
         self.first: Case | None = None
+        self._cold = 0.0  # seconds of the first case
         self._step: Step | None = None
         self._ended = False  # whether no more first calls are paid for
         self._others: Iterator[Case] | None = None
@@ -62,8 +74,13 @@ class CellCases:
 
     @property
     def building(self) -> float:
-        """Seconds of first calls, if they are dear; else 0."""
-        return self._core.costs.building if self._core.draws_where_paid else 0.0
+        """Seconds of first calls, without the very first one, unless they are dear: any kernel has such a one."""
+        return self._core.costs.building - (0.0 if self.dear else self._cold)
+
+    @property
+    def dear(self) -> bool:
+        """Whether first calls are dear."""
+        return self._core.draws_where_paid
 
     @property
     def shapes(self) -> int:
@@ -73,7 +90,7 @@ class CellCases:
     @property
     def narrow(self) -> bool:
         """Whether first calls were dear, and too few shapes were paid for."""
-        return self._core.draws_where_paid and self.shapes < LEAST_SHAPES
+        return self.dear and self.shapes < LEAST_SHAPES
 
     def next(self, *, over: bool, pays: bool) -> Planned | None:
         """The next case, None if there is none.
@@ -85,13 +102,14 @@ class CellCases:
         if self.run == self.planned and not self.repeats:
             return None
         if not (self._ended or self.repeats):
-            dear = self._core.is_short
-            self._ended = not pays if dear else over and self.run >= (_IN_ANY_CASE if pays else 1)
+            known = self.run >= _KNOWN or (self.run > 0 and (self._core.costs.repeated or not pays))
+            self._ended = not pays if self._core.is_short else over and known
         self._step = None if self._ended else self._core.next()
         self._ended = self._step is None
+        self._step = self._step or self._core.free()
         if self._step is not None:
             return self._step.planned
-        return Planned(self._where_paid(), "memory") if self._core.draws_where_paid and self.shapes else None
+        return Planned(self._where_paid(), "memory") if self.dear and self.shapes else None
 
     def _where_paid(self) -> Case:
         if self._others is None:
@@ -102,8 +120,11 @@ class CellCases:
         """Count the ``result`` of a case that took so many ``seconds``. One without an answer tells of no costs."""
         self.run += not self.repeats
         self.first = self.first or planned.case
+        first = not self._core.costs.places
         told = replace(result, refused="no answer") if died(result) else result
         if self._step is not None:
             self._core.saw(self._step, told, seconds)
         else:
             self._core.saw_another(planned.case, planned.probe, told, seconds)
+        if first:  # all of which counts as building
+            self._cold = self._core.costs.building

@@ -45,6 +45,7 @@ _IMPORT_SHARE, _IMPORT_SECONDS = 0.5, 3.0  # of the seconds, and at least, for t
 FIRST_CALL_SECONDS = 60.0
 """A case has so many seconds at least, and those that are left: any may be the first to compile, to tune or to plan."""
 
+_LEAST_SECONDS = 5.0  # what would be dear in less time is how a plain kernel starts
 _FIRST_CALLS_TIMES = 3  # all first calls may take so many times the seconds, and FIRST_CALL_SECONDS at least
 _CASE_SHARE, _CASE_SECONDS = 0.2, 1.0  # for a case of a kernel that hangs
 _MOST_DEATHS = 3  # a kernel whose process has ended so often is not asked any more
@@ -213,8 +214,9 @@ class _Trial:
                 self.reason = self.reason or f"{dtype}: {reason}"
                 continue
             cells.append(cell)
-        seconds = asked.first_calls_seconds / max(1, len(cells))
-        found = tuple(CellCases(cell, asked.seed, self.device, asked.cases_a_dtype, seconds) for cell in cells)
+        shared = max(asked.seconds, _LEAST_SECONDS), asked.first_calls_seconds
+        seconds, most = (each / max(1, len(cells)) for each in shared)
+        found = tuple(CellCases(cell, asked.seed, self.device, asked.cases_a_dtype, seconds, most) for cell in cells)
         self.planned += sum(one.planned for one in found)
         return found
 
@@ -316,7 +318,7 @@ class _Trial:
             return unjudged(self.asked, f"no case could be judged: {NO_MEMORY}")
         if self.failed_at_once or not self.shares:
             return _at(self.asked, "first case", why or self.reason, **shown)
-        dear = [one for one in self.cells if one.building]
+        dear = [one for one in self.cells if one.dear]
         narrow = any(one.narrow for one in dear)
         stage, score = stage_of(self.shares, self.planned, refused=self.refused, narrow=narrow)
         kind = "wrong" if min(self.shares) < 1.0 else "right" if stage == "right" else "thin"
@@ -326,7 +328,7 @@ class _Trial:
         parts += [f"time was over after {len(self.shares)}"] * (left > 0 and self.deaths < _MOST_DEATHS)
         if dear:
             seconds, shapes = sum(one.building for one in dear), min(one.shapes for one in dear)
-            parts += [f"first calls took {seconds:.1f} s, so they were paid for {shapes} shapes in a dtype"]
+            parts += [f"first calls took {seconds:.1f} s: they were paid for few shapes, {shapes} in a dtype at least"]
         parts += [f"its process ended {self.deaths} time{'s' * (self.deaths > 1)}"] * bool(self.deaths)
         parts += [why] * bool(why)
         text = one_line("; ".join(parts))
