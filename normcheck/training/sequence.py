@@ -79,8 +79,10 @@ class CellCases:
 
     @property
     def dear(self) -> bool:
-        """Whether first calls are dear."""
-        return self._core.draws_where_paid
+        """Whether first calls are dear: a repetition has shown it, or they took most of the time."""
+        costs = self._core.costs
+        mostly = self._core.draws_where_paid and costs.building - self._cold > costs.spent
+        return self._core.is_short or mostly
 
     @property
     def shapes(self) -> int:
