@@ -41,12 +41,14 @@ _TALL_ROWS, _TALL_WORTH = 64, 200
 _EMPTY = ("m", 0)
 """The goal of a case without rows."""
 
+CASES_OF_A_SHAPE = 20
+"""At a place before the next one is paid for, as long as shapes are missing."""
+
 _LEAST_WORTH = 1e-9
 _LEAST_SECONDS = 1e-3
 _KIND = (*PARAMETERS, "layout")
 _LAYOUT = ("layout",)
 _BROAD = len(ORDINARY)  # from so many rows on one case has all kinds of them
-_CASES_OF_A_SHAPE = 20  # at a place before the next one, as long as shapes have to come yet
 _TRIED = 3  # sizes, one after the other
 _RECENT = 2  # sizes of which other layouts, parameters and rows are considered
 
@@ -93,10 +95,14 @@ def _is_required(goal: Value | Pair, done: Set[Value | Pair], cheap: Set[str]) -
 class ShortCore:
     """The cases of a short core, one at a time, at what they cost by then.
 
-    ``design``: a steady one, with the goals that are left; ``barred``: places that were refused.
+    ``design``: a steady one, with the goals that are left; ``barred``: places that were refused; ``at_a_shape``: how
+    many cases run at a place before the next one is paid for, as long as shapes are missing.
     """
 
-    def __init__(self, claims: Claims, design: Design, prices: Prices, barred: Set[Place]) -> None:
+    def __init__(
+        self, claims: Claims, design: Design, prices: Prices, barred: Set[Place], at_a_shape: int = CASES_OF_A_SHAPE
+    ) -> None:
+        self._at_a_shape = at_a_shape
         self._claims, self._design, self._prices, self._barred = claims, design, prices, barred
         self._sizes = {(size.M, size.N): size for size in self._ordered()}
         self._heights: dict[int, int] = {}  # class of M -> the M of it that is run beside others
@@ -128,7 +134,7 @@ class ShortCore:
         """
         self._design.number += 1
         self._since_paid += 1
-        few = not shapes or self._since_paid <= _CASES_OF_A_SHAPE
+        few = not shapes or self._since_paid <= self._at_a_shape
         offer = self._free(self._asked) if few else None
         if offer is None:
             paid = self._paid(seconds - cases, shapes)
@@ -278,7 +284,7 @@ class ShortCore:
 
     def _needed(self, offer: _Offer) -> float:
         """Seconds for a case that opens a shape, and for those that follow it there."""
-        return offer.price + _CASES_OF_A_SHAPE * self._prices.expected(offer.planned)
+        return offer.price + self._at_a_shape * self._prices.expected(offer.planned)
 
     def _known(self) -> list[Size]:
         """The sizes of the cases that have run, the latest ones first."""

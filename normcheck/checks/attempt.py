@@ -101,7 +101,7 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
     if refused:
         return Result(case, table().model, refused=refused)
     try:
-        with session_of(cell.implementation).case(case, plan.timeout):
+        with session_of(cell.implementation).case(case, plan.timeout, plan.first_calls):
             refused = _no_room(case, plan.device) if case.huge else ""
             if refused:
                 return Result(case, table().model, refused=refused)

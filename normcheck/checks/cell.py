@@ -47,5 +47,9 @@ class Setting(Protocol):
         """Seconds after which a case is stopped."""
 
     @property
+    def first_calls(self) -> float:
+        """How many times as long the first call of each kind in a process may take."""
+
+    @property
     def judge(self) -> str:
         """One of ``oracle.judging.JUDGES``."""

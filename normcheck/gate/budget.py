@@ -75,11 +75,10 @@ class Budget:
     @property
     def wall(self) -> float:
         """Seconds that a short core may take, with compiling and the like: enough for the first calls of a pass."""
-        if not self._on_gpu:
-            return self.usual_wall
+        most = self._short.most_gpu_seconds if self._on_gpu else self._short.most_cpu_seconds
         shapes = self._usual_least[1] + _OTHER_FIRST_CALLS
         needed = self._used + self._costs.starting + shapes * self._costs.dearest
-        return max(self.usual_wall, min(needed, self._short.most_gpu_seconds))
+        return max(self.usual_wall, min(needed, most))
 
     @property
     def grace(self) -> float:

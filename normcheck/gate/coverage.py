@@ -24,7 +24,6 @@ from normcheck.gate.plan import ENOUGH_SHARE, Plan
 from normcheck.gate.refusals import Refusals, with_value
 from normcheck.result import Coverage
 
-_USUAL_CASES = 250  # of a core that is not short
 _FIRST_CALLS = {
     "parameters": 3,
     "both": 14,
@@ -78,10 +77,12 @@ class CoreRun:
 
     If first calls are dear, so that the core would not end in time, the rest of it is a short core. Shards have none:
     what each measured would give each another sequence. Nor has an implementation that builds nothing.
-    ``used``: seconds of the cell before its core.
+    ``used``: seconds of the cell before its core. ``excuses``: whether the rest goes on without what is refused.
     """
 
-    def __init__(self, cell: Cell, plan: Plan, used: float = 0.0) -> None:
+    def __init__(self, cell: Cell, plan: Plan, used: float = 0.0, *, excuses: bool = True) -> None:
+        self._excuses, short = excuses, plan.profile.short
+        self._at_a_shape, self._usual_cases = short.at_a_shape, short.usual_cases
         self._device, self._shard = plan.device, plan.shard
         self.costs = Costs(plan.device)
         self._budget = Budget(plan, self.costs, used)
@@ -141,6 +142,17 @@ class CoreRun:
         return None
 
     @property
+    def repeats(self) -> bool:
+        """Whether the next case is the one before it again, with other data: it tells what a first call costs."""
+        return self._again is not None
+
+    def free(self) -> Step | None:
+        """One more case where first calls were paid for; None if no case there adds to what a short core covers."""
+        planned = self._short.more(math.inf) if self._short is not None else None
+        self._number += planned is not None
+        return None if planned is None else Step(planned, self._number, own=True)
+
+    @property
     def upcoming(self) -> Case | None:
         """The case that comes next if the present one changes nothing, None if that is not known."""
         return self._queue.head.case if self._short is None and self._queue.head is not None else None
@@ -153,7 +165,7 @@ class CoreRun:
         if result.refused:
             if place_of(planned.case) not in self.costs.places:
                 self._barred.add(place_of(planned.case))
-            if question is not None or again is None:
+            if self._excuses and (question is not None or again is None):
                 self._refusals.refused(planned, question, self._done)
             return
         first = not self.costs.places
@@ -190,10 +202,10 @@ class CoreRun:
 
     def is_worth(self, case: Case, seconds: float) -> bool:
         """Whether a case at a shape of its own is worth its first call, for which there are so many ``seconds``."""
-        return not self._draws_where_paid or self.costs.first_calls(Planned(case, "memory"))[1] <= seconds
+        return not self.draws_where_paid or self.costs.first_calls(Planned(case, "memory"))[1] <= seconds
 
     @property
-    def _draws_where_paid(self) -> bool:
+    def draws_where_paid(self) -> bool:
         """Whether first calls took most of the time, so that cases are drawn where these were paid for.
 
         Shards draw from one sequence, which what one of them measures must not change.
@@ -204,14 +216,14 @@ class CoreRun:
     def claims_to_draw(self) -> Claims:
         """The claims to draw cases from after the core: only of shapes that were paid for, if first calls are dear."""
         shapes = tuple(sorted(shape for shape in self.costs.shapes if math.prod(shape) <= max(ELEMENTS)))
-        return replace(self.claims, shapes=shapes) if self._draws_where_paid and shapes else self.claims
+        return replace(self.claims, shapes=shapes) if self.draws_where_paid and shapes else self.claims
 
     def where_paid(self, case: Case, seconds: float) -> Case:
         """This case with bias, dtypes, layout and gap that ran at its shape, if first calls are dear.
 
         Every _PAY_EVERY-th new one stays as it is, if its first call takes no more than ``seconds``.
         """
-        if not self._draws_where_paid:
+        if not self.draws_where_paid:
             return case
         if not self.costs.news(case):
             return replace(case, gap=gap_at(case.N, case.layout))
@@ -331,7 +343,7 @@ class CoreRun:
             elif dear and seconds < self._before_again / 2:
                 self._short, self.costs.dear = self._new_short(), True
             return
-        long = seconds > (wall / _COLD_DIVISOR if first else max(left, 0.0) / _USUAL_CASES)
+        long = seconds > (wall / _COLD_DIVISOR if first else max(left, 0.0) / self._usual_cases)
         if planned.case.M and (long if first or not self.costs.repeated else dear and long):
             self._before_again, self._again_number = seconds, 0
             self._repeat(planned)
@@ -348,7 +360,7 @@ class CoreRun:
         self._planned_for = self._refusals.version
         done, number = frozenset(self._done | self._refusals.given_up), ALL_OPENED + self._number + 1
         design = Design(self.claims, self._extent, self._seed, done, number, steady=True)
-        return ShortCore(self.claims, design, self.costs, self._barred)
+        return ShortCore(self.claims, design, self.costs, self._barred, self._at_a_shape)
 
     def _next_of_short(self, short: ShortCore) -> Step | None:
         if self._planned_for != self._refusals.version:

@@ -13,6 +13,7 @@ from normcheck.cases.case import HEADS, RANK4, TRAILING, Case
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
+from normcheck.cases.short_core import CASES_OF_A_SHAPE
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, shown
 from normcheck.gate import early
@@ -21,6 +22,7 @@ from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED
 from normcheck.result import CellKey
+from normcheck.runner.session import FIRST_CALLS
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class ShortLimits:
     """The limits of a core if first calls are dear, because they compile or build a plan.
 
     On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included; up
-    to ``most_gpu_seconds`` if its first calls need them. On a CPU it has three times the ``core_seconds``. After
+    to ``most_gpu_seconds`` if its first calls need them. On a CPU it has three times the ``core_seconds``, and
+    as many as ``most_cpu_seconds`` if its first calls need them. After
     ENOUGH_SHARE of ``gpu_seconds`` it ends as soon as it has what a pass takes: so many ``cases`` on so many
     ``shapes``, or ``few`` of both if a shape takes DEAR_SECONDS; and on three if three take longer than that.
 
     ``run_seconds``: what short cores that follow each other may take in all, so that a run of many cells ends in time.
-    Each then has a ``share`` of its seconds.
+    Each then has a ``share`` of its seconds. ``at_a_shape``: see ``ShortCore``. ``usual_cases``: so
+    many has a core that is not short: a case that takes longer than they may is repeated, to tell what a first call is.
     """
 
     gpu_seconds: float
@@ -43,6 +47,9 @@ class ShortLimits:
     few: tuple[int, int]
     run_seconds: float = math.inf
     share: float = 1.0
+    most_cpu_seconds: float = 0.0
+    at_a_shape: int = CASES_OF_A_SHAPE
+    usual_cases: int = 250
 
     def in_turn(self, cells: float) -> ShortLimits:
         """The limits if so many cells follow each other."""
@@ -126,7 +133,7 @@ class Plan:
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
     before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``. ``workers``:
     cells that run side by side. ``expected_seconds``: what a cell took in an earlier run. ``elsewhere``: cells that
-    another shard judges.
+    another shard judges. ``first_calls``: see ``checks.cell.Setting``.
     """
 
     cells: tuple[Cell, ...]
@@ -141,6 +148,7 @@ class Plan:
     workers: int = 1
     expected_seconds: Mapping[CellKey, float] = field(default_factory=dict)
     elsewhere: frozenset[CellKey] = frozenset()
+    first_calls: float = FIRST_CALLS
 
 
 def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:

@@ -24,11 +24,10 @@ from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
 from normcheck.runner.arena import Stray
 from normcheck.runner.environment import memory_bytes
+from normcheck.runner.session import FIRST_CALLS
 
 START_SECONDS = 60.0
 """Time within which a worker must have started."""
-
-_FIRST_CALL_FACTOR = 3  # the first call of each kind compiles, and may take so many times the limit
 
 
 def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None, python: str = "") -> Worker:
@@ -68,6 +67,7 @@ class Client:
         self._cached = False  # whether torch caches here what such a case has used
         self._number = 0  # of the latest request
         self._seconds = self._seconds_left = start_seconds
+        self._first_calls = FIRST_CALLS
         self._called: set[str] = set()  # kinds of requests that the worker has had time to compile for
         self._overran = False  # a first call took even that too long: no other gets time to compile
         self._unanswered = ""  # the kind of the request that has not been answered yet
@@ -104,12 +104,15 @@ class Client:
             self._next.kill()
         self._next = None
 
-    def begin(self, case: Case, seconds: float) -> None:
+    def begin(self, case: Case, seconds: float, first_calls: float = FIRST_CALLS) -> None:
         """Begin a case: its requests together may take ``seconds``; ``before`` becomes the worker's earlier cases.
+
+        The first request of each kind, which may compile, may take ``first_calls`` times as long.
 
         A huge case that needs more device memory than is shared has memory and a worker of its own, until ``finish``.
         """
         self._seconds = self._seconds_left = seconds
+        self._first_calls = first_calls
         self._empty_cache()
         needed = shared_bytes(case) if case.huge and self._device == "cuda" else 0
         self._own_bytes = needed if needed and needed > _usual_bytes() else 0
@@ -194,7 +197,7 @@ class Client:
         self._unanswered = ""
         first = what not in self._called and not self._overran
         self._called.add(what)
-        seconds, begun = self._seconds_left + (_FIRST_CALL_FACTOR - 1) * self._seconds * first, time.monotonic()
+        seconds, begun = self._seconds_left + (self._first_calls - 1) * self._seconds * first, time.monotonic()
         idle = worker.idle_seconds
         try:
             answer = worker.receive(seconds, what)

@@ -17,7 +17,7 @@ from normcheck.isolation.replies import nonsense, raise_failure
 from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.turn import turn
 from normcheck.runner.arena import Surroundings
-from normcheck.runner.session import copied
+from normcheck.runner.session import FIRST_CALLS, copied
 
 
 class ProcessSession:
@@ -88,13 +88,13 @@ class ProcessSession:
         return self._client.before
 
     @contextmanager
-    def case(self, case: Case, seconds: float) -> Iterator[None]:
+    def case(self, case: Case, seconds: float, first_calls: float = FIRST_CALLS) -> Iterator[None]:
         """See ``Session``; the process is killed if it takes longer.
 
         A case that needs much of a GPU's memory waits for its turn.
         """
         with ExitStack() as ended:
-            self._client.begin(case, seconds)
+            self._client.begin(case, seconds, first_calls)
             if self._client.alone:
                 ended.enter_context(turn())
                 ended.callback(self._client.finish)

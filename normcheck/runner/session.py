@@ -21,6 +21,9 @@ from normcheck.runner.carried import CARRIER, CarriedRun
 from normcheck.runner.run import LocalRun, Run
 from normcheck.runner.time_limit import alarm
 
+FIRST_CALLS = 3.0
+"""The first call of each kind in a process, which may compile, has so many times the limit of its case."""
+
 
 class Session(Protocol):
     """Work with one kernel. On entry its process runs; on exit it is gone, with all processes that it started."""
@@ -48,8 +51,11 @@ class Session(Protocol):
         """Make the next call in a new process; ``cleanly``: in one that no other kernel's process can have harmed."""
         ...
 
-    def case(self, case: Case, seconds: float) -> AbstractContextManager[None]:
-        """Run ``case`` inside the block, for at most ``seconds``. Raises TimeIsUp or Broken when they are over."""
+    def case(self, case: Case, seconds: float, first_calls: float = FIRST_CALLS) -> AbstractContextManager[None]:
+        """Run ``case`` inside the block, for at most ``seconds``. Raises TimeIsUp or Broken when they are over.
+
+        ``first_calls``: in place of FIRST_CALLS, in a process of the kernel's own.
+        """
         ...
 
     def home(self, case: Case, device: str) -> str:
@@ -88,7 +94,7 @@ class LocalSession:
         """Do nothing: this process cannot be replaced."""
 
     @contextmanager
-    def case(self, case: Case, seconds: float) -> Iterator[None]:
+    def case(self, case: Case, seconds: float, first_calls: float = FIRST_CALLS) -> Iterator[None]:
         """See ``Session``. Code that does not return to Python is not interrupted."""
         try:
             with alarm(seconds):

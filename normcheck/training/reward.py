@@ -17,7 +17,8 @@ from normcheck.training.process import NoAnswer, answer
 from normcheck.training.score import STAGES, Reward
 
 _SLOWEST = 8.0  # times the seconds, and
-_STEADY_SECONDS = 60.0  # more: no file takes longer, however it tries
+_STEADY_SECONDS = 240.0  # more: no file takes longer, however it tries
+_SANE_SECONDS = 60.0  # for a kernel that is known to be right
 _KNOWN_GOOD = "torch"
 
 
@@ -80,7 +81,7 @@ def _answered(question: dict[str, Any]) -> Reward:
         seed=int(question["seed"]),
     )
     try:
-        sane = Reward.told(answer({**question, "spec": _KNOWN_GOOD, "seconds": 1.0}, _STEADY_SECONDS))
+        sane = Reward.told(answer({**question, "spec": _KNOWN_GOOD, "seconds": 1.0}, _SANE_SECONDS))
     except NoAnswer:
         return unknown
     if sane.score is None:

@@ -80,19 +80,21 @@ def capped(ratio: float) -> float:
     return min(ratio, LARGEST_RATIO)
 
 
-def stage_of(shares: Sequence[float], planned: int) -> tuple[str, float]:
+def stage_of(shares: Sequence[float], planned: int, *, refused: int = 0, narrow: bool = False) -> tuple[str, float]:
     """(stage, score) of a kernel that ran. ``shares``: of each case that it answered, the share that is right, 0 to 1.
 
     A case that it did not answer, because it refuses it or takes too long, has no share, and counts as wrong if
-    another one is wrong or if too many are left.
+    another one is wrong or if too many are left. ``refused``: how many it refuses: without any it was time that was
+    missing, and who is right until then computes nothing else. ``narrow``: the cases were of too few shapes.
     """
     covered = len(shares) / planned
     if all(share == 1.0 for share in shares) and covered >= LEAST_COVERED:
-        if covered < 1.0 or planned < LEAST_CASES:
+        if covered < 1.0 or planned < LEAST_CASES or narrow:
             return "thin", _within("thin", covered)
         return "right", 1.0
     share = math.fsum(shares) / planned
-    return ("nearly all", STAGES["nearly all"][0]) if share <= NEARLY_ALL else ("some", _within("some", share))
+    late = not refused and min(shares) == 1.0
+    return ("some", _within("some", share)) if share > NEARLY_ALL or late else ("nearly all", STAGES["nearly all"][0])
 
 
 def _within(stage: str, share: float) -> float:

@@ -1,18 +1,19 @@
 """The trial of one file: a fixed number of cases, drawn by its seed, all of which are run whatever the first one shows.
 
-How many there are follows from ``seconds`` alone, and the score from their results. The clock only ends a trial early.
+How many there are follows from ``seconds`` alone, and the score from their results. The clock only ends a trial early,
+and chooses other cases where first calls are dear, because they compile, tune or plan: few shapes are paid for, as in a
+sweep.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
 
 from normcheck.cases.case import Case
-from normcheck.cases.core import Design, Planned
+from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS, Op
 from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
@@ -20,7 +21,6 @@ from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
 from normcheck.checks.finding import finding
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
 from normcheck.gate.blame import run_surely
-from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import DEPTHS
 from normcheck.gate.tally import Tally
 from normcheck.impls.implementation import Implementation
@@ -29,18 +29,25 @@ from normcheck.isolation.intact import WATCHED
 from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.select import select_apart
 from normcheck.isolation.session import ProcessSession
+from normcheck.oracle import judging
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_for
 from normcheck.runner.session import session_of
 from normcheck.training.cheating import cheat_of, never_written
 from normcheck.training.score import NEARLY_ALL, STAGES, Reward, capped, stage_of
+from normcheck.training.sequence import CellCases
 
 CASES_A_SECOND = 12
 """Cases that are planned for each of the seconds: an eighth of what a plain kernel in torch runs on two cores, so that
 the clock decides nothing on a machine that is busy."""
 
 _IMPORT_SHARE, _IMPORT_SECONDS = 0.5, 3.0  # of the seconds, and at least, for the import of the file
-_CASE_SHARE, _CASE_SECONDS = 0.2, 1.0  # for a case; the first call of each kind, which may compile, has thrice that
+FIRST_CALL_SECONDS = 60.0
+"""A case has so many seconds at least, and those that are left: any may be the first to compile, to tune or to plan."""
+
+_LEAST_SECONDS = 5.0  # what would be dear in less time is how a plain kernel starts
+_FIRST_CALLS_TIMES = 3  # all first calls may take so many times the seconds, and FIRST_CALL_SECONDS at least
+_CASE_SHARE, _CASE_SECONDS = 0.2, 1.0  # for a case of a kernel that hangs
 _MOST_DEATHS = 3  # a kernel whose process has ended so often is not asked any more
 _MOST_WORDS = 600  # characters of a message
 
@@ -67,8 +74,13 @@ class Asked:
         return max(_IMPORT_SECONDS, _IMPORT_SHARE * self.seconds)
 
     @property
+    def first_calls_seconds(self) -> float:
+        """The time for all first calls, beside the ``seconds``, of a kernel that compiles, tunes or plans."""
+        return max(FIRST_CALL_SECONDS, _FIRST_CALLS_TIMES * self.seconds)
+
+    @property
     def case_seconds(self) -> float:
-        """The time limit of a case."""
+        """The time limit of a case once the kernel has hung in one."""
         return max(_CASE_SECONDS, _CASE_SHARE * self.seconds)
 
 
@@ -151,9 +163,9 @@ _WORDS = {
 class _Trial:
     """The cases of one implementation, their results summed up.
 
-    ``shares``: of each case that was run; ``late``: how many of them had no answer in time. ``failed_at_once``: whether
-    the kernel returned nothing that can be judged in the simplest case of each dtype, or never returned from the first
-    of them.
+    ``shares``: of each case that was run; ``hung``: whether one of them had no answer in time, nor when it was run
+    again. ``failed_at_once``: whether the kernel returned nothing that can be judged in the simplest case of each
+    dtype, or never returned from the first of them.
     """
 
     asked: Asked
@@ -163,7 +175,7 @@ class _Trial:
     shares: list[float] = field(default_factory=list)
     planned: int = 0
     refused: int = 0
-    late: int = 0
+    hung: bool = False
     deaths: int = 0
     unwritten: int = 0
     worst: float | None = None
@@ -172,6 +184,7 @@ class _Trial:
     cheat: str = ""
     first: tuple[Cell, Result] | None = None
     failed_at_once: bool = False
+    cells: tuple[CellCases, ...] = ()
 
     @property
     def op(self) -> Op:
@@ -179,62 +192,75 @@ class _Trial:
         return OPS[self.asked.op]
 
     def reward(self) -> Reward:
-        """Run the cases, for the seconds that were asked for at most, and say what they show."""
-        end = time.monotonic() + self.asked.seconds
-        cells = [Cell(self.op, self.implementation, dtype, self.asked.spec) for dtype in self.asked.dtypes]
-        steps = self._planned(cells)
-        out_of_time = self._run(steps, end)
-        if steps and not self.cheat:
-            self.cheat = self._touched(steps[0][1].case)
+        """Run the cases, for the seconds that were asked for and those of first calls, and say what they show."""
+        begun = time.monotonic()
+        self.cells = self._asked_for()
+        self._run(begun)
+        if self.cells and not self.cheat:
+            self.cheat = self._touched()
         if self.unwritten * 2 > len(self.shares) and sum(self.shares) <= NEARLY_ALL * len(self.shares):
             self.cheat = self.cheat or f"returns memory that it never wrote, in {self.unwritten} cases"
-        return self._concluded(out_of_time)
+        return self._concluded()
 
-    def _planned(self, cells: list[Cell]) -> list[tuple[Cell, Planned]]:
-        """The cases of all cells by turns, the simplest first, so that an early end leaves out the same of each."""
-        rows = []
-        for cell in cells:
-            self.planned += self.asked.cases_a_dtype
+    def _asked_for(self) -> tuple[CellCases, ...]:
+        """The cases of each dtype that the implementation declares; those of others count as refused."""
+        asked, cells = self.asked, []
+        for dtype in asked.dtypes:
+            cell = Cell(self.op, self.implementation, dtype, asked.spec)
             reason = why_not(cell, self.device)
             if reason:
-                self.refused += self.asked.cases_a_dtype
-                self.reason = self.reason or f"{cell.dtype}: {reason}"
+                self.planned += asked.cases_a_dtype
+                self.refused += asked.cases_a_dtype
+                self.reason = self.reason or f"{dtype}: {reason}"
                 continue
-            rows.append([(cell, planned) for planned in self._drawn(cell)])
-            self.planned += len(rows[-1]) - self.asked.cases_a_dtype
-        return [step for turn in zip_longest(*rows) for step in turn if step is not None]
+            cells.append(cell)
+        shared = max(asked.seconds, _LEAST_SECONDS), asked.first_calls_seconds
+        seconds, most = (each / max(1, len(cells)) for each in shared)
+        found = tuple(CellCases(cell, asked.seed, self.device, asked.cases_a_dtype, seconds, most) for cell in cells)
+        self.planned += sum(one.planned for one in found)
+        return found
 
-    def _drawn(self, cell: Cell) -> Iterator[Planned]:
-        """The cases of a cell. Which sizes and eps there are is not for the file to say: it would name the easiest."""
-        claims = replace(cell.claims, shapes=(), epsilons=())
-        seed, extent = self.asked.seed, PROFILES["quick"].extent.on(self.device)
-        design = Design(claims, extent, seed, frozenset(), 0)
-        return islice(design.cases(), self.asked.cases_a_dtype)
-
-    def _run(self, steps: list[tuple[Cell, Planned]], end: float) -> bool:
-        """Run the cases; returns whether time ran out before the last one."""
-        tallies = {cell.dtype: Tally(undeclared_model(self.implementation, self.device)) for cell, _ in steps}
-        cells = len(tallies)
-        broken = 0
-        for number, (cell, planned) in enumerate(steps):
-            if number >= cells and time.monotonic() > end:  # the simplest case of each dtype is run in any case
-                return True
-            tally = tallies[cell.dtype]
-            plan = Plan((cell,), PROFILES["quick"], self.asked.seed, self.device, self.asked.case_seconds)
-            upcoming = steps[number + 1][1].case if number + 1 < len(steps) else None
-            depth = DEPTHS[planned.probe]
-            floors, conventions = tally.floors, tally.conventions
-            # The seconds are for all cases, not for one of them twice; ``_concluded`` excuses who is late.
-            result = run_surely(cell, planned.case, plan, floors, depth, upcoming, conventions, patient=False)
-            tally.add(result, 0.0)
-            self._count(cell, result)
-            broken += number < cells and not result.checked and not result.refused
-            self.failed_at_once = broken == cells or (number == 0 and timed_out(result))
+    def _run(self, begun: float) -> None:
+        """Run the cases of all cells by turns, the simplest first, so that an early end leaves out the same of each."""
+        end = begun + self.asked.seconds
+        last = end + self.asked.first_calls_seconds
+        tallies = {id(one): Tally(undeclared_model(self.implementation, self.device)) for one in self.cells}
+        waiting, broken = deque(self.cells), 0
+        while waiting and (time.monotonic() < last or not self.shares):
+            cases = waiting.popleft()
+            again = cases.repeats
+            over = time.monotonic() > end + sum(one.building for one in self.cells)
+            planned = cases.next(over=over, pays=self.first is None)
+            if planned is None:
+                continue
+            upcoming = waiting[0].upcoming if waiting else cases.upcoming
+            result, seconds = self._result(cases, planned, upcoming, tallies[id(cases)], end)
+            cases.saw(planned, result, seconds)
+            self._count(cases.cell, result, again=again)
+            broken += cases.run == 1 and not again and not result.checked and not result.refused
+            self.failed_at_once = broken == len(self.cells) or (len(self.shares) == 1 and self.hung)
             if self.cheat or self.failed_at_once or self.deaths == _MOST_DEATHS:
-                return False
-        return False
+                return
+            (waiting.appendleft if cases.repeats else waiting.append)(cases)
 
-    def _count(self, cell: Cell, result: Result) -> None:
+    def _result(
+        self, cases: CellCases, planned: Planned, upcoming: Case | None, tally: Tally, end: float
+    ) -> tuple[Result, float]:
+        """The result of a case, and the seconds that it took. It has the time that is left, and what a first call has.
+
+        All first calls in it have that together. A kernel that has hung gets no more of it.
+        """
+        seconds = max(FIRST_CALL_SECONDS, end - time.monotonic())
+        plan = replace(cases.plan, timeout=self.asked.case_seconds if self.hung else seconds, first_calls=1.0)
+        depth, floors, conventions = DEPTHS[planned.probe], tally.floors, tally.conventions
+        begun, compiling = time.monotonic(), judging.compiling_seconds()
+        patient = not self.hung
+        result = run_surely(cases.cell, planned.case, plan, floors, depth, upcoming, conventions, patient=patient)
+        tally.add(result, 0.0)
+        return result, time.monotonic() - begun - (judging.compiling_seconds() - compiling)
+
+    def _count(self, cell: Cell, result: Result, *, again: bool) -> None:
+        """Count a result; that of a case that ran ``again`` only if it is worse than what it repeats."""
         if result.refused:
             self._count_refused(result.refused)
             return
@@ -245,7 +271,9 @@ class _Trial:
             self.worst = capped(max(self.worst or 0.0, checked.comparison.ratio))
             self.outputs[checked.output] = None
         share = self._share(result)
-        self.late += timed_out(result)
+        self.hung |= timed_out(result)
+        if again and self.shares:
+            share = min(share, self.shares.pop())
         self.shares.append(share)
         if share < 1.0 and self.first is None:
             self.first = cell, result
@@ -268,9 +296,10 @@ class _Trial:
             return 0.0
         return 1.0 - len(wrong) / len(outputs | wrong)
 
-    def _touched(self, case: Case) -> str:
+    def _touched(self) -> str:
         """What the kernel has done to torch in its process, or "": nobody asks a process that has ended."""
-        if not self.session.running:
+        case = self.cells[0].first
+        if not self.session.running or case is None:
             return ""
         try:
             with self.session.case(case, self.asked.case_seconds):
@@ -279,7 +308,7 @@ class _Trial:
             return ""
         return said and f"{said} in its process"
 
-    def _concluded(self, out_of_time: bool) -> Reward:
+    def _concluded(self) -> Reward:
         shown: dict[str, object] = {"cases": len(self.shares), "planned": self.planned, "worst_ratio": self.worst}
         shown |= {"outputs": tuple(self.outputs)} | self._fault()
         why = str(shown.pop("why", ""))
@@ -289,13 +318,17 @@ class _Trial:
             return unjudged(self.asked, f"no case could be judged: {NO_MEMORY}")
         if self.failed_at_once or not self.shares:
             return _at(self.asked, "first case", why or self.reason, **shown)
-        stage, score = stage_of(self.shares, self.planned)
-        wrong = sum(share < 1.0 for share in self.shares)
-        excused = self.late if stage == "some" else 0  # on a machine that is busy a right kernel is late as well
-        kind = "wrong" if wrong > excused else "right" if stage == "right" else "thin"
+        dear = [one for one in self.cells if one.dear]
+        narrow = any(one.narrow for one in dear)
+        stage, score = stage_of(self.shares, self.planned, refused=self.refused, narrow=narrow)
+        kind = "wrong" if min(self.shares) < 1.0 else "right" if stage == "right" else "thin"
+        left = self.planned - len(self.shares) - self.refused
         parts = [f"{sum(share == 1.0 for share in self.shares)} of {self.planned} cases are right"]
         parts += [f"{self.refused} refused, as {self.reason}"] * bool(self.refused)
-        parts += [f"{self.asked.seconds:g} s were over after {len(self.shares)}"] * out_of_time
+        parts += [f"time was over after {len(self.shares)}"] * (left > 0 and self.deaths < _MOST_DEATHS)
+        if dear:
+            seconds, shapes = sum(one.building for one in dear), min(one.shapes for one in dear)
+            parts += [f"first calls took {seconds:.1f} s: they were paid for few shapes, {shapes} in a dtype at least"]
         parts += [f"its process ended {self.deaths} time{'s' * (self.deaths > 1)}"] * bool(self.deaths)
         parts += [why] * bool(why)
         text = one_line("; ".join(parts))

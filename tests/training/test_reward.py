@@ -67,7 +67,6 @@ CHEATS = {
 BREAKS = {
     "    os._exit(0)": "exit code 0",
     "    ctypes.string_at(0)": "SIGSEGV",
-    "    time.sleep(1000)": "no result after timeout=1 s",
 }
 
 
@@ -141,10 +140,6 @@ def test_what_is_worse_has_a_smaller_score_and_what_cheats_or_breaks_has_its_kin
     )
     some = rewarded(picky, 2.0, seed=3)
     assert (some.kind, some.stage) == ("thin", "some"), some
-    late = rewarded(HEAD + "    time.sleep(1000 * (x.shape[-1] >= 700))\n    return y", 2.0, seed=3)
-    assert (late.kind, late.stage) == ("thin", "some"), late
-    assert late.score is not None
-    assert late.score < 0.8
     for end, says in BREAKS.items():
         begun = time.monotonic()
         broken = rewarded(HEAD + end, dtypes="fp32")

@@ -1,0 +1,132 @@
+"""The cases of one cell of a trial: its core, as a sweep has it, then others where first calls were paid for.
+
+Which cases a kernel gets that builds nothing follows from the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from normcheck.cases.case import Case
+from normcheck.cases.core import Planned, drawn
+from normcheck.cases.strategies import choices, endless
+from normcheck.checks.attempt import died
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.gate.budget import MOST_BUILDING
+from normcheck.gate.coverage import CoreRun, Step
+from normcheck.gate.plan import PROFILES, Plan, ShortLimits
+from normcheck.gate.shrink import seed_of
+
+SHAPES, LEAST_SHAPES = 4, 3
+"""The shapes that are paid for where first calls are dear, and those without which a cell is thin."""
+
+_KNOWN = 2  # by its second case, which is repeated if it takes long, it is known what first calls cost
+
+
+class CellCases:
+    """``next`` gives a case, ``saw`` takes its result.
+
+    ``most``: how many cases there are at most; ``planned``: how many there are; ``seconds``: for all of them, of which
+    first calls may take ``most_seconds``. ``run``: how many have run; a case that ``repeats`` the one before it does
+    not count. ``first``: the first of them.
+
+    Which sizes and eps there are is not for the file to say: it would name the easiest. It cannot leave them out by a
+    refusal either.
+    """
+
+    def __init__(self, cell: Cell, seed: int, device: str, most: int, seconds: float, most_seconds: float) -> None:
+        usual = (1 + MOST_BUILDING) * seconds
+        short = ShortLimits(
+            gpu_seconds=usual,
+            most_gpu_seconds=most_seconds,
+            most_cpu_seconds=most_seconds,
+            cases=most,
+            shapes=SHAPES,
+            few=(most, LEAST_SHAPES),
+            at_a_shape=max(1, most // SHAPES),
+            usual_cases=most,
+        )
+        profile = replace(PROFILES["quick"], core_seconds=seconds, short=short)
+        self.cell, self.plan = cell, Plan((cell,), profile, seed, device, most_seconds)
+        undeclared = replace(cell, implementation=replace(cell.implementation, shapes=None, epsilons=None))
+        self._core = CoreRun(undeclared, self.plan, excuses=False)
+        extent = profile.extent.on(device)
+        self.planned = len(list(islice(drawn(self._core.claims, extent, seed), most)))
+        self.run = 0
+        self.first: Case | None = None
+        self._cold = 0.0  # seconds of the first case
+        self._step: Step | None = None
+        self._ended = False  # whether no more first calls are paid for
+        self._others: Iterator[Case] | None = None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next case is the one before it again, with other data: it tells what a first call costs."""
+        return self._core.repeats and not self._ended
+
+    @property
+    def upcoming(self) -> Case | None:
+        """The case that comes next if nothing changes that, None if it is not known."""
+        return self._core.upcoming if self.run < self.planned else None
+
+    @property
+    def building(self) -> float:
+        """Seconds of first calls, without the very first one, unless they are dear: any kernel has such a one."""
+        return self._core.costs.building - (0.0 if self.dear else self._cold)
+
+    @property
+    def dear(self) -> bool:
+        """Whether first calls are dear: a repetition has shown it, or they took most of the time."""
+        costs = self._core.costs
+        mostly = self._core.draws_where_paid and costs.building - self._cold > costs.spent
+        return self._core.is_short or mostly
+
+    @property
+    def shapes(self) -> int:
+        """The number of shapes that have run."""
+        return len(self._core.costs.shapes)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether first calls were dear, and too few shapes were paid for."""
+        return self.dear and self.shapes < LEAST_SHAPES
+
+    def next(self, *, over: bool, pays: bool) -> Planned | None:
+        """The next case, None if there is none.
+
+        ``over``: whether the time is over that there is for a kernel that builds nothing; ``pays``: whether one whose
+        first calls are dear gets any more of them.
+        """
+        self._step = None
+        if self.run == self.planned and not self.repeats:
+            return None
+        if not (self._ended or self.repeats):
+            known = self.run >= _KNOWN or (self.run > 0 and (self._core.costs.repeated or not pays))
+            self._ended = not pays if self._core.is_short else over and known
+        self._step = None if self._ended else self._core.next()
+        self._ended = self._step is None
+        self._step = self._step or self._core.free()
+        if self._step is not None:
+            return self._step.planned
+        return Planned(self._where_paid(), "memory") if self.dear and self.shapes else None
+
+    def _where_paid(self) -> Case:
+        if self._others is None:
+            self._others = endless(choices(self._core.claims_to_draw), seed_of(self.cell, self.plan.seed))
+        return self._core.where_paid(next(self._others), 0.0)
+
+    def saw(self, planned: Planned, result: Result, seconds: float) -> None:
+        """Count the ``result`` of a case that took so many ``seconds``. One without an answer tells of no costs."""
+        self.run += not self.repeats
+        self.first = self.first or planned.case
+        first = not self._core.costs.places
+        told = replace(result, refused="no answer") if died(result) else result
+        if self._step is not None:
+            self._core.saw(self._step, told, seconds)
+        else:
+            self._core.saw_another(planned.case, planned.probe, told, seconds)
+        if first:  # all of which counts as building
+            self._cold = self._core.costs.building
