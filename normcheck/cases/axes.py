@@ -46,8 +46,8 @@ ROWS_OF_CLASS: Mapping[int, tuple[int, ...]] = {
 BANDS, BANDS_END = (1, 2, 9), 300
 """The smallest M of the classes of few rows that every class of N meets: one row, a few, several blocks of rows."""
 
-WIDTHS = (1, 2, 64, 1024, 4097)
-"""The smallest N of each width: one column, part of a block, a block, a few blocks, more than many a kernel holds."""
+WIDTHS = (1, 2, 64, 1024, 4097, 32769)
+"""The smallest N of each width: one column, part of a block, a block, a few, many, more than many a kernel holds."""
 
 LONGEST_OCTAVE = 1 << 17
 
@@ -147,7 +147,7 @@ PAIRS = (
 a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a kind of dy that is not finite."""
 
 FINE = (("n", "layout"), ("n", "dy"))
-"""Pairs that a core leaves out if each new row length costs a compilation, as on a GPU."""
+"""Pairs that a core leaves out of the last of WIDTHS, and if each new N costs a compilation, as on a GPU."""
 
 WITHOUT_ROWS = ("n", "layout", "weight", "bias", "weight_dtype")
 """The axes that cases with M=0 vary: a value of the axis "empty" is one of these axes with one of its values."""

@@ -23,6 +23,7 @@ from normcheck.cases.axes import (
     PROBES,
     ROWS_OF_CLASS,
     SPECIAL,
+    WIDTHS,
     WITHOUT_ROWS,
     Pair,
     Value,
@@ -164,7 +165,7 @@ def _without_rows(axis: str, claims: Claims, columns: Sequence[tuple[int, str]])
 def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent) -> bool:
     """Whether a pair of values is a goal: one case can have both, and the pair is worth a case."""
     pair = {one: a, other: b}
-    if (one, other) in FINE and not extent.fine:
+    if (one, other) in FINE and not (extent.fine and a[0] < WIDTHS[-1]):
         return False
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
