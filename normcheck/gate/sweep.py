@@ -20,7 +20,7 @@ from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
 from normcheck.desk.explain import VALUES, explanation, knows
 from normcheck.gate.ahead import Ahead
-from normcheck.gate.blame import Blame, blamed, run_surely, whole_sweep, with_blame
+from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop, seed_of, widened
@@ -70,7 +70,8 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
             failure = with_blame(cell, plan, blame, failure)
             if torn:
-                failure = replace(failure, advice=torn, reproduce=whole_sweep(cell, plan))
+                shown = repro_of(cell, (*torn.before, smallest.case)) if torn.before else whole_sweep(cell, plan)
+                failure = replace(failure, advice=torn.advice, reproduce=shown)
             if failure.where is not None and not torn:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
             if blame.alone and not (final or torn):
@@ -156,8 +157,9 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         if own or result.failed:
             tally.add(result, seconds)
             progress(tally.cases, max(tally.floors.values(), default=0.0))
-        if result.failed:
-            found.append(result)
+        failed = result if result.failed else tally.without_graph
+        if failed is not None:
+            found.append(failed)
             raise Stop
         return result, seconds
 
