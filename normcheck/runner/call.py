@@ -177,10 +177,11 @@ def unavailable(implementation: Implementation, device: str) -> str:
 
 def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
     """What the implementation declares about its arithmetic in this case, whatever its data. Raises Broken."""
-    if not callable(implementation.model):
-        return implementation.model
+    declared = implementation.model
+    if not callable(declared):
+        return declared
     with guarded("model(case)", implementation):
-        return dict(called(implementation.model, without_seed(case)))
+        return called(lambda: dict(declared(without_seed(case))))
 
 
 def differentiable(inputs: Inputs) -> Inputs:
@@ -359,9 +360,10 @@ def _named(returned: object, what: str, required: str) -> dict[str, object]:
         of = one_line(type(returned).__name__, 60)
         raise Broken("missing", required, f"{what} returned {of}: expected {expected}")
     with guarded(f"reading what {what} returned"):
-        if len(returned) > _MOST_VALUES:
-            raise Broken("shape", required, f"{what} returned {len(returned)} values: expected {_MOST_VALUES} at most")
-        items = {one_line(str(name), 60): value for name, value in returned.items()}
+        count = called(len, returned)
+        if count > _MOST_VALUES:
+            raise Broken("shape", required, f"{what} returned {count} values: expected {_MOST_VALUES} at most")
+        items = called(lambda: {one_line(str(name), 60): value for name, value in returned.items()})
     if what == "forward" and not isinstance(items.get(required), Tensor):
         there = required in items
         got = f"{required}={one_line(type(items[required]).__name__, 60)}" if there else str(sorted(items))
