@@ -20,6 +20,11 @@ def refusal(case: Case, problem: Problem) -> str:
     return f"{', '.join(case.unusual)}: {one_line(problem.message, 200)}"
 
 
+def is_of_exception(case: Case, reason: str) -> bool:
+    """Whether a reason is that of an exception which was taken for a refusal, see ``refusal``."""
+    return bool(case.unusual) and reason.startswith(f"{', '.join(case.unusual)}: ")
+
+
 @contextmanager
 def refused_clearly(case: Case) -> Iterator[None]:
     """Around a backward: raise its clear refusal as UnsupportedCase, so that forward's outputs are still judged."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, telling
-from normcheck.cases.case import MOST_COLUMNS, Case
+from normcheck.cases.case import MOST_COLUMNS, Case, without_unusual
 from normcheck.cases.claims import Claims
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks import sanitizer
@@ -18,6 +18,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
+from normcheck.checks.refusal import is_of_exception
 from normcheck.desk.explain import VALUES, explanation, knows
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
@@ -147,6 +148,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     """
     most, (shard, shards) = plan.profile.max_examples, plan.shard
     found: list[Result] = []
+    asked: set[Case] = set()
     number, end = -1, math.inf
 
     def run(case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True) -> tuple[Result, float]:
@@ -161,6 +163,10 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         if failed is not None:
             found.append(failed)
             raise Stop
+        usual = _asked_at_once(cell, result)
+        if usual is not None and usual not in asked:
+            asked.add(usual)
+            core.saw_another(usual, "memory", *run(usual, Depth.MEMORY, own=own))
         return result, seconds
 
     def judge(case: Case, is_large: bool = False, upcoming: Case | None = None) -> None:
@@ -196,6 +202,19 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         pass
     tally.failed_at = number
     return found
+
+
+def _asked_at_once(cell: Cell, result: Result) -> Case | None:
+    """The case without what is unusual, if an exception was taken for a refusal of that; None if it was not.
+
+    What else the case has, such as N = 1, is refused by ``UnsupportedCase`` or a declaration alone.
+    """
+    case, claims = result.case, cell.claims
+    if not any(is_of_exception(case, reason) for reason in (result.refused, result.seen.refused)):
+        return None
+    usual = without_unusual(case)
+    known = not claims.shapes or (usual.M, usual.N) in claims.shapes
+    return usual if known and usual != case else None
 
 
 DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
