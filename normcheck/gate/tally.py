@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import CODES, DRESIDUAL, GRADIENTS, Op
+from normcheck.checks import own_limit
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.contract import Problem
@@ -56,7 +57,7 @@ class Tally:
     the first of these, ``opened``, and not all -> the first case that it does not fit. ``late``: whether a
     case came in time only when it was run again. ``missing``: output -> in how many cases with rows it was not
     returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
-    that -> the first case.
+    that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
     """
 
     base: Model
@@ -69,6 +70,7 @@ class Tally:
     returned: set[str] = field(default_factory=set)
     missing: Counter[str] = field(default_factory=Counter)
     graphs: dict[bool, Result] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     declared: dict[str, str] = field(default_factory=dict)
     per_row: float = float("inf")
@@ -93,6 +95,11 @@ class Tally:
 
     def add(self, result: Result, seconds: float) -> None:
         """Count a case that took so many ``seconds``."""
+        for reason in filter(None, (result.refused, result.seen.refused)):
+            axis = own_limit.axis_of(reason)
+            if axis:
+                size = getattr(result.case, axis)
+                self.limits[reason] = min(size, self.limits.get(reason, size))
         if result.refused:
             _count_reason(self.refused, result.refused)
             return
@@ -180,7 +187,7 @@ class Tally:
     def verdict(self, bare: Verdict, op: Op, failure: Finding | None) -> Verdict:
         """``bare``, a verdict of no case, with the counts of all cases: fail if there is a ``failure``, else pass."""
         uncheckable = {name: Uncheckable(count=count, total=total) for name, (count, total) in self.uncheckable.items()}
-        notes = list(self.notes)
+        notes = [*self.notes, *self._limits()]
         if self.too_slow:
             notes.append(f"not run, too slow for this profile: {', '.join(self.too_slow)}")
         if self.conventions and failure is None and bare.dtype != "fp32":
@@ -210,6 +217,12 @@ class Tally:
             shapes=len(self.shapes),
             spread={axis: dict(values) for axis, values in self.spread.items()},
         )
+
+    def _limits(self) -> Iterator[str]:
+        """The limits that the kernel itself states, in words."""
+        for reason, least in self.limits.items():
+            sizes = (m if own_limit.axis_of(reason) == "M" else n for m, n in self.shapes)
+            yield own_limit.in_words(reason, least, max(sizes, default=0))
 
     def skipped(self, bare: Verdict, otherwise: str) -> Verdict:
         """``bare`` as a skip, with why the cases were refused; ``otherwise``: its detail if none was refused."""
