@@ -51,8 +51,8 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool 
     if reason:
         return uncounted(cell, plan.device, "skip", detail=reason)
     start = time.perf_counter()
-    with session_of(cell.implementation):
-        return _run(cell, plan, progress, with_coverage, start)
+    with session_of(cell.implementation) as session:
+        return _told(_run(cell, plan, progress, with_coverage, start), session.eager_calls)
 
 
 def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start: float) -> Verdict:
@@ -104,6 +104,16 @@ def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
+
+
+def _told(verdict: Verdict, eager: int) -> Verdict:
+    """``verdict``; a pass is thin if torch.compile ran ``eager`` calls as they are, and any other has a note on it."""
+    if not eager:
+        return verdict
+    words = f"torch.compile gave up {eager} time{'s' * (eager > 1)}: what was judged there was not compiled"
+    if verdict.status not in ("pass", "thin"):
+        return replace(verdict, notes=(*verdict.notes, words))
+    return replace(verdict, status="thin", detail="; ".join(filter(None, [verdict.detail, words])))
 
 
 def _awake(verdict: Verdict, idle: float) -> Verdict:

@@ -46,7 +46,7 @@ from normcheck.isolation.shared_memory import (
     Space,
     tensor_at,
 )
-from normcheck.runner import call, nvidia_driver
+from normcheck.runner import call, compiled, nvidia_driver
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
 from normcheck.runner.own_memory import Results
@@ -115,6 +115,8 @@ def serve(control: socket.socket) -> None:
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
         if message.get("plot"):
             answer["plot"] = _allocated(state)
+        if eager := compiled.eager_calls():
+            answer["eager"] = eager
         control.sendall(packed({**answer, "number": message.get("number")}))
 
 

@@ -38,7 +38,7 @@ from normcheck.errors import (
 from normcheck.impls import adapt, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import on_cpu
-from normcheck.runner import overwriting
+from normcheck.runner import compiled, overwriting
 from normcheck.runner.arena import Arena
 from normcheck.runner.time_limit import TimeIsUp
 
@@ -74,6 +74,7 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
     Raises Broken if the code raises, or returns neither that output nor a dict with it; UnsupportedCase if its library
     refuses.
     """
+    compiled.raise_limits()
     of_forward, op = {*implementation.overwrites} - {"dy"}, OPS[case.op]
     restored = () if implementation.backward is None else of_forward
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
@@ -119,6 +120,7 @@ def backward(
     Inputs that the implementation may overwrite are put back. Raises as ``forward`` does.
     """
     assert implementation.backward is not None
+    compiled.raise_limits()
     with guarded("backward", implementation), overwriting.put_back(implementation.overwrites, inputs):
         with arena:
             returned = called(
