@@ -44,6 +44,10 @@ class UnsupportedCase(NormcheckError):
     """An implementation's own library refuses this case, which is then skipped. The message is its reason."""
 
 
+class ItselfFailed(NormcheckError):
+    """normcheck's own code raised while it called a kernel, or took a result. It says nothing of the kernel."""
+
+
 class Broken(Exception):
     """A call of an implementation returned nothing that can be judged. The fields are those of a finding."""
 
@@ -113,8 +117,10 @@ def error_text(error: BaseException, most: int = 10_000) -> str:
 ITSELF_FAILED = "normcheck itself failed"
 
 
-def itself_failed(error: Exception) -> str:
+def itself_failed(error: BaseException) -> str:
     """The message for an exception of normcheck's own in one cell, with its file and line. The other cells go on."""
+    if isinstance(error, ItselfFailed):
+        return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
     return f"{ITSELF_FAILED}: {type(error).__name__}: {error} ({where})"

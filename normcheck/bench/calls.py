@@ -45,7 +45,7 @@ def times_of(implementation: Implementation, op: Op, point: Point, direction: st
         inputs = [call.differentiable(one_set) for one_set in inputs]
     calls = [_CALLS[direction](implementation, point, one_set) for one_set in inputs]
     with call.guarded(f"{direction}, while it was timed,"):
-        return _after_one_call(in_turn(calls), device)
+        return call.called(_after_one_call, in_turn(calls), device)
 
 
 def _after_one_call(run: Call, device: str) -> Times:

@@ -247,6 +247,14 @@ def head_size_near(columns: int) -> int:
     return min(HEAD_SIZES, key=lambda size: abs(size - columns))
 
 
+def without_unusual(case: Case) -> Case:
+    """``case`` without what many kernels refuse, see ``Case.unusual``; a long row stays as long."""
+    plain = replace(case, M=max(case.M, 1), weight_dtype="same", residual_dtype="same")
+    if case.layout in EXPANDED:
+        return replace(plain, layout="contiguous", dy="normal")
+    return replace(plain, layout="contiguous") if case.layout == "misaligned" else plain
+
+
 def without_seed(case: Case) -> Case:
     """What a kernel may know of a case before it is called: all but which of the cases of its kind it is."""
     return replace(case, seed=0)

@@ -258,5 +258,10 @@ def buffer_of(tensor: Tensor) -> Tensor:
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """``tensor`` with its bits as integers."""
-    return tensor if tensor.dtype == torch.bool else tensor.view(_INTEGER[tensor.element_size()])
+    """``tensor`` with its bits as integers: a view, or a copy of one that torch negates only when it is read."""
+    return tensor if tensor.dtype == torch.bool else tensor.resolve_neg().view(_INTEGER[tensor.element_size()])
+
+
+def in_memory(tensor: Tensor) -> Tensor:
+    """A view of what lies in the memory of ``tensor``, without the mark by which torch negates it when it is read."""
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor

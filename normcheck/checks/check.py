@@ -78,6 +78,18 @@ class Result:
         return tuple(c for c in self.checked if not c.comparison.ratio <= 1)
 
     @property
+    def has_graph(self) -> bool | None:
+        """Whether gradients came by autograd through y, or could not, as y had no graph; None if that is not known.
+
+        Without rows it says nothing: a kernel may well return early. Nor does a backward that was refused.
+        """
+        if not self.case.M or self.seen.refused:
+            return None
+        if "dx" in self.not_returned:
+            return False
+        return True if "dx" in self.seen.gradients else None
+
+    @property
     def failed(self) -> bool:
         """Whether anything is wrong."""
         return bool(self.problems or self.wrong)

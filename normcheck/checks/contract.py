@@ -46,7 +46,7 @@ def usable_outputs(
             if name in (RESIDUAL_OUT, SCALE):
                 problems.append(Problem("missing", name, f"{name} was not returned: forward gives {_owed(op, inputs)}"))
             continue
-        tensor = returned[name].detach()
+        tensor = returned[name].detach().resolve_neg()
         if name == "y":
             allowed = tuple(map(torch_dtype, op.y_dtypes(case.dtype, case.weight_format)))
             problem = _tensor_problem(name, tensor, tuple(inputs.x.shape), allowed, inputs.x.device)
@@ -92,7 +92,7 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
         if name not in returned:
             problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))
             continue
-        tensor = returned[name].detach()
+        tensor = returned[name].detach().resolve_neg()
         problem = _tensor_problem(name, tensor, tuple(like.shape), (like.dtype,), like.device)
         if problem is None:
             usable[name] = tensor

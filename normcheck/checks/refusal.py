@@ -9,15 +9,24 @@ from contextlib import contextmanager
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import Op
+from normcheck.checks import own_limit
 from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, UnsupportedCase, one_line
 
 
 def refusal(case: Case, problem: Problem) -> str:
-    """The reason, if ``problem`` is a clear refusal of an unusual case; "" if it is not, such as a GPU that failed."""
+    """The reason, if ``problem`` is a clear refusal of an unusual case, or states a limit of large sizes.
+
+    "" if it is neither, such as a GPU that failed.
+    """
     if not case.unusual or problem.kind != "exception" or problem.gpu_failed:
-        return ""
+        return own_limit.refusal(case, problem)
     return f"{', '.join(case.unusual)}: {one_line(problem.message, 200)}"
+
+
+def is_of_exception(case: Case, reason: str) -> bool:
+    """Whether a reason is that of an exception which was taken for a refusal, see ``refusal``."""
+    return bool(case.unusual) and reason.startswith(f"{', '.join(case.unusual)}: ")
 
 
 @contextmanager
@@ -26,7 +35,7 @@ def refused_clearly(case: Case) -> Iterator[None]:
     try:
         yield
     except Broken as broken:
-        reason = refusal(case, Problem(broken.kind, broken.output, broken.message))
+        reason = refusal(case, Problem(broken.kind, broken.output, broken.message, broken.frames))
         if reason:
             raise UnsupportedCase(reason) from broken
         raise

@@ -67,7 +67,7 @@ class SideTally:
             torn = self.tally.torn(self._failed)
             advise = not (died(self._failed) or torn or repeat)
             failure = finding(self.cell, self._failed, self._plan.device, advise=advise)
-            failure = replace(failure, advice=torn) if torn else failure
+            failure = replace(failure, advice=torn.advice) if torn else failure
             if repeat:
                 failure = replace(failure, reproduce=_pasted((*repeat, failure.case)), explain="")
         return Side(

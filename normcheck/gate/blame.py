@@ -206,7 +206,7 @@ def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Findin
         return failure
     needed, count = blame.needed, len(blame.result.after)
     lines = [str(case) for case in (*needed, blame.result.case)]
-    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *lines))
+    reproduce = repro_of(cell, (*needed, blame.result.case))
     if not 0 < len(needed) <= _MOST_PASTED:
         reproduce = whole_sweep(cell, plan)
     if not spoilt(blame.result):
@@ -229,6 +229,12 @@ def _after(needed: Sequence[Case]) -> str:
     if not needed:
         return ""
     return f"; it takes {needed[0] if len(needed) == 1 else f'{len(needed)} of the cases before it'}"
+
+
+def repro_of(cell: Cell, cases: Sequence[Case]) -> str:
+    """The command that runs these cases of this cell, in this order, in one process; "" for none."""
+    words = ("normcheck", "repro", cell.spec, *map(str, cases))
+    return " ".join(shlex.quote(word) for word in words) if cases else ""
 
 
 def whole_sweep(cell: Cell, plan: Plan) -> str:

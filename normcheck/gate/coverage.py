@@ -196,8 +196,9 @@ class CoreRun:
             self._short.alone()
 
     def saw_another(self, case: Case, probe: str, result: Result, seconds: float) -> None:
-        """Count the cost of a case after the core."""
+        """Count a case that is not of the core: its cost, and that it was not refused."""
         if not result.refused:
+            self._refusals.ran(case)
             self.costs.count(Planned(case, probe), seconds)
 
     def is_worth(self, case: Case, seconds: float) -> bool:

@@ -14,12 +14,14 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case, why_not
 from normcheck.checks.cell import Cell
+from normcheck.checks.check import undeclared_model
 from normcheck.checks.finding import finding
 from normcheck.errors import ExitCode, UsageError, one_line
 from normcheck.gate.decision import exit_code
 from normcheck.gate.options import ReproOptions
 from normcheck.gate.plan import PROFILES, Plan, asked_for
 from normcheck.gate.prepare import selected
+from normcheck.gate.tally import Tally
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judging import PLAIN
@@ -58,9 +60,10 @@ def repro_cases(
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
         plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
         with session_of(implementation), poisoned_memory():
+            tally = Tally(undeclared_model(implementation, device))
             for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
                 kept = folder if number == len(cases) else None
-                codes.append(_reproduce(console, cell, case, plan, line, kept))
+                codes.append(_reproduce(console, cell, case, plan, line, kept, tally))
     return exit_code(found=ExitCode.FOUND in codes, broken=False, enough=ExitCode.PASS in codes)
 
 
@@ -85,8 +88,10 @@ def _debugged(implementation: Implementation) -> tuple[Implementation, float]:
     return debugged(implementation), FOREVER_SECONDS
 
 
-def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> ExitCode:
-    """Run the case and show it; with ``folder``, dump it there. Returns its exit code."""
+def _reproduce(
+    console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None, tally: Tally
+) -> ExitCode:
+    """Run the case and show it; with ``folder``, dump it there. Returns its exit code. ``tally``: of those before."""
     name = cell.implementation.name
     compared: list[Expectation] = []
     reason = why_not(cell, plan.device)
@@ -97,7 +102,9 @@ def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, 
             from normcheck.gate.dump import write
 
             write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
-        findings = [finding(cell, result, plan.device)] if result.failed else []
+        tally.add(result, 0.0)
+        failed = result if result.failed else tally.without_graph
+        findings = [finding(cell, failed, plan.device)] if failed else []
     if reason:
         terminal.render_skip(console, cell.key, reason)
         return ExitCode.NOTHING

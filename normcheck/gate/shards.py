@@ -147,7 +147,7 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
     uncheckable = _joined([v.uncheckable for v in parts], _both)
     vacuity = _joined([v.vacuity for v in parts], _weighed)
     own = [n for v in parts for n in v.notes if n not in derived(v.uncheckable, v.vacuity, v.backward_refused, v.cases)]
-    torn = disagreeing(own)
+    torn = disagreeing(own) or _torn_by_graph(parts)
     if torn and status in ("pass", "thin"):
         status, detail = "error", f"{_TORN}: in one part it {', in another it '.join(torn)}"
     return replace(
@@ -178,6 +178,12 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
 
 
 _TORN = "its parts disagree on what the kernel computes; judge the cell in one run, which shows the case"
+
+
+def _torn_by_graph(parts: Sequence[Verdict]) -> list[str]:
+    """What two parts say if the y of one has a graph and that of the other never has; [] if they agree."""
+    bare = any("dx" in v.not_returned and not v.backward_refused for v in parts)
+    return ["returns y without a graph", "has gradients"] if bare and any("dx" in v.worst for v in parts) else []
 
 
 def _listed(a: str, b: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, telling
-from normcheck.cases.case import MOST_COLUMNS, Case
+from normcheck.cases.case import MOST_COLUMNS, Case, without_unusual
 from normcheck.cases.claims import Claims
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks import sanitizer
@@ -18,9 +18,10 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
+from normcheck.checks.refusal import is_of_exception
 from normcheck.desk.explain import VALUES, explanation, knows
 from normcheck.gate.ahead import Ahead
-from normcheck.gate.blame import Blame, blamed, run_surely, whole_sweep, with_blame
+from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop, seed_of, widened
@@ -50,8 +51,8 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool 
     if reason:
         return uncounted(cell, plan.device, "skip", detail=reason)
     start = time.perf_counter()
-    with session_of(cell.implementation):
-        return _run(cell, plan, progress, with_coverage, start)
+    with session_of(cell.implementation) as session:
+        return _told(_run(cell, plan, progress, with_coverage, start), session.eager_calls)
 
 
 def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start: float) -> Verdict:
@@ -70,7 +71,8 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
             failure = with_blame(cell, plan, blame, failure)
             if torn:
-                failure = replace(failure, advice=torn, reproduce=whole_sweep(cell, plan))
+                shown = repro_of(cell, (*torn.before, smallest.case)) if torn.before else whole_sweep(cell, plan)
+                failure = replace(failure, advice=torn.advice, reproduce=shown)
             if failure.where is not None and not torn:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
             if blame.alone and not (final or torn):
@@ -102,6 +104,16 @@ def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
     gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
+
+
+def _told(verdict: Verdict, eager: int) -> Verdict:
+    """``verdict``; a pass is thin if torch.compile ran ``eager`` calls as they are, and any other has a note on it."""
+    if not eager:
+        return verdict
+    words = f"torch.compile gave up {eager} time{'s' * (eager > 1)}: what was judged there was not compiled"
+    if verdict.status not in ("pass", "thin"):
+        return replace(verdict, notes=(*verdict.notes, words))
+    return replace(verdict, status="thin", detail="; ".join(filter(None, [verdict.detail, words])))
 
 
 def _awake(verdict: Verdict, idle: float) -> Verdict:
@@ -146,6 +158,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     """
     most, (shard, shards) = plan.profile.max_examples, plan.shard
     found: list[Result] = []
+    asked: set[Case] = set()
     number, end = -1, math.inf
 
     def run(case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True) -> tuple[Result, float]:
@@ -156,9 +169,14 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         if own or result.failed:
             tally.add(result, seconds)
             progress(tally.cases, max(tally.floors.values(), default=0.0))
-        if result.failed:
-            found.append(result)
+        failed = result if result.failed else tally.without_graph
+        if failed is not None:
+            found.append(failed)
             raise Stop
+        usual = _asked_at_once(cell, result)
+        if usual is not None and usual not in asked:
+            asked.add(usual)
+            core.saw_another(usual, "memory", *run(usual, Depth.MEMORY, own=own))
         return result, seconds
 
     def judge(case: Case, is_large: bool = False, upcoming: Case | None = None) -> None:
@@ -194,6 +212,19 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         pass
     tally.failed_at = number
     return found
+
+
+def _asked_at_once(cell: Cell, result: Result) -> Case | None:
+    """The case without what is unusual, if an exception was taken for a refusal of that; None if it was not.
+
+    What else the case has, such as N = 1, is refused by ``UnsupportedCase`` or a declaration alone.
+    """
+    case, claims = result.case, cell.claims
+    if not any(is_of_exception(case, reason) for reason in (result.refused, result.seen.refused)):
+        return None
+    usual = without_unusual(case)
+    known = not claims.shapes or (usual.M, usual.N) in claims.shapes
+    return usual if known and usual != case else None
 
 
 DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import CODES, Op
+from normcheck.cases.ops import CODES, DRESIDUAL, GRADIENTS, Op
+from normcheck.checks import own_limit
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.checks.contract import Problem
 from normcheck.errors import one_line
 from normcheck.impls import source_location
 from normcheck.oracle.conventions import OPEN, Convention, in_words, shown
@@ -25,11 +27,26 @@ _MOST = 20  # different reasons, and notes, in a report
 NO_BACKWARD = "no backward ran, so no gradient was checked"
 
 
+_GRAPH_ADVICE = (
+    "Does one path compute y outside autograd's graph, as under torch.no_grad() or in a kernel without a backward? "
+    "Give it a torch.autograd.Function, or declare a backward. If nobody asks for gradients, return a y without a "
+    "graph in every case: then no gradient is owed."
+)
+
+
 def uncounted(cell: Cell, device: str, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
     """The verdict of a cell before any case is counted, with the file and line that define its implementation."""
     place = source_location.of(cell.implementation)
     bare = Verdict.of(cell.key.on(device), status, detail=detail, seconds=seconds)
     return replace(bare, file=source_location.relative(place.file), line=place.line)
+
+
+@dataclass(frozen=True)
+class Torn:
+    """A failure of two cases that do not go together. ``before``: the other one, to be run first, if that shows it."""
+
+    advice: str
+    before: tuple[Case, ...] = ()
 
 
 @dataclass
@@ -38,7 +55,9 @@ class Tally:
 
     ``conventions``: those that fit all cases so far, None before a case has fitted any. ``excluded``: each that fitted
     the first of these, ``opened``, and not all -> the first case that it does not fit. ``late``: whether a
-    case came in time only when it was run again.
+    case came in time only when it was run again. ``missing``: output -> in how many cases with rows it was not
+    returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
+    that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
     """
 
     base: Model
@@ -49,7 +68,9 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     backward_refused: Counter[str] = field(default_factory=Counter)
     returned: set[str] = field(default_factory=set)
-    missing: set[str] = field(default_factory=set)
+    missing: Counter[str] = field(default_factory=Counter)
+    graphs: dict[bool, Result] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     declared: dict[str, str] = field(default_factory=dict)
     per_row: float = float("inf")
@@ -74,6 +95,11 @@ class Tally:
 
     def add(self, result: Result, seconds: float) -> None:
         """Count a case that took so many ``seconds``."""
+        for reason in filter(None, (result.refused, result.seen.refused)):
+            axis = own_limit.axis_of(reason)
+            if axis:
+                size = getattr(result.case, axis)
+                self.limits[reason] = min(size, self.limits.get(reason, size))
         if result.refused:
             _count_reason(self.refused, result.refused)
             return
@@ -83,7 +109,9 @@ class Tally:
         self.late |= result.late
         self.shapes.add((result.case.M, result.case.N))
         self.first = self.first or result
-        self.missing.update(result.not_returned)
+        self.missing.update(result.not_returned if result.case.M else dict.fromkeys(result.not_returned, 0))
+        if result.has_graph is not None:
+            self.graphs.setdefault(result.has_graph, result)
         self.notes.update(dict.fromkeys(result.notes[: max(0, _MOST - len(self.notes))]))
         if result.case.M >= 8:
             self.per_row = min(self.per_row, seconds / result.case.M)
@@ -91,7 +119,8 @@ class Tally:
             self.per_column = max(self.per_column, seconds / result.case.N)
         for checked in result.checked:
             name, c = checked.output, checked.comparison
-            self.returned.add(name)
+            if result.case.M:
+                self.returned.add(name)
             if not _lacks_bounds(result.case):
                 count, total = self.uncheckable.get(name, (0, 0))
                 self.uncheckable[name] = (count + c.uncheckable, total + c.numel)
@@ -117,13 +146,31 @@ class Tally:
         self.excluded.update({each: case for each in self.conventions if each not in fitting})
         self.conventions = tuple(each for each in self.conventions if each in fitting)
 
-    def torn(self, result: Result) -> str:
-        """Advice on a case that fits a convention, but none of those that fit all cases before it; "" for any other."""
+    @property
+    def without_graph(self) -> Result | None:
+        """The first case whose y has no graph, as failed, once the y of another had one: both owe the same gradients.
+
+        What is wrong is that they differ. A kernel whose y never has a graph is judged by its forward alone.
+        """
+        if len(self.graphs) < 2:
+            return None
+        bare = self.graphs[False]
+        message = f"y has no graph here, so there is no gradient; it has one in {self.graphs[True].case}"
+        absent = [name for name in bare.not_returned if name in (*GRADIENTS, DRESIDUAL)]
+        return replace(bare, problems=tuple(Problem("missing", name, message) for name in absent))
+
+    def torn(self, result: Result) -> Torn | None:
+        """What tears a failed case from others, each of which may be right alone; None if nothing does.
+
+        It fits a convention, but none of those that fit all cases before it; or its y alone has no graph.
+        """
+        if result.has_graph is False and any(problem.output == "dx" for problem in result.problems):
+            return Torn(_GRAPH_ADVICE, (self.graphs[True].case,))
         if not result.conventions or self.conventions is None or {*result.conventions} & {*self.conventions}:
-            return ""
+            return None
         fits = result.conventions[:_MOST_SHOWN]
         others = "; ".join(f"{self.excluded.get(each, self.opened)} does not fit {shown(each)}" for each in fits)
-        return (
+        return Torn(
             f"This case fits another convention: model={' or '.join(map(shown, fits))}. But {others}. "
             "Does the kernel compute some cases in another way than others? "
             f"Declare the one that is meant, such as model={shown(fits[0])}."
@@ -140,19 +187,21 @@ class Tally:
     def verdict(self, bare: Verdict, op: Op, failure: Finding | None) -> Verdict:
         """``bare``, a verdict of no case, with the counts of all cases: fail if there is a ``failure``, else pass."""
         uncheckable = {name: Uncheckable(count=count, total=total) for name, (count, total) in self.uncheckable.items()}
-        notes = list(self.notes)
+        notes = [*self.notes, *self._limits()]
         if self.too_slow:
             notes.append(f"not run, too slow for this profile: {', '.join(self.too_slow)}")
         if self.conventions and failure is None and bare.dtype != "fp32":
             notes += in_words(self.conventions)
         notes += derived(uncheckable, self.vacuity, self.backward_refused, self.cases)
-        absent = self.missing - self.returned
+        absent = self.missing.keys() - (self.returned if failure is None else self.worst.keys())
+        for name in [name for name in op.outputs if self.missing[name] and name in self.returned]:
+            notes.append(f"{name} was not returned in {self.missing[name]:,} cases, and not checked there")
         return replace(
             bare,
             status="pass" if failure is None else "fail",
             detail="" if failure is None else failure.message,
             cases=self.cases,
-            worst=dict(self.worst),
+            worst={name: worst for name, worst in self.worst.items() if name not in absent},
             not_returned=tuple(name for name in (*op.outputs, *op.gradients(weight=True, bias=True)) if name in absent),
             failure=failure,
             uncheckable=uncheckable,
@@ -168,6 +217,12 @@ class Tally:
             shapes=len(self.shapes),
             spread={axis: dict(values) for axis, values in self.spread.items()},
         )
+
+    def _limits(self) -> Iterator[str]:
+        """The limits that the kernel itself states, in words."""
+        for reason, least in self.limits.items():
+            sizes = (m if own_limit.axis_of(reason) == "M" else n for m, n in self.shapes)
+            yield own_limit.in_words(reason, least, max(sizes, default=0))
 
     def skipped(self, bare: Verdict, otherwise: str) -> Verdict:
         """``bare`` as a skip, with why the cases were refused; ``otherwise``: its detail if none was refused."""

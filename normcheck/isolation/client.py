@@ -74,6 +74,7 @@ class Client:
         self._cases: list[Case] = []  # in the present worker
         self.before: tuple[Case, ...] = ()
         self.strays: list[Stray] = []  # that this process found once the latest answer was there
+        self.eager_calls = 0  # the most that a worker told, see ``runner.compiled``
         self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
 
     @property
@@ -210,6 +211,8 @@ class Client:
             raise
         self._seconds_left -= 0.0 if first else time.monotonic() - begun
         self._used = max(self._used, _end_of(answer))
+        eager = answer.get("eager")
+        self.eager_calls = max(self.eager_calls, eager if type(eager) is int else 0)
         failure = answer.get("broken")
         if isinstance(failure, dict) and loses_context(str(failure.get("message"))):
             self.close()  # nothing works any more in its GPU context

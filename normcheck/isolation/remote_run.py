@@ -16,7 +16,6 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.errors import Broken
 from normcheck.isolation.client import Client
 from normcheck.isolation.messages import Message
 from normcheck.isolation.replies import broken_of, copied_out, is_set, raise_failure, stray
@@ -66,7 +65,7 @@ class RemoteRun:
     def _read_forward(self, answer: Message, space: Space) -> Forward:
         outputs = copied_out(space, answer, "forward")
         graph, gradients, joined = answer.get("graph"), answer.get("gradients"), answer.get("joined")
-        early: dict[str, Tensor] | Broken | None = None if isinstance(graph, int) else {}  # None: to be asked for
+        early: dict[str, Tensor] | Exception | None = None if isinstance(graph, int) else {}  # None: to be asked for
         if isinstance(graph, int) and isinstance(gradients, dict):
             broken = "broken" in gradients
             early = broken_of(gradients["broken"]) if broken else copied_out(space, gradients, "gradients")
@@ -74,7 +73,7 @@ class RemoteRun:
         def by_autograd(cotangents: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if early is None:
                 return self._gradients(cotangents, graph)
-            if isinstance(early, Broken):
+            if isinstance(early, Exception):
                 raise early
             return early
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normcheck.errors import Broken, UnsupportedCase
+from normcheck.errors import Broken, ItselfFailed, UnsupportedCase
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
 from normcheck.runner.arena import LATE, Stray
@@ -20,6 +20,9 @@ NOT_PLAIN = "expected a plain torch.Tensor"
 
 NONSENSE = "its process gave no sensible answer to"
 """The beginning of the message on an answer that no worker gives."""
+
+ITSELF = "itself"
+"""In place of the kind of a failure: normcheck's own, of which the kernel knows nothing."""
 
 _KINDS = ("exception", "missing", "shape", "unwritten", "not_repeatable", "input_modified")
 
@@ -75,8 +78,10 @@ def raise_failure(answer: Message) -> None:
         raise broken_of(broken)
 
 
-def broken_of(item: object) -> Broken:
+def broken_of(item: object) -> Broken | ItselfFailed:
     """The exception for a failure that a worker reports."""
+    if isinstance(item, dict) and item.get("kind") == ITSELF:
+        return ItselfFailed(str(item.get("message", ""))[:10_000])
     if not isinstance(item, dict) or item.get("kind") not in _KINDS:
         return nonsense("a call", {})
     frames = item.get("frames")

@@ -80,7 +80,7 @@ def select_apart(
     if "usage" in answer:
         raise (ImportFailed if answer.get("import") is True else UsageError)(str(answer["usage"]))
     if "broken" in answer:
-        raise UsageError(f"impl={spec}: {broken_of(answer['broken']).message}")
+        raise UsageError(f"impl={spec}: {broken_of(answer['broken'])}")
     found = answer.get("found")
     if not isinstance(found, list):
         raise _nonsense(spec)

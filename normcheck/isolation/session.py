@@ -83,6 +83,11 @@ class ProcessSession:
         return self._client.idle_seconds
 
     @property
+    def eager_calls(self) -> int:
+        """See ``Session``."""
+        return self._client.eager_calls
+
+    @property
     def before(self) -> tuple[Case, ...]:
         """See ``Session``."""
         return self._client.before

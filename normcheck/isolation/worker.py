@@ -21,13 +21,21 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import COTANGENTS, inputs_of, make
 from normcheck.cases.ops import OPS
-from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, error_text
+from normcheck.errors import (
+    Broken,
+    ImportFailed,
+    ItselfFailed,
+    UnsupportedCase,
+    UsageError,
+    error_text,
+    itself_failed,
+)
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.ground import Plot, on_plot
 from normcheck.isolation.intact import WATCHED, torch_as_it_is, watched
 from normcheck.isolation.messages import Inbox, Message, packed, received
-from normcheck.isolation.replies import NOT_PLAIN
+from normcheck.isolation.replies import ITSELF, NOT_PLAIN
 from normcheck.isolation.sandbox import Reach, Sandbox, open_memory
 from normcheck.isolation.settling import close_all_but, settle
 from normcheck.isolation.shared_memory import (
@@ -38,7 +46,7 @@ from normcheck.isolation.shared_memory import (
     Space,
     tensor_at,
 )
-from normcheck.runner import call, nvidia_driver
+from normcheck.runner import call, compiled, nvidia_driver
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
 from normcheck.runner.own_memory import Results
@@ -107,6 +115,8 @@ def serve(control: socket.socket) -> None:
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
         if message.get("plot"):
             answer["plot"] = _allocated(state)
+        if eager := compiled.eager_calls():
+            answer["eager"] = eager
         control.sendall(packed({**answer, "number": message.get("number")}))
 
 
@@ -123,8 +133,9 @@ def _answer(state: _State, message: Message) -> Message:
     except Broken as broken:
         return {"broken": _failure(state, broken)}
     except BaseException as error:  # code under test may raise anything, KeyboardInterrupt too
-        text = f"raised {error_text(error)}"
-        return {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
+        own = isinstance(error, ItselfFailed) or not call.has_part_in(error)
+        text = itself_failed(error) if own else f"raised {error_text(error)}"
+        return {"broken": {"kind": ITSELF if own else "exception", "output": "", "message": text, "frames": []}}
 
 
 def _allocated(state: _State) -> Message:

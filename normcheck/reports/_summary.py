@@ -164,7 +164,10 @@ def _reservations(passed: list[Verdict]) -> str:
     said = f"; {counted(wider, 'cell')} under wider bounds, as declared" if wider else ""
     bare = sum(verdict.no_backward for verdict in passed)
     said += f"; no backward ran in {counted(bare, 'cell')}" if bare else ""
-    absent = {name: sum(name in verdict.not_returned for verdict in passed) for name in OUTPUTS}
+    no_graph = sum("dx" in verdict.not_returned and not verdict.no_backward for verdict in passed)
+    said += f"; gradients not checked in {counted(no_graph, 'cell')}: y has no graph" if no_graph else ""
+    forward = OUTPUTS[: OUTPUTS.index("dx")]
+    absent = {name: sum(name in verdict.not_returned for verdict in passed) for name in forward}
     missing = [f"{name} of {counted(cells, 'cell')}" for name, cells in absent.items() if cells]
     return f"{said}; not returned: {', '.join(missing)}" if missing else said
 

@@ -8,28 +8,41 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case, without_seed
-from normcheck.cases.guard_bands import NAN, as_integers
+from normcheck.cases.guard_bands import NAN, as_integers, in_memory
 from normcheck.cases.inputs import GRADIENT_OF, RESIDUAL_INPUTS, Inputs
 from normcheck.cases.ops import CODES, OPS, RESIDUAL_OUT, SCALE, Op
-from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text, one_line, shown
+from normcheck.errors import (
+    Broken,
+    ItselfFailed,
+    UnsupportedCase,
+    UsageError,
+    error_text,
+    itself_failed,
+    one_line,
+    shown,
+)
 from normcheck.impls import adapt, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import on_cpu
-from normcheck.runner import overwriting
+from normcheck.runner import compiled, overwriting
 from normcheck.runner.arena import Arena
 from normcheck.runner.time_limit import TimeIsUp
+
+T = TypeVar("T")
 
 LONGEST_REASON = 500
 """Characters of a reason why an implementation cannot run."""
@@ -61,12 +74,14 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
     Raises Broken if the code raises, or returns neither that output nor a dict with it; UnsupportedCase if its library
     refuses.
     """
+    compiled.raise_limits()
     of_forward, op = {*implementation.overwrites} - {"dy"}, OPS[case.op]
     restored = () if implementation.backward is None else of_forward
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
         with arena:
             named_inputs = {**by_name(inputs, "residual", SCALE), **case.option_values}
-            returned = implementation.forward(inputs.x, inputs.weight, inputs.bias, eps=case.eps, **named_inputs)
+            of_all = (inputs.x, inputs.weight, inputs.bias)
+            returned = called(implementation.forward, *of_all, eps=case.eps, **named_inputs)
             named = _named(_of_several(returned, op, inputs), "forward", op.main_output)
             _settle(named, inputs.x, arena)
         if op.adds_residual and of_forward:
@@ -105,9 +120,11 @@ def backward(
     Inputs that the implementation may overwrite are put back. Raises as ``forward`` does.
     """
     assert implementation.backward is not None
+    compiled.raise_limits()
     with guarded("backward", implementation), overwriting.put_back(implementation.overwrites, inputs):
         with arena:
-            returned = implementation.backward(
+            returned = called(
+                implementation.backward,
                 inputs.dy,
                 inputs.x,
                 inputs.weight,
@@ -132,7 +149,7 @@ def supports(implementation: Implementation, case: Case) -> str | None:
         return None
     try:
         with guarded("supports(case)", implementation):
-            reason = implementation.supports(without_seed(case))
+            reason = called(implementation.supports, without_seed(case))
             return None if reason is None else one_line(str(reason), LONGEST_REASON)
     except UnsupportedCase as refused:
         return refusal(refused)
@@ -150,7 +167,7 @@ def unavailable(implementation: Implementation, device: str) -> str:
     who = f"unavailable(device) of {shown(implementation.name)}"
     try:
         with guarded(who):
-            reason = implementation.unavailable(device)
+            reason = called(implementation.unavailable, device)
     except (Broken, UnsupportedCase) as error:
         raise UsageError(str(error)) from error
     if reason is None:
@@ -162,10 +179,11 @@ def unavailable(implementation: Implementation, device: str) -> str:
 
 def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
     """What the implementation declares about its arithmetic in this case, whatever its data. Raises Broken."""
-    if not callable(implementation.model):
-        return implementation.model
+    declared = implementation.model
+    if not callable(declared):
+        return declared
     with guarded("model(case)", implementation):
-        return dict(implementation.model(without_seed(case)))
+        return called(lambda: dict(declared(without_seed(case))))
 
 
 def differentiable(inputs: Inputs) -> Inputs:
@@ -185,7 +203,7 @@ def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwat
     through, cotangents = graph_outputs(outputs, inputs)
     leaves = inputs.leaves
     with guarded("backward, by torch autograd through y,"), arena:
-        gradients = torch.autograd.grad(through, list(leaves.values()), cotangents, allow_unused=True)
+        gradients = called(torch.autograd.grad, through, list(leaves.values()), cotangents, allow_unused=True)
         _synchronise(inputs.x)
     named = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
     return overwriting.apart(named, inputs)
@@ -239,14 +257,19 @@ def without_modes() -> Iterator[None]:
 
 @contextmanager
 def guarded(what: str, implementation: Implementation | None = None) -> Iterator[None]:
-    """Run code under test: ignore its warnings, print to standard error, raise its exceptions as Broken."""
+    """Run code under test: ignore its warnings, print to standard error, raise its exceptions as Broken.
+
+    An exception in which it ``has_part_in`` no frame is normcheck's, such as of what takes a result: ItselfFailed.
+    """
     try:
         with warnings.catch_warnings(), redirect_stdout(sys.stderr):
             warnings.simplefilter("ignore")
             yield
-    except (UnsupportedCase, Broken, KeyboardInterrupt, TimeIsUp):
+    except (UnsupportedCase, Broken, ItselfFailed, KeyboardInterrupt, TimeIsUp):
         raise
     except BaseException as error:  # not only Exception: pytest.skip raises a BaseException
+        if not has_part_in(error):
+            raise ItselfFailed(itself_failed(error)) from error
         within, said = _within_interpreter(error), error_text(error)
         if isinstance(within, UnsupportedCase):
             raise within from error
@@ -255,6 +278,31 @@ def guarded(what: str, implementation: Implementation | None = None) -> Iterator
         elif said.rstrip().endswith(":"):  # a bare assert; an error that says what is wrong speaks for itself
             said = said.rstrip() + on_cpu.because_of_no_gpu(error)
         raise Broken("exception", "", f"{what} raised {said}", _frames(error, within, implementation)) from error
+
+
+def called(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """The value of a function of code under test. An exception that has this frame is that code's own."""
+    return function(*arguments, **options)
+
+
+def has_part_in(error: BaseException) -> bool:
+    """Whether code under test has a part in an exception: it was ``called``, a frame is neither normcheck's nor torch's
+    nor Python's, or the GPU failed, which shows in whatever asks it next.
+
+    Code under test runs in other places than a call: in the mapping that it returned, or in what it has replaced.
+    """
+    if any(words in error_text(error) for words in _OF_THE_GPU):
+        return True
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(code is called.__code__ or not _NOT_ITS.match(code.co_filename) for code in codes)
+
+
+_OF_THE_GPU = ("CUDA error", "Triton Error", "out of memory")
+_PYTHON, _NORMCHECK, _TORCH = (
+    re.escape(str(folder))
+    for folder in (sysconfig.get_path("stdlib"), Path(__file__).parents[1], Path(torch.__file__).parent)
+)
+_NOT_ITS = re.compile(rf"<frozen |({_NORMCHECK}|{_TORCH}|{_PYTHON}(?!/(site|dist)-packages/))/")
 
 
 def _within_interpreter(error: BaseException) -> BaseException:
@@ -314,9 +362,10 @@ def _named(returned: object, what: str, required: str) -> dict[str, object]:
         of = one_line(type(returned).__name__, 60)
         raise Broken("missing", required, f"{what} returned {of}: expected {expected}")
     with guarded(f"reading what {what} returned"):
-        if len(returned) > _MOST_VALUES:
-            raise Broken("shape", required, f"{what} returned {len(returned)} values: expected {_MOST_VALUES} at most")
-        items = {one_line(str(name), 60): value for name, value in returned.items()}
+        count = called(len, returned)
+        if count > _MOST_VALUES:
+            raise Broken("shape", required, f"{what} returned {count} values: expected {_MOST_VALUES} at most")
+        items = called(lambda: {one_line(str(name), 60): value for name, value in returned.items()})
     if what == "forward" and not isinstance(items.get(required), Tensor):
         there = required in items
         got = f"{required}={one_line(type(items[required]).__name__, 60)}" if there else str(sorted(items))
@@ -338,14 +387,18 @@ def _settle(named: Mapping[str, object], tensor: Tensor, arena: Arena | Unwatche
     if not tensor.is_cuda:
         return
     with without_modes():
-        dense = {n: t for n, t in _tensors(named).items() if type(t) in (Tensor, torch.nn.Parameter)}
-        plain = {n: t.detach() for n, t in dense.items() if t.layout == torch.strided and t.dtype in NAN.bits}
-        on_gpu = {n: t for n, t in plain.items() if t.is_cuda}
-        bits = {n: as_integers(t) for n, t in on_gpu.items() if t.numel() * t.element_size() <= _SNAPSHOT_BYTES}
+        bits = _bits_on(tensor.device, _tensors(named))
         early = {n: t.clone() for n, t in bits.items()}
         _synchronise(tensor)
         for name, before in early.items():
             arena.note(name, (before == bits[name]).all())
+
+
+def _bits_on(device: torch.device, returned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of what lies in the memory of the dense results on ``device``, as integers; without large ones."""
+    dense = {n: t for n, t in returned.items() if type(t) in (Tensor, torch.nn.Parameter) and t.device == device}
+    plain = {n: t.detach() for n, t in dense.items() if t.layout == torch.strided and t.dtype in NAN.bits}
+    return {n: as_integers(in_memory(t)) for n, t in plain.items() if t.numel() * t.element_size() <= _SNAPSHOT_BYTES}
 
 
 def _synchronise(tensor: Tensor) -> None:

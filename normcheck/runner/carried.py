@@ -70,7 +70,8 @@ class Carrier(threading.local):
         """Copy all that lies around ``tensors`` back from the device; return packed copies of ``results`` from it."""
         twins = [self._twin(buffer_of(tensor)) for tensor in tensors]
         twins = [twin for twin in twins if twin.there.untyped_storage().nbytes() == len(twin.here)]  # not resized
-        packed = [result.detach().reshape(-1).contiguous().view(torch.uint8) for result in results]
+        plain = [result.detach().resolve_neg().resolve_conj() for result in results]
+        packed = [result.reshape(-1).contiguous().view(torch.uint8) for result in plain]
         parts = [*(twin.there for twin in twins), *packed]
         if not parts:
             return []

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.inputs import Inputs
+from normcheck.errors import Broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,11 @@ class _Saved:
 
 @contextmanager
 def put_back(names: Collection[str], inputs: Inputs) -> Iterator[None]:
-    """At the end of the block, also by an exception, give the inputs of these ``names`` their values from before it."""
-    own = [guard_bands.elements(tensor) for name, tensor in inputs.named() if name in names]
+    """At the end of the block, also by an exception, give the inputs of these ``names`` their values from before it.
+
+    Raises Broken if an earlier call has left one of them without its memory.
+    """
+    own = [_elements(name, tensor) for name, tensor in inputs.named() if name in names]
     saved = [_Saved(elements, elements.clone(), elements.untyped_storage().nbytes()) for elements in own]
     try:
         yield
@@ -38,6 +42,14 @@ def put_back(names: Collection[str], inputs: Inputs) -> Iterator[None]:
             _put_back(saved)
         raise
     _put_back(saved)
+
+
+def _elements(name: str, tensor: Tensor) -> Tensor:
+    try:
+        return guard_bands.elements(tensor)
+    except RuntimeError as error:  # its storage was resized
+        text = f"{name} was modified: its shape, strides or storage; inputs belong to the caller"
+        raise Broken("input_modified", name, text) from error
 
 
 def _put_back(saved: Sequence[_Saved]) -> None:

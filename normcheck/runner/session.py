@@ -16,6 +16,7 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.impls.implementation import Implementation
+from normcheck.runner import compiled
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.carried import CARRIER, CarriedRun
 from normcheck.runner.run import LocalRun, Run
@@ -41,6 +42,11 @@ class Session(Protocol):
     @property
     def idle_seconds(self) -> float:
         """For how long calls kept this process waiting and did nothing themselves, not even wait for a processor."""
+        ...
+
+    @property
+    def eager_calls(self) -> int:
+        """How often torch.compile ran a function as it is, in one process of the kernel; see ``compiled``."""
         ...
 
     def start(self) -> None:
@@ -86,6 +92,12 @@ class LocalSession:
 
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
+        self._eager_before = compiled.eager_calls()
+
+    @property
+    def eager_calls(self) -> int:
+        """See ``Session``."""
+        return compiled.eager_calls() - self._eager_before
 
     def start(self) -> None:
         """Do nothing: this process runs already."""

@@ -155,3 +155,11 @@ def test_only_small_cases_are_carried_until_they_end() -> None:
         assert session.home(CASE, "cuda") == "cpu"
         assert isinstance(session.run(Surroundings()), CarriedRun)
     assert isinstance(session.run(Surroundings()), LocalRun)
+
+
+def test_a_marked_result_is_taken_as_it_reads(carrier: Carrier) -> None:
+    """Torch may negate, or conjugate, a result only when it is read, and refuses a view of its bytes."""
+    memory = torch.tensor([1.0, -2.0])
+    marked = [torch._neg_view(memory), torch._neg_view(memory).expand(3, 2), torch.tensor([1j, 2.0]).conj()]
+    taken = carrier.take_back([], marked)
+    assert [result.tolist() for result in taken] == [result.tolist() for result in marked]

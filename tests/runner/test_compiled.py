@@ -1,0 +1,58 @@
+"""torch.compile gives up after eight recompilations: not in a kernel's process, and if it does, that is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from normcheck.runner import compiled
+from tests.command_line import Cli, KernelFile
+
+COMPILED = Path(__file__).parents[1] / "quality" / "got_past" / "compiled.py"
+FEW = ("--dtype", "fp32", "--device", "cpu", "--allow-thin", "--seed", "0", "--report", "json:r.json")
+
+
+def source(compiler: str, *, limit: int = 0) -> str:
+    """The kernel with another compiler, which takes no seconds; ``limit``: recompilations that it allows itself."""
+    found = COMPILED.read_text().replace("@torch.compile", f"@torch.compile({compiler})")
+    if not limit:
+        return found
+    of_call = f"    torch._dynamo.config.recompile_limit = {limit}\n    return compiled(x, weight, eps)\n"
+    return f"{found.replace('rmsnorm', 'compiled')}\n\ndef rmsnorm(x, weight, eps):\n{of_call}"
+
+
+def verdict(cli: Cli, path: Path) -> Any:
+    cli("verify", "--impl", f"{path}:rmsnorm", "--op", "rmsnorm", "--max-examples", "24", *FEW)
+    return json.loads(Path("r.json").read_text())["verdicts"][0]
+
+
+@pytest.mark.slow
+def test_what_recompiles_often_is_compiled_each_time(cli: Cli, kernel_file: KernelFile) -> None:
+    cell = verdict(cli, kernel_file(source('backend="eager", dynamic=False')))
+    assert cell["shapes"] > 8 and cell["failure"] is None
+    assert "torch.compile gave up" not in cell["detail"]
+
+
+@pytest.mark.slow
+def test_a_compiler_that_gives_up_makes_a_cell_thin(cli: Cli, kernel_file: KernelFile) -> None:
+    cell = verdict(cli, kernel_file(source('backend="eager", dynamic=False', limit=2)))
+    assert (cell["status"], cell["failure"]) == ("thin", None)
+    assert "torch.compile gave up" in cell["detail"]
+
+
+def test_only_what_a_kernel_has_imported_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch._dynamo.config", "torch._dynamo.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    compiled.raise_limits()
+    assert compiled.eager_calls() == 0 and "torch._dynamo.config" not in sys.modules
+    config = SimpleNamespace(recompile_limit=8, accumulated_recompile_limit=1 << 30)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.config", config)
+    compiled.raise_limits()
+    assert config.recompile_limit > 10**5 and config.accumulated_recompile_limit == 1 << 30
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters={"frames": {"total": 5, "ok": 3}}))
+    assert compiled.eager_calls() == 2
