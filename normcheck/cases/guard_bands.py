@@ -77,13 +77,13 @@ def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
     return buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def in_bands(tensor: Tensor, pattern: Pattern) -> Tensor:
-    """A contiguous copy of ``tensor`` between bands of ``pattern``."""
+def in_bands(tensor: Tensor, pattern: Pattern, reach: int = 0) -> Tensor:
+    """A contiguous copy of ``tensor`` between bands of ``pattern``, each at least as wide as for rows of ``reach``."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype not in NAN.bits or not tensor.numel():
         return tensor.clone()
     shape = tuple(tensor.shape)
-    out = allocated(shape, tuple(tensor.stride()), tensor, pattern, None)[0]
+    out = allocated(shape, tuple(tensor.stride()), tensor, pattern, None, reach)[0]
     return out.copy_(tensor)
 
 
@@ -204,13 +204,20 @@ def _among_heads(at: int, shape: Sequence[int], stride: Sequence[int]) -> str:
 
 
 def allocated(
-    shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor, around: Pattern, fresh: Pattern | None
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    like: Tensor,
+    around: Pattern,
+    fresh: Pattern | None,
+    reach: int = 0,
 ) -> tuple[Tensor, tuple[Tensor, int, int]]:
     """A tensor of ``like``'s dtype and device between bands of ``around``, filled with ``fresh`` if that is given.
 
-    It is no view of another tensor. Also returns its buffer as integers, and its first and end index there.
+    It is no view of another tensor. Also returns its buffer as integers, and its first and end index there. The bands
+    are at least as wide as for rows of ``reach`` elements.
     """
     band, extent = footprint(shape, stride, like.element_size())
+    band = max(band, _band(reach, like.element_size()))
     buffer = torch.empty(2 * band + extent, dtype=_INTEGER[like.element_size()], device=like.device)
     buffer.fill_(around.bits[like.dtype])
     if fresh is not None and fresh is not around:

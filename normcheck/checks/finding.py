@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 from normcheck.cases.case import EXPANDED, HEADS, STRIDED, Case
@@ -46,9 +47,12 @@ _ORDER = ("", *(name for name in ROOT_FIRST if name not in GRADIENTS), "input", 
 
 
 def signature(result: Result) -> tuple[str, str]:
-    """Kind and output of the fault to look at first. A value that is not finite counts as a mismatch."""
+    """Kind and output of the fault to look at first. A value that is not finite counts as a mismatch.
+
+    The kind of what is not repeatable comes with what it depends on.
+    """
     first = _first(result)
-    return (first.kind, first.output) if isinstance(first, Problem) else ("mismatch", first.output)
+    return (f"{first.kind} {first.check}".strip(), first.output) if isinstance(first, Problem) else ("mismatch", first.output)
 
 
 def place(result: Result) -> tuple[int, int]:
@@ -64,11 +68,15 @@ def worst_ratio(result: Result) -> float:
     return first.comparison.ratio if isinstance(first, Checked) else math.inf
 
 
-def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> Finding:
-    """The finding of a failed ``result``. ``advise``: also try whether another declared model would pass."""
+def finding(
+    cell: Cell, result: Result, device: str, *, advise: bool = True, after: Sequence[str] = ()
+) -> Finding:
+    """The finding of a failed ``result``. ``advise``: also try whether another declared model, or packed rows, would
+    pass. ``after``: the lines of the cases before it in a process that were asked for, to be pasted with its own.
+    """
     first = _first(result)
     line = str(result.case)
-    reproduce = f"normcheck repro {shlex.quote(cell.spec)} {shlex.quote(line)}"
+    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *after, line))
     also = tuple(dict.fromkeys([p.output or p.kind for p in result.problems] + [c.output for c in result.wrong]))
     if isinstance(first, Problem):
         return Finding(
@@ -77,6 +85,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             case=line,
             message=first.message,
             reproduce=reproduce,
+            check=first.check,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
             advice=own_limit.advice(first) or _overwriting(first) or _recorded(first) or _strides(result.case),

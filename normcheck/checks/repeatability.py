@@ -11,6 +11,7 @@ from normcheck.cases.guard_bands import LARGE, NEGATIVE, Pattern
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe
 from normcheck.checks.rerun import Probed, Subject, changed, first_difference, refused_again, sharing_memory
+from normcheck.result import LATER_CALLS
 from normcheck.runner.arena import Surroundings
 
 _REPEATS = 4
@@ -19,19 +20,19 @@ _REPEATS = 4
 def other_surroundings(case: Case) -> Surroundings:
     """The surroundings of the second run: another pattern in all memory that is not the implementation's own."""
     pattern = NEGATIVE if case.seed % 2 else LARGE
-    return Surroundings(pattern, pattern, pattern)
+    return Surroundings(pattern, pattern, pattern, pattern)
 
 
 def repeated(subject: Subject) -> Probed:
     """Compare the second run, in ``other_surroundings``, with the first."""
-    pattern = subject.second.around
+    pattern = subject.second.surroundings.inputs
     second, problems = observe(subject.implementation, subject.op, subject.case, subject.second, subject.bits)
     if second.refused and not subject.first.refused:
         return Probed((refused_again(second.refused),))
     shared = sharing_memory(subject.first, second)
     if shared:
         message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
-        return Probed((Problem("not_repeatable", shared, message),))
+        return Probed((Problem("not_repeatable", shared, message, check=LATER_CALLS),))
     differing = changed(subject.first, second)
     repeats = {name: name not in differing for name in subject.first.named}
     if not differing or problems:
@@ -48,11 +49,13 @@ def _reason(subject: Subject, pattern: Pattern, differing: list[str]) -> Problem
     unsteady = _unsteady(subject, Surroundings(), _REPEATS)
     if unsteady is not None:
         return unsteady
+    saved = " or ".join(subject.first.outputs)
     between = "behind the heads of its tokens" if subject.case.layout == HEADS else "in the gaps of its rows"
     for kind, surroundings, what in (
         ("unwritten", Surroundings(fresh=pattern), "memory that was never written, such as what torch.empty returns"),
         ("out_of_bounds_read", Surroundings(allocated=pattern), "what lies around memory that it allocated"),
         ("out_of_bounds_read", Surroundings(inputs=pattern), f"what lies around an input, or {between}"),
+        ("out_of_bounds_read", Surroundings(saved=pattern), f"what lies around {saved}, as backward gets it"),
     ):
         found = first_difference(subject.first, subject.again(surroundings)[0])
         if found:

@@ -58,9 +58,9 @@ def repro_cases(
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
         plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
         with session_of(implementation), poisoned_memory():
-            for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
+            for number, (cell, case) in enumerate(zip(cells, cases, strict=True), 1):
                 kept = folder if number == len(cases) else None
-                codes.append(_reproduce(console, cell, case, plan, line, kept))
+                codes.append(_reproduce(console, cell, case, plan, lines[:number], kept))
     return exit_code(found=ExitCode.FOUND in codes, broken=False, enough=ExitCode.PASS in codes)
 
 
@@ -85,8 +85,13 @@ def _debugged(implementation: Implementation) -> tuple[Implementation, float]:
     return debugged(implementation), FOREVER_SECONDS
 
 
-def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None) -> ExitCode:
-    """Run the case and show it; with ``folder``, dump it there. Returns its exit code."""
+def _reproduce(
+    console: Console, cell: Cell, case: Case, plan: Plan, lines: Sequence[str], folder: Path | None
+) -> ExitCode:
+    """Run the case and show it; with ``folder``, dump it there. Returns its exit code.
+
+    ``lines``: those that this process has run, and last that of the case: what fails may need all of them.
+    """
     name = cell.implementation.name
     compared: list[Expectation] = []
     reason = why_not(cell, plan.device)
@@ -97,7 +102,7 @@ def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, 
             from normcheck.gate.dump import write
 
             write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
-        findings = [finding(cell, result, plan.device)] if result.failed else []
+        findings = [finding(cell, result, plan.device, after=lines[:-1])] if result.failed else []
     if reason:
         terminal.render_skip(console, cell.key, reason)
         return ExitCode.NOTHING
@@ -113,7 +118,7 @@ def _reproduce(console: Console, cell: Cell, case: Case, plan: Plan, line: str, 
     ]
     terminal.render_case(
         console,
-        case=line,
+        case=lines[-1],
         implementation=name,
         rows=rows,
         findings=findings,
