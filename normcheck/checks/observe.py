@@ -22,6 +22,9 @@ from normcheck.runner.call import refusal
 from normcheck.runner.run import Forward, Pending, Run
 from normcheck.runner.session import session_of
 
+MOVED = "its shape, strides or storage"
+"""What a call changed of an input, in the message on one whose elements may not even lie where they did."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -178,7 +181,7 @@ def written(implementation: Implementation, before: Inputs, after: Inputs) -> tu
 
 def _changes(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
     if guard_bands.moved(before, after):
-        message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
+        message = f"{what} was modified: {MOVED}; inputs belong to the caller"
         return [Problem("input_modified", output, message)]
     if guard_bands.untouched(before, after):
         return []

@@ -70,9 +70,11 @@ def _unsteady(subject: Subject, surroundings: Surroundings, repeats: int) -> Pro
     """The problem if runs in the same surroundings differ, or None. If so, a difference says nothing about memory."""
     first = subject.first if surroundings == Surroundings() else subject.again(surroundings)[0]
     for _ in range(repeats):
-        found = first_difference(first, subject.again(surroundings)[0])
+        again = subject.again(surroundings)[0]
+        found = first_difference(first, again)
         if found:
             name, how_many = found
-            advice = "if that is meant, declare deterministic=False"
-            return Problem("not_repeatable", name, f"{name} is not the same when run again: {how_many}; {advice}")
+            wrong = any(name in subject.wrong_values(subject.inputs, seen) for seen in (first, again))
+            more = "" if wrong else "; if that is meant, declare deterministic=False"
+            return Problem("not_repeatable", name, f"{name} is not the same when run again: {how_many}{more}")
     return None

@@ -128,7 +128,7 @@ def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Findin
         return failure
     needed, count = blame.needed, len(blame.result.after)
     lines = [str(case) for case in (*needed, blame.result.case)]
-    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *lines))
+    reproduce = repro_of(cell, (*needed, blame.result.case))
     if not 0 < len(needed) <= _MOST_PASTED:
         reproduce = whole_sweep(cell, plan)
     if not spoilt(blame.result):
@@ -154,6 +154,12 @@ def _after(needed: Sequence[Case]) -> str:
     return f"; it takes {needed[0] if len(needed) == 1 else f'{len(needed)} of the cases before it'}"
 
 
+def repro_of(cell: Cell, cases: Sequence[Case]) -> str:
+    """The command that runs these cases of this cell, in this order, in one process; "" for none."""
+    words = ("normcheck", "repro", cell.spec, *map(str, cases))
+    return " ".join(shlex.quote(word) for word in words) if cases else ""
+
+
 def _in_what(needed: Sequence[Case], last: Case) -> str:
     """What to look at if one case is needed and differs from the last one in one thing alone; else ""."""
     differ = differences(needed[0], last) if len(needed) == 1 else ()
@@ -161,7 +167,7 @@ def _in_what(needed: Sequence[Case], last: Case) -> str:
         return " The two differ only in their values: is a result, or a tensor, of the earlier call used again?"
     if len(differ) != 1:
         return ""
-    return f" The two differ only in {differ[0]}: is something used again, such as a compiled kernel, that depends on it?"
+    return f" The two differ only in {differ[0]}: is a compiled kernel, or a buffer, used again that depends on it?"
 
 
 def whole_sweep(cell: Cell, plan: Plan) -> str:

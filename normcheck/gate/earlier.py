@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from normcheck.cases.case import Case
 from normcheck.checks.attempt import run_alone, run_case
@@ -17,10 +18,10 @@ from normcheck.checks.check import Result, context_lost
 from normcheck.checks.finding import signature
 from normcheck.gate.plan import Plan
 
-SEARCH_SECONDS = 10.0
+SEARCH_SECONDS = 20.0
 """For the search for the cases that did the damage, and as many again to make a pair of cases plainer."""
 
-_LIKELY_SECONDS = 5.0  # of these for single cases, the likeliest first
+_LIKELY_SECONDS = 10.0  # of these for single cases, the likeliest first
 _TIMEOUT_DIVISOR = 3  # remaining seconds / timeout of a case: its first call may take three times its timeout
 _MOST_LEFT_OUT = 16  # only among so many cases is each left out once, to see whether it is needed
 
@@ -34,11 +35,11 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "M": ("M",),
     "N": ("N",),
 }
-"""What a key may lack, and the properties of a case that it stands for: all that a kernel may know before it computes."""
+"""What a key may lack, and the properties of a case that it stands for: what a kernel knows before it computes."""
 
 _VALUES = ("rows", "dy", "weights", "residual", "seed")
-_PLAIN = {"rows": "normal", "dy": "normal", "weights": "normal", "residual": "normal", "seed": 0}
-_SMALL: tuple[dict[str, int], ...] = ({"M": 1}, {"M": 2}, {"N": 2}, {"N": 8}, {"N": 64})
+_PLAIN: Mapping[str, Any] = {"rows": "normal", "dy": "normal", "weights": "normal", "residual": "normal", "seed": 0}
+_SMALL: tuple[Mapping[str, Any], ...] = ({"M": 1}, {"M": 2}, {"N": 2}, {"N": 8}, {"N": 64})
 
 
 def crashed(result: Result) -> bool:
@@ -59,14 +60,14 @@ def differences(one: Case, other: Case) -> tuple[str, ...]:
 
 def likely(earlier: Iterable[Case], failed: Case) -> list[Case]:
     """The ``earlier`` cases, in the order in which each may alone be why ``failed`` fails: of those with the same N the
-    one that differs in the fewest things but its values, the last one first. One that differs in no more is the last.
+    one that differs in the fewest things but its values, the smallest first. One that differs in no more is the last.
     """
 
-    def rank(case: Case) -> tuple[bool, bool, int]:
+    def rank(case: Case) -> tuple[bool, bool, int, int]:
         count = len([words for words in differences(case, failed) if words != "the values"])
-        return case.N != failed.N, not count, count
+        return case.N != failed.N, not count, count, case.room
 
-    return sorted(reversed(tuple(earlier)), key=rank)
+    return sorted(earlier, key=rank)
 
 
 class OutOfTime(Exception):
@@ -97,13 +98,13 @@ class Search:
     def narrow(self) -> None:
         """Find how few of the earlier cases suffice. Raises OutOfTime, or Alone.
 
-        First the last one, since damage shows soon; then each of the likely ones; then more and more of the last ones,
-        of which bisection leaves as few as possible.
+        First each of the likely ones alone; then more and more of the last ones, since damage shows soon, of which
+        bisection leaves as few as possible.
         """
         earlier = self.failed.after
-        if not earlier or self.seen_again(earlier[-1:]) is not None or self._one_of_the_likely():
+        if self._one_of_the_likely():
             return
-        passes, fails = 1, min(2, len(earlier))
+        passes, fails = 0, min(1, len(earlier))
         while self.seen_again(earlier[-fails:]) is None:
             if fails >= len(earlier):
                 return
@@ -119,7 +120,7 @@ class Search:
             return False
         end, failed = time.perf_counter() + _LIKELY_SECONDS, self.failed.case
         tried: list[set[tuple[str, object]]] = []
-        for case in likely(self.failed.after[:-1], failed):
+        for case in likely(self.failed.after, failed):
             names = [name for words in differences(case, failed) for name in _AXES.get(words, ())]
             own = {(name, getattr(case, name)) for name in names if getattr(case, name) != getattr(failed, name)}
             if any(own <= others for others in tried):
@@ -148,11 +149,13 @@ class Search:
         for case in _but_for_one(self.needed[0], self.failed.case):
             if self.seen_again((case,)) is not None:
                 break
+        tried = set[Case]()
         for changes in ({**_PLAIN, "layout": "contiguous", "gap": 0}, _PLAIN, *_SMALL):
             (first,), last = self.needed, self.failed.case
             one, other = (replace(case, **_common(first, last, changes)) for case in (first, last))
-            if other == last or other.M > last.M or other.N > last.N:
+            if other == last or other in tried or other.M > last.M or other.N > last.N:
                 continue
+            tried.add(other)
             result = self._after((one,), other)
             if result is not None:
                 self.needed, self.failed = (one,), result
@@ -189,7 +192,7 @@ def _but_for_one(earlier: Case, failed: Case) -> Iterator[Case]:
     """Cases like ``failed``, each with one of the things in which ``earlier`` differs from it."""
     for words in differences(earlier, failed):
         names = _AXES.get(words, _VALUES)
-        names = ("weights", *names[1:]) if names[0] == "weight" else names  # a case has no weight by its kind of weights
+        names = ("weights", *names[1:]) if names[0] == "weight" else names  # of kinds of weights one is none
         try:
             case = replace(failed, **{name: getattr(earlier, name) for name in names})
         except ValueError:  # another kind of weights than a case without them can have
@@ -198,7 +201,7 @@ def _but_for_one(earlier: Case, failed: Case) -> Iterator[Case]:
             yield case
 
 
-def _common(one: Case, other: Case, changes: Mapping[str, object]) -> dict[str, object]:
+def _common(one: Case, other: Case, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The ``changes`` of what two cases have in common; one without a weight stays without."""
     differ = {name for words in differences(one, other) for name in _AXES.get(words, _VALUES)}
     kept = differ if other.weight else {*differ, "weights"}
