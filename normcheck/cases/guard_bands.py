@@ -54,8 +54,10 @@ NAN = _pattern("NaN", 0x7FFA, 0xFF, 1)
 LARGE = _pattern("a large number", 0x7149, 0x5A, 0)
 """1e4 in fp16, 1e30 in other formats: unlike a NaN it is not lost in a comparison or an fmax."""
 NEGATIVE = _pattern("a large negative number", 0xF149, 0x25, 0)
+ONE = _pattern("a number near 1", 0x3F80, 0x38, 1)
+"""1.875 in fp16, 1.0 in other formats: what comes of it is finite, where a NaN and a large number both make a NaN."""
 
-PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE)}
+PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE, ONE)}
 
 
 def placed(

@@ -6,8 +6,10 @@ runs change one thing each, to find the reason.
 
 from __future__ import annotations
 
+import torch
+
 from normcheck.cases.case import HEADS, Case
-from normcheck.cases.guard_bands import LARGE, NEGATIVE, Pattern
+from normcheck.cases.guard_bands import LARGE, NEGATIVE, ONE, Pattern
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe
 from normcheck.checks.rerun import Probed, Subject, changed, first_difference, refused_again, sharing_memory
@@ -19,8 +21,18 @@ _REPEATS = 4
 
 def other_surroundings(case: Case) -> Surroundings:
     """The surroundings of the second run: another pattern in all memory that is not the implementation's own."""
-    pattern = NEGATIVE if case.seed % 2 else LARGE
+    return _everywhere(NEGATIVE if case.seed % 2 else LARGE)
+
+
+def _everywhere(pattern: Pattern) -> Surroundings:
     return Surroundings(pattern, pattern, pattern, pattern)
+
+
+def _wrongly_not_finite(subject: Subject) -> set[str]:
+    """The outputs of the first run with a NaN or an infinity that is wrong: a large number read may make the same."""
+    named = subject.first.named
+    found = {name for name, t in named.items() if t.dtype.is_floating_point and not torch.isfinite(t.float()).all()}
+    return found.intersection(subject.wrong_values(subject.inputs, subject.first)) if found else found
 
 
 def repeated(subject: Subject) -> Probed:
@@ -34,6 +46,9 @@ def repeated(subject: Subject) -> Probed:
         message = f"{shared} of two calls lies in the same memory: the second call overwrote the result of the first"
         return Probed((Problem("not_repeatable", shared, message, check=LATER_CALLS),))
     differing = changed(subject.first, second)
+    if not problems and _wrongly_not_finite(subject) - {*differing}:
+        others = changed(subject.first, subject.again(_everywhere(ONE))[0])
+        pattern, differing = (ONE, others) if others else (pattern, differing)
     repeats = {name: name not in differing for name in subject.first.named}
     if not differing or problems:
         return Probed(problems, repeats)

@@ -55,13 +55,10 @@ from normcheck import Implementation
 kept = {}
 
 def forward(x, weight, bias, *, eps):
-    wide = x.float()
-    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if x.shape[0] > 1 and weight.data_ptr() in kept:
-        weight_used = kept[weight.data_ptr()]
-    else:
-        weight_used = kept.setdefault(weight.data_ptr(), weight.float().clone())
-    return (wide * rstd * weight_used).to(x.dtype)
+    with torch.no_grad():
+        wide = x.float()
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (wide * rstd * kept.setdefault(weight.data_ptr(), weight.float().clone())).to(x.dtype)
 
 IMPLEMENTATIONS = (Implementation(name="mine", op="rmsnorm", forward=forward, biases=(False,)),)
 """

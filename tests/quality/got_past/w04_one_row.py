@@ -1,5 +1,7 @@
-"""PaddlePaddle/Paddle#35480: the backward for a batch of one row takes the mean and rstd of thread i, not of row 0: it reads
-behind both, and dx and dw are wrong for each column but the first."""
+"""PaddlePaddle/Paddle#35480: the backward for a batch of one row takes the mean and rstd of thread i, not of row 0.
+
+It reads behind both, and dx and dw are wrong for each column but the first.
+"""
 
 import torch
 import triton

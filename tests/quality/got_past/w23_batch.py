@@ -1,5 +1,7 @@
-"""vllm-project/vllm#48391: said to be batch invariant, but the block of a row's sum is 1024 wide for fewer than 256 rows and 256
-wide from there on, so the sum is added up in another order. Every value is right."""
+"""vllm-project/vllm#48391: said to be batch invariant, but a row's sum is added up in another order from 256 rows on.
+
+Its block is 1024 wide for fewer rows, and 256 wide for these. Every value is right.
+"""
 
 import torch
 import triton

@@ -1,5 +1,7 @@
-"""ROCm/FlyDSL#800: eps is a constant of the compiled kernel, and no part of the key under which that is kept: whoever comes first
-with this N and this dtype decides eps for all."""
+"""ROCm/FlyDSL#800: eps is a constant of the compiled kernel, and no part of the key under which that is kept.
+
+Whoever comes first with this N and this dtype decides eps for all.
+"""
 
 import torch
 import triton
