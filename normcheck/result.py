@@ -31,6 +31,9 @@ KINDS = (
 )
 """Every ``Finding.kind``."""
 
+OTHER_ROWS, EARLIER_CALLS, LATER_CALLS = "among other rows", "after other calls", "before other calls"
+"""The ``Finding.check`` of what is ``not_repeatable``, if it is known what the bits depend on; else it is ""."""
+
 OUTPUTS = ("y", "q", "scale", "residual_out", "mean", "rstd", "bitmask", "dx", "dresidual", "dw", "db")
 """Every output that an op may have, in the order of reports: y first."""
 
@@ -188,7 +191,7 @@ class Finding:
     """One fault that one case showed.
 
     ``output``: y, mean, rstd, bitmask, dx, dw or db, or "" if the fault is not about one output. ``check``: which of
-    the checks of this output failed, in words ("end to end", "given the kernel's own statistics"). ``actual`` to
+    the checks of this output failed, in words ("end to end", "among other rows"). ``actual`` to
     ``ratio`` describe the worst element, at ``index``: ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
     (above 1 is wrong). ``max_ulp``: the largest error in units in the last place of the output's dtype. ``terms``: the
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:

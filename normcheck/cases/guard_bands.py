@@ -54,8 +54,10 @@ NAN = _pattern("NaN", 0x7FFA, 0xFF, 1)
 LARGE = _pattern("a large number", 0x7149, 0x5A, 0)
 """1e4 in fp16, 1e30 in other formats: unlike a NaN it is not lost in a comparison or an fmax."""
 NEGATIVE = _pattern("a large negative number", 0xF149, 0x25, 0)
+ONE = _pattern("a number near 1", 0x3F80, 0x38, 1)
+"""1.875 in fp16, 1.0 in other formats: what comes of it is finite, where a NaN and a large number both make a NaN."""
 
-PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE)}
+PATTERNS = {pattern.name: pattern for pattern in (NAN, LARGE, NEGATIVE, ONE)}
 
 
 def placed(
@@ -77,13 +79,13 @@ def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
     return buffer.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def in_bands(tensor: Tensor, pattern: Pattern) -> Tensor:
-    """A contiguous copy of ``tensor`` between bands of ``pattern``."""
+def in_bands(tensor: Tensor, pattern: Pattern, reach: int = 0) -> Tensor:
+    """A contiguous copy of ``tensor`` between bands of ``pattern``, each at least as wide as for rows of ``reach``."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype not in NAN.bits or not tensor.numel():
         return tensor.clone()
     shape = tuple(tensor.shape)
-    out = allocated(shape, tuple(tensor.stride()), tensor, pattern, None)[0]
+    out = allocated(shape, tuple(tensor.stride()), tensor, pattern, None, reach)[0]
     return out.copy_(tensor)
 
 
@@ -204,13 +206,20 @@ def _among_heads(at: int, shape: Sequence[int], stride: Sequence[int]) -> str:
 
 
 def allocated(
-    shape: tuple[int, ...], stride: tuple[int, ...], like: Tensor, around: Pattern, fresh: Pattern | None
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    like: Tensor,
+    around: Pattern,
+    fresh: Pattern | None,
+    reach: int = 0,
 ) -> tuple[Tensor, tuple[Tensor, int, int]]:
     """A tensor of ``like``'s dtype and device between bands of ``around``, filled with ``fresh`` if that is given.
 
-    It is no view of another tensor. Also returns its buffer as integers, and its first and end index there.
+    It is no view of another tensor. Also returns its buffer as integers, and its first and end index there. The bands
+    are at least as wide as for rows of ``reach`` elements.
     """
     band, extent = footprint(shape, stride, like.element_size())
+    band = max(band, _band(reach, like.element_size()))
     buffer = torch.empty(2 * band + extent, dtype=_INTEGER[like.element_size()], device=like.device)
     buffer.fill_(around.bits[like.dtype])
     if fresh is not None and fresh is not around:

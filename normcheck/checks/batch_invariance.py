@@ -20,6 +20,7 @@ from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe, observe_in_place, start
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.statefulness import state_of_latest_forward, state_of_old_weights, wrong_by_earlier_calls
+from normcheck.result import EARLIER_CALLS, OTHER_ROWS
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import supports
 
@@ -52,7 +53,7 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
         name = wrong_by_earlier_calls(subject, rolled, moved, bits)
         if name:
             message = f"{name} is wrong for new values in memory that was used before: it depends on earlier calls"
-            return replace(probed, problems=(Problem("not_repeatable", name, message),))
+            return replace(probed, problems=(Problem("not_repeatable", name, message, check=EARLIER_CALLS),))
     old_weights = state_of_old_weights(subject)
     if old_weights is not None:
         return replace(probed, problems=(old_weights,))
@@ -65,8 +66,8 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
                 where.setdefault(name, f"among {case.M} rows than {f'in a batch of {rows}' if rows > 1 else 'alone'}")
     if where and implementation.batch_invariant:
         name, words = next(iter(where.items()))
-        message = f"{name}: a row has other bits {words}, and batch_invariant=True is declared"
-        problems = (*problems, Problem("not_repeatable", name, message))
+        message = f"a row of {name} has other bits {words}, and batch_invariant=True is declared"
+        problems = (*problems, Problem("not_repeatable", name, message, check=OTHER_ROWS))
     return replace(probed, problems=problems, invariant=invariant)
 
 

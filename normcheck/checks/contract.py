@@ -17,12 +17,14 @@ from normcheck.oracle.quantised import formats, granularity, scale_columns
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A fault other than a wrong value. ``kind`` and ``output``: as of a finding; ``frames``: lines of a traceback."""
+    """A fault other than a wrong value. ``kind``, ``output`` and ``check``: as of a finding; ``frames``: lines of a
+    traceback."""
 
     kind: str
     output: str
     message: str
     frames: tuple[str, ...] = ()
+    check: str = ""
 
     @property
     def gpu_failed(self) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
-from normcheck.cases.case import EXPANDED, HEADS, STRIDED, Case
+from normcheck.cases.case import EXPANDED, HEADS, Case
+from normcheck.cases.claims import unclaimed
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import own_limit
 from normcheck.checks.bitmask_diff import bit_diff
@@ -14,6 +16,7 @@ from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.contract import Problem
+from normcheck.checks.observe import MOVED
 from normcheck.checks.probes import Depth
 from normcheck.checks.where import how_many, locate, names_a_pattern
 from normcheck.impls import source_location
@@ -46,9 +49,13 @@ _ORDER = ("", *(name for name in ROOT_FIRST if name not in GRADIENTS), "input", 
 
 
 def signature(result: Result) -> tuple[str, str]:
-    """Kind and output of the fault to look at first. A value that is not finite counts as a mismatch."""
+    """Kind and output of the fault to look at first. A value that is not finite counts as a mismatch.
+
+    The kind of what is not repeatable comes with what it depends on.
+    """
     first = _first(result)
-    return (first.kind, first.output) if isinstance(first, Problem) else ("mismatch", first.output)
+    kind = f"{first.kind} {first.check}".strip() if isinstance(first, Problem) else "mismatch"
+    return kind, first.output
 
 
 def place(result: Result) -> tuple[int, int]:
@@ -64,11 +71,13 @@ def worst_ratio(result: Result) -> float:
     return first.comparison.ratio if isinstance(first, Checked) else math.inf
 
 
-def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> Finding:
-    """The finding of a failed ``result``. ``advise``: also try whether another declared model would pass."""
+def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, after: Sequence[str] = ()) -> Finding:
+    """The finding of a failed ``result``. ``advise``: also try whether another declared model, or packed rows, would
+    pass. ``after``: the lines of the cases before it in a process that were asked for, to be pasted with its own.
+    """
     first = _first(result)
     line = str(result.case)
-    reproduce = f"normcheck repro {shlex.quote(cell.spec)} {shlex.quote(line)}"
+    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *after, line))
     also = tuple(dict.fromkeys([p.output or p.kind for p in result.problems] + [c.output for c in result.wrong]))
     if isinstance(first, Problem):
         return Finding(
@@ -77,16 +86,22 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             case=line,
             message=first.message,
             reproduce=reproduce,
+            check=first.check,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
-            advice=own_limit.advice(first) or _overwriting(first) or _recorded(first) or _strides(result.case),
+            advice=own_limit.advice(first)
+            or _overwriting(first)
+            or _recorded(cell, first)
+            or _strides(cell, result, device, advise=advise),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
     found = replace(_mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
         return found
     why = cause(cell.op, result)
-    advice = (_advice(cell, result, device) if advise and not why else "") or _strides(result.case)
+    advice = (_advice(cell, result, device) if advise and not why else "") or _strides(
+        cell, result, device, advise=advise
+    )
     if first.output == "bitmask" and first.comparison.worst is not None and first.check == END_TO_END:
         returned = result.seen.outputs.get("bitmask")
         bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, result.home)
@@ -102,8 +117,8 @@ def _explain(cell: Cell, found: Finding, device: str) -> str:
 
 
 def _overwriting(problem: Problem) -> str:
-    """How to declare that a kernel overwrites an input, or "" if the problem is another."""
-    if problem.kind != "input_modified" or problem.output not in OVERWRITABLE:
+    """How to declare that a kernel overwrites an input, or "" if the problem is another one."""
+    if problem.kind != "input_modified" or problem.output not in OVERWRITABLE or MOVED in problem.message:
         return ""
     return f'If callers know that the kernel overwrites {problem.output}, declare overwrites=("{problem.output}",).'
 
@@ -117,7 +132,7 @@ _OF_AUTOGRAD = (
 """What torch says about code that autograd cannot record."""
 
 
-def _recorded(problem: Problem) -> str:
+def _recorded(cell: Cell, problem: Problem) -> str:
     """What to do if autograd cannot record a kernel, or did not keep what it saved; "" if the problem is another."""
     if problem.kind != "exception":
         return ""
@@ -126,7 +141,8 @@ def _recorded(problem: Problem) -> str:
             "saved has the outputs of the op that forward returned, and its plain values, but no other tensors: "
             "compute them again, or keep them by a torch.autograd.Function."
         )
-    if not any(words in problem.message for words in _OF_AUTOGRAD):
+    own = cell.implementation.backward is not None  # which is called, and the inputs then require no grad
+    if own or not any(words in problem.message for words in _OF_AUTOGRAD):
         return ""
     return (
         "Without a backward of its own a kernel is called with inputs that require grad. If nobody asks it for "
@@ -134,18 +150,37 @@ def _recorded(problem: Problem) -> str:
     )
 
 
-def _strides(case: Case) -> str:
-    """What to look at if the smallest case that fails has unusual strides, which a kernel may ignore; else ""."""
+def _strides(cell: Cell, result: Result, device: str, *, advise: bool) -> str:
+    """What to look at if a case fails by its unusual strides, which a kernel may ignore; "" if they do not matter.
+
+    They do not if what fails does not read the strided tensor, or, if one is to ``advise``, fails as well if the same
+    rows are packed.
+    """
+    case, first = result.case, _first(result)
+    backward = first.output in GRADIENTS or "backward" in (first.message if isinstance(first, Problem) else "")
+    words = _strides_in_words(case, backward=backward)
+    packed = replace(case, layout="contiguous", gap=0)
+    if not (words and advise) or case.huge or unclaimed(cell.op, cell.implementation, packed):
+        return words
+    tried = check(cell.implementation, cell.op, packed, device, depth=Depth.REASON)
+    return "" if tried.failed and _first(tried).output == first.output else words
+
+
+def _strides_in_words(case: Case, *, backward: bool) -> str:
+    """What to ask of a kernel whose forward, or ``backward``, fails by unusual strides; "" if it reads nothing that has
+    any: a forward reads no dy.
+    """
     if case.layout in EXPANDED:
         strides = (0, 1) if case.layout == "dy_expanded" else (0, 0)
-        return f"dy has strides {strides} here: does the backward use dy.stride(0), and dy.stride(1)?"
+        return f"dy has strides {strides} here: does the backward use dy.stride(0), and dy.stride(1)?" * backward
     if case.layout == HEADS:
         return _head_strides(case)
-    if case.layout not in STRIDED:
+    names = [name for name, gap in case.gaps.items() if gap and (backward or name == "x")]
+    if not names:
         return ""
-    who = {"x_strided": "x", "dy_strided": "dy"}.get(case.layout, "x and dy")
-    use = " and ".join(f"{name}.stride(-2)" for name in who.split(" and "))
-    return f"Rows of {who} lie {case.N + case.gap} elements apart here, not N={case.N}: does it use {use}?"
+    use = " and ".join(f"{name}.stride(-2)" for name in names)
+    lie = f"Rows of {' and '.join(names)} lie {case.N + case.gap} elements apart here, not N={case.N}"
+    return f"{lie}: does it use {use}?"
 
 
 def _head_strides(case: Case) -> str:

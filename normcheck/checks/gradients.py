@@ -13,7 +13,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
 from normcheck.checks.contract import Problem, usable_gradients
-from normcheck.checks.observe import Started, start, with_bits
+from normcheck.checks.observe import Started, set_apart, start, with_bits
 from normcheck.checks.probes import Depth
 from normcheck.checks.refusal import refused_clearly, told_as_missing
 from normcheck.checks.repeatability import other_surroundings
@@ -69,8 +69,11 @@ class InFlight:
     depth: Depth
 
     def backward(self, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
-        """Start the implementation's own backward. ``result()`` raises UnsupportedCase if its library refuses."""
-        pending = self.run.backward(self.case, self.given, saved)
+        """Start the implementation's own backward on copies of ``saved``, whose surroundings are those of later runs.
+
+        ``result()`` raises UnsupportedCase if its library refuses.
+        """
+        pending = self.run.backward(self.case, self.given, set_apart(self.case, saved))
 
         def collect() -> dict[str, Tensor]:
             with refused_clearly(self.case), told_as_missing(self.op, saved):

@@ -11,7 +11,7 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import NAN, Pattern
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import ROOT_FIRST, Op
+from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
 from normcheck.checks.refusal import refused_clearly
 from normcheck.errors import UnsupportedCase
@@ -21,6 +21,9 @@ from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import refusal
 from normcheck.runner.run import Forward, Pending, Run
 from normcheck.runner.session import session_of
+
+MOVED = "its shape, strides or storage"
+"""What a call changed of an input, in the message on one whose elements may not even lie where they did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,10 @@ class Seen:
 class Started:
     """A run whose forward was started on the inputs ``given``. ``before``: the same inputs before the call.
 
-    ``around``: the pattern in the guard bands of the inputs and in the gaps of their rows.
+    ``surroundings``: the patterns around these and all else.
     """
 
-    around: Pattern
+    surroundings: Surroundings
     before: Inputs
     given: Inputs
     run: Run
@@ -68,7 +71,7 @@ def start(
     before = inputs if around is NAN else inputs.each(lambda t: guard_bands.copy(t, around))
     given = before.each(lambda t: guard_bands.copy(t, NAN))
     run = session_of(implementation).run(surroundings)
-    return Started(around, before, given, run, run.forward(case, given, others_first=others_first))
+    return Started(surroundings, before, given, run, run.forward(case, given, others_first=others_first))
 
 
 def observe(
@@ -94,7 +97,8 @@ def observe_in_place(
 ) -> tuple[Seen, tuple[Problem, ...]]:
     """Like ``observe``, on ``given`` itself instead of a copy, and without a look for writes to the inputs."""
     run = session_of(implementation).run(Surroundings())
-    return _call_both(implementation, op, case, Started(NAN, given, given, run, run.forward(case, given)), bits)
+    started = Started(Surroundings(), given, given, run, run.forward(case, given))
+    return _call_both(implementation, op, case, started, bits)
 
 
 def _call_both(
@@ -116,7 +120,7 @@ def _call_both(
     if implementation.backward is None:
         gradients, why_refused = by_autograd(case, forward, given)
         return Seen(outputs, {} if why_refused else usable_gradients(given, gradients)[0], why_refused), ()
-    saved = {name: guard_bands.in_bands(t, started.around) for name, t in with_bits(outputs, bits).items()}
+    saved = set_apart(case, with_bits(outputs, bits), started.surroundings.saved)
     before = {name: guard_bands.copy(t, NAN) for name, t in saved.items()}
     try:
         with refused_clearly(case):
@@ -153,6 +157,17 @@ def with_bits(outputs: Mapping[str, Tensor], bits: Tensor | None) -> dict[str, T
     return own
 
 
+def set_apart(case: Case, saved: Mapping[str, Tensor], around: Pattern = NAN) -> dict[str, Tensor]:
+    """Copies of what a backward gets as ``saved``, each between bands of ``around`` that a whole row of x fits into.
+
+    Of a huge case only the statistics: there is no memory for a second y.
+    """
+    return {
+        name: t if case.huge and name not in STATISTICS else guard_bands.in_bands(t, around, case.N)
+        for name, t in saved.items()
+    }
+
+
 def written(implementation: Implementation, before: Inputs, after: Inputs) -> tuple[Problem, ...]:
     """Problems of writes to the inputs and around them. ``after`` began as a copy of ``before``.
 
@@ -166,7 +181,7 @@ def written(implementation: Implementation, before: Inputs, after: Inputs) -> tu
 
 def _changes(what: str, output: str, before: Tensor, after: Tensor, *, free: bool = False) -> list[Problem]:
     if guard_bands.moved(before, after):
-        message = f"{what} was modified: its shape, strides or storage; inputs belong to the caller"
+        message = f"{what} was modified: {MOVED}; inputs belong to the caller"
         return [Problem("input_modified", output, message)]
     if guard_bands.untouched(before, after):
         return []

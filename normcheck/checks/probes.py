@@ -15,6 +15,7 @@ from normcheck.checks.observe import Seen
 from normcheck.checks.repeatability import repeated
 from normcheck.checks.rerun import Probed, Subject, first_difference, refused_again
 from normcheck.errors import Broken, UnsupportedCase
+from normcheck.result import EARLIER_CALLS
 from normcheck.runner.call import refusal
 
 
@@ -57,4 +58,5 @@ def not_as_before(first: Seen, last: Seen) -> Iterable[Problem]:
     found = first_difference(first, last)
     if found:
         name, how_many = found
-        yield Problem("not_repeatable", name, f"{name} is not the same after other work: {how_many}")
+        message = f"{name} is not the same after other work: {how_many}"
+        yield Problem("not_repeatable", name, message, check=EARLIER_CALLS)

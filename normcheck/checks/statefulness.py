@@ -13,6 +13,7 @@ from normcheck.cases.inputs import Inputs
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen, observe, observe_in_place, start
 from normcheck.checks.rerun import Subject, first_difference
+from normcheck.result import EARLIER_CALLS
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import session_of
 
@@ -32,7 +33,7 @@ def state_of_latest_forward(subject: Subject, other: Inputs) -> Problem | None:
         return None
     name, how_many = found
     message = f"{name} is not the same when forward is called for other inputs before backward: {how_many}"
-    return Problem("not_repeatable", name, message)
+    return Problem("not_repeatable", name, message, check=EARLIER_CALLS)
 
 
 def state_of_old_weights(subject: Subject) -> Problem | None:
@@ -48,7 +49,7 @@ def state_of_old_weights(subject: Subject) -> Problem | None:
     if not name:
         return None
     message = f"{name} is wrong once the weights were changed in place: it depends on earlier calls"
-    return Problem("not_repeatable", name, message)
+    return Problem("not_repeatable", name, message, check=EARLIER_CALLS)
 
 
 def wrong_by_earlier_calls(subject: Subject, values: Inputs, seen: Seen, bits: Tensor | None) -> str:

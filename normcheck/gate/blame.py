@@ -13,18 +13,15 @@ from dataclasses import dataclass, replace
 from normcheck.cases.case import Case
 from normcheck.checks.attempt import run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
-from normcheck.checks.check import Result, context_lost
-from normcheck.checks.finding import signature
+from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
+from normcheck.gate.earlier import SEARCH_SECONDS, Alone, OutOfTime, Search, crashed, differences, spoilt
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk
 from normcheck.oracle.conventions import Convention
 from normcheck.result import Finding
 from normcheck.runner.session import session_of
 
-_SEARCH_SECONDS = 10.0  # for the search for the case that did the damage
-_TIMEOUT_DIVISOR = 3  # remaining seconds / timeout of a case: its first call may take three times its timeout
-_MOST_LEFT_OUT = 16  # only among so many cases is each left out once, to see whether it is needed
 _MOST_PASTED = 4  # cases before the failing one in a line to paste
 
 
@@ -38,16 +35,6 @@ class Blame:
     result: Result
     alone: bool = True
     needed: tuple[Case, ...] = ()
-
-
-def crashed(result: Result) -> bool:
-    """Whether the implementation's process ended in this case."""
-    return any(problem.kind == "crash" for problem in result.problems)
-
-
-def spoilt(result: Result) -> bool:
-    """Whether the process ended or lost its GPU's context, which any earlier case may have caused."""
-    return crashed(result) or any(map(context_lost, result.problems))
 
 
 def run_surely(
@@ -119,85 +106,20 @@ def _after_others(cell: Cell, plan: Plan, failed: Result, smallest: Result) -> B
     """``failed`` passes alone: find the cases that must come before it, then try them before ``smallest`` as well.
 
     The search starts from ``failed``: fewer cases came before it than before ``smallest``, which the shrinker found
-    after many others. It ends after _SEARCH_SECONDS.
+    after many others.
     """
-    end = time.perf_counter() + _SEARCH_SECONDS
-    search = _Search(cell, plan, failed, end)
+    search = Search(cell, plan, failed, time.perf_counter() + SEARCH_SECONDS)
     try:
         search.narrow()
-        needed = search.needed
-        if needed and smallest is not failed and _Search(cell, plan, smallest, end).seen_again(needed) is not None:
-            return Blame(smallest, alone=False, needed=needed)
-    except _OutOfTime:
+        if search.needed and smallest is not failed:
+            search.try_also(smallest)
+        search.end = time.perf_counter() + min(SEARCH_SECONDS, plan.profile.shrink_seconds)
+        search.make_plain()
+    except OutOfTime:
         pass
-    except _Alone as found:
+    except Alone as found:
         return Blame(shrunk(cell, plan, found.result, alone=True))
-    return Blame(failed if search.needed else smallest, alone=False, needed=search.needed)
-
-
-class _OutOfTime(Exception):
-    """The seconds of the search are used up."""
-
-
-class _Alone(Exception):
-    """A case of the search failed as the first one of a new process: it is the cause."""
-
-    def __init__(self, result: Result) -> None:
-        super().__init__()
-        self.result = result
-
-
-@dataclass
-class _Search:
-    """Runs cases again in new processes, the last ones before ``failed`` first, since damage shows soon.
-
-    ``needed``: the fewest cases found so far after which it fails again, in their order; () until it does.
-    """
-
-    cell: Cell
-    plan: Plan
-    failed: Result
-    end: float
-    needed: tuple[Case, ...] = ()
-
-    def narrow(self) -> None:
-        """Find, by bisection, how few of the last cases suffice. Raises _OutOfTime, or _Alone."""
-        earlier = self.failed.after
-        passes, fails = 0, min(1, len(earlier))
-        while self.seen_again(earlier[-fails:]) is None:
-            if fails >= len(earlier):
-                return
-            passes, fails = fails, min(2 * fails, len(earlier))
-        while fails - passes > 1:
-            middle = (passes + fails) // 2
-            passes, fails = (middle, fails) if self.seen_again(earlier[-middle:]) is None else (passes, middle)
-        self._leave_out()
-
-    def _leave_out(self) -> None:
-        """Drop cases that are not needed. The first one is: try it alone, then leave out each of the others."""
-        last = self.needed
-        if len(last) < 2 or self.seen_again(last[:1]) is not None:
-            return
-        for case in last[1:] if len(last) <= _MOST_LEFT_OUT else ():
-            self.seen_again(tuple(other for other in self.needed if other is not case))
-
-    def seen_again(self, earlier: tuple[Case, ...]) -> Result | None:
-        """The failure after these cases in a new process; None if it does not come again."""
-        for number, case in enumerate((*earlier, self.failed.case)):
-            left = self.end - time.perf_counter()
-            if left <= 0:
-                raise _OutOfTime
-            plan = replace(self.plan, timeout=min(self.plan.timeout, left / _TIMEOUT_DIVISOR))
-            result = (run_case if number else run_alone)(self.cell, case, plan)
-            if spoilt(result) and spoilt(self.failed):
-                if not number:
-                    raise _Alone(result)
-                break
-        else:
-            if not (result.failed and signature(result) == signature(self.failed)):
-                return None
-        self.needed = earlier
-        return result
+    return Blame(search.failed, alone=False, needed=search.needed)
 
 
 def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
@@ -210,7 +132,8 @@ def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Findin
     if not 0 < len(needed) <= _MOST_PASTED:
         reproduce = whole_sweep(cell, plan)
     if not spoilt(blame.result):
-        return replace(failure, advice=f"{_REMAINED}{_after(needed)}. {failure.advice}".strip(), reproduce=reproduce)
+        advice = f"{_REMAINED}{_after(needed)}.{_in_what(needed, blame.result.case)}"
+        return replace(failure, advice=advice, reproduce=reproduce)
     if not count:
         return replace(failure, message=f"{failure.message}. {_ALONE} it passes", reproduce=reproduce)
     message = f"{failure.message}. This came after {count} other {'case' if count == 1 else 'cases'} in that process. "
@@ -235,6 +158,16 @@ def repro_of(cell: Cell, cases: Sequence[Case]) -> str:
     """The command that runs these cases of this cell, in this order, in one process; "" for none."""
     words = ("normcheck", "repro", cell.spec, *map(str, cases))
     return " ".join(shlex.quote(word) for word in words) if cases else ""
+
+
+def _in_what(needed: Sequence[Case], last: Case) -> str:
+    """What to look at if one case is needed and differs from the last one in one thing alone; else ""."""
+    differ = differences(needed[0], last) if len(needed) == 1 else ()
+    if differ == ("the values",):
+        return " The two differ only in their values: is a result, or a tensor, of the earlier call used again?"
+    if len(differ) != 1:
+        return ""
+    return f" The two differ only in {differ[0]}: is a compiled kernel, or a buffer, used again that depends on it?"
 
 
 def whole_sweep(cell: Cell, plan: Plan) -> str:

@@ -61,9 +61,9 @@ def repro_cases(
         plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
         with session_of(implementation), poisoned_memory():
             tally = Tally(undeclared_model(implementation, device))
-            for number, (cell, case, line) in enumerate(zip(cells, cases, lines, strict=True), 1):
+            for number, (cell, case) in enumerate(zip(cells, cases, strict=True), 1):
                 kept = folder if number == len(cases) else None
-                codes.append(_reproduce(console, cell, case, plan, line, kept, tally))
+                codes.append(_reproduce(console, cell, case, plan, lines[:number], kept, tally))
     return exit_code(found=ExitCode.FOUND in codes, broken=False, enough=ExitCode.PASS in codes)
 
 
@@ -89,9 +89,13 @@ def _debugged(implementation: Implementation) -> tuple[Implementation, float]:
 
 
 def _reproduce(
-    console: Console, cell: Cell, case: Case, plan: Plan, line: str, folder: Path | None, tally: Tally
+    console: Console, cell: Cell, case: Case, plan: Plan, lines: Sequence[str], folder: Path | None, tally: Tally
 ) -> ExitCode:
-    """Run the case and show it; with ``folder``, dump it there. Returns its exit code. ``tally``: of those before."""
+    """Run the case and show it; with ``folder``, dump it there. Returns its exit code.
+
+    ``lines``: those that this process has run, and last that of the case: what fails may need all of them. ``tally``:
+    of those before.
+    """
     name = cell.implementation.name
     compared: list[Expectation] = []
     reason = why_not(cell, plan.device)
@@ -104,7 +108,7 @@ def _reproduce(
             write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
         tally.add(result, 0.0)
         failed = result if result.failed else tally.without_graph
-        findings = [finding(cell, failed, plan.device)] if failed else []
+        findings = [finding(cell, failed, plan.device, after=lines[:-1])] if failed else []
     if reason:
         terminal.render_skip(console, cell.key, reason)
         return ExitCode.NOTHING
@@ -120,7 +124,7 @@ def _reproduce(
     ]
     terminal.render_case(
         console,
-        case=line,
+        case=lines[-1],
         implementation=name,
         rows=rows,
         findings=findings,

@@ -68,12 +68,13 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             smallest = blame.result
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
-            failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
+            advise = blame.alone and not (died(smallest) or final)
+            failure = finding(cell, smallest, plan.device, advise=advise)
             failure = with_blame(cell, plan, blame, failure)
             if torn:
                 shown = repro_of(cell, (*torn.before, smallest.case)) if torn.before else whole_sweep(cell, plan)
                 failure = replace(failure, advice=torn.advice, reproduce=shown)
-            if failure.where is not None and not torn:
+            if failure.where is not None and blame.alone and not torn:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
             if blame.alone and not (final or torn):
                 failure = _explained(cell, plan, smallest, failure)

@@ -22,6 +22,7 @@ from normcheck.oracle.tolerances import Model, table
 from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
 
 _MOST_SHOWN = 2  # conventions that a case fits
+_NONE_OF = {1: "it", 2: "either"}
 _MOST = 20  # different reasons, and notes, in a report
 
 NO_BACKWARD = "no backward ran, so no gradient was checked"
@@ -168,12 +169,16 @@ class Tally:
             return Torn(_GRAPH_ADVICE, (self.graphs[True].case,))
         if not result.conventions or self.conventions is None or {*result.conventions} & {*self.conventions}:
             return None
-        fits = result.conventions[:_MOST_SHOWN]
-        others = "; ".join(f"{self.excluded.get(each, self.opened)} does not fit {shown(each)}" for each in fits)
+        fits, others = result.conventions[:_MOST_SHOWN], dict[Case | None, list[str]]()
+        for each in fits:
+            others.setdefault(self.excluded.get(each, self.opened), []).append(shown(each))
+        refuted = "; ".join(
+            f"{case} does not fit {' nor '.join(names) if len(others) > 1 else _NONE_OF[len(names)]}"
+            for case, names in others.items()
+        )
         return Torn(
-            f"This case fits another convention: model={' or '.join(map(shown, fits))}. But {others}. "
-            "Does the kernel compute some cases in another way than others? "
-            f"Declare the one that is meant, such as model={shown(fits[0])}."
+            f"This case fits another convention: model={' or '.join(map(shown, fits))}. But {refuted}. "
+            "Does the kernel compute some cases in another way than others, or all in a way that is none of these?"
         )
 
     def note(self, case: Case, checked: Checked) -> None:

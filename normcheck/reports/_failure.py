@@ -10,7 +10,7 @@ from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._picture import picture
 from normcheck.reports._text import Part, compact, counted, exact, percent, put, put_lines, short, ulps
-from normcheck.result import Explanation, Finding, Larger, Where
+from normcheck.result import EARLIER_CALLS, LATER_CALLS, OTHER_ROWS, Explanation, Finding, Larger, Where
 
 TITLES = {
     "mismatch": "{output} is wrong",
@@ -28,6 +28,13 @@ TITLES = {
     "timeout": "did not finish in time",
 }
 """Kind of a finding -> its headline."""
+
+_NOT_REPEATABLE = {
+    OTHER_ROWS: "{output} depends on the other rows",
+    EARLIER_CALLS: "{output} depends on earlier calls",
+    LATER_CALLS: "{output} is overwritten by a later call",
+}
+"""Check of a finding that is not repeatable -> its headline."""
 
 TERMS_SHOWN = 4
 TRACEBACK_LINES = 10
@@ -73,6 +80,8 @@ def explanation_words(explanation: Explanation) -> str:
 def headline(finding: Finding) -> str:
     """``dx is wrong (given the reference's statistics)``."""
     output = short(finding.output)
+    if finding.kind == "not_repeatable" and finding.check in _NOT_REPEATABLE:
+        return _NOT_REPEATABLE[finding.check].replace("{output}", output or "something")
     title = TITLES.get(finding.kind, "{output} " + finding.kind.replace("_", " "))
     words = title.replace("{output}", output or "something").strip()
     extra = [] if "{output}" in title else [output]
@@ -82,6 +91,8 @@ def headline(finding: Finding) -> str:
 
 def kind_words(finding: Finding) -> str:
     """The kind in a few characters, for one-line summaries: ``dx``, ``y shape``, ``crash``."""
+    if finding.kind == "not_repeatable" and finding.check in _NOT_REPEATABLE:
+        return headline(finding)
     kind = finding.kind.replace("out_of_bounds", "out-of-bounds").replace("_", " ")
     words = (short(finding.output, 40), "" if finding.kind == "mismatch" and finding.output else kind)
     return " ".join(word for word in words if word)

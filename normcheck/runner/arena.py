@@ -26,11 +26,13 @@ LATE = "was still being written"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The patterns of one run: in bands and gaps of ``inputs``, in ``fresh`` (unset) memory, around ``allocated``."""
+    """The patterns of one run: in bands and gaps of ``inputs``, in ``fresh`` (unset) memory, around ``allocated``, and
+    around the ``saved`` outputs that a backward gets."""
 
     inputs: Pattern = NAN
     fresh: Pattern = NAN
     allocated: Pattern = NAN
+    saved: Pattern = NAN
 
 
 class Stray(NamedTuple):

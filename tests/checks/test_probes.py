@@ -209,6 +209,19 @@ def test_a_result_that_does_not_repeat() -> None:
     assert declared.probed.repeats == {"mean": True, "rstd": True, "y": True, "dx": True, "dw": False, "db": True}
 
 
+def test_it_is_not_advised_to_declare_what_would_not_help() -> None:
+    """Each call gives another mean, within its bound, or another y, and that is wrong."""
+    for output, noise, advised in (("mean", 1e-7, True), ("y", 1.0, False)):
+
+        def change(c: KernelCall, out: dict[str, Tensor], is_backward: bool, n: str = output, e: float = noise) -> None:
+            if not is_backward:
+                out[n] = out[n] * (1 + e * torch.rand(out[n].shape))
+
+        (problem,) = result_of(layernorm(finishing(change)), replace(CASE, dtype="fp32")).problems
+        assert problem.kind == "not_repeatable"
+        assert ("declare deterministic=False" in problem.message) == advised
+
+
 def test_not_deterministic_is_no_excuse_for_wrong_values() -> None:
     def leak(c: KernelCall, out: dict[str, Tensor], is_backward: bool) -> None:
         noisy(c, out, is_backward)

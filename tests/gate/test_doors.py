@@ -138,6 +138,23 @@ def test_a_kernel_that_ignores_strides_is_asked_whether_it_uses_them(tmp_path: P
     assert advice in " ".join(done.out.split())
 
 
+SCALED = """
+def rmsnorm(x, weight, eps):
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float() * 1.25).to(x.dtype)
+"""
+
+
+@pytest.mark.parametrize("layout", ["x_strided", "dy_strided", "strided", "dy_expanded", "dy_scalar"])
+def test_nobody_is_asked_about_strides_that_do_not_matter(tmp_path: Path, cli: Cli, layout: str) -> None:
+    """Its y is wrong for packed rows too; and a forward does not read dy."""
+    gap = " gap=2" if layout.endswith("strided") else ""
+    line = f"rmsnorm fp16 M=3 N=4 eps=1e-05 rows=normal dy=normal layout={layout} seed=0{gap} bias=none"
+    done = cli("repro", written(tmp_path, "mine.py", SCALED), line)
+    assert done.code == ExitCode.FOUND
+    assert "stride" not in done.out.replace(line, "").replace(layout, "")
+
+
 def test_one_finding_in_three_dtypes_is_told_once(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path, "mine.py", "def rmsnorm(x, weight, eps):\n    raise ValueError('not today')\n")
     done = cli("verify", "--impl", file, "--max-examples", "4", "--device", "cpu")
