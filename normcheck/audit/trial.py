@@ -27,7 +27,7 @@ from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
 from normcheck.cases.ops import OPS, Op
 from normcheck.checks.cell import Cell
-from normcheck.desk.explain import VALUES, knows
+from normcheck.desk.explain import VALUES
 from normcheck.errors import itself_failed
 from normcheck.gate.options import PROMISING, VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan, Profile
@@ -171,7 +171,7 @@ def _outcome(trial: Trial) -> Outcome:
 
 def _explanation(trial: Trial, failure: Finding | None) -> dict[str, Any]:
     """What the desk says of a planted fault that was found by a wrong value."""
-    if failure is None or failure.kind not in VALUES or not trial.explain or not knows(OPS[trial.op]):
+    if failure is None or failure.kind not in VALUES or not trial.explain:
         return {}
     name = failure.explanation.name if failure.explanation else ""
     return {"asked": True, "explanation": name, "rightly": is_right(name, trial.name)}

@@ -18,7 +18,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
-from normcheck.desk.explain import VALUES, explanation, knows
+from normcheck.desk.explain import VALUES, explanation
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, run_surely, whole_sweep, with_blame
 from normcheck.gate.coverage import CoreRun
@@ -88,7 +88,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
 def _explained(cell: Cell, plan: Plan, smallest: Result, failure: Finding) -> Finding:
     """``failure`` with the known fault that explains it, if it is one of values and its cause is not known."""
     seconds = plan.profile.explain_seconds
-    if failure.kind not in VALUES or failure.cause or not seconds or not knows(cell.op):
+    if failure.kind not in VALUES or failure.cause or not seconds:
         return failure
     return replace(failure, explanation=explanation(cell, smallest, plan, seconds=seconds))
 

@@ -66,8 +66,9 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
 
 def explanation_words(explanation: Explanation) -> str:
     """What the kernel might do, with the evidence."""
-    evidence = f"this foretells all {explanation.elements:,} elements of {counted(explanation.cases, 'case')}"
-    return f"{short(explanation.words, 300)}; {evidence}, and none of {explanation.others:,} other known faults does"
+    cases = counted(explanation.cases, "case") + (f" of {short(explanation.only)}" if explanation.only else "")
+    evidence = f"this predicts all {explanation.elements:,} elements in {cases}"
+    return f"{short(explanation.words, 300)}; {evidence}; none of the other {explanation.others:,} known faults does"
 
 
 def headline(finding: Finding) -> str:

@@ -226,7 +226,7 @@ def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
     )
     assert done.code == 1
     said = " ".join(done.out.split())
-    assert "Might be: eps is added outside the root: 1 / (sqrt(v) + eps); this foretells all" in said
+    assert "Might be: eps is added outside the root: 1 / (sqrt(v) + eps); this predicts all" in said
     with open("out.json", encoding="utf-8") as stream:
         report = json.load(stream)
     found = report["verdicts"][0]["failure"]["explanation"]

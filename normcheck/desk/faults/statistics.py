@@ -171,7 +171,13 @@ FAULTS = (
         one_pass=True,
         takes=centered_ops,
     ),
-    fault("mean_missing", "the mean is not subtracted", mean=lambda c: c.zeros, takes=centered_ops),
+    fault(
+        "mean_missing",
+        "the mean is not subtracted",
+        mean=lambda c: c.zeros,
+        takes=centered_ops,
+        facts={"centered": False},
+    ),
     fault(
         "mean_missing_in_variance",
         "the variance is mean(x^2): the mean must be subtracted first",
@@ -195,6 +201,7 @@ FAULTS = (
         "the mean is subtracted, which RMSNorm does not do",
         center=lambda c: c.x - TEXTBOOK.mean(c),
         takes=raw_ops,
+        facts={"centered": True},
     ),
     fault(
         "last_column_left_out",
