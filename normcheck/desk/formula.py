@@ -124,9 +124,9 @@ class Call:
         """p + bias; p itself without one."""
         return p if self.b is None else p + self.b
 
-    def gamma(self, step: Step) -> Tensor:
+    def gamma(self, step: Step, bare: float) -> Tensor:
         """The factor of xhat as ``step`` makes it of the weight; ``bare`` without one, whatever faults there are."""
-        return step(self) if self.inputs.weight is not None else torch.full_like(self.w, self.formula.bare)
+        return step(self) if self.inputs.weight is not None else torch.full_like(self.w, bare)
 
     @property
     def casts(self) -> bool:
@@ -172,7 +172,7 @@ class Call:
         self.xc = f.center(self)
         self.v = f.variance(self)
         self.r = f.rstd(self)
-        self.g = self.gamma(f.gamma)
+        self.g = self.gamma(f.gamma, f.bare)
         self.xh = f.xhat(self)
         cast = f.cast(self.xh, self.io) if self.casts else self.xh
         self.p = cast * self.g
@@ -198,7 +198,7 @@ class Call:
             self.r = self.own["rstd"]
         self.xc = f.center_b(self)
         self.xh = f.xhat_b(self)
-        self.g = self.gamma(f.gamma_b)
+        self.g = self.gamma(f.gamma_b, f.bare_b)
         self.wd = f.wdy(self)
         self.c1 = f.mean1(self)
         self.c2 = f.mean2(self) if self.op.centered else self.zeros
@@ -255,7 +255,8 @@ class Formula:
     """The steps; the defaults are the textbook's.
 
     ``read(tensor, name)`` reads x and dy from the tensor as stored. ``eps`` is the number that is added to the
-    variance, which bounds the error of rstd; ``bare`` is gamma without a weight; ``one_pass``: the variance cancels, as E[x^2] - mean^2 does. ``casts``:
+    variance, which bounds the error of rstd; ``bare`` is gamma without a weight, ``bare_b``
+    that of backward; ``one_pass``: the variance cancels, as E[x^2] - mean^2 does. ``casts``:
     whether xhat is rounded to the io dtype before it is multiplied (None: as the op says); ``cast`` is how. ``lossy``:
     gradients lose digits on their way, and overflow, as they happen to be computed: nothing is predicted of them.
     ``keep(call, tensor, name)`` is how a statistic is kept for the caller, ``store(call, tensor, format, name)`` how y,
@@ -272,6 +273,7 @@ class Formula:
     sum_m: Callable[[Call, Tensor], Tensor] = lambda c, t: t.sum(0)
     eps: Callable[[Call], float] = lambda c: c.eps
     bare: float = 1.0
+    bare_b: float = 1.0
     # The sum of an op that adds a residual, in this order.
     add: Step = lambda c: (c.summand + c.residual).float().double()
     keep_sum: Step = lambda c: stored(c.total, c.wide)
@@ -326,9 +328,9 @@ class Formula:
         return bool(self.changed & BACKWARD)
 
 
-BACKWARD = frozenset(("read", "sum_m", "again", "cotangent", "mask_in", "masked", "center_b", "xhat_b", "gamma_b")) | {
-    *("wdy", "mean1", "mean2", "dx", "dw", "db", "dx_sum", "dresidual"),
-}
+BACKWARD = frozenset(
+    ("read", "sum_m", "again", "cotangent", "mask_in", "masked", "center_b", "xhat_b", "gamma_b", "bare_b", "wdy")
+) | {"mean1", "mean2", "dx", "dw", "db", "dx_sum", "dresidual"}
 """The steps that change a backward of the formula's own."""
 
 TEXTBOOK = Formula()

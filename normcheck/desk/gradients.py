@@ -53,7 +53,9 @@ def gradients(
         unmasked = Block(rows, usual, found.inputs.dy.reshape(case.M, case.N).double(), given)
         sums = backward_bounds.output_dx(rules, unmasked, _FP32, doubt)[1]
     parts = (usual.wd.abs() + (call.xh * usual.c1).abs() + (0.0 if usual.c2 is None else usual.c2.abs())) * call.r.abs()
-    error = bound.upper * _grown(made["dx"], parts, 1) * (1 + ("dx" in changed))
+    error = bound.upper * _grown(made["dx"], parts, 1)
+    if "dx" in changed:  # which may multiply it, and its error, by one more rstd
+        error = error * (1 + call.r.clamp(min=1))
     if found.joined > 1:  # x was upcast more than once, which is a fault of its own: nothing is predicted of dx
         error = torch.full_like(error, torch.inf)
     if found.op.adds_residual:

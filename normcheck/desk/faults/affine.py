@@ -143,9 +143,11 @@ FAULTS = (
             f"bare_gamma_{gamma}",
             f"without a weight xhat is multiplied by {gamma}: 1 + weight is 1 there",
             bare=float(gamma),
+            bare_b=bare_b,
             takes=zero_centered_ops,
         )
         for gamma in (0, 2)
+        for bare_b in (1.0, float(gamma))
     ),
     fault(
         "one_plus_rounded",

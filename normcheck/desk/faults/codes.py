@@ -133,7 +133,7 @@ FAULTS = (
         "scale_inverse",
         "the scale that is returned is its reciprocal",
         scale_out=lambda c, scale: 1 / scale,
-        divisor=lambda c: c.of_columns(1 / c.scales),
+        divisor=lambda c: c.of_columns(1 / c.scales if "scale" in c.own else c.scales),
     ),
     _fault(
         "scale_signed",
