@@ -59,7 +59,7 @@ def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float)
     """
     end = time.perf_counter() + seconds
     own_backward = cell.implementation.backward is not None
-    every = _candidates(cell.op, failed, own_backward=own_backward)
+    every = _candidates(cell.claims, failed, own_backward=own_backward)
     first = None if is_special(failed.case) else evidence(cell.op, failed, own_backward=own_backward)
     own = [] if first is None else [first]
     every, tried = _left(every, own), len({fault.name for fault, _ in every})
@@ -73,16 +73,18 @@ def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float)
     usual, left = _narrowed(every, found(_usual_cases(cell.claims, failed.case)))
     if _is_told(left, [*own, *usual]):
         return _explanation(cell.op, left, [*own, *usual], tried - 1)
-    alike, left = _narrowed(left or every, found(_cases_alike(cell.claims, failed.case)))
+    always = [each for each in left or every if not each[0].sometimes]
+    alike, left = _narrowed(always, found(_cases_alike(cell.claims, failed.case)))
     if len(own) + len(alike) < _FEWEST_ALIKE or not _is_told(left, [*own, *alike]):
         return None
     told = _explanation(cell.op, left, [*own, *alike], tried - 1)
     return replace(told, only=_only(failed.case, cell.claims))
 
 
-def _candidates(op: Op, failed: Result, *, own_backward: bool) -> list[_Candidate]:
+def _candidates(claims: Claims, failed: Result, *, own_backward: bool) -> list[_Candidate]:
     """Each known fault in each way that a kernel may have; and none, if it has another way than it declares."""
-    faults = known(op, failed.case.dtype, weight=failed.case.weight)
+    op, both = claims.op, len(claims.values("bias")) > 1
+    faults = [f for f in known(op, claims.dtype, weight=failed.case.weight) if both or not f.sometimes]
     every = [(fault, way) for way in ways(op, failed, own_backward=own_backward) for fault in faults]
     for words, those in other_ways(op, failed, own_backward=own_backward).items():
         name = words.split(" in ")[0].replace("fits ", "fits_").replace("=", "_")

@@ -67,6 +67,17 @@ def _as_bf16(c: Call) -> Tensor:
     return c.one_plus(stored_weight.contiguous().view(torch.bfloat16)[: c.N].double())
 
 
+def _ones(c: Call) -> Tensor:
+    return torch.ones_like(c.w)
+
+
+def _ones_without_bias(c: Call) -> Tensor:
+    return torch.ones_like(c.w) if c.b is None else c.one_plus(c.w)
+
+
+_WITHOUT_BIAS = "y is not multiplied by the weight if there is no bias"
+
+
 def _xhat_rounded(**steps: Any) -> Fault:
     """Several ways of one fault, which differ in what comes after it."""
     return fault(
@@ -101,7 +112,37 @@ FAULTS = (
         takes=biased_ops,
     ),
     fault("bias_twice", "the bias is added twice", preact=lambda c: c.plus_b(c.plus_b(c.p)), takes=biased_ops),
-    fault("weight_missing", "y is not multiplied by the weight", gamma=lambda c: torch.ones_like(c.w)),
+    fault("weight_missing", "y is not multiplied by the weight", gamma=_ones),
+    fault("weight_missing", "y is not multiplied by the weight", gamma=_ones, gamma_b=_ones),
+    fault("weight_missing_without_bias", _WITHOUT_BIAS, gamma=_ones_without_bias, sometimes=True),
+    fault(
+        "weight_missing_without_bias",
+        _WITHOUT_BIAS,
+        gamma=_ones_without_bias,
+        gamma_b=_ones_without_bias,
+        sometimes=True,
+    ),
+    fault(
+        "weight_and_bias_missing",
+        "y is xhat: weight and bias are not applied",
+        gamma=_ones,
+        preact=lambda c: c.p,
+        takes=biased_ops,
+    ),
+    fault(
+        "bias_rounded",
+        "an fp32 bias is rounded to the io dtype",
+        preact=lambda c: c.p if c.b is None else c.p + through(c.b, c.io),
+        takes=biased_ops,
+        narrow=True,
+    ),
+    fault(
+        "product_rounded",
+        "xhat * weight is rounded to the io dtype before the bias is added",
+        preact=lambda c: c.plus_b(through(c.p, c.io)),
+        takes=biased_ops,
+        narrow=True,
+    ),
     fault(
         "weight_first",
         "every column is multiplied by the first weight",
@@ -137,6 +178,12 @@ FAULTS = (
         gamma_b=lambda c: 1 + c.w,
         takes=plain_scale_ops,
         facts={"zero_centered": True},
+    ),
+    fault(
+        "one_plus_unasked",
+        "1 is added to the weight, which this op does not do",
+        gamma=lambda c: 1 + c.w,
+        takes=plain_scale_ops,
     ),
     *(
         fault(

@@ -24,7 +24,7 @@ class Fault:
     ``name`` is for programs, ``words`` say what the kernel does; faults that differ in what nobody would call another
     fault have one name. ``takes``: the ops that can have it. ``narrow``: only if the io dtype is narrower than fp32.
     ``but``: an io dtype in which it has another name. ``facts``: those of an op that such a kernel computes, if it
-    does all of it so.
+    does all of it so. ``sometimes``: it is another fault in some calls, and the textbook in the others.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Fault:
     narrow: bool = False
     but: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    sometimes: bool = False
 
     def instead(self, op: Op) -> str:
         """The op that a kernel with this fault computes in place of ``op``: the one that has ``facts``, or ""."""
@@ -110,15 +111,37 @@ def fault(
     narrow: bool = False,
     but: str = "",
     facts: Mapping[str, Any] = MappingProxyType({}),
+    sometimes: bool = False,
     **steps: Any,
 ) -> Fault:
     """A fault that differs from the textbook in ``steps``."""
-    return Fault(name=name, words=words, formula=Formula(**steps), takes=takes, narrow=narrow, but=but, facts=facts)
+    formula = Formula(**steps)
+    return Fault(
+        name=name,
+        words=words,
+        formula=formula,
+        takes=takes,
+        narrow=narrow,
+        but=but,
+        facts=facts,
+        sometimes=sometimes,
+    )
 
 
 def sum_n(t: Tensor) -> Tensor:
     """(M, N) -> (M, 1): the sum over a row."""
     return t.sum(1, keepdim=True)
+
+
+def by_tile(t: Tensor, height: int) -> Tensor:
+    """(M, 1) -> (M, 1): the sum over each tile of rows, in every row of it."""
+    tile = torch.arange(len(t)) // height
+    return torch.zeros(len(t), dtype=torch.float64).index_add_(0, tile, t[:, 0])[tile][:, None]
+
+
+def whole_blocks(n: int, k: int) -> int:
+    """The columns that a loop over whole blocks of ``k`` reads, if a row of at most ``k`` is no loop."""
+    return n if n <= k else n // k * k
 
 
 def chain(terms: Tensor, fmt: Format) -> Tensor:

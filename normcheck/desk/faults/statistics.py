@@ -13,11 +13,13 @@ from normcheck.desk.faults.fault import (
     BF16,
     FP16,
     Fault,
+    by_tile,
     centered_ops,
     chain_n,
     fault,
     raw_ops,
     sum_n,
+    whole_blocks,
 )
 from normcheck.desk.formula import TEXTBOOK, Call, through
 
@@ -41,6 +43,17 @@ _EPS = (
         eps=lambda c: 0.0,
         rstd=lambda c: 1 / (c.v.sqrt() + c.eps),
     ),
+    fault(
+        "eps_after_root",
+        "eps is added to the reciprocal of the root: 1 / sqrt(v) + eps",
+        eps=lambda c: 0.0,
+        rstd=lambda c: c.v.rsqrt() + c.eps,
+    ),
+    fault(
+        "eps_inside_and_outside",
+        "eps is added inside the root and outside it",
+        rstd=lambda c: 1 / ((c.v + c.eps).sqrt() + c.eps),
+    ),
     _eps("eps_twice", "eps is added twice", lambda c: 2 * c.eps),
     _eps("eps_missing", "eps is left out: 1 / sqrt(v)", lambda c: 0.0),
     _eps("eps_fp16", "eps is rounded to fp16", lambda c: _in_fp16(c.eps)),
@@ -52,6 +65,8 @@ _EPS = (
         "eps is added to the sum of squares: it must be added after the division by N",
         lambda c: c.eps / c.N,
     ),
+    _eps("eps_times_n", "eps is added N times: once for each square of the sum", lambda c: c.eps * c.N),
+    _eps("eps_root", "the root of eps is added to the variance", lambda c: c.eps**0.5),
     fault(
         "eps_to_n",
         "eps is added to N: sum / (N + eps)",
@@ -73,14 +88,33 @@ def _first(columns: Callable[[int], int]) -> dict[str, Any]:
     }
 
 
-def _without_tail(k: int) -> Fault:
+def _without_tail(k: int) -> Iterator[Fault]:
     words = f"the last N mod {k} columns are left out of the statistics: the tail of a row is not read"
-    return fault(f"stats_without_tail_{k}", words, **_first(lambda n: n // k * k))
+    of_mean = f"the last N mod {k} columns are left out of the mean"
+    for columns in (lambda n: n // k * k, lambda n: whole_blocks(n, k)):
+        steps = _first(columns)
+        yield fault(f"stats_without_tail_{k}", words, **steps)
+        yield fault(f"mean_without_tail_{k}", of_mean, mean=steps["mean"], takes=centered_ops)
 
 
 def _without_last_block(k: int) -> Fault:
     words = f"the last block of up to {k} columns is left out of the statistics"
     return fault(f"stats_without_last_{k}", words, **_first(lambda n: (n - 1) // k * k))
+
+
+def _first_columns(k: int) -> Fault:
+    words = f"columns from {k} on are left out of the sums of the statistics"
+    return fault(f"stats_first_{k}_columns", words, **_first(lambda n: min(n, k)))
+
+
+def _over_rows(k: int) -> Fault:
+    """The statistics of rows that share a block."""
+    return fault(
+        f"stats_over_{k}_rows",
+        f"the sums of the statistics are taken over {k} rows at a time: each row has its own",
+        mean=lambda c: by_tile(c.x.mean(1, keepdim=True), k),
+        variance=lambda c: by_tile((c.xc * c.xc).mean(1, keepdim=True), k),
+    )
 
 
 def _rounded_statistics(name: str, of: str, fmt: Callable[[Call], Format], narrow: bool) -> Iterator[Fault]:
@@ -208,7 +242,14 @@ FAULTS = (
         "the last column is left out of the statistics",
         **_first(lambda n: n - 1),
     ),
-    *map(_without_tail, (4, 8, 16, 32, 64, 128, 256)),
+    *(each for k in (2, 4, 8, 16, 32, 64, 128, 256) for each in _without_tail(k)),
+    *map(_first_columns, (1024, 2048, 4096, 8192, 16384, 32768, 65536)),
+    *map(_over_rows, (2, 4, 8)),
+    fault(
+        "rstd_of_first_row",
+        "every row takes rstd of the first one",
+        rstd=lambda c: TEXTBOOK.rstd(c)[:1].expand(c.M, 1),
+    ),
     *map(_without_last_block, (4, 8, 16, 32, 64, 128, 256)),
     fault(
         "stats_without_short_warp",
