@@ -52,14 +52,17 @@ _ALIKE_ELEMENTS = 1 << 17
 _Candidate = tuple[Fault, Way]
 
 
-def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float) -> Explanation | None:
+def explanation(
+    cell: Cell, failed: Result, setting: Setting, *, seconds: float, declared: bool = True
+) -> Explanation | None:
     """The fault that explains ``failed``, or None. It takes at most about ``seconds``.
 
-    ``failed`` must be wrong by its values; one that crashed, or wrote where it must not, says so itself.
+    ``failed`` must be wrong by its values; one that crashed, or wrote where it must not, says so itself. ``declared``:
+    the implementation itself declares the conventions of its model, so it may be that it has others.
     """
     end = time.perf_counter() + seconds
     own_backward = cell.implementation.backward is not None
-    every = _candidates(cell.claims, failed, own_backward=own_backward)
+    every = _candidates(cell.claims, failed, own_backward=own_backward, declared=declared)
     first = None if is_special(failed.case) else evidence(cell.op, failed, own_backward=own_backward)
     own = [] if first is None else [first]
     every, tried = _left(every, own), len({fault.name for fault, _ in every})
@@ -81,12 +84,23 @@ def explanation(cell: Cell, failed: Result, setting: Setting, *, seconds: float)
     return replace(told, only=_only(failed.case, cell.claims))
 
 
-def _candidates(claims: Claims, failed: Result, *, own_backward: bool) -> list[_Candidate]:
+def tells(cell: Cell, result: Result, name: str) -> bool:
+    """Whether no known fault but that of this ``name`` explains ``result`` alone."""
+    own_backward = cell.implementation.backward is not None
+    found = None if is_special(result.case) else evidence(cell.op, result, own_backward=own_backward)
+    if found is None:
+        return False
+    every = [each for each in _candidates(cell.claims, result, own_backward=own_backward) if not each[0].sometimes]
+    return all(fault.name == name or not explains(fault.formula, found, way) for fault, way in every)
+
+
+def _candidates(claims: Claims, failed: Result, *, own_backward: bool, declared: bool = True) -> list[_Candidate]:
     """Each known fault in each way that a kernel may have; and none, if it has another way than it declares."""
     op, both = claims.op, len(claims.values("bias")) > 1
     faults = [f for f in known(op, claims.dtype, weight=failed.case.weight) if both or not f.sometimes]
     every = [(fault, way) for way in ways(op, failed, own_backward=own_backward) for fault in faults]
-    for words, those in other_ways(op, failed, own_backward=own_backward).items():
+    others = other_ways(op, failed, own_backward=own_backward) if declared else {}
+    for words, those in others.items():
         name = words.split(" in ")[0].replace("fits ", "fits_").replace("=", "_")
         every += [(Fault(name=name, words=words, formula=TEXTBOOK, takes=lambda op: True), way) for way in those]
     return every

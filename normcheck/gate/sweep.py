@@ -16,16 +16,17 @@ from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
-from normcheck.checks.finding import finding, place, with_larger, worst_ratio
+from normcheck.checks.finding import finding, place, signature, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
-from normcheck.desk.explain import VALUES, explanation
+from normcheck.desk.explain import VALUES, explanation, tells
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, run_surely, whole_sweep, with_blame
 from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
-from normcheck.gate.shrink import Stop, seed_of, widened
+from normcheck.gate.shrink import Stop, clearer, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
+from normcheck.oracle.conventions import shown
 from normcheck.result import ASLEEP, Finding, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
@@ -70,11 +71,12 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             failure = finding(cell, smallest, plan.device, advise=not (died(smallest) or final))
             failure = with_blame(cell, plan, blame, failure)
             if torn:
-                failure = replace(failure, advice=torn, reproduce=whole_sweep(cell, plan))
+                failure = _of_torn(cell, plan, tally, failed) or replace(failure, advice=torn)
+                failure = replace(failure, reproduce=whole_sweep(cell, plan))
             if failure.where is not None and not torn:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
             if blame.alone and not (final or torn):
-                failure = _explained(cell, plan, smallest, failure)
+                failure = _told(cell, plan, smallest, failed, failure)
     bare = uncounted(cell, plan.device, "skip", seconds=time.perf_counter() - start)
     if failure is None and not tally.cases:
         return tally.skipped(bare, "no case was drawn")
@@ -83,6 +85,38 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
         return verdict
     verdict = _covered(verdict, core)
     return _awake(verdict, session_of(cell.implementation).idle_seconds) if plan.device == "cpu" else verdict
+
+
+def _of_torn(cell: Cell, plan: Plan, tally: Tally, failed: Result) -> Finding | None:
+    """What a known fault says of a kernel whose cases fit different conventions; None if none explains it.
+
+    The earlier case that fits another convention than ``failed`` is taken for the wrong one: by chance a fault may look
+    like a convention in a few cases.
+    """
+    case, fits = tally.other_than(failed), failed.conventions
+    if case is None or not fits or not plan.profile.explain_seconds:
+        return None
+    other = run_case(cell, case, plan, depth=Depth.OFF, conventions=fits[:1])
+    if not other.failed or signature(other)[0] not in VALUES:
+        return None
+    known = explanation(cell, replace(other, open=()), plan, seconds=plan.profile.explain_seconds, declared=False)
+    if known is None:
+        return None
+    judged = f"It is judged by {shown(fits[0])}, which {failed.case} fits."
+    return replace(finding(cell, other, plan.device, advise=False), explanation=known, advice=judged)
+
+
+def _told(cell: Cell, plan: Plan, smallest: Result, failed: Result, failure: Finding) -> Finding:
+    """``failure`` explained; of a larger case than ``smallest`` if other known faults explain that one as well."""
+    failure = _explained(cell, plan, smallest, failure)
+    known = failure.explanation
+    if known is None or not plan.profile.shrink_seconds:
+        return failure
+    case = clearer(cell, plan, smallest, lambda result: tells(cell, result, known.name))
+    if case is smallest:
+        return failure
+    larger = replace(finding(cell, case, plan.device), explanation=known)
+    return larger if larger.where is None else with_larger(larger, widened(cell, plan, case, failed))
 
 
 def _explained(cell: Cell, plan: Plan, smallest: Result, failure: Finding) -> Finding:

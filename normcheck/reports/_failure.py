@@ -9,7 +9,7 @@ from rich.console import Console
 from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._picture import picture
-from normcheck.reports._text import Part, compact, counted, exact, percent, put, put_lines, short, ulps
+from normcheck.reports._text import Part, compact, counted, exact, in_ulps, percent, put, put_lines, short
 from normcheck.result import Explanation, Finding, Larger, Where
 
 TITLES = {
@@ -101,7 +101,7 @@ def _put_numbers(console: Console, finding: Finding) -> None:
         put(console, f"Mismatched elements: {finding.mismatched:,} / {finding.numel:,} ({share})", indent=2)
     if finding.index is not None:
         put(console, f"Worst element at {_position(finding.index)}", _times(finding.ratio), indent=2)
-    ulp = "" if finding.max_ulp is None else f", {ulps(finding.max_ulp)} ulp"
+    ulp = "" if finding.max_ulp is None else f", {in_ulps(finding.max_ulp)}"
     numbers: tuple[tuple[str, float | None, list[Part]], ...] = (
         ("got", finding.actual, [exact(finding.actual)]),
         ("expected", finding.expected, [exact(finding.expected)]),
