@@ -42,6 +42,9 @@ PROMISES = PROMISING
 """If one of these profiles promises to kill a mutant, so do those after it."""
 
 CONTROL_CASES = 30
+EXPLAIN_SECONDS = 60.0
+"""For the desk, which is asked what it knows and not how busy the machine is."""
+
 TIMEOUT = VerifyOptions.timeout
 """Seconds per case."""
 
@@ -228,8 +231,7 @@ def _verdict(trial: Trial, implementation: Implementation) -> Verdict:
         profile = replace(profile, max_examples=CONTROL_CASES, seconds=600.0, large_share=0.0)
     if not trial.shrink:
         profile = replace(profile, shrink_seconds=0.0)
-    if not trial.explain:
-        profile = replace(profile, explain_seconds=0.0)
+    profile = replace(profile, explain_seconds=EXPLAIN_SECONDS if trial.explain else 0.0)
     cell = Cell(OPS[trial.op], implementation, trial.dtype, trial.name)
     plan = _plan(trial, profile, cell)
     return run_cell(cell, plan, lambda cases, worst: None, with_coverage=not trial.control)

@@ -36,12 +36,15 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The forward of a formula: its results, the errors of its statistics, the bits in doubt, what it predicts."""
+    """The forward of a formula: its results, the errors of its statistics, the bits in doubt, what it predicts, and
+    whether that ``fits`` what was returned (only of the textbook's).
+    """
 
     call: Call
     given: StatisticsBound
     doubt: Tensor | None
     expected: tuple[Expected, ...]
+    fits: bool = False
 
 
 def bounded(error: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
 from normcheck.desk.evidence import Evidence, evidence, other_ways, ways
-from normcheck.desk.faults.fault import Fault
+from normcheck.desk.faults.fault import Fault, biased_ops
+from normcheck.desk.faults.statistics import ALWAYS, stale_eps
 from normcheck.desk.fit import explains, is_wrong, predicted
 from normcheck.desk.formula import TEXTBOOK, Way
 from normcheck.desk.known import known
@@ -53,16 +54,25 @@ _Candidate = tuple[Fault, Way]
 
 
 def explanation(
-    cell: Cell, failed: Result, setting: Setting, *, seconds: float, declared: bool = True
+    cell: Cell,
+    failed: Result,
+    setting: Setting,
+    *,
+    seconds: float,
+    settled: bool = False,
+    earlier: tuple[float, ...] = (),
 ) -> Explanation | None:
     """The fault that explains ``failed``, or None. It takes at most about ``seconds``.
 
-    ``failed`` must be wrong by its values; one that crashed, or wrote where it must not, says so itself. ``declared``:
-    the implementation itself declares the conventions of its model, so it may be that it has others.
+    ``failed`` must be wrong by its values; one that crashed, or wrote where it must not, says so itself. ``settled``:
+    the conventions by which it was judged are the kernel's, whatever it leaves open. ``earlier``: the eps of earlier
+    calls, if it fails only after them.
     """
     end = time.perf_counter() + seconds
     own_backward = cell.implementation.backward is not None
-    every = _candidates(cell.claims, failed, own_backward=own_backward, declared=declared)
+    every = _candidates(cell.claims, failed, own_backward=own_backward, settled=settled)
+    if earlier:
+        every = _of_memory(every, failed.case, earlier)
     first = None if is_special(failed.case) else evidence(cell.op, failed, own_backward=own_backward)
     own = [] if first is None else [first]
     every, tried = _left(every, own), len({fault.name for fault, _ in every})
@@ -77,6 +87,8 @@ def explanation(
     if _is_told(left, [*own, *usual]):
         return _explanation(cell.op, left, [*own, *usual], tried - 1)
     always = [each for each in left or every if not each[0].sometimes]
+    if not failed.case.bias:  # those of a bias say of none what others say
+        always = [each for each in always if each[0].takes is not biased_ops]
     alike, left = _narrowed(always, found(_cases_alike(cell.claims, failed.case)))
     if len(own) + len(alike) < _FEWEST_ALIKE or not _is_told(left, [*own, *alike]):
         return None
@@ -94,16 +106,25 @@ def tells(cell: Cell, result: Result, name: str) -> bool:
     return all(fault.name == name or not explains(fault.formula, found, way) for fault, way in every)
 
 
-def _candidates(claims: Claims, failed: Result, *, own_backward: bool, declared: bool = True) -> list[_Candidate]:
+def _candidates(claims: Claims, failed: Result, *, own_backward: bool, settled: bool = False) -> list[_Candidate]:
     """Each known fault in each way that a kernel may have; and none, if it has another way than it declares."""
     op, both = claims.op, len(claims.values("bias")) > 1
     faults = [f for f in known(op, claims.dtype, weight=failed.case.weight) if both or not f.sometimes]
-    every = [(fault, way) for way in ways(op, failed, own_backward=own_backward) for fault in faults]
-    others = other_ways(op, failed, own_backward=own_backward) if declared else {}
-    for words, those in others.items():
+    own = ways(op, replace(failed, open=()) if settled else failed, own_backward=own_backward)
+    every = [(fault, way) for way in own for fault in faults]
+    for words, those in other_ways(op, failed, own_backward=own_backward).items():
         name = words.split(" in ")[0].replace("fits ", "fits_").replace("=", "_")
         every += [(Fault(name=name, words=words, formula=TEXTBOOK, takes=lambda op: True), way) for way in those]
     return every
+
+
+def _of_memory(candidates: list[_Candidate], case: Case, earlier: tuple[float, ...]) -> list[_Candidate]:
+    """``candidates`` and an eps that was kept of earlier calls, in place of one that is always the same."""
+    ways_left = dict.fromkeys(way for _, way in candidates)
+    kept = [stale_eps(eps) for eps in dict.fromkeys(earlier) if eps != case.eps]
+    return [each for each in candidates if each[0].name not in ALWAYS] + [
+        (fault, way) for way in ways_left for fault in kept
+    ]
 
 
 def _left(candidates: list[_Candidate], found: Iterable[Evidence]) -> list[_Candidate]:
@@ -183,6 +204,8 @@ def _cases_alike(claims: Claims, failed: Case) -> Iterator[Case]:
             rows = failed.M
         data = {name: values[name] for name in ("rows", "dy", "seed", "eps")}
         weights = values.get("weights", "normal") if failed.weight else NO_WEIGHT
+        if claims.op.quantises:  # by a power of two other steps give the same codes
+            data["scale"] = claims.scales[number % len(claims.scales)]
         yield claims.nearest(replace(failed, M=max(rows, failed.M), weights=weights, **data))
 
 

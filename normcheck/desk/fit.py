@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,15 +25,19 @@ from normcheck.desk.gradients import gradients
 def explains(formula: Formula, found: Evidence, way: Way) -> bool:
     """Whether every element that was returned lies where ``formula`` puts it, if the kernel has this ``way``."""
     with torch.no_grad():
-        if _has_usual_forward(formula) and not all(map(_inside(found), _usual(found, way).expected)):
-            return False
-        return all(map(_inside(found), _expected(formula, found, way)))
+        if _has_usual_forward(formula):
+            before = _usual(found, way)
+            return before.fits and all(map(_inside(found), _of_backward(formula, found, before)))
+        before = forward(formula, found, way)
+        return all(map(_inside(found), chain(before.expected, _of_backward(formula, found, before))))
 
 
 def predicted(formula: Formula, found: Evidence, way: Way) -> int:
     """Of how many elements ``formula`` says where they lie: not of those whose bound is infinite."""
     with torch.no_grad():
-        return sum(int((~e.unbounded).sum()) for e in _expected(formula, found, way))
+        before = _usual(found, way) if _has_usual_forward(formula) else forward(formula, found, way)
+        every = chain(before.expected, _of_backward(formula, found, before))
+        return sum(int((~e.unbounded).sum()) for e in every)
 
 
 def is_wrong(found: Evidence, way: Way) -> bool:
@@ -53,21 +59,20 @@ _AFTER_FORWARD = BACKWARD - {"read"}
 def _usual(found: Evidence, way: Way) -> Forward:
     """The textbook's forward, which every fault of a backward shares."""
     if way not in found.usual:
-        found.usual[way] = forward(TEXTBOOK, found, way)
+        before = forward(TEXTBOOK, found, way)
+        found.usual[way] = replace(before, fits=all(map(_inside(found), before.expected)))
     return found.usual[way]
 
 
-def _expected(formula: Formula, found: Evidence, way: Way) -> Iterator[Expected]:
-    """What ``formula`` predicts of each output that was returned, in the order in which a kernel computes them."""
-    before = _usual(found, way) if _has_usual_forward(formula) else forward(formula, found, way)
-    yield from before.expected
+def _of_backward(formula: Formula, found: Evidence, before: Forward) -> Iterator[Expected]:
+    """What ``formula`` predicts of each gradient that was returned, behind the forward ``before`` it."""
     if "dx" not in found.returned or formula.lossy:
         return
     made: dict[str, Tensor] = {}
     call = copy(before.call)
     call.formula = formula
     if not found.own_backward and not formula.is_backward:
-        call = call_of(formula, found, way)
+        call = call_of(formula, found, call.way)
         with torch.enable_grad():
             made = by_autograd(call)
     yield from gradients(call, found, made, before.doubt, before.given)

@@ -13,7 +13,7 @@ from normcheck.cases.case import MOST_COLUMNS, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks import sanitizer
-from normcheck.checks.attempt import died, run_case, timed_out, why_not
+from normcheck.checks.attempt import died, run_alone, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, signature, with_larger, worst_ratio
@@ -77,6 +77,8 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
             if blame.alone and not (final or torn):
                 failure = _told(cell, plan, smallest, failed, failure)
+            elif blame.needed:
+                failure = _remembered(cell, plan, blame, failure)
     bare = uncounted(cell, plan.device, "skip", seconds=time.perf_counter() - start)
     if failure is None and not tally.cases:
         return tally.skipped(bare, "no case was drawn")
@@ -99,11 +101,22 @@ def _of_torn(cell: Cell, plan: Plan, tally: Tally, failed: Result) -> Finding | 
     other = run_case(cell, case, plan, depth=Depth.OFF, conventions=fits[:1])
     if not other.failed or signature(other)[0] not in VALUES:
         return None
-    known = explanation(cell, replace(other, open=()), plan, seconds=plan.profile.explain_seconds, declared=False)
+    known = explanation(cell, other, plan, seconds=plan.profile.explain_seconds, settled=True)
     if known is None:
         return None
     judged = f"It is judged by {shown(fits[0])}, which {failed.case} fits."
     return replace(finding(cell, other, plan.device, advise=False), explanation=known, advice=judged)
+
+
+def _remembered(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Finding:
+    """``failure`` explained by what the kernel may have kept of the earlier cases that it needs."""
+    if failure.kind not in VALUES or not plan.profile.explain_seconds:
+        return failure
+    for number, case in enumerate(blame.needed):
+        (run_case if number else run_alone)(cell, case, plan, depth=Depth.OFF)
+    seconds, earlier = plan.profile.explain_seconds, tuple(case.eps for case in blame.needed)
+    known = explanation(cell, blame.result, plan, seconds=seconds, earlier=earlier)
+    return replace(failure, explanation=known)
 
 
 def _told(cell: Cell, plan: Plan, smallest: Result, failed: Result, failure: Finding) -> Finding:

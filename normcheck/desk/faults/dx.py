@@ -121,7 +121,7 @@ FAULTS = (
     *(
         fault(
             f"dx_first_{k}_columns",
-            f"columns from {k} on are left out of the means of dx",
+            f"columns from {k} on are left out of the means of dx: behind a limit, or in a last block that is not full",
             mean1=lambda c, k=k: sum_n((c.xh * c.wd)[:, :k]) / c.N,
             mean2=lambda c, k=k: sum_n(c.wd[:, :k]) / c.N,
         )
@@ -133,11 +133,12 @@ FAULTS = (
     *(
         fault(
             f"dx_over_{k}_rows",
-            f"the means of dx are summed over {k} rows at a time: each row has its own",
-            mean1=lambda c, k=k: by_tile(_c1(c), k),
-            mean2=lambda c, k=k: by_tile(TEXTBOOK.mean2(c), k),
+            f"the means of dx are taken over {k} rows at a time: each row has its own",
+            mean1=lambda c, k=k, share=share: by_tile(_c1(c), k) / share(k),
+            mean2=lambda c, k=k, share=share: by_tile(TEXTBOOK.mean2(c), k) / share(k),
         )
         for k in (2, 4, 8, 16)
+        for share in (lambda k: 1, lambda k: k)
     ),
     fault(
         "xhat_from_y",

@@ -36,6 +36,13 @@ def _in_fp16(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float16))
 
 
+_CONSTANTS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)
+
+
+def _named(value: float) -> str:
+    return f"eps_{value:g}".replace("-0", "-")
+
+
 _EPS = (
     fault(
         "eps_outside",
@@ -73,11 +80,16 @@ _EPS = (
         eps=lambda c: 0.0,
         rstd=lambda c: (c.v * (c.N / (c.N + c.eps))).rsqrt(),
     ),
-    *(
-        _eps(f"eps_{value:g}".replace("-0", "-"), f"eps is {value:g} whatever the caller says", _always(value))
-        for value in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)
-    ),
+    *(_eps(_named(value), f"eps is {value:g} whatever the caller says", _always(value)) for value in _CONSTANTS),
 )
+
+ALWAYS = frozenset(map(_named, _CONSTANTS))
+"""The names of an eps that is always the same."""
+
+
+def stale_eps(eps: float) -> Fault:
+    """An ``eps`` that is not the caller's, but that of an earlier call."""
+    return _eps("eps_stale", f"eps is {eps:g}, that of an earlier call: this one's is not used", _always(eps))
 
 
 def _first(columns: Callable[[int], int]) -> dict[str, Any]:
@@ -103,7 +115,7 @@ def _without_last_block(k: int) -> Fault:
 
 
 def _first_columns(k: int) -> Fault:
-    words = f"columns from {k} on are left out of the sums of the statistics"
+    words = f"columns from {k} on are left out of the statistics: behind a limit, or in a last block that is not full"
     return fault(f"stats_first_{k}_columns", words, **_first(lambda n: min(n, k)))
 
 
@@ -251,11 +263,6 @@ FAULTS = (
         rstd=lambda c: TEXTBOOK.rstd(c)[:1].expand(c.M, 1),
     ),
     *map(_without_last_block, (4, 8, 16, 32, 64, 128, 256)),
-    fault(
-        "stats_without_short_warp",
-        "a last warp that is not full, 32 lanes of 4 columns, is left out of the statistics",
-        **_first(lambda n: n // 128 * 128 or n),
-    ),
     *_rounded_statistics("io", "the io dtype", lambda c: c.io, narrow=True),
     *_rounded_statistics("bf16", "bf16", lambda c: BF16, narrow=False),
     *_rounded_statistics("fp16", "fp16", lambda c: FP16, narrow=False),
