@@ -110,6 +110,9 @@ def _candidates(claims: Claims, failed: Result, *, own_backward: bool, settled: 
     """Each known fault in each way that a kernel may have; and none, if it has another way than it declares."""
     op, both = claims.op, len(claims.values("bias")) > 1
     faults = [f for f in known(op, claims.dtype, weight=failed.case.weight) if both or not f.sometimes]
+    if not own_backward:  # autograd makes of a fault of forward that of both
+        names = {f.name for f in faults}
+        faults = [f for f in faults if f"{f.name}_both" not in names]
     own = ways(op, replace(failed, open=()) if settled else failed, own_backward=own_backward)
     every = [(fault, way) for way in own for fault in faults]
     for words, those in other_ways(op, failed, own_backward=own_backward).items():

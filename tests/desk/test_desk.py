@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -113,6 +114,14 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "one_plus_unasked": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps) * (1 + w.float()),
     "weight_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps),
     "dx_c1_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps).detach() * w.float(),
+    "eps_after_root": lambda x, w, eps: x.float() * (torch.rsqrt(_rms(x)) + eps) * w.float(),
+    "eps_over_n": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps / x.shape[-1]) * w.float(),
+    "eps_times_n": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps * x.shape[-1]) * w.float(),
+    "stats_without_tail_2": lambda x, w, eps: (
+        x.float()
+        * torch.rsqrt(x.float()[..., : x.shape[-1] // 2 * 2].square().sum(-1, keepdim=True) / x.shape[-1] + eps)
+        * w.float()
+    ),
     "all_io": lambda x, w, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w.to(x.dtype),
     "last_column_left_out": lambda x, w, eps: (
         x.float() * torch.rsqrt(x.float()[..., :-1].square().sum(-1, keepdim=True) / x.shape[-1] + eps) * w.float()
@@ -126,7 +135,8 @@ def test_a_plain_function_with_a_fault_is_told_which(name: str) -> None:
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
         return {"y": PLAIN[name](x, weight, eps).to(x.dtype)}
 
-    assert named(plain(forward=forward, backward=None, biases=(False,))) == name
+    odd = {"N": 41} if name == "stats_without_tail_2" else {}
+    assert named(plain(forward=forward, backward=None, biases=(False,)), **odd) == name
 
 
 def test_without_a_weight_its_faults_are_left_out() -> None:
@@ -138,6 +148,61 @@ def test_without_a_weight_its_faults_are_left_out() -> None:
     for mutant, expected in (("mN01", "rstd_missing"), ("mN02", "bare_gamma_2"), ("mN03", "bare_gamma_0")):
         planted = catalogue.mutants()[mutant]
         assert named(planted.make(planted.ops[0]), weights=NO_WEIGHT, rows="shifted") == expected
+
+
+def test_dw_and_db_exchanged() -> None:
+    """One row and one column hide it: there dw is db times xhat."""
+
+    def backward(*arguments: Any, **options: Any) -> dict[str, Any]:
+        found = control.backward(*arguments, **options)  # type: ignore[misc]
+        return {**found, "dw": found["db"], "db": found["dw"]}
+
+    control = next(c for c in catalogue.controls() if c.op == "layernorm" and c.backward is not None)
+    assert named(replace(control, backward=backward)) == "dw_db_exchanged"
+
+
+@pytest.mark.parametrize(
+    ("op", "mutant", "name", "of"),
+    [
+        ("fused_add_rmsnorm", "mS01", "residual_left_out", {}),
+        ("fused_add_layernorm", "mS03", "residual_out_is_residual", {}),
+        ("fused_add_layernorm", "mS16", "dresidual_out_missing", {}),
+        ("fused_add_rmsnorm", "mS22", "backward_of_x", {}),
+        ("fused_add_rmsnorm_quant", "mQ33", "residual_out_is_residual", {}),
+        ("fused_add_rmsnorm_quant", "mQ34", "fits_sum_exact", {"M": 39, "N": 130}),
+        ("rmsnorm_quant", "mQ02", "codes_truncated", {}),
+        ("rmsnorm_quant", "mQ08", "scale_multiplied", {}),
+        ("rmsnorm_quant", "mQ15", "codes_twice_fp16", {"M": 39}),
+        ("rmsnorm_quant", "mQ19", "scale_without_tail_8", {"N": 37, "M": 39}),
+        ("rmsnorm_quant", "mQ27", "scale_of_other_row", {}),
+    ],
+)
+def test_a_kernel_that_adds_a_residual_or_returns_codes_is_told_which(
+    op: str, mutant: str, name: str, of: dict[str, Any]
+) -> None:
+    assert named(catalogue.mutants()[mutant].make(op), bias=op.endswith("layernorm"), **of) == name
+
+
+@pytest.mark.parametrize(
+    ("op", "control", "words"),
+    [
+        ("rmsnorm", "rmsnorm_llama", "this is what rmsnorm_llama computes: did you mean --op rmsnorm_llama?"),
+        ("rmsnorm_llama", "rmsnorm", "this is what rmsnorm computes: did you mean --op rmsnorm?"),
+        ("rmsnorm", "rmsnorm_gemma", "this is what rmsnorm_gemma computes: did you mean --op rmsnorm_gemma?"),
+        ("rmsnorm_gemma", "rmsnorm", "this is what rmsnorm computes: did you mean --op rmsnorm?"),
+    ],
+)
+def test_a_kernel_of_another_op_is_told_which(op: str, control: str, words: str) -> None:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        xhat = x.float() * torch.rsqrt(_rms(x) + eps)
+        if control == "rmsnorm_llama":
+            return weight * xhat.to(x.dtype)
+        return (xhat * (weight.float() + (control == "rmsnorm_gemma"))).to(x.dtype)
+
+    kernel = Implementation(name="mine", op=op, forward=forward, biases=(False,))
+    found = told(kernel, M=39, N=130, bias=False)
+    assert found is not None
+    assert found.words.endswith(words)
 
 
 @pytest.mark.parametrize(
