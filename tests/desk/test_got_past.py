@@ -77,7 +77,7 @@ NAMES: dict[str, tuple[str, Callable[[ModuleType], Implementation], tuple[str, .
         ("rmsnorm_quant fp16 M=17 N=7 rows=blend bias=none scale=tiny",),
     ),
 }
-"""File -> the right name, or names, the implementation, and case lines of which the last one fails. Those that are not here are
+"""File -> the right names, the implementation, and case lines of which the last one fails. Those that are not here are
 wrong in what no value shows, or in none.
 """
 
