@@ -173,10 +173,11 @@ class Larger:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A known fault that foretells all that a kernel returned, and is the only one that does.
+    """A known fault that predicts all that a kernel returned, and is the only one that does.
 
-    ``name`` is for programs; ``words`` say what the kernel does. It foretells ``elements`` elements of all outputs in
-    ``cases`` cases, each to within its bound; ``others``: how many other known faults do not.
+    ``name`` is for programs; ``words`` say what the kernel does. It predicts ``elements`` elements of all outputs in
+    ``cases`` cases, each to within its bound; ``others``: how many other known faults do not. ``only``: what these
+    cases have in common ("N=64, no bias"), if it does not explain others; "" if they have nothing.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Explanation:
     cases: Count
     elements: Count
     others: Count
+    only: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

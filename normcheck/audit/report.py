@@ -165,6 +165,9 @@ def _put_explanations(console: Console, audit: Audit) -> None:
     put(console, ("Explanations", "bold"))
     style = STYLES[SURVIVED] if audit.misled else STYLES[KILLED]
     put(console, (explanation_words(audit), style), indent=2, hang=4)
+    right, found = len(audit.explained), len(audit.score.killed)
+    if found:
+        put(console, f"{right:,} of all {found:,} faults that were found ({right / found:.0%})", indent=2, hang=4)
     for cell in audit.misled:
         put(console, (f"{short(cell.id)} {_cell(cell)} was named {short(cell.explanation)}", "red"), indent=4, hang=4)
 

@@ -27,7 +27,7 @@ from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
 from normcheck.cases.ops import OPS, Op
 from normcheck.checks.cell import Cell
-from normcheck.desk.explain import VALUES, knows
+from normcheck.desk.explain import VALUES
 from normcheck.errors import itself_failed
 from normcheck.gate.options import PROMISING, VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan, Profile
@@ -42,6 +42,9 @@ PROMISES = PROMISING
 """If one of these profiles promises to kill a mutant, so do those after it."""
 
 CONTROL_CASES = 30
+EXPLAIN_SECONDS = 60.0
+"""For the desk, which is asked what it knows and not how busy the machine is."""
+
 TIMEOUT = VerifyOptions.timeout
 """Seconds per case."""
 
@@ -171,7 +174,7 @@ def _outcome(trial: Trial) -> Outcome:
 
 def _explanation(trial: Trial, failure: Finding | None) -> dict[str, Any]:
     """What the desk says of a planted fault that was found by a wrong value."""
-    if failure is None or failure.kind not in VALUES or not trial.explain or not knows(OPS[trial.op]):
+    if failure is None or failure.kind not in VALUES or not trial.explain:
         return {}
     name = failure.explanation.name if failure.explanation else ""
     return {"asked": True, "explanation": name, "rightly": is_right(name, trial.name)}
@@ -228,8 +231,7 @@ def _verdict(trial: Trial, implementation: Implementation) -> Verdict:
         profile = replace(profile, max_examples=CONTROL_CASES, seconds=600.0, large_share=0.0)
     if not trial.shrink:
         profile = replace(profile, shrink_seconds=0.0)
-    if not trial.explain:
-        profile = replace(profile, explain_seconds=0.0)
+    profile = replace(profile, explain_seconds=EXPLAIN_SECONDS if trial.explain else 0.0)
     cell = Cell(OPS[trial.op], implementation, trial.dtype, trial.name)
     plan = _plan(trial, profile, cell)
     return run_cell(cell, plan, lambda cases, worst: None, with_coverage=not trial.control)

@@ -13,7 +13,7 @@ from rich.console import Console
 from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, SAME, SKIP, Compared, OutputPair, Pair, Side
 from normcheck.reports._cells import name_of
 from normcheck.reports._failure import kind_words, put_failure
-from normcheck.reports._text import STATUS_STYLES, compact, counted, percent, put, put_lines, ratio, short, ulps
+from normcheck.reports._text import STATUS_STYLES, compact, counted, most_ulps, percent, put, put_lines, ratio, short
 from normcheck.reports.document import plain, text_of
 
 SCHEMA = "normcheck-compare/1"
@@ -93,7 +93,7 @@ def _put_pair(console: Console, pair: Pair) -> None:
 def _words(output: OutputPair) -> str:
     """``y: differs in 31% of elements, by at most 1 ulp; both inside the bound (0.61 and 0.74 of it); B is nearer``."""
     unit = "bits" if output.ulps is None else "elements"
-    most = "" if output.ulps is None else f", by at most {ulps(output.ulps)} ulp"
+    most = "" if output.ulps is None else f", {most_ulps(output.ulps, 'by at most')}"
     if output.of_bound is not None and output.ulps is not None:
         most += f" and {ratio(output.of_bound)} of the bound"
     differs = f"{short(output.output, 20)}: differs in {percent(output.differing, output.elements)} of {unit}{most}"

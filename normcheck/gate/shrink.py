@@ -10,14 +10,16 @@ import random
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import HEADS, Case
 from normcheck.cases.strategies import Choices, cases, choices, within
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
@@ -31,6 +33,8 @@ T = TypeVar("T")
 _TRIES = 400
 _RESTARTS, _TIMEOUTS = 40, 3  # how often a search may restart a dead process; the latter if the failure is a timeout
 _WIDENED_ELEMENTS = 1 << 18  # at most, in a case that is only drawn
+_EDGE_SECONDS = 5.0  # at most, and half as long as the search for a simpler case: for the sizes at which it begins
+_CLEARER_SECONDS, _CLEARER_SIZES = 5.0, (2, 3, 5, 8)
 _PLAIN_RATIO = 10.0  # a simpler case must fail by this ratio, or by half the ratio of the case that it comes from
 
 
@@ -91,7 +95,8 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
     damaged the process.
     """
     every = choices(cell.claims)
-    wanted, end = signature(failed), time.perf_counter() + min(plan.profile.seconds, plan.profile.shrink_seconds)
+    seconds = min(plan.profile.seconds, plan.profile.shrink_seconds)
+    wanted, end = signature(failed), time.perf_counter() + seconds
     depth = Depth.OFF if wanted[0] == "mismatch" else Depth.ROWS
     best = failed
     restarts = 0
@@ -122,10 +127,54 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
                 break
     except Stop:
         pass
+    end = time.perf_counter() + min(_EDGE_SECONDS, seconds / 2)
+    with suppress(Stop):
+        for axis, sizes in (("N", every.n), ("M", every.m)):
+            if every.shapes or best.case.layout == HEADS or not seconds:
+                break
+            _to_edge(best.case, axis, sizes, fails)
     if depth == Depth.OFF and best is not failed:
         probed = run_case(cell, best.case, plan)  # with the probes, which may show the reason
         return probed if probed.failed and signature(probed)[1] == wanted[1] else best
     return best
+
+
+def _to_edge(case: Case, axis: str, sizes: Sequence[int], fails: Callable[[Case], bool]) -> None:
+    """Bisect M or N between the smallest size that fails and the largest of ``sizes`` below it, if that passes.
+
+    The search for a simpler case takes sizes from a list, which has gaps. ``fails`` keeps the best.
+    """
+    high = getattr(case, axis)
+    below = max((size for size in sizes if size < high), default=high)
+    low = below
+    while low < high and fails(_of_size(case, axis, low)):  # which the search has missed
+        high, low = low, max((size for size in sizes if size < low), default=low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(_of_size(case, axis, middle)) else (middle, high)
+
+
+def _of_size(case: Case, axis: str, size: int) -> Case:
+    return replace(case, M=size) if axis == "M" else replace(case, N=size)
+
+
+def clearer(cell: Cell, plan: Plan, smallest: Result, tells: Callable[[Result], bool]) -> Result:
+    """The smallest of a few larger cases that fails in the same output and ``tells`` what is wrong, or ``smallest``.
+
+    One row, or one column, may hide it: a dx is 0 there if the row is centred, dw is db times a number.
+    """
+    case, end = smallest.case, time.perf_counter() + min(_CLEARER_SECONDS, plan.profile.shrink_seconds)
+    if min(case.M, case.N) != 1 or case.layout == HEADS or choices(cell.claims).shapes or tells(smallest):
+        return smallest
+    rows, columns = ([own, *(size for size in _CLEARER_SIZES if size > own)] for own in (case.M, case.N))
+    sizes = sorted(product(rows, columns), key=lambda size: (size[0] * size[1], size))
+    for m, n in sizes[1:]:
+        if time.perf_counter() > end:
+            break
+        result = run_alone(cell, replace(case, M=m, N=n), plan, Depth.OFF)
+        if result.failed and signature(result) == signature(smallest) and tells(result):
+            return result
+    return smallest
 
 
 def widened(cell: Cell, plan: Plan, smallest: Result, failed: Result) -> Result:

@@ -19,15 +19,15 @@ from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
 from normcheck.checks.refusal import is_of_exception
-from normcheck.desk.explain import VALUES, explanation, knows
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.coverage import CoreRun
+from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
-from normcheck.result import ASLEEP, Finding, Verdict
+from normcheck.result import ASLEEP, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -73,11 +73,14 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             failure = with_blame(cell, plan, blame, failure)
             if torn:
                 shown = repro_of(cell, (*torn.before, smallest.case)) if torn.before else whole_sweep(cell, plan)
-                failure = replace(failure, advice=torn.advice, reproduce=shown)
+                failure = of_torn(cell, plan, tally.other_than(failed), failed) or replace(failure, advice=torn.advice)
+                failure = replace(failure, reproduce=shown)
             if failure.where is not None and blame.alone and not torn:
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
             if blame.alone and not (final or torn):
-                failure = _explained(cell, plan, smallest, failure)
+                failure = named(cell, plan, smallest, failed, failure)
+            elif blame.needed:
+                failure = of_earlier(cell, plan, blame, failure)
     bare = uncounted(cell, plan.device, "skip", seconds=time.perf_counter() - start)
     if failure is None and not tally.cases:
         return tally.skipped(bare, "no case was drawn")
@@ -86,14 +89,6 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
         return verdict
     verdict = _covered(verdict, core)
     return _awake(verdict, session_of(cell.implementation).idle_seconds) if plan.device == "cpu" else verdict
-
-
-def _explained(cell: Cell, plan: Plan, smallest: Result, failure: Finding) -> Finding:
-    """``failure`` with the known fault that explains it, if it is one of values and its cause is not known."""
-    seconds = plan.profile.explain_seconds
-    if failure.kind not in VALUES or failure.cause or not seconds or not knows(cell.op):
-        return failure
-    return replace(failure, explanation=explanation(cell, smallest, plan, seconds=seconds))
 
 
 def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
@@ -136,7 +131,7 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
         result = run_case(cell, case, plan)
         tally.add(result, time.perf_counter() - start)
         failure = finding(cell, result, plan.device) if result.failed else None
-        failure = failure and _explained(cell, plan, result, failure)
+        failure = failure and explained(cell, plan, result, failure)
     bare = uncounted(cell, plan.device, "skip", detail=result.refused, seconds=time.perf_counter() - start)
     return bare if result.refused else tally.verdict(bare, cell.op, failure)
 

@@ -181,6 +181,10 @@ class Tally:
             "Does the kernel compute some cases in another way than others, or all in a way that is none of these?"
         )
 
+    def other_than(self, result: Result) -> Case | None:
+        """The earlier case that does not fit what a torn ``result`` fits first; None if it is not torn."""
+        return self.excluded.get(result.conventions[0], self.opened) if result.conventions else None
+
     def note(self, case: Case, checked: Checked) -> None:
         """Keep the worst of each output, and of all outputs at each value of each axis."""
         _keep(self.worst, case, checked)

@@ -9,7 +9,7 @@ from rich.console import Console
 from normcheck.golden.results import CellChange, Difference, Moved, VerifiedRecord
 from normcheck.reports import terminal
 from normcheck.reports._cells import name_of
-from normcheck.reports._text import STATUS_STYLES, counted, percent, put, put_lines, short, ulps
+from normcheck.reports._text import STATUS_STYLES, counted, most_ulps, percent, put, put_lines, short
 
 __all__ = ["render_difference", "render_recorded", "render_verified"]
 
@@ -67,7 +67,7 @@ def _words(moved: Moved, cases: int) -> str:
     share = percent(moved.elements, moved.total)
     elements = f"{moved.elements:,} of {moved.total:,} ({share})"
     words = f"{moved.output}: {elements} in {moved.cases} of {counted(cases, 'case')}"
-    return words if moved.ulps is None else f"{words}, at most {ulps(moved.ulps)} ulp"
+    return words if moved.ulps is None else f"{words}, {most_ulps(moved.ulps)}"
 
 
 def _put_summary(console: Console, difference: Difference) -> None:
@@ -87,6 +87,6 @@ def _put_summary(console: Console, difference: Difference) -> None:
         put(console, (word, style), f"  {words}{''.join(only)}", wrap=False)
         return
     largest = max((m.ulps or 0.0 for cell in moved for m in cell.moved), default=0.0)
-    most = f", at most {ulps(largest)} ulp" if largest else ""
+    most = f", {most_ulps(largest)}" if largest else ""
     words = f"{len(moved)} of {counted(len(difference.cells), 'cell')}{most}{''.join(only)}"
     put(console, ("MOVED", "bold yellow"), f"  {words}", wrap=False)

@@ -48,8 +48,12 @@ GIVEN_SCALE, OWN_SCALE = "by the given scale", "by the scale that it returned"
 """The checks of codes."""
 
 FP32 = FORMATS["fp32"]
-_SMALL_SCALE = 2.0**-16
-_NOTHING = 2.0**-64
+SMALL_SCALE = 2.0**-16
+"""A scale up to this may be a floor that is not declared."""
+
+NOTHING = 2.0**-64
+"""A largest |v| below this is one of zeros."""
+
 _LEAST = 2.0**FP32.emin
 
 
@@ -199,7 +203,7 @@ def expected_scale(judge: Judge, span: Span, fmt: Format, shared: str) -> tuple[
         scale = Span(
             scale.value.clamp(min=floor), scale.low.clamp(min=floor * (1 - k)), scale.high.clamp(min=floor * (1 + k))
         )
-    return scale, (most.value == 0) & (most.high < _NOTHING)
+    return scale, (most.value == 0) & (most.high < NOTHING)
 
 
 def _scale_comparison(
@@ -209,7 +213,7 @@ def _scale_comparison(
     scale, nothing = expected_scale(judge, span, fmt, shared)
     low, high = scale.low, scale.high
     if judge.rules.model.scale_floor is None:
-        raised = (own > high) & (own <= _SMALL_SCALE)
+        raised = (own > high) & (own <= SMALL_SCALE)
         floors = own[raised]
         if floors.numel() and float(floors.max()) <= float(floors.min()) * (1 + 2 * judge.rules.u):
             high = torch.where(raised, 2.0 * floors.max(), high)

@@ -18,13 +18,13 @@ from normcheck.reports._text import (
     Part,
     compact,
     counted,
+    in_ulps,
     percent,
     put,
     put_lines,
     seconds,
     short,
     text_of,
-    ulps,
 )
 from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
 
@@ -174,7 +174,7 @@ def measures(verdict: Verdict) -> list[str]:
     """A line for each output with its worst and the case of that, and one with what the probes measured of it."""
     lines = []
     for output, worst in verdict.worst.items():
-        numbers = f"ratio {_text.ratio(worst.ratio)}, error {compact(worst.max_abs)}, {ulps(worst.max_ulp)} ulp"
+        numbers = f"ratio {_text.ratio(worst.ratio)}, error {compact(worst.max_abs)}, {in_ulps(worst.max_ulp)}"
         lines.append(f"{short(output, 20)}: {numbers}, in {short(worst.case, 300)}")
         probed = []
         if output in verdict.vacuity:

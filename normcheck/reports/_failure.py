@@ -9,7 +9,7 @@ from rich.console import Console
 from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._picture import picture
-from normcheck.reports._text import Part, compact, counted, exact, percent, put, put_lines, short, ulps
+from normcheck.reports._text import Part, compact, counted, exact, in_ulps, percent, put, put_lines, short
 from normcheck.result import EARLIER_CALLS, LATER_CALLS, OTHER_ROWS, Explanation, Finding, Larger, Where
 
 TITLES = {
@@ -73,8 +73,9 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
 
 def explanation_words(explanation: Explanation) -> str:
     """What the kernel might do, with the evidence."""
-    evidence = f"this foretells all {explanation.elements:,} elements of {counted(explanation.cases, 'case')}"
-    return f"{short(explanation.words, 300)}; {evidence}, and none of {explanation.others:,} other known faults does"
+    cases = counted(explanation.cases, "case") + (f" of {short(explanation.only)}" if explanation.only else "")
+    evidence = f"this predicts all {explanation.elements:,} elements in {cases}"
+    return f"{short(explanation.words, 300)}; {evidence}; none of the other {explanation.others:,} known faults does"
 
 
 def headline(finding: Finding) -> str:
@@ -111,7 +112,7 @@ def _put_numbers(console: Console, finding: Finding) -> None:
         put(console, f"Mismatched elements: {finding.mismatched:,} / {finding.numel:,} ({share})", indent=2)
     if finding.index is not None:
         put(console, f"Worst element at {_position(finding.index)}", _times(finding.ratio), indent=2)
-    ulp = "" if finding.max_ulp is None else f", {ulps(finding.max_ulp)} ulp"
+    ulp = "" if finding.max_ulp is None else f", {in_ulps(finding.max_ulp)}"
     numbers: tuple[tuple[str, float | None, list[Part]], ...] = (
         ("got", finding.actual, [exact(finding.actual)]),
         ("expected", finding.expected, [exact(finding.expected)]),

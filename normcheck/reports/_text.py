@@ -135,11 +135,26 @@ def ratio(value: float | None) -> str:
     return f"{(math.floor if value < 1 else math.ceil)(value * 1000) / 1000:.3f}"
 
 
+_FAR = 1e6
+
+
 def ulps(value: float | None) -> str:
-    """Units in the last place: ``0.5``, ``12.4``, ``1,234``, ``1.2e+09``."""
-    if value is not None and 999.5 <= abs(value) < 1e6:
-        return f"{value:,.0f}"
-    return compact(value)
+    """Units in the last place: ``0.5``, ``12.4``, ``1,234``; ``far`` for a million and more, which say nothing more."""
+    if value is not None and abs(value) >= _FAR:
+        return "far"
+    return f"{value:,.0f}" if value is not None and abs(value) >= 999.5 else compact(value)
+
+
+def in_ulps(value: float | None) -> str:
+    """A distance in words: ``12.4 ulp``, ``far``."""
+    text = ulps(value)
+    return text if text == "far" else f"{text} ulp"
+
+
+def most_ulps(value: float | None, at_most: str = "at most") -> str:
+    """The largest of several distances in words: ``at most 12.4 ulp``, ``some of them far``."""
+    text = in_ulps(value)
+    return "some of them far" if text == "far" else f"{at_most} {text}"
 
 
 def exact(value: float | None) -> str:

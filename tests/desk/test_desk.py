@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,19 +15,22 @@ from torch import Tensor
 from normcheck.audit import catalogue
 from normcheck.audit.explanations import RIGHT
 from normcheck.cases.case import NO_WEIGHT, Case
-from normcheck.cases.claims import claims_of
+from normcheck.cases.claims import claims_of, scales_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
 from normcheck.desk import explain
-from normcheck.desk.explain import explanation, knows
-from normcheck.desk.fit import Evidence, evidence, explains
-from normcheck.desk.formula import TEXTBOOK
+from normcheck.desk.evidence import Evidence, evidence, ways
+from normcheck.desk.explain import explanation
+from normcheck.desk.fit import explains
+from normcheck.desk.formula import TEXTBOOK, Way
 from normcheck.desk.known import FAULTS, known
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.implementation import Implementation
+from normcheck.oracle.conventions import keys
+from normcheck.result import Explanation
 from tests import plain_rmsnorm
 from tests.case_lines import NORMS
 from tests.command_line import Cli, KernelFile
@@ -39,15 +43,21 @@ def cell_of(implementation: Implementation, dtype: str = "fp16") -> Cell:
     return Cell(OPS[implementation.op], implementation, dtype, implementation.name)
 
 
-def named(implementation: Implementation, dtype: str = "fp16", **case: Any) -> str:
-    """What the desk names, for the failure of a small case."""
+def told(implementation: Implementation, dtype: str = "fp16", **case: Any) -> Explanation | None:
+    """What the desk says of the failure of a small case."""
     cell = cell_of(implementation, dtype)
     values: dict[str, Any] = {"M": 9, "N": 40, "eps": 1e-3, "seed": 9, **case}
     clips = cell.op.clips((0.0, 6.0)) if cell.op.clamped else ()
-    bias = cell.op.takes_bias and True in implementation.biases and case.get("weights") != NO_WEIGHT
-    failed = run_case(cell, Case(op=cell.op.name, dtype=dtype, bias=bias, options=clips, **values), PLAN)
+    takes_bias = cell.op.takes_bias and True in implementation.biases and case.get("weights") != NO_WEIGHT
+    values = {"bias": takes_bias, "scale": scales_of(cell.op, implementation)[0], **values}
+    failed = run_case(cell, Case(op=cell.op.name, dtype=dtype, options=clips, **values), PLAN)
     assert failed.failed
-    found = explanation(cell, failed, PLAN, seconds=60.0)
+    return explanation(cell, failed, PLAN, seconds=60.0)
+
+
+def named(implementation: Implementation, dtype: str = "fp16", **case: Any) -> str:
+    """The name of what it says, "" if it says nothing."""
+    found = told(implementation, dtype, **case)
     return found.name if found else ""
 
 
@@ -64,13 +74,23 @@ def test_the_textbook_explains_every_correct_kernel() -> None:
     for number, control in enumerate(catalogue.controls()):
         dtype = control.dtypes[number % len(control.dtypes)]
         cell = cell_of(control, dtype)
-        if control.name.endswith(".triton") or not knows(cell.op):
+        if control.name.endswith(".triton"):
             continue
+        own, left = control.backward is not None, {Way(*each) for each in _EVERY}
         for result in cases_of(cell):
-            found = evidence(cell.op, result, own_backward=control.backward is not None)
-            assert found is None or explains(TEXTBOOK, found), f"{control.name} {control.op} {result.case}"
-            tried += found is not None
-    assert tried > 300
+            found = evidence(cell.op, result, own_backward=own)
+            if found is not None and control.name not in MIXED:
+                left &= {way for way in ways(cell.op, result, own_backward=own) if explains(TEXTBOOK, found, way)}
+                assert left, f"{control.name} {control.op} {result.case}"
+                tried += 1
+    assert tried > 400
+
+
+MIXED = ("add_mixed",)
+"""The kernels that norm the stored sum by the statistics of the one in fp32, for which no formula is."""
+
+_SUMS, _ROUNDS = ("", "rounded", "exact"), ("", "none", "io", "xhat")
+_EVERY = [*product(_SUMS, _SUMS, _ROUNDS, ("any", "division", "reciprocal"))]
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -94,6 +114,14 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "one_plus_unasked": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps) * (1 + w.float()),
     "weight_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps),
     "dx_c1_missing": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps).detach() * w.float(),
+    "eps_after_root": lambda x, w, eps: x.float() * (torch.rsqrt(_rms(x)) + eps) * w.float(),
+    "eps_over_n": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps / x.shape[-1]) * w.float(),
+    "eps_times_n": lambda x, w, eps: x.float() * torch.rsqrt(_rms(x) + eps * x.shape[-1]) * w.float(),
+    "stats_without_tail_2": lambda x, w, eps: (
+        x.float()
+        * torch.rsqrt(x.float()[..., : x.shape[-1] // 2 * 2].square().sum(-1, keepdim=True) / x.shape[-1] + eps)
+        * w.float()
+    ),
     "all_io": lambda x, w, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w.to(x.dtype),
     "last_column_left_out": lambda x, w, eps: (
         x.float() * torch.rsqrt(x.float()[..., :-1].square().sum(-1, keepdim=True) / x.shape[-1] + eps) * w.float()
@@ -107,7 +135,8 @@ def test_a_plain_function_with_a_fault_is_told_which(name: str) -> None:
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
         return {"y": PLAIN[name](x, weight, eps).to(x.dtype)}
 
-    assert named(plain(forward=forward, backward=None, biases=(False,))) == name
+    odd = {"N": 41} if name == "stats_without_tail_2" else {}
+    assert named(plain(forward=forward, backward=None, biases=(False,)), **odd) == name
 
 
 def test_without_a_weight_its_faults_are_left_out() -> None:
@@ -116,9 +145,64 @@ def test_without_a_weight_its_faults_are_left_out() -> None:
     steps = {"gamma", "gamma_b", "casts"}
     assert not any(fault.formula.changed & steps for fault in known(op, "fp16", weight=False))
     assert any(fault.formula.changed & steps for fault in known(op, "fp16"))
-    for mutant, expected in (("mN01", "rstd_missing"), ("mN02", ""), ("mN03", "")):
+    for mutant, expected in (("mN01", "rstd_missing"), ("mN02", "bare_gamma_2"), ("mN03", "bare_gamma_0")):
         planted = catalogue.mutants()[mutant]
         assert named(planted.make(planted.ops[0]), weights=NO_WEIGHT, rows="shifted") == expected
+
+
+def test_dw_and_db_exchanged() -> None:
+    """One row and one column hide it: there dw is db times xhat."""
+
+    def backward(*arguments: Any, **options: Any) -> dict[str, Any]:
+        found = control.backward(*arguments, **options)  # type: ignore[misc]
+        return {**found, "dw": found["db"], "db": found["dw"]}
+
+    control = next(c for c in catalogue.controls() if c.op == "layernorm" and c.backward is not None)
+    assert named(replace(control, backward=backward)) == "dw_db_exchanged"
+
+
+@pytest.mark.parametrize(
+    ("op", "mutant", "name", "of"),
+    [
+        ("fused_add_rmsnorm", "mS01", "residual_left_out", {}),
+        ("fused_add_layernorm", "mS03", "residual_out_is_residual", {}),
+        ("fused_add_layernorm", "mS16", "dresidual_out_missing", {}),
+        ("fused_add_rmsnorm", "mS22", "backward_of_x", {}),
+        ("fused_add_rmsnorm_quant", "mQ33", "residual_out_is_residual", {}),
+        ("fused_add_rmsnorm_quant", "mQ34", "fits_sum_exact", {"M": 39, "N": 130}),
+        ("rmsnorm_quant", "mQ02", "codes_truncated", {}),
+        ("rmsnorm_quant", "mQ08", "scale_multiplied", {}),
+        ("rmsnorm_quant", "mQ15", "codes_twice_fp16", {"M": 39}),
+        ("rmsnorm_quant", "mQ19", "scale_without_tail_8", {"N": 37, "M": 39}),
+        ("rmsnorm_quant", "mQ27", "scale_of_other_row", {}),
+    ],
+)
+def test_a_kernel_that_adds_a_residual_or_returns_codes_is_told_which(
+    op: str, mutant: str, name: str, of: dict[str, Any]
+) -> None:
+    assert named(catalogue.mutants()[mutant].make(op), bias=op.endswith("layernorm"), **of) == name
+
+
+@pytest.mark.parametrize(
+    ("op", "control", "words"),
+    [
+        ("rmsnorm", "rmsnorm_llama", "this is what rmsnorm_llama computes: did you mean --op rmsnorm_llama?"),
+        ("rmsnorm_llama", "rmsnorm", "this is what rmsnorm computes: did you mean --op rmsnorm?"),
+        ("rmsnorm", "rmsnorm_gemma", "this is what rmsnorm_gemma computes: did you mean --op rmsnorm_gemma?"),
+        ("rmsnorm_gemma", "rmsnorm", "this is what rmsnorm computes: did you mean --op rmsnorm?"),
+    ],
+)
+def test_a_kernel_of_another_op_is_told_which(op: str, control: str, words: str) -> None:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        xhat = x.float() * torch.rsqrt(_rms(x) + eps)
+        if control == "rmsnorm_llama":
+            return weight * xhat.to(x.dtype)
+        return (xhat * (weight.float() + (control == "rmsnorm_gemma"))).to(x.dtype)
+
+    kernel = Implementation(name="mine", op=op, forward=forward, biases=(False,))
+    found = told(kernel, M=39, N=130, bias=False)
+    assert found is not None
+    assert found.words.endswith(words)
 
 
 @pytest.mark.parametrize(
@@ -154,16 +238,30 @@ def test_rows_read_as_if_they_were_packed() -> None:
     assert named(kernel, layout="x_strided", gap=8) == "row_stride_of_x_ignored"
 
 
-def test_a_fault_that_is_there_in_some_calls_only_is_not_named() -> None:
-    """Its formula is wrong about the calls that are right: it does not explain all of what was returned."""
+def _sometimes(is_wrong: Callable[[Tensor, Tensor | None], bool]) -> Implementation:
+    """eps outside the root, in the calls that are wrong."""
 
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
         mean = x.float().square().mean(-1, keepdim=True)
-        rstd = 1 / (mean.sqrt() + eps) if x.shape[-1] == 40 else torch.rsqrt(mean + eps)
+        rstd = 1 / (mean.sqrt() + eps) if is_wrong(x, bias) else torch.rsqrt(mean + eps)
         y = x.float() * rstd * weight.float()
         return {"y": (y if bias is None else y + bias.float()).to(x.dtype), "rstd": rstd.squeeze(-1)}
 
-    assert named(plain(forward=forward)) == ""
+    return plain(forward=forward)
+
+
+def test_a_fault_of_some_calls_only_is_named_with_what_they_have_in_common() -> None:
+    """Its formula is wrong about the calls that are right: it predicts those that are like the failing one."""
+    of_one_n = told(_sometimes(lambda x, bias: x.shape[-1] == 40))
+    assert of_one_n is not None
+    assert (of_one_n.name, of_one_n.only, of_one_n.cases) == ("eps_outside", "N=40, a bias", 7)
+    of_no_bias = told(_sometimes(lambda x, bias: bias is None), bias=False)
+    assert of_no_bias is not None
+    assert (of_no_bias.name, of_no_bias.only) == ("eps_outside", "N=40, no bias")
+
+
+def test_a_fault_of_calls_that_are_not_alike_is_not_named() -> None:
+    assert named(_sometimes(lambda x, bias: x.shape[0] == 9)) == ""
 
 
 def test_of_faults_that_fit_alike_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +276,9 @@ def _eps_outside(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) 
     return {"y": (y if bias is None else y + bias.float()).to(x.dtype), "rstd": rstd.squeeze(-1)}
 
 
-HARMLESS = {"dw_first_128_rows", "dw_first_256_rows", "dw_first_512_rows", "dw_first_1024_rows", "dw_first_1056_rows"}
-HARMLESS |= {"dw_first_2048_rows", "dw_first_4096_rows", "bits_of_stored_y"}
-"""Known faults that no case of ``explain._CASES`` shows: the failing case alone does."""
+HARMLESS = ("dw_first_", "dx_first_", "stats_first_", "bits_of_stored_y", "variance_one_pass", "row_stride_of_dy")
+SOMETIMES = ("weight_missing_without_bias", "bare_gamma_")
+"""How the names of known faults begin that no case of ``explain._CASES`` shows: the failing case alone does."""
 
 
 @pytest.mark.slow
@@ -194,9 +292,10 @@ def test_each_known_fault_is_told_from_the_textbook(op: str) -> None:
         for result in cases_of(cell):
             found = evidence(cell.op, result, own_backward=True)
             assert isinstance(found, Evidence)
-            left[dtype] = {name: f for name, f in left[dtype].items() if explains(f.formula, found)}
+            way = ways(cell.op, result, own_backward=True)[0]
+            left[dtype] = {name: f for name, f in left[dtype].items() if explains(f.formula, found, way)}
     unseen = set(left["fp16"]) & set(left["fp32"])
-    assert {name for name in unseen if not name.startswith("row_stride_of_dy")} <= HARMLESS | {"variance_one_pass"}
+    assert [name for name in unseen if not name.startswith((*HARMLESS, *SOMETIMES))] == []
 
 
 def test_names_are_for_programs_and_words_for_people() -> None:
@@ -207,7 +306,8 @@ def test_names_are_for_programs_and_words_for_people() -> None:
 
 
 def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
-    assert set(RIGHT) <= {fault.name for fault in FAULTS}
+    of_ways = {f"fits_{key}_{value}" for values in map(keys, OPS.values()) for key in values for value in values[key]}
+    assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways
     assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())
     for (one, its), (other, others) in product(RIGHT.items(), repeat=2):
         alike = {one, other} <= {name for name in RIGHT if "io" in name or "16" in name or "accumulated" in name}
@@ -226,7 +326,7 @@ def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
     )
     assert done.code == 1
     said = " ".join(done.out.split())
-    assert "Might be: eps is added outside the root: 1 / (sqrt(v) + eps); this foretells all" in said
+    assert "Might be: eps is added outside the root: 1 / (sqrt(v) + eps); this predicts all" in said
     with open("out.json", encoding="utf-8") as stream:
         report = json.load(stream)
     found = report["verdicts"][0]["failure"]["explanation"]
@@ -239,7 +339,8 @@ def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
 
 def test_the_audit_counts_it(cli: Cli) -> None:
     done = cli("audit", "--mutant", "mF07", "--mutant", "X24", "--op", "rmsnorm", "--dtype", "fp16")
-    assert "named rightly 1 of 2 wrong values (50%), none wrongly" in " ".join(done.out.split())
+    said = " ".join(done.out.split())
+    assert "named rightly 1 of 2 wrong values (50%), none wrongly 1 of all 2 faults that were found (50%)" in said
 
 
 def test_a_wrong_name_fails_the_audit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from normcheck.checks.check import Result
 from normcheck.checks.finding import signature
 from normcheck.checks.probes import Depth
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.gate.shrink import Stop, search, seed_of, shrunk, widened
+from normcheck.gate.shrink import Stop, clearer, search, seed_of, shrunk, widened
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
 
@@ -45,6 +46,42 @@ def test_the_smallest_case_that_fails_in_the_same_output() -> None:
     assert (smallest.case.M, smallest.case.N) == (1, 9)
     assert (smallest.case.rows, smallest.case.dy, smallest.case.layout) == ("normal", "normal", "contiguous")
     assert signature(smallest) == signature(failed) == ("mismatch", "y")
+
+
+def with_forward(is_wrong: Callable[[int, int], bool]) -> tuple[Cell, Plan, Result]:
+    """A kernel that doubles y in the calls whose M and N are wrong, and its failure at M=40 N=300."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
+        return {"y": functional.rms_norm(x, x.shape[-1:], weight, eps) * (2 if is_wrong(*x.shape) else 1)}
+
+    cell, plan, _ = failed_at(60.0)
+    cell = replace(cell, implementation=replace(cell.implementation, forward=forward))
+    return cell, plan, run_case(cell, LARGE, plan, depth=Depth.OFF)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 213), (38, 1), (1, 9), (40, 300)])
+def test_a_size_is_the_edge_between_right_and_wrong(m: int, n: int) -> None:
+    """Sizes to draw have gaps, as from 160 to 255: what lies between them is found by halves."""
+    cell, plan, failed = with_forward(lambda rows, columns: rows >= m and columns >= n)
+    smallest = shrunk(cell, plan, failed)
+    assert (m, n) == (smallest.case.M, smallest.case.N)
+
+
+def test_the_edge_takes_few_cases() -> None:
+    sizes: list[int] = []
+    cell, plan, failed = with_forward(lambda rows, columns: not sizes.append(columns) and columns >= 213)
+    shrunk(cell, replace(plan, profile=replace(plan.profile, shrink_seconds=60.0)), failed)
+    assert len({n for n in sizes if 160 < n < 255}) <= 7
+
+
+def test_a_larger_case_stands_for_one_that_hides_what_is_wrong() -> None:
+    cell, plan, failed = with_forward(lambda rows, columns: True)
+    smallest = shrunk(cell, plan, failed)
+    assert (smallest.case.M, smallest.case.N) == (1, 1)
+    assert clearer(cell, plan, smallest, lambda result: True) is smallest
+    assert clearer(cell, plan, smallest, lambda result: False) is smallest
+    found = clearer(cell, plan, smallest, lambda result: result.case.M > 1 and result.case.N > 2)
+    assert (found.case.M, found.case.N) == (2, 3)
 
 
 @pytest.mark.parametrize(

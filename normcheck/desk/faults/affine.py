@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from normcheck.desk.faults.fault import (
     not_rounding_ops,
     plain_scale_ops,
     raw_ops,
+    reads_as_packed,
     rounding_ops,
     storing,
     zero_centered_ops,
@@ -67,18 +67,15 @@ def _as_bf16(c: Call) -> Tensor:
     return c.one_plus(stored_weight.contiguous().view(torch.bfloat16)[: c.N].double())
 
 
-def _rows_as_packed(names: str) -> Callable[[Tensor, str], Tensor]:
-    """Reads the rows of a tensor as if nothing lay between them, as far as its storage goes."""
+def _ones(c: Call) -> Tensor:
+    return torch.ones_like(c.w)
 
-    def read(t: Tensor, name: str) -> Tensor:
-        if name not in names.split() or t.is_contiguous() or t.stride(-1) != 1 or not t.numel():
-            return t
-        rest = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
-        if rest < t.numel():
-            return t
-        return t.as_strided((t.numel(),), (1,)).reshape(t.shape)
 
-    return read
+def _ones_without_bias(c: Call) -> Tensor:
+    return torch.ones_like(c.w) if c.b is None else c.one_plus(c.w)
+
+
+_WITHOUT_BIAS = "y is not multiplied by the weight if there is no bias"
 
 
 def _xhat_rounded(**steps: Any) -> Fault:
@@ -89,6 +86,7 @@ def _xhat_rounded(**steps: Any) -> Fault:
         casts=True,
         takes=not_rounding_ops,
         narrow=True,
+        facts={"rounds_xhat": True},
         **steps,
     )
 
@@ -114,7 +112,37 @@ FAULTS = (
         takes=biased_ops,
     ),
     fault("bias_twice", "the bias is added twice", preact=lambda c: c.plus_b(c.plus_b(c.p)), takes=biased_ops),
-    fault("weight_missing", "y is not multiplied by the weight", gamma=lambda c: torch.ones_like(c.w)),
+    fault("weight_missing", "y is not multiplied by the weight", gamma=_ones),
+    fault("weight_missing", "y is not multiplied by the weight", gamma=_ones, gamma_b=_ones),
+    fault("weight_missing_without_bias", _WITHOUT_BIAS, gamma=_ones_without_bias, sometimes=True),
+    fault(
+        "weight_missing_without_bias",
+        _WITHOUT_BIAS,
+        gamma=_ones_without_bias,
+        gamma_b=_ones_without_bias,
+        sometimes=True,
+    ),
+    fault(
+        "weight_and_bias_missing",
+        "y is xhat: weight and bias are not applied",
+        gamma=_ones,
+        preact=lambda c: c.p,
+        takes=biased_ops,
+    ),
+    fault(
+        "bias_rounded",
+        "an fp32 bias is rounded to the io dtype",
+        preact=lambda c: c.p if c.b is None else c.p + through(c.b, c.io),
+        takes=biased_ops,
+        narrow=True,
+    ),
+    fault(
+        "product_rounded",
+        "xhat * weight is rounded to the io dtype before the bias is added",
+        preact=lambda c: c.plus_b(through(c.p, c.io)),
+        takes=biased_ops,
+        narrow=True,
+    ),
     fault(
         "weight_first",
         "every column is multiplied by the first weight",
@@ -135,6 +163,7 @@ FAULTS = (
         gamma=lambda c: c.w,
         gamma_b=lambda c: c.w,
         takes=zero_centered_ops,
+        facts={"zero_centered": False},
     ),
     fault(
         "one_plus_missing_backward",
@@ -148,6 +177,24 @@ FAULTS = (
         gamma=lambda c: 1 + c.w,
         gamma_b=lambda c: 1 + c.w,
         takes=plain_scale_ops,
+        facts={"zero_centered": True},
+    ),
+    fault(
+        "one_plus_unasked",
+        "1 is added to the weight, which this op does not do",
+        gamma=lambda c: 1 + c.w,
+        takes=plain_scale_ops,
+    ),
+    *(
+        fault(
+            f"bare_gamma_{gamma}",
+            f"without a weight xhat is multiplied by {gamma}: 1 + weight is 1 there",
+            bare=float(gamma),
+            bare_b=bare_b,
+            takes=zero_centered_ops,
+        )
+        for gamma in (0, 2)
+        for bare_b in (1.0, float(gamma))
     ),
     fault(
         "one_plus_rounded",
@@ -194,6 +241,15 @@ FAULTS = (
         dw=lambda c: c.rows(c.dy * through(c.xh, c.io)),
         takes=rounding_ops,
         narrow=True,
+        facts={"rounds_xhat": False},
+    ),
+    fault(
+        "xhat_not_rounded",
+        "xhat is not rounded to the io dtype before it is multiplied by the weight: this op does that",
+        casts=False,
+        takes=rounding_ops,
+        narrow=True,
+        facts={"rounds_xhat": False},
     ),
     fault(
         "xhat_truncated",
@@ -218,7 +274,7 @@ FAULTS = (
         gamma=_io(TEXTBOOK.gamma),
         preact=lambda c: c.plus_b(through(c.p, c.io)),
         lossy=True,
-        takes=raw_ops,
+        takes=lambda op: raw_ops(op) and not op.quantises,
         narrow=True,
     ),
     fault(
@@ -236,13 +292,13 @@ FAULTS = (
     fault(
         "row_stride_ignored",
         "the rows of x and dy are read as if they were packed: x.stride(-2) and dy.stride(-2) are ignored",
-        read=_rows_as_packed("x dy"),
+        read=reads_as_packed("x dy"),
     ),
     *(
         fault(
             f"row_stride_of_{name}_ignored",
             f"the rows of {name} are read as if they were packed: {name}.stride(-2) is ignored",
-            read=_rows_as_packed(name),
+            read=reads_as_packed(name),
         )
         for name in ("x", "dy")
     ),

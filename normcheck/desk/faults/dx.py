@@ -6,22 +6,18 @@ import torch
 from torch import Tensor
 
 from normcheck.desk.faults.fault import (
+    by_tile,
     centered_ops,
     chain_n,
     fault,
     sum_n,
+    whole_blocks,
 )
 from normcheck.desk.formula import TEXTBOOK, Call
 
 
 def _c1(c: Call) -> Tensor:
     return TEXTBOOK.mean1(c)
-
-
-def _by_tile(c: Call, means: Tensor, height: int) -> Tensor:
-    """The sum of (M, 1) over each tile of rows, in every row of it."""
-    tile = torch.arange(c.M) // height
-    return torch.zeros(c.M, dtype=torch.float64).index_add_(0, tile, means[:, 0])[tile][:, None]
 
 
 def _along_columns(c: Call) -> Tensor:
@@ -116,19 +112,33 @@ FAULTS = (
         fault(
             f"dx_without_tail_{k}",
             f"the last N mod {k} columns are left out of the means of dx",
-            mean1=lambda c, k=k: sum_n((c.xh * c.wd)[:, : c.N // k * k]) / c.N,
-            mean2=lambda c, k=k: sum_n(c.wd[:, : c.N // k * k]) / c.N,
+            mean1=lambda c, k=k, of=of: sum_n((c.xh * c.wd)[:, : of(c.N, k)]) / c.N,
+            mean2=lambda c, k=k, of=of: sum_n(c.wd[:, : of(c.N, k)]) / c.N,
         )
-        for k in (8, 16, 32, 64, 128, 256)
+        for k in (2, 4, 8, 16, 32, 64, 128, 256)
+        for of in (lambda n, k: n // k * k, whole_blocks)
     ),
     *(
         fault(
+            f"dx_first_{k}_columns",
+            f"columns from {k} on are left out of the means of dx: behind a limit, or in a last block that is not full",
+            mean1=lambda c, k=k: sum_n((c.xh * c.wd)[:, :k]) / c.N,
+            mean2=lambda c, k=k: sum_n(c.wd[:, :k]) / c.N,
+        )
+        for k in (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    ),
+    fault("dx_zero", "dx is zeros", dx=lambda c: 0 * c.wd),
+    fault("dx_is_dy", "dx is dy: the norm is skipped", dx=lambda c: c.dy),
+    fault("dx_of_xhat", "dx is dy * weight: rstd and both means are missing", dx=lambda c: c.wd),
+    *(
+        fault(
             f"dx_over_{k}_rows",
-            f"the means of dx are summed over {k} rows at a time: each row has its own",
-            mean1=lambda c, k=k: _by_tile(c, _c1(c), k),
-            mean2=lambda c, k=k: _by_tile(c, TEXTBOOK.mean2(c), k),
+            f"the means of dx are taken over {k} rows at a time: each row has its own",
+            mean1=lambda c, k=k, share=share: by_tile(_c1(c), k) / share(k),
+            mean2=lambda c, k=k, share=share: by_tile(TEXTBOOK.mean2(c), k) / share(k),
         )
         for k in (2, 4, 8, 16)
+        for share in (lambda k: 1, lambda k: k)
     ),
     fault(
         "xhat_from_y",

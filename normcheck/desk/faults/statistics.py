@@ -13,11 +13,13 @@ from normcheck.desk.faults.fault import (
     BF16,
     FP16,
     Fault,
+    by_tile,
     centered_ops,
     chain_n,
     fault,
     raw_ops,
     sum_n,
+    whole_blocks,
 )
 from normcheck.desk.formula import TEXTBOOK, Call, through
 
@@ -34,12 +36,30 @@ def _in_fp16(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float16))
 
 
+_CONSTANTS = (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)
+
+
+def _named(value: float) -> str:
+    return f"eps_{value:g}".replace("-0", "-")
+
+
 _EPS = (
     fault(
         "eps_outside",
         "eps is added outside the root: 1 / (sqrt(v) + eps)",
         eps=lambda c: 0.0,
         rstd=lambda c: 1 / (c.v.sqrt() + c.eps),
+    ),
+    fault(
+        "eps_after_root",
+        "eps is added to the reciprocal of the root: 1 / sqrt(v) + eps",
+        eps=lambda c: 0.0,
+        rstd=lambda c: c.v.rsqrt() + c.eps,
+    ),
+    fault(
+        "eps_inside_and_outside",
+        "eps is added inside the root and outside it",
+        rstd=lambda c: 1 / ((c.v + c.eps).sqrt() + c.eps),
     ),
     _eps("eps_twice", "eps is added twice", lambda c: 2 * c.eps),
     _eps("eps_missing", "eps is left out: 1 / sqrt(v)", lambda c: 0.0),
@@ -52,17 +72,24 @@ _EPS = (
         "eps is added to the sum of squares: it must be added after the division by N",
         lambda c: c.eps / c.N,
     ),
+    _eps("eps_times_n", "eps is added N times: once for each square of the sum", lambda c: c.eps * c.N),
+    _eps("eps_root", "the root of eps is added to the variance", lambda c: c.eps**0.5),
     fault(
         "eps_to_n",
         "eps is added to N: sum / (N + eps)",
         eps=lambda c: 0.0,
         rstd=lambda c: (c.v * (c.N / (c.N + c.eps))).rsqrt(),
     ),
-    *(
-        _eps(f"eps_{value:g}".replace("-0", "-"), f"eps is {value:g} whatever the caller says", _always(value))
-        for value in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)
-    ),
+    *(_eps(_named(value), f"eps is {value:g} whatever the caller says", _always(value)) for value in _CONSTANTS),
 )
+
+ALWAYS = frozenset(map(_named, _CONSTANTS))
+"""The names of an eps that is always the same."""
+
+
+def stale_eps(eps: float) -> Fault:
+    """An ``eps`` that is not the caller's, but that of an earlier call."""
+    return _eps("eps_stale", f"eps is {eps:g}, that of an earlier call: this one's is not used", _always(eps))
 
 
 def _first(columns: Callable[[int], int]) -> dict[str, Any]:
@@ -73,14 +100,33 @@ def _first(columns: Callable[[int], int]) -> dict[str, Any]:
     }
 
 
-def _without_tail(k: int) -> Fault:
+def _without_tail(k: int) -> Iterator[Fault]:
     words = f"the last N mod {k} columns are left out of the statistics: the tail of a row is not read"
-    return fault(f"stats_without_tail_{k}", words, **_first(lambda n: n // k * k))
+    of_mean = f"the last N mod {k} columns are left out of the mean"
+    for columns in (lambda n: n // k * k, lambda n: whole_blocks(n, k)):
+        steps = _first(columns)
+        yield fault(f"stats_without_tail_{k}", words, **steps)
+        yield fault(f"mean_without_tail_{k}", of_mean, mean=steps["mean"], takes=centered_ops)
 
 
 def _without_last_block(k: int) -> Fault:
     words = f"the last block of up to {k} columns is left out of the statistics"
     return fault(f"stats_without_last_{k}", words, **_first(lambda n: (n - 1) // k * k))
+
+
+def _first_columns(k: int) -> Fault:
+    words = f"columns from {k} on are left out of the statistics: behind a limit, or in a last block that is not full"
+    return fault(f"stats_first_{k}_columns", words, **_first(lambda n: min(n, k)))
+
+
+def _over_rows(k: int) -> Fault:
+    """The statistics of rows that share a block."""
+    return fault(
+        f"stats_over_{k}_rows",
+        f"the sums of the statistics are taken over {k} rows at a time: each row has its own",
+        mean=lambda c: by_tile(c.x.mean(1, keepdim=True), k),
+        variance=lambda c: by_tile((c.xc * c.xc).mean(1, keepdim=True), k),
+    )
 
 
 def _rounded_statistics(name: str, of: str, fmt: Callable[[Call], Format], narrow: bool) -> Iterator[Fault]:
@@ -171,7 +217,13 @@ FAULTS = (
         one_pass=True,
         takes=centered_ops,
     ),
-    fault("mean_missing", "the mean is not subtracted", mean=lambda c: c.zeros, takes=centered_ops),
+    fault(
+        "mean_missing",
+        "the mean is not subtracted",
+        mean=lambda c: c.zeros,
+        takes=centered_ops,
+        facts={"centered": False},
+    ),
     fault(
         "mean_missing_in_variance",
         "the variance is mean(x^2): the mean must be subtracted first",
@@ -195,19 +247,22 @@ FAULTS = (
         "the mean is subtracted, which RMSNorm does not do",
         center=lambda c: c.x - TEXTBOOK.mean(c),
         takes=raw_ops,
+        facts={"centered": True},
     ),
     fault(
         "last_column_left_out",
         "the last column is left out of the statistics",
         **_first(lambda n: n - 1),
     ),
-    *map(_without_tail, (4, 8, 16, 32, 64, 128, 256)),
-    *map(_without_last_block, (4, 8, 16, 32, 64, 128, 256)),
+    *(each for k in (2, 4, 8, 16, 32, 64, 128, 256) for each in _without_tail(k)),
+    *map(_first_columns, (1024, 2048, 4096, 8192, 16384, 32768, 65536)),
+    *map(_over_rows, (2, 4, 8)),
     fault(
-        "stats_without_short_warp",
-        "a last warp that is not full, 32 lanes of 4 columns, is left out of the statistics",
-        **_first(lambda n: n // 128 * 128 or n),
+        "rstd_of_first_row",
+        "every row takes rstd of the first one",
+        rstd=lambda c: TEXTBOOK.rstd(c)[:1].expand(c.M, 1),
     ),
+    *map(_without_last_block, (4, 8, 16, 32, 64, 128, 256)),
     *_rounded_statistics("io", "the io dtype", lambda c: c.io, narrow=True),
     *_rounded_statistics("bf16", "bf16", lambda c: BF16, narrow=False),
     *_rounded_statistics("fp16", "fp16", lambda c: FP16, narrow=False),

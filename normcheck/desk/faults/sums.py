@@ -151,6 +151,17 @@ FAULTS = (
         takes=rounding_ops,
         narrow=True,
     ),
+    fault(
+        "dw_db_exchanged",
+        "dw and db are exchanged",
+        dw=lambda c: c.rows(c.dy),
+        db=lambda c: c.rows(c.dy * c.of_dw()),
+        takes=biased_ops,
+    ),
+    fault("db_of_xhat", "db is sum(dy * xhat), as dw", db=lambda c: c.rows(c.dy * c.of_dw()), takes=biased_ops),
+    fault("db_missing", "db is zeros", db=lambda c: 0 * c.rows(c.dy), takes=biased_ops),
+    fault("db_with_weight", "db has the weight as an extra factor", db=lambda c: c.rows(c.wd), takes=biased_ops),
+    _dw("dw_missing", "dw is zeros", lambda c: 0 * c.rows(c.dy)),
     fault("db_of_dx", "db is sum(dx): dy was overwritten by dx", db=lambda c: c.rows(TEXTBOOK.dx(c)), takes=biased_ops),
     fault(
         "dw_bf16",
