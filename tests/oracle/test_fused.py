@@ -79,7 +79,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def case_of(op: str, dtype: str, **fields: object) -> Case:
-    bias = OPS[op].biases[-1]
+    bias = OPS[op].takes_bias
     return Case(**{"op": op, "dtype": dtype, "options": OPS[op].clips(CLIPS), "bias": bias, "seed": 5} | fields)  # type: ignore[arg-type]
 
 
