@@ -86,7 +86,8 @@ def verify(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:
     if point.bias or not (result.refused and cell.op.takes_bias):
         return result
     with_bias = _verified(cell, replace(point, bias=True), plan)
-    return replace(with_bias, note=f"timed with a bias, because without one: {result.refused}") if with_bias.passed else result
+    note = f"timed with a bias, because without one: {result.refused}"
+    return replace(with_bias, note=note) if with_bias.passed else result
 
 
 def _verified(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:

@@ -36,7 +36,7 @@ def parsed(line: str) -> Case:
 
 
 def parse(line: str) -> Case:
-    """As ``parsed``, with a bias even if the op has none. Without a weight there is no bias; the line need not say so."""
+    """As ``parsed``, also with a bias of an op that has none. Without a weight there is no bias, said or not."""
     if len(line) > 1000:
         raise UsageError(f"case line has {len(line)} characters; expected at most 1000")
     words = line.split()
