@@ -86,7 +86,8 @@ def verify(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:
     if point.bias or not (result.refused and cell.op.takes_bias):
         return result
     with_bias = _verified(cell, replace(point, bias=True), plan)
-    note = f"timed with a bias, because without one: {result.refused}"
+    reason = result.refused.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # the table names these already
+    note = f"timed with a bias, because without one: {reason}"
     return replace(with_bias, note=note) if with_bias.passed else result
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from normcheck.cases.case import EXPANDED, HEADS, STRIDED, Case
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
-from normcheck.checks import own_limit
+from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
@@ -79,7 +79,11 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True) -> 
             reproduce=reproduce,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
-            advice=own_limit.advice(first) or _overwriting(first) or _recorded(first) or _strides(result.case),
+            advice=missing_bias.advice(first, result.case)
+            or own_limit.advice(first)
+            or _overwriting(first)
+            or _recorded(first)
+            or _strides(result.case),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
     found = replace(_mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))

@@ -104,6 +104,12 @@ def test_both_judges_find_the_same(op: str, fields: dict[str, object]) -> None:
         assert difference(case_of(op, dtype, **fields)) == ""
 
 
+@pytest.mark.parametrize(("kernels", "op"), [own for own in EACH if OPS[own[1]].takes_bias], indirect=["kernels"])
+def test_both_judges_find_the_same_without_a_bias(op: str) -> None:
+    dtype = DTYPES[list(OPS).index(op) % len(DTYPES)]
+    assert difference(case_of(op, dtype, M=20, N=40, rows="blend", dy="shifted", bias=False)) == ""
+
+
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 def test_with_the_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
