@@ -14,6 +14,7 @@ def advice(problem: Problem, case: Case) -> str:
     """
     if problem.kind != "exception" or problem.gpu_failed or case.bias or not (case.weight and OPS[case.op].takes_bias):
         return ""
-    if "None" not in problem.message and "bias" not in "".join(problem.frames[-1:]):
+    code = problem.frames[-1].partition(" in ")[2] if problem.frames else ""  # without the name of the file
+    if "None" not in problem.message and "bias" not in code:
         return ""
     return "bias is None in this case. If the kernel always has a bias, declare biases=(True,); else add none here."
