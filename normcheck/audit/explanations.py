@@ -86,7 +86,7 @@ _RIGHT = {
     "dw_not_masked": "mW17",
     # dx
     "dx_c1_missing": "mD01",
-    "dx_c2_missing": "mD02",
+    "dx_c2_missing": "mD02 no-bias-dx-mean-missing",
     "dx_padded_divisor": "mD03 mD03.triton",
     "dx_c1_without_weight": "mD04",
     "dx_c1_sign": "mD05",
@@ -111,7 +111,7 @@ _RIGHT = {
     "dw_without_tail_4": "dw-tail-rows-missing mW01.triton",
     "dw_lost_partial_1_of_4": "mW03",
     "dw_tiles_of_8_io": "mW04",
-    "dw_without_xhat": "mW05",
+    "dw_without_xhat": "mW05 no-bias-dw-is-db",
     "dw_without_mean": "mW06",
     "dw_without_rstd": "mW07",
     "dw_one_plus": "mW09",

@@ -159,7 +159,7 @@ def _print(costs: tuple[Cost, ...], rates: Rates, stream: TextIO, where: str) ->
 
 def _cost(device: str, op_name: str, dtype: str, M: int, N: int) -> Cost:
     op = OPS[op_name]
-    case = Case(op=op_name, dtype=dtype, M=M, N=N, seed=5, bias=op.biases[-1], options=op.clips(RELU6))
+    case = Case(op=op_name, dtype=dtype, M=M, N=N, seed=5, bias=op.takes_bias, options=op.clips(RELU6))
     inputs = make(case, op, device)
     kernel = _right(case, inputs)
     data_bytes = 4 * M * N * torch_dtype(dtype).itemsize

@@ -80,17 +80,15 @@ def scale_of(implementation: Implementation) -> str:
 def verify(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:
     """Verify ``point``, with fewer rows if memory does not suffice.
 
-    If the op always has a bias and the point has none, an implementation that needs a bias gets one, with a note: it
-    need not accept a missing bias.
+    If the point has no bias, an implementation that refuses that gets one, with a note.
     """
     result = _verified(cell, point, plan)
-    raised = result.failure is not None and result.failure.kind == "exception" and not result.lost
-    if point.bias or False in cell.op.biases or not (result.refused or raised):
+    if point.bias or not (result.refused and cell.op.takes_bias):
         return result
-    reason = result.refused or (result.failure.message if result.failure is not None else "")
-    reason = reason.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # the note names the bias already
     with_bias = _verified(cell, replace(point, bias=True), plan)
-    return replace(with_bias, note=f"timed with a bias, because without one: {reason}") if with_bias.passed else result
+    reason = result.refused.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # the table names these already
+    note = f"timed with a bias, because without one: {reason}"
+    return replace(with_bias, note=note) if with_bias.passed else result
 
 
 def _verified(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:

@@ -30,15 +30,13 @@ _REQUIRED = ("M", "N")
 def parsed(line: str) -> Case:
     """The case of ``line``. Raises UsageError with a message of one line if that is no case of a known op."""
     case = parse(line)
-    if case.weight and case.bias not in OPS[case.op].biases:
-        if case.bias:
-            raise UsageError(f"bias=yes in the case line: {case.op} has none, expected bias=none")
-        raise UsageError(f"bias=none in the case line: {case.op} always has a bias, expected the line without that")
+    if case.bias and not OPS[case.op].takes_bias:
+        raise UsageError(f"bias=yes in the case line: {case.op} has none, expected bias=none")
     return case
 
 
 def parse(line: str) -> Case:
-    """As ``parsed``, of an op with a bias or without. Without a weight there is no bias; the line need not say so."""
+    """As ``parsed``, also with a bias of an op that has none. Without a weight there is no bias, said or not."""
     if len(line) > 1000:
         raise UsageError(f"case line has {len(line)} characters; expected at most 1000")
     words = line.split()

@@ -246,7 +246,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"eps={case.eps!r}: epsilons={tuple(implementation.epsilons)} is declared"
     if case.weight not in implementation.weights:
         return f"weights={case.weights}: weights={implementation.weights} is declared"
-    if case.weight and case.bias not in implementation.biases and len(op.biases) > 1:
+    if case.weight and case.bias not in implementation.biases:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
     if case.layout == HEADS:
         if not implementation.heads:

@@ -41,7 +41,7 @@ class Op:
         z = xhat * gamma + bias, gamma = weight, or 1 + weight if ``zero_centered``
         y = z, or clip(z, lower_clip, upper_clip) if ``clamped``; the bit of y is lower_clip < z < upper_clip
 
-    ``biases``: the values that ``Case.bias`` may have, simplest first. ``formula`` and ``source`` are for readers.
+    ``biases``: the values that ``Case.bias`` may have, the usual one first. ``formula`` and ``source`` are for readers.
 
     If it ``adds_residual``, x above is x + residual, which ``oracle/residual.py`` explains; that sum is an output as
     well, and its cotangent is added to dx, which is the gradient of the residual too.
@@ -61,7 +61,7 @@ class Op:
     rounds_xhat: bool = False
     adds_residual: bool = False
     quantises: bool = False
-    biases: tuple[bool, ...] = (True,)
+    biases: tuple[bool, ...] = (True, False)
     formula: str
     source: str
 
@@ -136,14 +136,14 @@ TABLE = (
     Op(
         name="layernorm",
         centered=True,
-        formula="y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(mean((x - mean)^2) + eps)",
+        formula="y = (x - mean) * rstd * weight (+ bias),  rstd = 1 / sqrt(mean((x - mean)^2) + eps)",
         source="Ba, Kiros, Hinton 2016, arXiv 1607.06450; biased variance as in torch.nn.LayerNorm",
     ),
     Op(
         name="layernorm_zero_centered",
         centered=True,
         zero_centered=True,
-        formula="y = (x - mean) * rstd * (1 + weight) + bias,  rstd = 1 / sqrt(mean((x - mean)^2) + eps)",
+        formula="y = (x - mean) * rstd * (1 + weight) (+ bias),  rstd = 1 / sqrt(mean((x - mean)^2) + eps)",
         source="cuDNN frontend, LayerNorm with zero-centred gamma (from backend 9.10); "
         "dw is the gradient of weight itself",
     ),

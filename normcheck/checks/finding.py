@@ -10,7 +10,7 @@ from dataclasses import replace
 from normcheck.cases.case import EXPANDED, HEADS, Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
-from normcheck.checks import own_limit
+from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
@@ -89,7 +89,8 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
             check=first.check,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
-            advice=own_limit.advice(first)
+            advice=missing_bias.advice(first, result.case)
+            or own_limit.advice(first)
             or _overwriting(first)
             or _recorded(cell, first)
             or _strides(cell, result, device, advise=advise),

@@ -15,7 +15,10 @@ from normcheck.impls.implementation import Implementation
 
 @dataclass(frozen=True)
 class _Spec:
-    """A case without op and dtype. ``bias``: whether it has a bias if the op leaves the choice."""
+    """A case without op and dtype. ``bias``: whether it has one if the op leaves the choice, None: as is usual for it.
+
+    With False it is a case only of the ops that usually have one.
+    """
 
     M: int
     N: int
@@ -26,7 +29,7 @@ class _Spec:
     fp32_weights: bool = False
     layout: str = "contiguous"
     gap: int = 0
-    bias: bool = False
+    bias: bool | None = None
 
 
 _ANY = (
@@ -39,6 +42,8 @@ _ANY = (
     _Spec(19, 24, "blend", dy="shifted", eps=1e-3, weights="small", bias=True),  # every kind of rows once
     _Spec(2, 96, "tiny_variance", eps=1e-1, fp32_weights=True),  # eps decides
     _Spec(6, 17, "outlier", dy="integers", layout="rank3"),
+    _Spec(5, 24, "shifted", dy="shifted", bias=False),
+    _Spec(3, 129, "normal", dy="shifted", layout="strided", gap=3, bias=False),
 )
 _CLAMPED = (
     _Spec(5, 7, "normal"),
@@ -48,6 +53,7 @@ _CLAMPED = (
     _Spec(1, 768, "shifted", dy="shifted", eps=1e-3),  # one of the few N that cuDNN's graph takes
     _Spec(33, 32, "normal", dy="shifted", weights="small"),
     _Spec(19, 32, "blend", dy="shifted", eps=1e-3, weights="small"),
+    _Spec(5, 24, "shifted", dy="shifted", bias=False),
 )
 _CLIPS = (RELU6, (-0.5, 2.0))
 
@@ -56,6 +62,8 @@ def cases(op: Op, implementation: Implementation, dtype: str) -> Iterator[Case]:
     """The cases of one cell. Cases of rank 3 or with gaps that it does not claim are left out or made contiguous."""
     for seed, spec in enumerate(_CLAMPED if op.clamped else _ANY, start=1):
         if spec.layout == "rank3" and 3 not in implementation.ranks:
+            continue
+        if spec.bias is False and not op.biases[0]:
             continue
         packed = spec.layout == "strided" and not implementation.strided
         yield Case(

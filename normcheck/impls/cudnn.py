@@ -13,7 +13,7 @@ If y is NaN, backend 9.19 gives a bit of 1 (measured on an H100, in all dtypes),
 that the graph asks for holds for a NaN. That is a finding, and nothing is declared about it.
 
 Rows must be packed: given a row stride, backend 9.19 refuses an RMSNorm, and in a LayerNorm takes the stride for the
-number of columns.
+number of columns. Its RMSNorm takes a missing bias, its LayerNorm does not.
 
 The words of cuDNN (rows N, hidden size C, scale, inv_variance, DX, DSCALE, DBIAS) are translated in _cudnn_graphs.
 """
@@ -112,11 +112,9 @@ def _run(api: ModuleType, key: GraphKey, inputs: Mapping[str, Tensor], device: t
 
 
 def _plan(api: ModuleType, key: GraphKey) -> Any:
-    """The plan of ``key``, or the reason why there is none: cuDNN's, or that its graphs cannot express the call."""
+    """The plan of ``key``, or the reason why there is none: cuDNN's, or that it has no such tensors."""
     if key.M == 0:
         return "M=0: cuDNN has no tensors without elements"
-    if not key.bias and key.facts.centered:
-        return "bias=none: the LayerNorm of cuDNN takes no missing bias"
     plan = api.plan(key)
     return plan.reason if isinstance(plan, graphs.Refusal) else plan
 
@@ -259,6 +257,7 @@ def implementations(name: str, api: ModuleType, *, oldest: int = 0, **fields: An
             backward=partial(_backward, api, op.name),
             supports=partial(_supports, api),
             unavailable=partial(_unavailable, op.name, max(oldest, _oldest(op))),
+            biases=(True,) if op.centered else (False, True),
             strided=False,
             model=_model,
             shapes=_BITMASK_SHAPES if op.clamped else _SHAPES,

@@ -135,21 +135,15 @@ def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, nam
 
 def wrapped(adapted: Adapted, op: str, name: str, source: str) -> Implementation:
     """An implementation of ``op`` from an adapted plain function; gradients come from autograd."""
-    forward, biases = adapted.forward, adapted.biases
-    model = adapted.of_codes if OPS[op].quantises else {}
-    weights = adapted.weights
-    made = Implementation(name=name, op=op, forward=forward, source=source, biases=biases, weights=weights, model=model)
-    if len(biases) > 1:
-        return made
-    return replace(made, supports=_takes_a_bias if biases[0] else _takes_no_bias)
-
-
-def _takes_no_bias(case: Any) -> str | None:
-    return "takes no bias" if case.bias else None
-
-
-def _takes_a_bias(case: Any) -> str | None:
-    return None if case.bias or not case.weight else "always has a bias"
+    return Implementation(
+        name=name,
+        op=op,
+        forward=adapted.forward,
+        biases=adapted.biases,
+        weights=adapted.weights,
+        model=adapted.of_codes if OPS[op].quantises else {},
+        source=source,
+    )
 
 
 def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:

@@ -138,6 +138,7 @@ def _layernorm(name: str, *, with_bias: bool, by_default: tuple[str, ...]) -> Im
         forward=layernorm,
         backward=partial(layernorm_backward, with_bias),
         supports=_supports,
+        biases=(True,),
         unavailable=_unavailable,
         ranks=(2, 3),
         by_default=by_default,

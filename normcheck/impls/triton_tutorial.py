@@ -57,6 +57,7 @@ IMPLEMENTATIONS = tuple(
         forward=_forward,
         backward=partial(_backward, barrier),
         supports=_supports,
+        biases=(True,),
         unavailable=unavailable,
         ranks=(2, 3),
         deterministic=False,

@@ -52,6 +52,9 @@ def wrong(x, weight, bias, *, eps):
 def needs_bias(x, weight, bias, *, eps):
     return torch.nn.functional.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
 
+def without_bias_wrong(x, weight, bias, *, eps):  # pytorch/pytorch#69208
+    return right(x, weight if bias is not None else torch.ones_like(weight), bias, eps=eps)
+
 def raises(x, weight, bias, *, eps):
     raise RuntimeError("no such kernel")
 
@@ -71,8 +74,9 @@ def tires(x, weight, bias, *, eps):
     return right(x, weight, bias, eps=eps)
 
 refuses = lambda case: "not on Sundays"
-names = ("right", "wrong", "needs_bias", "raises", "gradless", "tires", "needs_shelf")
+names = ("right", "wrong", "needs_bias", "without_bias_wrong", "raises", "gradless", "tires", "needs_shelf")
 IMPLEMENTATIONS = (
+    Implementation(name="always_biased", op="layernorm", forward=needs_bias, biases=(True,)),
     *(Implementation(name=name, op="layernorm", forward=globals()[name]) for name in names),
     Implementation(name="refuses", op="layernorm", forward=right, supports=refuses),
 )
@@ -323,10 +327,19 @@ def test_a_point_is_verified_with_its_own_weights_and_bias(kernels: str) -> None
 
 
 def test_who_needs_a_bias_gets_one_and_the_note_says_so(kernels: str) -> None:
-    cell, plan = plan_and_cell(kernels, "needs_bias")
+    cell, plan = plan_and_cell(kernels, "always_biased")
     found = verify(cell, SETTING, plan)
     assert found.passed and found.point == replace(SETTING, bias=True)
-    assert found.note.startswith("timed with a bias, because without one: forward raised AttributeError")
+    assert found.note == "timed with a bias, because without one: bias=none: biases=(True,) is declared"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("needs_bias", "exception"), ("without_bias_wrong", "mismatch")])
+def test_nothing_is_timed_without_a_bias_that_is_wrong_without_one(kernels: str, name: str, kind: str) -> None:
+    cell, plan = plan_and_cell(kernels, name)
+    point = replace(SETTING, weight_dtype="same")
+    found = verify(cell, point, plan)
+    assert found.failure is not None and found.failure.kind == kind and found.point == point
+    assert verify(cell, replace(point, bias=True), plan).passed
 
 
 def test_a_bias_does_not_excuse_a_wrong_kernel(kernels: str) -> None:

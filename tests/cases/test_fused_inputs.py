@@ -58,7 +58,7 @@ of_triton = pytest.mark.parametrize("kernel", ["triton"], indirect=True)
 
 
 def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: Any) -> Case:
-    own = {"options": OPS[op].clips((-0.5, 1.0)), "bias": OPS[op].biases[-1], "gap": 0}
+    own = {"options": OPS[op].clips((-0.5, 1.0)), "bias": OPS[op].takes_bias, "gap": 0}
     if "strided" in fields.get("layout", ""):
         own["gap"] = 3
     return Case(**{"op": op, "dtype": dtype, "M": 20, "N": 37, "seed": 7, **own, **fields})

@@ -30,7 +30,7 @@ FINITE_DY = [kind for kind in DY_KINDS if kind not in NOT_FINITE]
 
 def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: object) -> Case:
     """23 rows, so that a blend of the kinds of rows starts again."""
-    own = {"options": CLIPS if OPS[op].options else (), "bias": OPS[op].biases[-1]}
+    own = {"options": CLIPS if OPS[op].options else (), "bias": OPS[op].takes_bias}
     return Case(**{"op": op, "dtype": dtype, "M": 23, "N": 37, "seed": 7, **own, **fields})  # type: ignore[arg-type]
 
 

@@ -64,7 +64,7 @@ def finishing(change: Any) -> Kernel:
 @pytest.mark.parametrize("op", NORMS)
 def test_a_clean_kernel_has_no_problem(op: str, case: Case) -> None:
     options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op == "layernorm_relu_bitmask" else ()
-    case = replace(case, op=op, options=options, bias=OPS[op].biases[-1])
+    case = replace(case, op=op, options=options, bias=OPS[op].takes_bias)
     clean = Adding() if OPS[op].adds_residual else CLEAN
     result = result_of(clean.implementation("clean", op), case)
     assert not result.failed

@@ -160,9 +160,8 @@ def test_a_refused_weight_is_asked_for_no_more() -> None:
     op = OPS["layernorm"]
     mine = Implementation(name="mine", op=op.name, forward=lambda: None, weights=BOTH)
     claims = claims_of(op, mine, "fp16")
-    assert claims.parameters == tuple(
-        Parameters(*own) for own in ((True, True, "same"), (True, True, "fp32"), (False, False, "same"))
-    )
+    of_weight = ((True, bias, dtype) for bias in (True, False) for dtype in ("same", "fp32"))
+    assert claims.parameters == tuple(Parameters(*own) for own in (*of_weight, (False, False, "same")))
     fewer = claims.without("weight", False)
     assert not fewer.takes(case_of(op.name))
     assert fewer.takes(with_value(case_of(op.name), "weight", True))

@@ -354,7 +354,7 @@ def test_functions_and_ops(cli: Cli, written: Callable[..., str]) -> None:
         ("rmsnorm fp16 M=3", "N is missing"),
         ("rmsnorm fp16 M=3 N=9 eps=small\nrows=normal", "eps=small"),
         ("rmsnorm fp16 M=0 N=999999999999", "at most"),
-        ("layernorm fp16 M=3 N=9 bias=none", "layernorm always has a bias"),
+        ("rmsnorm_gemma fp16 M=3 N=9", "rmsnorm_gemma has none, expected bias=none"),
         ("rmsnorm fp16 \x1b[2J M=3 N=9", "expected name=value"),
     ],
 )

@@ -290,7 +290,7 @@ def test_an_output_that_was_never_told_from_zeros_is_thin() -> None:
         return {"dx": zeros.to(x.dtype), "dw": zeros.reshape(-1, 1).sum(0).to(x.dtype), "db": db.to(bias.dtype)}
 
     shapes = ((2, 1), (5, 1), (33, 1), (65, 1))
-    fields = {"shapes": shapes, "weight_dtypes": ("io",), "model": {"special": "row"}}
+    fields = {"shapes": shapes, "biases": (True,), "weight_dtypes": ("io",), "model": {"special": "row"}}
     verdict, _ = verdict_of(empty, op="layernorm", backward=backward, **fields)
     assert verdict.status == "thin"
     assert "dx was never told from zeros" in verdict.detail

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import STRIDED, Case
+from normcheck.cases.case import STRIDED, Case, Parameters, with_parameters
 from normcheck.cases.core import Planned, core
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
@@ -292,7 +292,9 @@ def test_what_is_drawn_after_a_short_core_is_where_it_was_paid_for() -> None:
     known = next(case for case in run.cases[SHORT_AFTER:] if case.layout in STRIDED and case.M)
     again = run.core.where_paid(replace(known, seed=1, gap=known.gap + 1), 1.0)
     assert (again.layout, again.gap) == (known.layout, known.gap) and built.issuperset(k for k, _ in blocks(again))
-    for new in (replace(known, seed=seed, gap=9, bias=not known.bias, weight_dtype="fp32") for seed in range(1, 12)):
+    other = Parameters(True, not known.bias, "fp32", known.residual_dtype)
+    for seed in range(1, 12):
+        new = with_parameters(replace(known, seed=seed, gap=9), other)
         if costs.news(new):
             drawn = run.core.where_paid(new, 1.0)
             assert not costs.news(drawn) and built.issuperset(key for key, _ in blocks(drawn))

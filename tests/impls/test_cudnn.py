@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from normcheck.cases.case import Case
-from normcheck.cases.claims import claims_of
+from normcheck.cases.claims import claims_of, unclaimed
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import OPS
 from normcheck.cases.strategies import choices
@@ -284,8 +284,14 @@ def test_what_no_graph_has_a_form_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     empty = Case(op="layernorm", dtype="fp16", M=0, N=64)
     assert BY_OP["layernorm"].supports(empty) == "M=0: cuDNN has no tensors without elements"
-    unbiased = Case(op="layernorm", dtype="fp16", M=4, N=64, bias=False)
-    assert BY_OP["layernorm"].supports(unbiased) == "bias=none: the LayerNorm of cuDNN takes no missing bias"
+
+
+@pytest.mark.parametrize("op", BY_OP)
+def test_only_an_rmsnorm_takes_a_missing_bias(op: str) -> None:
+    own, case = BY_OP[op], Case(op=op, dtype="fp16", M=4, N=64, bias=False)
+    reason = "" if op == "rmsnorm" else "bias=none: biases=(True,) is declared"
+    assert unclaimed(OPS[op], own, case) == reason
+    assert False in claims_of(OPS[op], own, "fp16").biases or reason
 
 
 def test_model_declares_where_the_saved_mean_differs() -> None:
@@ -307,7 +313,7 @@ def test_model_declares_where_the_saved_mean_differs() -> None:
 def test_every_tensor_outside_a_graph_has_a_name(op: str, direction: str) -> None:
     """The installed frontend takes the nodes; what it would ask for at execution is what the adapter fills."""
     cudnn = pytest.importorskip("cudnn")
-    for bias in (True, False) if op == "rmsnorm" else (True,):
+    for bias in BY_OP[op].biases:
         clips = (0.0, 6.0) if op == BITMASK and direction == "forward" else None
         described = key(op=op, direction=direction, bias=bias, clips=clips)
         graph = cudnn.pygraph(intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT)

@@ -666,7 +666,8 @@ def backward(dy, x, weight, bias, saved, *, eps):
     dw, db = (dy.float() * xhat).sum(0), dy.float().sum(0)
     return {"dx": dx.to(x.dtype), "dw": dw.to(weight.dtype), "db": db.to(bias.dtype)}
 
-IMPLEMENTATIONS = (Implementation(name="recomputes", op="layernorm", forward=forward, backward=backward),)
+kernel = {"forward": forward, "backward": backward, "biases": (True,)}
+IMPLEMENTATIONS = (Implementation(name="recomputes", op="layernorm", **kernel),)
 """
 
 

@@ -33,7 +33,10 @@ Number = mpmath.mpf
 
 @dataclass(frozen=True)
 class Hard:
-    """Inputs of one case. ``x`` and ``dy`` are functions of the row, the column and a noise in [-2, 2)."""
+    """Inputs of one case. ``x`` and ``dy`` are functions of the row, the column and a noise in [-2, 2).
+
+    Without a ``bias`` that is None, and there is no db.
+    """
 
     name: str
     M: int
@@ -41,6 +44,7 @@ class Hard:
     eps: float
     x: Callable[[int, int, float], float]
     dy: Callable[[int, int, float], float] = lambda i, j, n: n + 0.5
+    bias: bool = True
 
 
 HARD = (
@@ -63,6 +67,11 @@ HARD = (
     Hard("dy_cancels", 2, 6, 1e-5, lambda i, j, n: n, lambda i, j, n: 2.0**20 * (-1) ** (i + j) + n),
     Hard("dy_zero", 2, 3, 1e-5, lambda i, j, n: n, lambda i, j, n: 0.0),
     Hard("tall", 9, 3, 1e-5, lambda i, j, n: n + i),
+    Hard("no_bias", 3, 5, 1e-5, lambda i, j, n: n, bias=False),
+    Hard("no_bias_offset", 2, 6, 1e-3, lambda i, j, n: 4096.0 + n, bias=False),
+    Hard(
+        "no_bias_dy_cancels", 2, 6, 1e-5, lambda i, j, n: n, lambda i, j, n: 2.0**20 * (-1) ** (i + j) + n, bias=False
+    ),
 )
 
 
@@ -76,12 +85,14 @@ def noise(position: int, stream: int) -> float:
     return (((position * 4 + stream + 1) * 2654435761 % 2**32) >> 8) / 2**22 - 2
 
 
-def inputs(hard: Hard, op: str) -> tuple[Rows, list[float], list[float], Rows]:
+def inputs(hard: Hard, op: str) -> tuple[Rows, list[float], list[float] | None, Rows]:
     """x, weight, bias, dy as fp32 numbers. Column 2 of the clamped op has weight 0 and a limit as its bias: a tie."""
     place = [(i, [i * hard.N + j for j in range(hard.N)]) for i in range(hard.M)]
     x = [[fp32(hard.x(i, j, noise(at, 0))) for j, at in enumerate(row)] for i, row in place]
     dy = [[fp32(hard.dy(i, j, noise(at, 1))) for j, at in enumerate(row)] for i, row in place]
     weight = [fp32(noise(j, 2)) for j in range(hard.N)]
+    if not hard.bias:
+        return x, weight, None, dy
     bias = [fp32(noise(j, 3)) for j in range(hard.N)]
     if op == "layernorm_relu_bitmask" and hard.N > 2:
         weight[2], bias[2] = 0.0, CLIPS["upper_clip"]
@@ -109,7 +120,8 @@ def outputs(op: str, hard: Hard) -> dict[str, Any]:
         mean = sum(values) / size if centered else mpmath.mpf(0)
         xc = [v - mean for v in values]
         r = 1 / mpmath.sqrt(sum(c * c for c in xc) / size + mpmath.mpf(hard.eps))
-        z = [c * r * gain + mpmath.mpf(b) for c, gain, b in zip(xc, g, bias, strict=True)]
+        z = [c * r * gain for c, gain in zip(xc, g, strict=True)]
+        z = z if bias is None else [p + mpmath.mpf(b) for p, b in zip(z, bias, strict=True)]
         passed = [True] * size
         if "bits" in found:
             lower, upper = CLIPS.values()
@@ -131,7 +143,8 @@ def outputs(op: str, hard: Hard) -> dict[str, Any]:
         found["rstd"].append(rounded(r))
         if centered:
             found["mean"].append(rounded(mean))
-    return {**found, "dw": [rounded(v) for v in dw], "db": [rounded(v) for v in db]}
+    sums = {"dw": dw} if bias is None else {"dw": dw, "db": db}
+    return {**found, **{name: [rounded(v) for v in total] for name, total in sums.items()}}
 
 
 def cases(op: str, digits: int) -> Iterator[dict[str, Any]]:
@@ -145,7 +158,7 @@ def cases(op: str, digits: int) -> Iterator[dict[str, Any]]:
             "eps": hard.eps.hex(),
             "x": [[v.hex() for v in row] for row in x],
             "weight": [v.hex() for v in weight],
-            "bias": [v.hex() for v in bias],
+            **({} if bias is None else {"bias": [v.hex() for v in bias]}),
             "dy": [[v.hex() for v in row] for row in dy],
             **computed,
         }

@@ -44,6 +44,10 @@ class Exact:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    @property
+    def bias(self) -> Tensor | None:
+        return self.tensors.get("bias")
+
 
 def numbers(data: Any) -> Any:
     return float.fromhex(data) if isinstance(data, str) else [numbers(item) for item in data]
@@ -70,7 +74,7 @@ def computed(case: Exact, ref: types.ModuleType) -> dict[str, Tensor]:
     """What ``ref``, the reference or a copy of it, gives."""
     rows = ref.normalise(case.op, case["x"], case.eps)
     scale = ref.scale(case.op, case["weight"])
-    forward = ref.forward(case.op, rows, scale.g, case["bias"], case.options)
+    forward = ref.forward(case.op, rows, scale.g, case.bias, case.options)
     dy = case["dy"]
     found = {"rstd": rows.rstd.flatten(), "y": forward.y}
     if case.bits is not None:
@@ -79,7 +83,7 @@ def computed(case: Exact, ref: types.ModuleType) -> dict[str, Tensor]:
     if rows.mean is not None:
         found["mean"] = rows.mean.flatten()
     backward = ref.backward(case.op, rows, scale.g, dy)
-    return {**found, "dx": backward.dx, "dw": backward.dw, "db": backward.db}
+    return {**found, "dx": backward.dx, "dw": backward.dw, **({} if case.bias is None else {"db": backward.db})}
 
 
 def bounds(case: Exact) -> dict[str, Tensor]:
@@ -95,7 +99,9 @@ def bounds(case: Exact) -> dict[str, Tensor]:
     al = 0.5 * (dv * r**2 + U) + 2 * U  # of rstd: half of v's, the addition of eps, 1 / sqrt
     dxh = r * dm + xh.abs() * (al + 2 * U)
     p = xh * g
-    dz = g.abs() * dxh + 2 * U * p.abs() + U * (p.abs() + case["bias"].abs())
+    dz = g.abs() * dxh + 2 * U * p.abs()
+    if case.bias is not None:
+        dz += U * (p.abs() + case.bias.abs())
     dy = case["dy"] * (1 if case.bits is None else case.bits)
     wd = dy * g
     c1, c2 = (xh * wd).mean(1, keepdim=True), wd.mean(1, keepdim=True) * case.op.centered
@@ -130,7 +136,8 @@ def ratios(case: Exact, ref: types.ModuleType = reference) -> dict[str, float]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op.name}-{case.name}")
 def test_the_reference_is_exact_to_a_few_roundings(case: Exact) -> None:
     found = ratios(case)
-    assert set(found) == {"y", "dx", "dw", "db", *case.op.statistics, *(["bits"] if case.op.clamped else [])}
+    gradients = case.op.gradients(weight=True, bias=case.bias is not None)
+    assert set(found) == {"y", *gradients, *case.op.statistics, *(["bits"] if case.op.clamped else [])}
     assert {name: ratio for name, ratio in found.items() if not ratio <= 1} == {}
 
 
@@ -162,6 +169,10 @@ FAULTS = {
     "eps is outside the root": ("(var + eps).rsqrt_()", "1 / (var.sqrt() + eps)"),
     "1 is not added to the weight": ("return g + self.offset if self.offset else g", "return g"),
     "the bias is scaled": ("z = p if bias is None else p + bias", "z = p if bias is None else p + bias * (1 + 1e-14)"),
+    "the bias is a thousandth if there is none": (
+        "z = p if bias is None else p + bias",
+        "z = p + (1e-3 if bias is None else bias)",
+    ),
     "a bit is set at a limit": ('(z < options["upper_clip"])', '(z <= options["upper_clip"])'),
     "y is not clipped": ("if op.clamped else z", "if False else z"),
     "mean(wd) is left out of dx": ("torch.addcmul(c2, rows.xh, c1)", "rows.xh * c1"),

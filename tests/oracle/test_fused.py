@@ -79,7 +79,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def case_of(op: str, dtype: str, **fields: object) -> Case:
-    bias = OPS[op].biases[-1]
+    bias = OPS[op].takes_bias
     return Case(**{"op": op, "dtype": dtype, "options": OPS[op].clips(CLIPS), "bias": bias, "seed": 5} | fields)  # type: ignore[arg-type]
 
 
@@ -102,6 +102,12 @@ def test_both_judges_find_the_same(op: str, fields: dict[str, object]) -> None:
     turn = (list(OPS).index(op) + SMALL.index(fields)) % len(DTYPES)
     for dtype in DTYPES if fields.get("rows") == "blend" else DTYPES[turn : turn + 1]:
         assert difference(case_of(op, dtype, **fields)) == ""
+
+
+@pytest.mark.parametrize(("kernels", "op"), [own for own in EACH if OPS[own[1]].takes_bias], indirect=["kernels"])
+def test_both_judges_find_the_same_without_a_bias(op: str) -> None:
+    dtype = DTYPES[list(OPS).index(op) % len(DTYPES)]
+    assert difference(case_of(op, dtype, M=20, N=40, rows="blend", dy="shifted", bias=False)) == ""
 
 
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)

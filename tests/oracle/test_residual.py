@@ -27,7 +27,7 @@ NAMES = [op.name for op in FUSED_ADD]
 
 
 def case_of(op: str = "fused_add_rmsnorm", dtype: str = "bf16", **fields: Any) -> Case:
-    own = {"M": 5, "N": 33, "seed": 3, "bias": OPS[op].biases[-1]}
+    own = {"M": 5, "N": 33, "seed": 3, "bias": OPS[op].takes_bias}
     return Case(**{"op": op, "dtype": dtype, **own, **fields})
 
 

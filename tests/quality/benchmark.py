@@ -57,7 +57,9 @@ def layernorm_backward(dy, x, weight, bias, saved, *, eps):
 
 KERNELS = (
     Implementation(name="autograd", op="rmsnorm", forward=adapt(rmsnorm)[0]),
-    Implementation(name="own backward", op="layernorm", forward=layernorm_forward, backward=layernorm_backward),
+    Implementation(
+        name="own backward", op="layernorm", forward=layernorm_forward, backward=layernorm_backward, biases=(True,)
+    ),
 )
 
 

@@ -77,8 +77,8 @@ def _made(*, last: int = 1 << 30, half_of: tuple[int, ...] = (), dw_rows: int | 
                 _backward[(M,)](*args, BLOCK=triton.next_power_of_2(N))
             return dx, dw[:dw_rows].sum(0).to(weight.dtype), db.sum(0).to(weight.dtype), None
 
-    def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        y: Tensor = LayerNorm.apply(x, weight, bias, eps)
+    def layernorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        y: Tensor = LayerNorm.apply(x, weight, torch.zeros_like(weight) if bias is None else bias, eps)
         return y
 
     return layernorm

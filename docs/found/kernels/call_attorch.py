@@ -22,6 +22,8 @@ SHAPES = ((1, 320), (7, 100), (33, 768), (64, 1024))
 """A kernel that tunes itself compiles and times its variants for each M and N."""
 
 IMPLEMENTATIONS = (
-    Implementation(name="attorch", op="layernorm", forward=layernorm, supports=short, shapes=SHAPES, ranks=(2, 3)),
+    Implementation(
+        name="attorch", op="layernorm", biases=(True,), forward=layernorm, supports=short, shapes=SHAPES, ranks=(2, 3)
+    ),
     Implementation(name="attorch", op="rmsnorm", forward=rmsnorm, supports=short, shapes=SHAPES, biases=(False,)),
 )

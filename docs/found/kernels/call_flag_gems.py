@@ -37,6 +37,7 @@ IMPLEMENTATIONS = (
     Implementation(
         name="flag_gems",
         op="layernorm",
+        biases=(True,),
         forward=layernorm,
         backward=layernorm_backward,
         shapes=((1, 320), (7, 100), (64, 1024), (33, 4096)),
@@ -45,6 +46,7 @@ IMPLEMENTATIONS = (
     Implementation(
         name="flag_gems_rank3",
         op="layernorm",
+        biases=(True,),
         forward=layernorm,
         backward=layernorm_backward,
         ranks=(2, 3),

@@ -17,7 +17,7 @@ def layernorm(x, weight, bias, *, eps):
 PACKED = {"strided": False}
 IMPLEMENTATIONS = (
     Implementation(name="flashnn", op="rmsnorm", forward=rmsnorm, biases=(False,)),
-    Implementation(name="flashnn", op="layernorm", forward=layernorm),
+    Implementation(name="flashnn", op="layernorm", biases=(True,), forward=layernorm),
     Implementation(name="flashnn_packed", op="rmsnorm", forward=rmsnorm, biases=(False,), **PACKED),
-    Implementation(name="flashnn_packed", op="layernorm", forward=layernorm, **PACKED),
+    Implementation(name="flashnn_packed", op="layernorm", biases=(True,), forward=layernorm, **PACKED),
 )

@@ -27,7 +27,7 @@ def short(case):
 
 ANY = {"supports": short, "biases": (False,), "ranks": (2, 3)}
 IMPLEMENTATIONS = (
-    Implementation(name="liger", op="layernorm", forward=layernorm, supports=short, ranks=(2, 3)),
+    Implementation(name="liger", op="layernorm", biases=(True,), forward=layernorm, supports=short, ranks=(2, 3)),
     Implementation(name="liger", op="rmsnorm", forward=partial(rmsnorm, 0.0, "gemma"), **ANY),
     Implementation(name="liger", op="rmsnorm_llama", forward=partial(rmsnorm, 0.0, "llama"), **ANY),
     Implementation(name="liger", op="rmsnorm_gemma", forward=partial(rmsnorm, 1.0, "gemma"), **ANY),

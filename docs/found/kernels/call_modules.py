@@ -28,7 +28,7 @@ IMPLEMENTATIONS = (
     *(
         [
             of("timm.layers", "RmsNorm", "rmsnorm", biases=(False,), **ONE),
-            of("timm.layers", "LayerNorm", "layernorm", **ONE),
+            of("timm.layers", "LayerNorm", "layernorm", biases=(True,), **ONE),
         ]
         if any("timm-" in folder for folder in sys.path)
         else [of(LLAMA, "LlamaRMSNorm", "rmsnorm_llama", **ONE), of(GEMMA, "GemmaRMSNorm", "rmsnorm_gemma", **ONE)]

@@ -78,6 +78,8 @@ IMPLEMENTATIONS = (
     Implementation(name="fused_rmsnorm_packed", forward=fused, strided=False, **RMS),
     Implementation(name="one_pass_rms_norm", forward=one_pass, unavailable=gpu, **RMS),
     Implementation(name="rmsnorm_fp32", forward=fp32, strided=False, dtypes=("bf16", "fp32"), unavailable=gpu, **RMS),
-    Implementation(name="norm_infer", op="layernorm", forward=infer_layernorm, supports=short, unavailable=gpu),
+    Implementation(
+        name="norm_infer", op="layernorm", biases=(True,), forward=infer_layernorm, supports=short, unavailable=gpu
+    ),
     Implementation(name="norm_infer", op="rmsnorm", forward=infer_rmsnorm, supports=short, unavailable=gpu),
 )

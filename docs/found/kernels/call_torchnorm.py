@@ -23,7 +23,7 @@ def fused_add_forward(x, weight, bias, *, eps, residual):
 
 LOOSE = {"weight_dtypes": ("io",), "deterministic": False}
 IMPLEMENTATIONS = (
-    Implementation(name="torchnorm", op="layernorm", forward=layernorm, **LOOSE),
+    Implementation(name="torchnorm", op="layernorm", biases=(True,), forward=layernorm, **LOOSE),
     Implementation(name="torchnorm", op="rmsnorm", forward=rmsnorm, biases=(False,), **LOOSE),
     Implementation(name="torchnorm", op="fused_add_rmsnorm", forward=fused_add, **LOOSE),
     Implementation(name="torchnorm_forward", op="fused_add_rmsnorm", forward=fused_add_forward, **LOOSE),

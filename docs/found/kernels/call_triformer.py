@@ -36,10 +36,18 @@ def packed_dy(case):
 
 GPU = {"unavailable": gpu, "weight_dtypes": ("io",)}
 IMPLEMENTATIONS = (
-    Implementation(name="triformer", op="layernorm", forward=layernorm_forward, **GPU),
-    Implementation(name="triformer_powers", op="layernorm", forward=layernorm, supports=power_of_two, **GPU),
+    Implementation(name="triformer", op="layernorm", biases=(True,), forward=layernorm_forward, **GPU),
     Implementation(
-        name="triformer_powers_dy", op="layernorm", forward=layernorm, supports=power_of_two, overwrites=("dy",), **GPU
+        name="triformer_powers", op="layernorm", biases=(True,), forward=layernorm, supports=power_of_two, **GPU
+    ),
+    Implementation(
+        name="triformer_powers_dy",
+        op="layernorm",
+        biases=(True,),
+        forward=layernorm,
+        supports=power_of_two,
+        overwrites=("dy",),
+        **GPU,
     ),
     Implementation(name="triformer", op="rmsnorm_llama", forward=rmsnorm, **GPU),
     Implementation(name="triformer_packed_dy", op="rmsnorm_llama", forward=rmsnorm, supports=packed_dy, **GPU),

@@ -23,13 +23,14 @@ def forward_only(kernel):
 
 LONG = ((1, 8192), (2, 16384), (1, 20000))
 IMPLEMENTATIONS = (
-    Implementation(name="trinix", op="layernorm", forward=layernorm, weight_dtypes=("io",)),
+    Implementation(name="trinix", op="layernorm", biases=(True,), forward=layernorm, weight_dtypes=("io",)),
     Implementation(name="trinix", op="rmsnorm", forward=rmsnorm, weight_dtypes=("io",), biases=(False,)),
-    Implementation(name="trinix_long", op="layernorm", forward=forward_only(layernorm), shapes=LONG),
+    Implementation(name="trinix_long", op="layernorm", biases=(True,), forward=forward_only(layernorm), shapes=LONG),
     Implementation(name="trinix_long", op="rmsnorm", forward=forward_only(rmsnorm), shapes=LONG, biases=(False,)),
     Implementation(
         name="trinix_forward",
         op="layernorm",
+        biases=(True,),
         forward=forward_only(layernorm),
         supports=lambda case: "longer than a block" if case.N > 8192 else None,
     ),

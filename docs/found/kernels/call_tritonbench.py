@@ -92,7 +92,8 @@ def no_list(device):
     return None if device == "cuda" else "its grid is a list, which Triton's interpreter does not take"
 
 
-LAYER, RMS = {"op": "layernorm", "supports": short}, {"op": "rmsnorm", "supports": short, "biases": (False,)}
+LAYER = {"op": "layernorm", "supports": short, "biases": (True,)}
+RMS = {"op": "rmsnorm", "supports": short, "biases": (False,)}
 GPU, POWERS, PACKED = {"unavailable": gpu}, {"supports": power_of_two}, {"strided": False}
 ONE = {"weight_dtypes": ("io",)}
 TUNED = {"shapes": ((1, 320), (7, 100), (64, 1024), (33, 4096))}

@@ -69,7 +69,15 @@ def packed_dy(case):
 
 ONE = {"weight_dtypes": ("io",)}
 IMPLEMENTATIONS = tuple(
-    Implementation(name=name, op=op, forward=forward, overwrites=overwrites, supports=supports, **ONE)
+    Implementation(
+        name=name,
+        op=op,
+        forward=forward,
+        biases=(op == "layernorm",),
+        overwrites=overwrites,
+        supports=supports,
+        **ONE,
+    )
     for name, overwrites, supports in (
         ("unsloth", (), None),
         ("unsloth_dy", ("dy",), None),

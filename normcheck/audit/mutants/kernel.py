@@ -35,7 +35,6 @@ LAYERNORMS = _others(lambda op: op.centered)
 RMSNORMS = _others(lambda op: not op.centered)
 ZERO_CENTERED = _others(lambda op: op.zero_centered)
 RELU = _others(lambda op: op.clamped)
-OPTIONAL_BIAS = _others(lambda op: len(op.biases) > 1)
 
 HALF = ("fp16", "bf16")
 

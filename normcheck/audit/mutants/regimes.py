@@ -94,8 +94,8 @@ def _in_layout(one: str, case: Case) -> Case:
     return replace(case, layout=(one, "strided")[case.seed % 2], gap=case.gap or (3, 8, 1)[case.seed % 3])
 
 
-def _only_with_optional_bias(op: str, dtype: str) -> str:
-    return "" if len(OPS[op].biases) > 1 else "the bias of its ops is not optional"
+def _only_with_a_bias(op: str, dtype: str) -> str:
+    return "" if OPS[op].takes_bias else "its ops never have a bias"
 
 
 def _only_half(op: str, dtype: str) -> str:
@@ -148,7 +148,7 @@ _EVERY = (
         what="only without a bias",
         holds=lambda x, weight, bias: bias is None,
         into=lambda case: replace(case, bias=False),
-        why_not=_only_with_optional_bias,
+        why_not=_only_with_a_bias,
     ),
     Regime(
         id="strided",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.kernel import CLEAN, HALF, LAYERNORMS, OPTIONAL_BIAS, TILE, Kernel, KernelCall, only
+from normcheck.audit.mutants.kernel import CLEAN, HALF, LAYERNORMS, TILE, Kernel, KernelCall, only
 from normcheck.audit.mutants.mutant import (
     RSTD,
     STATS,
@@ -211,7 +211,6 @@ MUTANTS: tuple[Mutant, ...] = (
         what="without a bias the last N mod 8 columns of y are not written",
         source="invented",
         kernel=Kernel(store=_tail_skipped_without_bias),
-        ops=OPTIONAL_BIAS,
         outputs=("y",),
         kinds=UNWRITTEN,
         when="no bias, and N is not a multiple of 8",
