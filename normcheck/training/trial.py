@@ -183,6 +183,7 @@ class _Trial:
     reason: str = ""
     cheat: str = ""
     first: tuple[Cell, Result] | None = None
+    with_graph: str = ""  # a case whose y has a graph, if that of a later one has none
     failed_at_once: bool = False
     cells: tuple[CellCases, ...] = ()
 
@@ -257,6 +258,10 @@ class _Trial:
         patient = not self.hung
         result = run_surely(cases.cell, planned.case, plan, floors, depth, upcoming, conventions, patient=patient)
         tally.add(result, 0.0)
+        bare = tally.without_graph
+        if bare is not None and result.has_graph is False and not result.failed:
+            result = replace(result, problems=bare.problems)
+            self.with_graph = self.with_graph or str(tally.graphs[True].case)
         return result, time.monotonic() - begun - (judging.compiling_seconds() - compiling)
 
     def _count(self, cell: Cell, result: Result, *, again: bool) -> None:
@@ -344,6 +349,8 @@ class _Trial:
         cell, result = self.first
         if not result.failed:  # wrong without its declarations only
             return {"case": str(result.case), "why": "right only by what the file declares, which widens its bounds"}
-        found = finding(cell, result, self.device, advise=False)
+        torn = result.has_graph is False and any(problem.kind == "missing" for problem in result.problems)
+        after = (self.with_graph,) if torn and self.with_graph else ()
+        found = finding(cell, result, self.device, advise=False, after=after)
         why = one_line("; ".join(filter(None, [found.message, found.cause])), _MOST_WORDS)
         return {"case": found.case, "reproduce": found.reproduce, "why": why}

@@ -164,6 +164,16 @@ MOST_GROWN_BYTES = 16 << 20
 
 @linux
 @pytest.mark.slow
+def test_gradients_that_come_only_sometimes_are_wrong(rewarded: Callable[..., Reward]) -> None:
+    """Cases whose y has no graph owe what others returned; two lines show it."""
+    found = rewarded(f"{HEAD}    return y if x.stride(0) != x.shape[-1] else y.detach()\n", seconds=5.0)
+    assert (found.kind, found.stage) == ("wrong", "some")
+    assert "y has no graph here, so there is no gradient" in found.why
+    assert found.reproduce.count("rmsnorm fp") + found.reproduce.count("rmsnorm bf") == 2
+
+
+@linux
+@pytest.mark.slow
 def test_a_hundred_calls_leave_no_process_no_memory_and_no_file(
     rewarded: Callable[..., Reward], temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
