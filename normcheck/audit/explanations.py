@@ -57,6 +57,7 @@ _RIGHT = {
     "weight_missing": "mQ11",
     "weight_as_bf16": "X17",
     "weight_rounded": "llama-weight-rounded",
+    "weight_missing_without_bias": "no-bias-weight-missing",
     "one_plus_missing": "mA02 gemma-weight",
     "one_plus_missing_backward": "mD06 gemma-weight-b",
     "one_plus_missing_both": "zero-centered-no-one",
