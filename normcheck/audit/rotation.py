@@ -13,8 +13,9 @@ from normcheck.audit.mutants.under import cells
 SAMPLED = 6
 """The number of mutants that run under each regime in an audit of everything."""
 
-SURVIVORS = frozenset({"mB02@one_n:3"})
-"""Pairs that would be in the sample and are known to survive quick; docs/audit.md says why."""
+LEFT_OUT = frozenset({"mB02@one_n:3", "dx-c1-accumulated-io@long_rows"})
+"""Pairs that would be in the sample. The first is known to survive quick; docs/audit.md says why. The second is killed,
+after minutes: it adds up 53,248 columns one by one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def sample(every: Sequence[Pair]) -> tuple[Pair, ...]:
     chosen: list[Pair] = []
     for regime in {pair.regime.id: pair.regime for pair in every}.values():
         own = [
-            pair for pair in every if pair.regime is regime and cells(regime, pair.mutant) and pair.id not in SURVIVORS
+            pair for pair in every if pair.regime is regime and cells(regime, pair.mutant) and pair.id not in LEFT_OUT
         ]
         chosen += sorted(own, key=lambda pair: _rank(regime, pair.mutant))[:SAMPLED]
     return tuple(chosen)
