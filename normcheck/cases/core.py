@@ -310,9 +310,15 @@ class Design:
         if not rows or not columns:
             return None
         alike = [own for own in columns if octave_of(own) == octave_of(n)] or columns
-        return self._size(
-            _in_place_of(m, rows, ROWS_OF_CLASS[row_class(m)]), _in_place_of(n, alike, OCTAVES[octave_of(n)])
-        )
+        height = self._in_place_of(m, rows, ROWS_OF_CLASS[row_class(m)])
+        return self._size(height, self._in_place_of(n, alike, OCTAVES[octave_of(n)]))
+
+    def _in_place_of(self, size: int, own: Sequence[int], every: Sequence[int]) -> int:
+        """The one of its ``own`` sizes at the place that ``size`` has among ``every`` of its class.
+
+        Without a seed of the run it is ``size`` itself, if this core has it.
+        """
+        return size if size in own and not self._seed else own[min(every.index(size), len(own) - 1)]
 
     def _best_size(self) -> Size:
         """The size at which a case covers most for its cost, estimated before its other values are chosen."""
@@ -463,8 +469,3 @@ def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
     if axis == "rows" and value == "blend":
         return ORDINARY[:rows]
     return (value,)
-
-
-def _in_place_of(size: int, own: Sequence[int], every: Sequence[int]) -> int:
-    """``size`` if a core has it, else the one of its ``own`` at the place that it has among ``every`` of its class."""
-    return size if size in own else own[min(every.index(size), len(own) - 1)]

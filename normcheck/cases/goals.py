@@ -38,7 +38,7 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, weight_kinds
 
 _FEW_HEADS = 6
-"""Rows that are several tokens of several heads. If there are only heads, most small cases have so many."""
+"""Rows that are several tokens of several heads. If there are only heads, small cases have so many."""
 
 Goals = frozenset[Value | Pair]
 """Values, and pairs of values, that a core must cover."""
@@ -241,7 +241,8 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
         if seed:
             random.Random(f"{seed} {axis} {own}").shuffle(sizes)
         first = [size for size in sizes if size in common or size == next(filter(is_edge, sizes), 0)]
-        return (*first, *(size for size in sizes if size not in first))[: max(most, len(first))]
+        chosen = [*first, *(size for size in sizes if size not in first)][: max(most, len(first))]
+        return tuple(size for size in sizes if size in chosen)
 
     tallest = min(extent.rows, extent.elements // min(HEAD_SIZES)) if claims.only_heads else extent.rows
     longest = min(extent.columns, extent.elements)
@@ -250,7 +251,7 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
     columns = [n for own in octaves for n in own]
     if claims.only_heads:
         few = row_class(_FEW_HEADS)
-        heights[few] = (_FEW_HEADS, *heights[few]) if claims.admits("M", _FEW_HEADS) else heights[few]
+        heights[few] = (_FEW_HEADS,) if claims.admits("M", _FEW_HEADS) else heights[few]
         columns = [n for n in HEAD_SIZES if claims.admits("N", n)]
     widths = {key: tuple(n for n in columns if key_of(n) == key) for key in map(key_of, columns)}
     return Sizes({k: v for k, v in heights.items() if v}, widths, extent.elements)

@@ -196,7 +196,7 @@ def test_a_promoted_y_can_be_recorded() -> None:
 
 @pytest.mark.slow
 def test_a_norm_of_one_dtype_refuses_and_is_not_accused() -> None:
-    implementation = Implementation(name="one", op="layernorm", forward=one_dtype)
+    implementation = Implementation(name="one", op="layernorm", forward=one_dtype, biases=(True,))
     found = verdicts(implementation)
     assert [v.failure for v in found] == [None] * 3
     for verdict in found[:2]:

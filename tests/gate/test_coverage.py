@@ -144,7 +144,7 @@ def test_what_a_kernel_refuses_by_an_exception_costs_little_and_the_rest_is_run(
     assert verdict.status == "pass", verdict.detail
     assert verdict.core is not None
     assert verdict.core.missed == ()
-    assert 0 < sum(verdict.skipped.values()) <= 40
+    assert 0 < sum(verdict.skipped.values()) <= 60
     assert verdict.cases >= 75
     assert verdict.core.refused < 1 / 3
     assert {n for _, n, *_ in calls} >= {1025, 4097, 8200}

@@ -23,7 +23,7 @@ from normcheck.oracle.tolerances import table
 from normcheck.result import Steadiness, SweepResult, Uncheckable, Vacuity, Verdict
 from tests.sample_runs import failed, finding, run, skipped, verdict, worst
 
-MOST = 330
+MOST = 390
 """Beyond the core and the large cases, into what Hypothesis draws."""
 
 OPENING = 30

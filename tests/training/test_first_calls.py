@@ -18,7 +18,6 @@ from normcheck.cases.core import core
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.gate.coverage import model_size_of
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.tolerances import Model
@@ -151,7 +150,7 @@ def tuned(price: float) -> Callable[[Case], float]:
 def test_who_builds_nothing_has_the_cases_of_its_seed_whatever_it_declares_or_refuses(refuses: bool) -> None:
     one = cell()
     free = replace(one, implementation=replace(one.implementation, shapes=None, epsilons=None))
-    expected = core(free.claims, PROFILES["quick"].extent, 5, model_size=model_size_of(one, 5))[:20]
+    expected = core(free.claims, PROFILES["quick"].extent, 5)[:20]
     cases = CellCases(one, 5, "cpu", 20, 5 / 3, 20.0)
     assert list(run(cases, lambda case: 0.03, refuses=refuses)) == [planned.case for planned in expected]
     assert (cases.planned, cases.run, cases.dear) == (20, 20, False)
