@@ -158,7 +158,7 @@ class ShortCore:
         """The next case for what is ``owed``, some of the goals ``required``; None if none within ``seconds`` is."""
         self._design.number += 1
         beside: list[_Offer] | None = None
-        for goal in sorted(owed - self._hopeless, key=repr):
+        for goal in sorted(owed - self._hopeless, key=_values_first):
             if len(goal) == 3 or goal[0] not in _DEAR:
                 offers = self._offers(self._covering(goal))
             else:
@@ -367,6 +367,11 @@ def _spread(sizes: Iterable[Size]) -> Iterator[Size]:
         seen.update(added(best))
         left.remove(best)
         yield best
+
+
+def _values_first(goal: Value | Pair) -> tuple[int, str]:
+    """The order in which goals are owed: a cell is thin without a value, and not without a pair."""
+    return len(goal), repr(goal)
 
 
 def _worth(goal: Value | Pair) -> int:
