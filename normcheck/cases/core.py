@@ -85,7 +85,7 @@ def drawn(claims: Claims, extent: Extent, seed: int, *, done: Goals = frozenset(
     return _drawn(claims, extent, seed, done, used)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # one that is still being made holds megabytes
 def _drawn(claims: Claims, extent: Extent, seed: int, done: Goals, used: int) -> Iterable[Planned]:
     return _Cached(Design(claims, extent, seed, done, used).cases())
 

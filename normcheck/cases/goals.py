@@ -93,7 +93,7 @@ class Extent:
         return replace(self, columns=min(self.columns, _DEAR_COLUMNS), fine=False)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def goals(claims: Claims, extent: Extent, seed: int = 0) -> Goals:
     """The goals of a core; ``seed`` of the run."""
     sizes = sizes_of(claims, extent, seed)
