@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_what_is_worse_has_a_smaller_score_and_what_cheats_or_breaks_has_its_kin
         + (
             "def forward(x, weight, bias, *, eps): return rmsnorm(x, weight, bias, eps)\n"
             "IMPLEMENTATIONS = (Implementation(name='p', op='rmsnorm', forward=forward,"
-            " supports=lambda case: 'N is odd' if case.N % 2 else None),)"
+            " supports=lambda case: 'N is ragged' if case.N % 8 else None),)"
         )
     )
     some = rewarded(picky, 2.0, seed=3)
@@ -198,12 +199,15 @@ def test_a_hundred_calls_leave_no_process_no_memory_and_no_file(
 def left_behind(*folders: Path) -> dict[str, Any]:
     """The processes that come from this one, what they and it hold, and the files in its folders."""
     me = psutil.Process()
-    every = [me, *me.children(recursive=True)]
+    held = []
+    for one in [me, *me.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            held.append((one.num_fds(), one.memory_info().rss))
     return {
-        "processes": len(every),  # of which one, the server, is a new one each time
+        "processes": len(held),  # of which one, the server, is a new one each time
         "files": sorted(str(path) for folder in folders for path in folder.rglob("*")),
-        "descriptors": sum(one.num_fds() for one in every),
-        "bytes": sum(one.memory_info().rss for one in every),
+        "descriptors": sum(descriptors for descriptors, _ in held),
+        "bytes": sum(resident for _, resident in held),
     }
 
 
