@@ -7,6 +7,7 @@ on a GPU only.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -66,7 +67,8 @@ def _locked(name: str, op: str, *, barrier: bool) -> Implementation:
         return own_kernels(part) if part == "forward" else SimpleNamespace(backward=backward)
 
     source = "normcheck/impls/kernels/tutorial.py"
-    return implementation(op, name=name, kernels=kernels, source=source, supports=_one_block, deterministic=False)
+    made = implementation(op, name=name, kernels=kernels, source=source, supports=_one_block, deterministic=False)
+    return replace(made, biases=(True,))
 
 
 def _one_block(case: Case) -> str | None:
