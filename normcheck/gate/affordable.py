@@ -11,7 +11,7 @@ COSTLY_ROW_SECONDS, DEAR_ROW_SECONDS = 1e-4, 6e-4
 """A row that takes longer is costly, or dear. Torch takes some 2e-6, our tiled kernels under the interpreter 2e-4, a
 kernel with a program for each row 2e-3 and more."""
 
-COSTLY_COLUMN_SECONDS = 1e-5
+COSTLY_COLUMN_SECONDS = 2e-6
 """A column of the widest rows that takes longer is costly: an interpreted kernel that takes a row in small blocks needs
 1e-4, one with a whole row in a block less than 2e-6."""
 
@@ -36,5 +36,5 @@ def left_out(extent: Extent, usual: Extent, costs: Costs) -> str:
         reasons.append(f"a row costs {costs.row * 1e3:.1f} ms here: {few}")
     if extent.fine != usual.fine:
         what = f"no N above {extent.columns} and not every layout and dy in each width"
-        reasons.append(f"a column costs {costs.column * 1e3:.2f} ms here: {what} in the core")
+        reasons.append(f"a column costs {costs.column * 1e3:.2g} ms here: {what} in the core")
     return "; ".join(reasons)
