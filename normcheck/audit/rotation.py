@@ -14,8 +14,7 @@ SAMPLED = 6
 """The number of mutants that run under each regime in an audit of everything."""
 
 LEFT_OUT = frozenset({
-    "mB02@one_n:3",
-    *("P02@one_n:129", "casting-eps-outside@one_n:768", "P10@one_n:8200", "mB02@several_rows:512"),
+    *("mB02@one_n:3", "mB02@several_rows:512"),
     "dx-c1-accumulated-io@long_rows",
 })  # fmt: skip
 """Pairs that would be in the sample. All but the last are known to survive quick; docs/audit.md says why. The last is

@@ -1,8 +1,9 @@
 """The axes of a case, and which of their values and pairs of values a case covers.
 
 A kernel branches on few things: which block holds a row, whether a row is one block or several, whether a tail is left,
-how many rows a program takes, which strides it gets. So sizes fall into classes. Every width of N, with its fit, is
-paired with every other axis; every octave of N, with its fit, meets one row, a few and several.
+how many rows a program takes, which strides it gets. So sizes fall into classes. One N of every width meets every value
+of every other axis; so do all N of a width and a fit together; every octave of N, with its fit, meets one row, a few
+and several.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ BANDS, BANDS_END = (1, 2, 9), 300
 WIDTHS = (1, 2, 64, 1024, 4097, 32769)
 """The smallest N of each width: one column, part of a block, a block, a few, many, more than many a kernel holds."""
 
+WHOLE = (1, 7, 768, 1025, 8200, 40001)
+"""The N of each of WIDTHS at which every value of the other axes is met, unless a seed or a kernel wants another."""
+
 LONGEST_OCTAVE = 1 << 17
 
 COMMON_ROWS = (2, 9)
@@ -56,7 +60,7 @@ COMMON_ROWS = (2, 9)
 
 COMMON_COLUMNS = (
     64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 7168, 8192,
-    32769, 53248, 65537, 65544, 131072,
+    32769, 40001, 53248, 65537, 65544, 131072,
 )  # fmt: skip
 """N of every core: the sizes that people run, and rows that are longer than what a kernel may hold at once."""
 
@@ -130,12 +134,14 @@ SPECIAL = tuple(SPECIAL_ROWS)
 PAIRS = (
     ("n", "layout"), ("n", "dy"), ("n", "rows"), ("n", "bias"), ("n", "weight_dtype"), ("n", "probe"),
     ("m", "n"), ("m", "layout"), ("m", "bias"), ("m", "weight_dtype"), ("m", "dy"), ("m", "probe"),
-    ("width", "layout"), ("width", "dy"), ("width", "eps"), ("width", "weights"), ("width", "clips"), ("fit", "layout"),
+    ("whole", "layout"), ("whole", "dy"), ("whole", "rows"), ("whole", "bias"), ("whole", "weight_dtype"),
+    ("whole", "probe"), ("whole", "eps"), ("whole", "weights"), ("whole", "clips"), ("whole", "special"),
+    ("fit", "layout"), ("fit", "special"),
     ("layout", "bias"), ("layout", "weight_dtype"), ("layout", "dy"), ("layout", "rows"), ("layout", "probe"),
     ("bias", "weight_dtype"), ("bias", "weights"), ("bias", "dy"), ("bias", "probe"), ("bias", "rows"),
     ("weight_dtype", "weights"), ("weight_dtype", "dy"), ("weight_dtype", "probe"), ("weight_dtype", "rows"),
     ("eps", "rows"), ("eps", "layout"), ("clips", "weights"), ("clips", "bias"), ("dy", "rows"),
-    ("n", "special"), ("width", "special"), ("m", "special"),
+    ("m", "special"),
     ("n", "residual"), ("m", "residual"), ("layout", "residual"), ("residual", "rows"), ("residual", "probe"),
     ("n", "residual_dtype"), ("layout", "residual_dtype"), ("residual_dtype", "residual"),
     ("weight_dtype", "residual_dtype"), ("n", "scale"), ("m", "scale"), ("scale", "rows"), ("scale", "weights"),
@@ -143,11 +149,12 @@ PAIRS = (
     ("n", "weight"), ("m", "weight"), ("layout", "weight"), ("weight", "dy"), ("weight", "probe"), ("weight", "rows"),
     ("clips", "weight"), ("band", "octave"),
 )  # fmt: skip
-"""The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "width" is one of WIDTHS, "n"
-a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a kind of dy that is not finite."""
+"""The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "whole" is one N of each
+width, as in WHOLE, "n" a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a
+kind of dy that is not finite."""
 
 FINE = (("n", "layout"), ("n", "dy"))
-"""Pairs that a core leaves out of the last of WIDTHS, and if each new N costs a compilation, as on a GPU."""
+"""Pairs that a core leaves out if each new N costs a compilation, as on a GPU."""
 
 WITHOUT_ROWS = ("n", "layout", "weight", "bias", "weight_dtype")
 """The axes that cases with M=0 vary: a value of the axis "empty" is one of these axes with one of its values."""
@@ -164,7 +171,7 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
     if not case.M:
         values = {"n": ((width, fit),), "layout": (case.layout,), "weight": (case.weight,), **parameters}
         return {"M": (0,), "m": (0,), "empty": tuple((axis, v) for axis in WITHOUT_ROWS for v in values[axis])}
-    classes = {"m": (m,), "n": ((width, fit),), "width": (width,)}
+    classes = {"m": (m,), "n": ((width, fit),), "width": (width,), "fit": (fit,), "whole": (case.N,)}
     special = tuple(dict.fromkeys([case.rows] * (case.rows in SPECIAL) + [f"dy {case.dy}"] * (case.dy in NOT_FINITE)))
     if special:
         return {**classes, "special": special}
@@ -176,7 +183,6 @@ def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
         "band": (band_of(case.M),) if band_of(case.M) else (),
         "octave": (octave_of(case.N),),
         "shape": ((case.M, case.N),),
-        "fit": (fit,),
         "layout": (case.layout,),
         "rows": ORDINARY[: case.M] if case.rows == "blend" else (case.rows,),
         "dy": () if case.layout in EXPANDED or op.quantises else (case.dy,),

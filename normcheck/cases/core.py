@@ -111,7 +111,7 @@ _OF_NO_WEIGHT: Mapping[str, Any] = {"bias": False, "weight_dtype": "same", "weig
 
 _OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = (
     ("M", "m", "band"),
-    ("N", "n", "width", "fit", "octave"),
+    ("N", "n", "width", "fit", "whole", "octave"),
     ("residual", "residual_dtype", "scale"),
 )
 """The axes that M decides, those that N decides, and those of an op that adds a residual or quantises."""
@@ -272,6 +272,7 @@ class Design:
             "n": (width, fit),
             "width": width,
             "fit": fit,
+            "whole": n,
             "shape": (m, n),
         }
         axes |= {"band": band_of(m), "octave": octave_of(n), "several": n if m > 1 else 0}

@@ -23,6 +23,7 @@ from normcheck.cases.axes import (
     PROBES,
     ROWS_OF_CLASS,
     SPECIAL,
+    WHOLE,
     WIDTHS,
     WITHOUT_ROWS,
     Pair,
@@ -121,6 +122,7 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         "n": columns,
         "width": tuple(dict.fromkeys(width for width, _ in columns)),
         "fit": tuple(dict.fromkeys(fit for _, fit in columns)),
+        "whole": sizes.whole,
         "band": tuple(band for band in BANDS if band in map(band_of, heights)),
         "octave": tuple(dict.fromkeys(map(octave_of, widths))),
         "several": tuple(dict.fromkeys(n for m, n in sizes.every() if m > 1)),
@@ -165,15 +167,17 @@ def _without_rows(axis: str, claims: Claims, columns: Sequence[tuple[int, str]])
 def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent) -> bool:
     """Whether a pair of values is a goal: one case can have both, and the pair is worth a case."""
     pair = {one: a, other: b}
-    if (one, other) in FINE and not (extent.fine and a[0] < WIDTHS[-1]):
+    if (one, other) in FINE and not extent.fine:
         return False
+    if one == "n" and a[0] == WIDTHS[-1]:
+        return False  # so long a row costs much: one N is enough
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
         return False
     if pair.get("probe") == "rows" and rows == 1:
         return False  # there are no other rows
     if "special" in pair:
-        own = ("nan",) if "n" in pair else ("nan", "inf", "dy nan")
+        own = ("nan",) if "m" not in pair else ("nan", "inf", "dy nan")
         return pair["special"] in own and rows in (None, 2, 9, 64)
     if pair.get("layout") in EXPANDED and "dy" in pair:
         return False  # such a dy has no kind of its own
@@ -186,7 +190,7 @@ def _of_heads(pair: Mapping[str, Any], sizes: Sizes, extent: Extent) -> bool:
     """Whether the size in a pair, if there is one, is one that heads have, or the class of one."""
     own = [n for widths in sizes.widths.values() for n in widths if n in HEAD_SIZES]
     keys = {key_of(n) for n in own}
-    allowed: dict[str, set[Any]] = {"n": keys, "width": {low for low, _ in keys}, "fit": {fit for _, fit in keys}}
+    allowed: dict[str, set[Any]] = {"whole": set(own), "n": keys, "fit": {fit for _, fit in keys}}
     if not own or not all(pair[axis] in values for axis, values in allowed.items() if axis in pair):
         return False
     return "m" not in pair or min(sizes.heights[pair["m"]]) * min(own) <= extent.elements
@@ -199,12 +203,13 @@ def _shapes(claims: Claims) -> tuple[tuple[int, int], ...]:
 @dataclass(frozen=True)
 class Sizes:
     """The sizes of a core: M by class, N by ``key_of``; ``elements``: of a case, at most; ``shapes``: declared (M, N),
-    or ().
+    or (). ``seed``: of the run.
     """
 
     heights: Mapping[int, tuple[int, ...]]
     widths: Mapping[tuple[int, str], tuple[int, ...]]
     elements: int
+    seed: int
     shapes: tuple[tuple[int, int], ...] = ()
 
     def every(self) -> Sequence[tuple[int, int]]:
@@ -212,6 +217,16 @@ class Sizes:
         heights = [m for own in self.heights.values() for m in own]
         every = ((m, n) for m in heights for own in self.widths.values() for n in own)
         return self.shapes or [(m, n) for m, n in every if m * n <= self.elements]
+
+    @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """The N of each width at which every value of the other axes is met."""
+        return tuple(self._whole(width) for width in dict.fromkeys(width for width, _ in self.widths))
+
+    def _whole(self, width: int) -> int:
+        own = [n for (low, _), columns in self.widths.items() for n in columns if low == width]
+        usual = [n for n in WHOLE if n in own]
+        return random.Random(f"{self.seed} {width}").choice(own) if self.seed or not usual else usual[0]
 
     @cached_property
     def meeting(self) -> Mapping[tuple[str, str], Set[tuple[Any, Any]]]:
@@ -234,7 +249,7 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
         rows, columns = [m for m, _ in shapes], [n for _, n in shapes]
         heights = {low: tuple(dict.fromkeys(m for m in rows if row_class(m) == low)) for low in map(row_class, rows)}
         widths = {key: tuple(dict.fromkeys(n for n in columns if key_of(n) == key)) for key in map(key_of, columns)}
-        return Sizes(heights, widths, extent.elements, shapes)
+        return Sizes(heights, widths, extent.elements, seed, shapes)
 
     def some(axis: str, own: Sequence[int], most: int, limit: int, common: Sequence[int]) -> tuple[int, ...]:
         sizes = [size for size in own if size <= limit and claims.admits(axis, size)]
@@ -254,4 +269,4 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
         heights[few] = (_FEW_HEADS,) if claims.admits("M", _FEW_HEADS) else heights[few]
         columns = [n for n in HEAD_SIZES if claims.admits("N", n)]
     widths = {key: tuple(n for n in columns if key_of(n) == key) for key in map(key_of, columns)}
-    return Sizes({k: v for k, v in heights.items() if v}, widths, extent.elements)
+    return Sizes({k: v for k, v in heights.items() if v}, widths, extent.elements, seed)

@@ -26,7 +26,7 @@ ORDER = (
 """M and N of the shapes that tell most, which come first: ragged and round, many rows, one column, one row, past a
 block, and past 65536 rows. A short core has others of the same classes if these are not in its cell's core."""
 
-_SIZES = ("M", "N", "m", "n", "width", "fit", "band", "octave", "several", "shape")
+_SIZES = ("M", "N", "m", "n", "width", "fit", "whole", "band", "octave", "several", "shape")
 _CLASSES = ("m", "n", "width", "fit")
 _DEAR = frozenset((*_SIZES, "layout", *PARAMETERS, "empty"))
 """The axes on which a compilation or a plan may depend."""

@@ -98,7 +98,7 @@ class CoreRun:
         self._elsewhere: set[Value | Pair] = set()  # goals that other shards cover
         self._number, self._run = -1, 0
         self._opened, self._used = False, 0
-        self._usual = self._extent
+        self._usual, self._fitted = self._extent, (math.inf,) * 3
         self._queue = self._planned()
         self._skipped: list[Planned] = []
 
@@ -123,9 +123,8 @@ class CoreRun:
             return self._next_of_short(self._short)
         if not self._opened and not (self._queue.head and self._queue.head.opens):
             self._end_opening()
-        if self._opened and self._extent != self._affordable_extent():  # a call was dear, not rows
-            self._extent = self._affordable_extent()
-            self._queue = self._planned()
+        if self._opened and self._extent != self._usual:  # a call may have been dear, not rows
+            self._fit()
         while self._queue.head or self._drawn_again():
             planned = self._queue.pop()
             self._number += 1
@@ -296,9 +295,13 @@ class CoreRun:
 
     def _planned(self) -> _Queue:
         self._planned_for = self._refusals.version
+        return _Queue(self._cases(self._extent))
+
+    def _cases(self, extent: Extent) -> Iterable[Planned]:
+        """The cases of a core of this extent for what is not done."""
         done = frozenset(self._done | self._refusals.given_up)
         used = ALL_OPENED + self._refusals.combinations if self._opened else self._used
-        return _Queue(drawn(self.claims, self._extent, self._seed, done=done, used=used))
+        return drawn(self.claims, extent, self._seed, done=done, used=used)
 
     def _drawn_again(self) -> bool:
         """Draw cases for the goals of refused ones, without the refused values. Returns whether there are any."""
@@ -310,15 +313,21 @@ class CoreRun:
     def _end_opening(self) -> None:
         """End the opening of the core: the cost of a row is known by now, and so the extent that is affordable."""
         self._opened = True
-        if self._extent != self._affordable_extent() or self._planned_for != self._refusals.version:
-            self._extent = self._affordable_extent()
-            self._queue = self._planned()
+        self._fit(planned=self._planned_for == self._refusals.version)
 
-    def _affordable_extent(self) -> Extent:
-        """The extent of the core for the cost of a row. On a GPU first calls cost time, and rows do not."""
-        if self._device != "cpu" or self._shard[1] > 1 or self.claims.shapes:
-            return self._usual
-        return affordable(self._usual, self.costs)
+    def _fit(self, *, planned: bool = True) -> None:
+        """Take the extent that is affordable. On a GPU first calls cost time, and rows do not.
+
+        ``planned``: whether the present queue is of use. What a row costs can only fall.
+        """
+        prices = self.costs.call, self.costs.row, self.costs.column
+        extent = self._extent
+        if self._device == "cpu" and self._shard[1] == 1 and not self.claims.shapes and prices != self._fitted:
+            self._fitted = prices
+            extent = affordable(self._usual, self.costs, self._budget.core_seconds, self._cases)
+        if extent != self._extent or not planned:
+            self._extent = extent
+            self._queue = self._planned()
 
     @property
     def is_short(self) -> bool:

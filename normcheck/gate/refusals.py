@@ -17,7 +17,7 @@ from normcheck.cases.ops import OPS
 _FRUITLESS = 20  # refusals that gave no new pair
 _OFTEN = 8
 _DATA = ("rows", "dy", "special", "weights", "residual")
-_STRUCTURAL = ("N", "m", "n", "width", "fit", "band", "octave", "several", "layout", *PARAMETERS, "shape")
+_STRUCTURAL = ("N", "m", "n", "width", "fit", "whole", "band", "octave", "several", "layout", *PARAMETERS, "shape")
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Refusals:
             "n": ((low, fit),),
             "width": (low,),
             "fit": (fit,),
+            "whole": (n,),
             "layout": (layout,),
         }
         axes |= {"band": (band_of(m),), "octave": (octave_of(n),)}
