@@ -27,7 +27,8 @@ def in_words(left: Iterable[Value | Pair]) -> tuple[str, ...]:
     words += [f"no {axis} {_listed(map(_shown, values[axis]))}" for axis in _PLAIN if axis in values]
     if "empty" in values and 0 not in values.get("m", []):
         words.append(f"no M of 0 with {_listed(_shown_of(*value) for value in values['empty'])}")
-    exact = [f"{axis}={size}" for axis in ("M", "N") for size in sorted(values.get(axis, []))]
+    columns = {*values.get("N", []), *values.get("whole", [])}
+    exact = [f"M={size}" for size in sorted(values.get("M", []))] + [f"N={size}" for size in sorted(columns)]
     if exact and not words:
         words.append(f"not {_listed(exact)}")
     alone = set(values.get("several", [])).difference(values.get("N", []))
