@@ -162,6 +162,7 @@ class Design:
     ) -> None:
         self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
         self._sizes_of = sizes_of(claims, extent, seed)
+        self.heights = self._sizes_of.heights
         self.axes = axes_of(claims, self._sizes_of)
         self.left: set[Any] = set(goals(claims, extent, seed)) - done
         self._undone, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much is left of it; of kinds of rows
@@ -261,9 +262,10 @@ class Design:
         pairs = list(self._sizes_of.every())
         if self._seed:
             random.Random(f"{self._seed} sizes").shuffle(pairs)
-        return [self._size(m, n) for m, n in pairs]
+        return [self.size(m, n) for m, n in pairs]
 
-    def _size(self, m: int, n: int) -> Size:
+    def size(self, m: int, n: int) -> Size:
+        """The size of so many rows and columns."""
         width, fit = key_of(n)
         axes: dict[str, Any] = {
             "M": m,
@@ -287,7 +289,7 @@ class Design:
         allowed = self._claims.admits("M", m) and self._claims.admits("N", n)
         if self._claims.shapes or not (known and allowed and self._claims.fits(HEADS, n)):
             return self.like(m, n)
-        return self._size(m, n)
+        return self.size(m, n)
 
     def _after_opening(self) -> Iterator[Planned]:
         """A long row, if another N costs little; and as many rows as batches have that kernels compute in different
@@ -301,7 +303,7 @@ class Design:
             allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and n <= self._extent.columns
             if known and allowed and m <= self._extent.rows:
                 self.number += 1
-                yield self.filled(self._size(m, n), fixed)
+                yield self.filled(self.size(m, n), fixed)
 
     def like(self, m: int, n: int) -> Size | None:
         """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
@@ -312,7 +314,7 @@ class Design:
             return None
         alike = [own for own in columns if octave_of(own) == octave_of(n)] or columns
         height = self._in_place_of(m, rows, ROWS_OF_CLASS[row_class(m)])
-        return self._size(height, self._in_place_of(n, alike, OCTAVES[octave_of(n)]))
+        return self.size(height, self._in_place_of(n, alike, OCTAVES[octave_of(n)]))
 
     def _in_place_of(self, size: int, own: Sequence[int], every: Sequence[int]) -> int:
         """The one of its ``own`` sizes at the place that ``size`` has among ``every`` of its class.
@@ -344,7 +346,7 @@ class Design:
         """``size``; if there are only heads, its M with another N at each turn."""
         n = _HEADS_IN_TURN[self.number % len(_HEADS_IN_TURN)]
         known = (size.M, n) in {(s.M, s.N) for s in self.candidates} if self._claims.only_heads else False
-        return self._size(size.M, n) if known else size
+        return self.size(size.M, n) if known else size
 
     def filled(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size whose other values cover as many goals that are left as they can."""

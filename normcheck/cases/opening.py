@@ -30,8 +30,10 @@ _OF_HEADS = ((20, 128, 0), (5, 64, 0), (3, 256, 0), (1, 128, 8), (24, 64, 64), (
 
 def opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
     """M, N, rows and other fixed values of the cases that open a core: they find the most faults for their cost."""
-    yield 5, 7, "normal", NEUTRAL
-    yield 20, 24, "blend", {"layout": "contiguous"}
+    plain = {"layout": "contiguous", "eps": NEUTRAL["eps"], "probe": "memory"}  # what these build, a new size builds
+    yield 5, 7, "normal", {**NEUTRAL, **plain}
+    yield 20, 24, "blend", plain
+    yield 2, 1536, "tail", plain
     yield 2, 129, "tail", {}
     yield 65, 64, "shifted", {}
     yield 20, 129, "blend", {}

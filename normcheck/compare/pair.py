@@ -15,10 +15,10 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.compare.results import SKIP, Pair, Side
 from normcheck.compare.tally import PairTally
-from normcheck.gate.coverage import CoreRun
-from normcheck.gate.plan import Plan
+from normcheck.gate.plan import Plan, planner_of
 from normcheck.gate.shrink import Stop, seed_of
-from normcheck.gate.sweep import explicit
+from normcheck.gate.sweep import explicit, seconds_after
+from normcheck.planner.planner import Planner
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -116,12 +116,12 @@ _FRUITLESS = 50
 
 def _through(cell: Cell, plan: Plan, run: Callable[[Case], tuple[Result, float]], count: Callable[[], int]) -> None:
     """Run the sequence of ``cell`` as a sweep has it, without its large cases: its core, explicit cases, drawn ones."""
-    core, most = CoreRun(cell, plan), plan.profile.max_examples
+    core, most = planner_of(cell, plan), plan.profile.max_examples
     while count() < most and (step := core.next()) is not None:
         result, seconds = run(step.planned.case)
-        core.saw(step, result, seconds)
-    end = time.perf_counter() + core.seconds_after
-    drawn = endless(choices(core.claims_to_draw), seed_of(cell, plan.seed))
+        core.saw(step, refused=bool(result.refused), seconds=seconds)
+    end = time.perf_counter() + seconds_after(core, plan)
+    drawn = endless(choices(core.claims), seed_of(cell, plan.seed))
     refused = 0
     for case in chain(_explicit(cell, plan, core), drawn):
         if count() >= most or time.perf_counter() > end or refused == _FRUITLESS:
@@ -129,8 +129,8 @@ def _through(cell: Cell, plan: Plan, run: Callable[[Case], tuple[Result, float]]
         before = count()
         result, seconds = run(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
         refused = refused + 1 if count() == before else 0
-        core.saw_another(result.case, "reason", result, seconds)
+        core.saw_another(result.case, "reason", refused=bool(result.refused), seconds=seconds)
 
 
-def _explicit(cell: Cell, plan: Plan, core: CoreRun) -> Iterator[Case]:
+def _explicit(cell: Cell, plan: Plan, core: Planner) -> Iterator[Case]:
     return (case for case, is_large in explicit(cell, plan, core.claims) if not is_large)

@@ -16,10 +16,10 @@ import torch
 from normcheck.cases.core import Planned
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
-from normcheck.gate.coverage import CoreRun
 from normcheck.gate.plan import Plan
 from normcheck.isolation.process import Worker
 from normcheck.isolation.session import ProcessSession
+from normcheck.planner.planner import Planner
 from normcheck.runner.session import session_of
 
 MOST = 4
@@ -46,7 +46,7 @@ class Ahead:
     ``is_possible``: whether they run, or may do so. ``asked``: how many cases they were asked to run.
     """
 
-    def __init__(self, cell: Cell, plan: Plan, core: CoreRun) -> None:
+    def __init__(self, cell: Cell, plan: Plan, core: Planner) -> None:
         self._cell, self._device, self.core = cell, plan.device, core
         session = session_of(cell.implementation)
         self._session = session if isinstance(session, ProcessSession) else None
@@ -59,7 +59,7 @@ class Ahead:
         """Take the answers that are there, and ask for the next shapes. Never waits for a process, never raises."""
         if not self.is_possible or self._session is None:
             return
-        if not self.core.is_short:
+        if not self.core.is_priced:
             self._end()
             return
         for helper in list(self._helpers):
@@ -84,7 +84,7 @@ class Ahead:
                 self.core.compiled(asked, well=well)
         if not helper.is_idle:
             return
-        if self.core.costs.warming_is_idle or _is_full(self._device):
+        if self.core.prices.warming_is_idle or _is_full(self._device):
             self.stop()
             return
         shape = self.core.ahead()
@@ -107,7 +107,7 @@ class Ahead:
         self.is_possible = False
 
     def _end(self) -> None:
-        """End the processes; as many may be started again, if the core becomes a short one once more."""
+        """End the processes; as many may be started again, if building turns out to be dear once more."""
         helpers, self._helpers = self._helpers, []
         self._left += len(helpers)
         if helpers:

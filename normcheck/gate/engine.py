@@ -95,11 +95,11 @@ class ThisMachine:
                         _start_ahead(following, plan, started)
                     yield index, verdict_of(cell, plan, partial(progress, index))
             return
-        short = plan.profile.short.in_turn(len(plan.cells) / workers)
+        dear = plan.profile.dear.in_turn(len(plan.cells) / workers)
         alike = replace(
             plan,
             cells=(),
-            profile=replace(plan.profile, short=short),
+            profile=replace(plan.profile, dear=dear),
             timeout=plan.timeout * patience(workers),
             workers=workers,
         )

@@ -13,7 +13,6 @@ from normcheck.cases.case import HEADS, RANK4, TRAILING, Case
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
-from normcheck.cases.short_core import CASES_OF_A_SHAPE
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, shown
 from normcheck.gate import early
@@ -21,23 +20,22 @@ from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED
+from normcheck.planner.limits import Limits
+from normcheck.planner.planner import Planner
 from normcheck.result import CellKey
 from normcheck.runner.session import FIRST_CALLS
 
 
 @dataclass(frozen=True)
-class ShortLimits:
-    """The limits of a core if first calls are dear, because they compile or build a plan.
+class Dear:
+    """The time and the cases of a cell if building is dear, because its kernel compiles, tunes or plans.
 
-    On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, compiling included; up
-    to ``most_gpu_seconds`` if its first calls need them. On a CPU it has three times the ``core_seconds``, and
-    as many as ``most_cpu_seconds`` if its first calls need them. After
-    ENOUGH_SHARE of ``gpu_seconds`` it ends as soon as it has what a pass takes: so many ``cases`` on so many
-    ``shapes``, or ``few`` of both if a shape takes DEAR_SECONDS; and on three if three take longer than that.
+    On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, and up to
+    ``most_gpu_seconds`` for what a pass needs; on a CPU three times the ``core_seconds``. A pass needs so many
+    ``cases`` on so many ``shapes``, or ``few`` of both if a key takes ``limits.DEAR_SECONDS``.
 
-    ``run_seconds``: what short cores that follow each other may take in all, so that a run of many cells ends in time.
-    Each then has a ``share`` of its seconds. ``at_a_shape``: see ``ShortCore``. ``usual_cases``: so
-    many has a core that is not short: a case that takes longer than they may is repeated, to tell what a first call is.
+    ``run_seconds``: what such cells that follow each other may take in all, so that a run of many cells ends in time.
+    Each then has a ``share`` of its seconds.
     """
 
     gpu_seconds: float
@@ -47,25 +45,18 @@ class ShortLimits:
     few: tuple[int, int]
     run_seconds: float = math.inf
     share: float = 1.0
-    most_cpu_seconds: float = 0.0
-    at_a_shape: int = CASES_OF_A_SHAPE
-    usual_cases: int = 250
 
-    def in_turn(self, cells: float) -> ShortLimits:
+    def in_turn(self, cells: float) -> Dear:
         """The limits if so many cells follow each other."""
         fitting = self.run_seconds / max(cells, 1.0) / self.gpu_seconds
         return replace(self, share=min(1.0, max(fitting, LEAST_SHARE)))
 
 
 LEAST_SHARE = 0.8
-"""A short core has this share of its seconds, however many cells follow each other."""
+"""A cell in which building is dear has this share of its seconds, however many cells follow each other."""
 
-
-DEAR_SECONDS = 2.0
-"""A first call at a new shape that takes longer leaves time for few shapes."""
-
-ENOUGH_SHARE = 0.6
-"""The share of its time after which a short core asks for no more than a pass takes."""
+_CORES = 3.0
+"""On a CPU building may take twice the seconds of a core, beside them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ class Profile:
     a GPU, contiguous cases of more than 2^p elements for each p; () also leaves out ``beyond.EXTREME``. ``sanitizer``:
     whether a cell that passes on a GPU is also run under compute-sanitizer.
 
-    ``short``: the limits of a short core, which a cell has in which first calls are dear.
+    ``dear``: the limits of a cell in which building is dear.
     """
 
     name: str
@@ -90,7 +81,7 @@ class Profile:
     seconds: float
     extent: Extent
     core_seconds: float
-    short: ShortLimits
+    dear: Dear
     large_share: float = 0.4
     large_times: int = 1
     powers: tuple[int, ...] = ()
@@ -102,18 +93,18 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=600_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
-_QUICK_SHORT = ShortLimits(16.0, 41.0, 100, 6, (60, 4), run_seconds=101.0)
-_CI_SHORT = ShortLimits(150.0, 300.0, 1000, 20, (1000, 20))
-_DEEP_SHORT = ShortLimits(1800.0, 3600.0, 5000, 40, (2000, 20))
+_QUICK_DEAR = Dear(16.0, 41.0, 100, 6, (60, 4), run_seconds=101.0)
+_CI_DEAR = Dear(150.0, 300.0, 1000, 20, (1000, 20))
+_DEEP_DEAR = Dear(1800.0, 3600.0, 5000, 40, (2000, 20))
 _DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": True, "explain_seconds": 60.0}
 
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 400, 4.0, _QUICK, 60.0, _QUICK_SHORT),
-        Profile("ci", 1500, 45.0, _CI, 300.0, _CI_SHORT, large_times=4, powers=(31,), explain_seconds=40.0),
-        Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP_SHORT, **_DEEP),
-        Profile("soak", 1000, 20.0, _QUICK, 60.0, replace(_QUICK_SHORT, run_seconds=math.inf)),
+        Profile("quick", 400, 4.0, _QUICK, 60.0, _QUICK_DEAR),
+        Profile("ci", 1500, 45.0, _CI, 300.0, _CI_DEAR, large_times=4, powers=(31,), explain_seconds=40.0),
+        Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP_DEAR, **_DEEP),
+        Profile("soak", 1000, 20.0, _QUICK, 60.0, replace(_QUICK_DEAR, run_seconds=math.inf)),
     )
 }
 
@@ -149,6 +140,31 @@ class Plan:
     expected_seconds: Mapping[CellKey, float] = field(default_factory=dict)
     elsewhere: frozenset[CellKey] = frozenset()
     first_calls: float = FIRST_CALLS
+
+
+def planner_of(cell: Cell, plan: Plan, used: float = 0.0) -> Planner:
+    """The planner of one cell, of which ``used`` seconds are over."""
+    profile, on_gpu = plan.profile, plan.device != "cpu"
+    dear, on_cpu = profile.dear, _CORES * profile.core_seconds
+    limits = Limits(
+        usual=dear.gpu_seconds * dear.share if on_gpu else on_cpu,
+        most=dear.most_gpu_seconds if on_gpu else on_cpu,
+        core=profile.core_seconds,
+        least=(dear.cases, dear.shapes),
+        few=dear.few,
+        cases=profile.max_examples,
+        used=used,
+    )
+    return Planner(
+        cell.claims,
+        profile.extent.on(plan.device),
+        plan.seed,
+        plan.device,
+        limits,
+        shard=plan.shard,
+        builds=cell.implementation.builds,
+        layouts=cell.layouts,
+    )
 
 
 def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Implementation]]) -> Plan:

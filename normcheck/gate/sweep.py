@@ -21,12 +21,12 @@ from normcheck.checks.probes import Depth, not_as_before
 from normcheck.checks.refusal import is_of_exception
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
-from normcheck.gate.coverage import CoreRun
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
-from normcheck.gate.plan import Plan
+from normcheck.gate.plan import Plan, planner_of
 from normcheck.gate.shrink import Stop, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
+from normcheck.planner.planner import Planner
 from normcheck.result import ASLEEP, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
@@ -57,7 +57,7 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool 
 
 def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start: float) -> Verdict:
     tally = Tally(undeclared_model(cell.implementation, plan.device))
-    core = CoreRun(cell, plan, time.perf_counter() - start)
+    core = planner_of(cell, plan, time.perf_counter() - start)
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, core)
         final = failed is not None and _context_lost(cell, failed)
@@ -91,7 +91,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
     return _awake(verdict, session_of(cell.implementation).idle_seconds) if plan.device == "cpu" else verdict
 
 
-def _covered(verdict: Verdict, core: CoreRun) -> Verdict:
+def _covered(verdict: Verdict, core: Planner) -> Verdict:
     """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
         return replace(verdict, core=core.so_far())
@@ -136,7 +136,7 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
     return bare if result.refused else tally.verdict(bare, cell.op, failure)
 
 
-def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: CoreRun) -> Result | None:
+def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner) -> Result | None:
     """The most telling of the failing results; None if none has failed when the budget is used up."""
     found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
     if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:
@@ -146,7 +146,7 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Core
     return _most_telling(cell, plan, found[0], tally) if found else None
 
 
-def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: CoreRun) -> list[Result]:
+def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner) -> list[Result]:
     """The first failing result, or an empty list if the time or the number of cases is used up before.
 
     The sequence is the core, explicit cases, then drawn cases. Each case in it has a number, even if
@@ -172,18 +172,19 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         usual = _asked_at_once(cell, result)
         if usual is not None and usual not in asked:
             asked.add(usual)
-            core.saw_another(usual, "memory", *run(usual, Depth.MEMORY, own=own))
+            result_of_usual, took = run(usual, Depth.MEMORY, own=own)
+            core.saw_another(usual, "memory", refused=bool(result_of_usual.refused), seconds=took)
         return result, seconds
 
     def judge(case: Case, is_large: bool = False, upcoming: Case | None = None) -> None:
         nonlocal number
         number += 1
-        if number >= most or (time.perf_counter() > end and not core.needs_more(tally.cases)):
+        if number >= most or time.perf_counter() > end:
             raise Stop
         if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
             depth = _depth(number)
             result, seconds = run(case, depth, upcoming)
-            core.saw_another(case, depth.name.lower(), result, seconds)
+            core.saw_another(case, depth.name.lower(), refused=bool(result.refused), seconds=seconds)
 
     try:
         for case in _replayed(cell, plan, tally):
@@ -193,16 +194,16 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
             while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
                 number = step.number
                 result, seconds = run(step.planned.case, DEPTHS[step.planned.probe], core.upcoming, own=step.own)
-                core.saw(step, result, seconds)
+                core.saw(step, refused=bool(result.refused), seconds=seconds)
                 ahead.look()
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
         for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
             judge(case)  # each waits for its turn at the memory, which is not the cell's time
-        end = time.perf_counter() + core.seconds_after
+        end = time.perf_counter() + seconds_after(core, plan)
         for case, is_large in explicit(cell, plan, core.claims):
             if core.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
                 judge(case, is_large)
-        for case, upcoming in pairwise(endless(choices(core.claims_to_draw), seed_of(cell, plan.seed))):
+        for case, upcoming in pairwise(endless(choices(core.claims), seed_of(cell, plan.seed))):
             judge(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())), upcoming=upcoming)
     except Stop:
         pass
@@ -221,6 +222,13 @@ def _asked_at_once(cell: Cell, result: Result) -> Case | None:
     usual = without_unusual(case)
     known = not claims.shapes or (usual.M, usual.N) in claims.shapes
     return usual if known and usual != case else None
+
+
+def seconds_after(core: Planner, plan: Plan) -> float:
+    """Seconds for the cases after a core: half as many in a run of many cells, fewer if building took all the time."""
+    seconds = plan.profile.seconds
+    most = seconds if plan.profile.dear.share == 1.0 else seconds / 2
+    return min(most, max(seconds / 4, seconds / 2 + core.seconds_left)) if core.is_priced else most
 
 
 DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}

@@ -15,14 +15,17 @@ from normcheck.cases.strategies import choices, endless
 from normcheck.checks.attempt import died
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.gate.budget import MOST_BUILDING
-from normcheck.gate.coverage import CoreRun, Step
-from normcheck.gate.plan import PROFILES, Plan, ShortLimits
+from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shrink import seed_of
+from normcheck.planner.limits import Limits
+from normcheck.planner.planner import Planner, Step
 
 SHAPES, LEAST_SHAPES = 4, 3
 """The shapes that are paid for where first calls are dear, and those without which a cell is thin."""
 
+_TIMES = 3.0  # what building takes beside the cases themselves
+_NO_END = 1 << 62
+_MUCH_SECONDS = 1.0
 _KNOWN = 2  # by its second case, which is repeated if it takes long, it is known what first calls cost
 
 
@@ -38,22 +41,20 @@ class CellCases:
     """
 
     def __init__(self, cell: Cell, seed: int, device: str, most: int, seconds: float, most_seconds: float) -> None:
-        usual = (1 + MOST_BUILDING) * seconds
-        short = ShortLimits(
-            gpu_seconds=usual,
-            most_gpu_seconds=most_seconds,
-            most_cpu_seconds=most_seconds,
-            cases=most,
-            shapes=SHAPES,
+        limits = Limits(
+            usual=_TIMES * seconds,
+            most=most_seconds,
+            core=seconds,
+            least=(most, SHAPES),
             few=(most, LEAST_SHAPES),
-            at_a_shape=max(1, most // SHAPES),
-            usual_cases=most,
+            cases=_NO_END,
+            at_once=max(1, most // SHAPES),
         )
-        profile = replace(PROFILES["quick"], core_seconds=seconds, short=short)
+        profile, extent = PROFILES["quick"], PROFILES["quick"].extent.on(device)
         self.cell, self.plan = cell, Plan((cell,), profile, seed, device, most_seconds)
         undeclared = replace(cell, implementation=replace(cell.implementation, shapes=None, epsilons=None))
-        self._core = CoreRun(undeclared, self.plan, excuses=False)
-        extent = profile.extent.on(device)
+        builds = cell.implementation.builds
+        self._core = Planner(undeclared.claims, extent, seed, device, limits, builds=builds, excuses=False)
         self.planned = len(list(islice(drawn(self._core.claims, extent, seed), most)))
         self.run = 0
         self.first: Case | None = None
@@ -75,19 +76,19 @@ class CellCases:
     @property
     def building(self) -> float:
         """Seconds of first calls, without the very first one, unless they are dear: any kernel has such a one."""
-        return self._core.costs.building - (0.0 if self.dear else self._cold)
+        return self._core.prices.building - (0.0 if self.dear else self._cold)
 
     @property
     def dear(self) -> bool:
-        """Whether first calls are dear: a repetition has shown it, or they took most of the time."""
-        costs = self._core.costs
-        mostly = self._core.draws_where_paid and costs.building - self._cold > costs.spent
-        return self._core.is_short or mostly
+        """Whether first calls are dear, or took most of the time."""
+        prices = self._core.prices
+        building, spent = prices.building - self._cold, prices.spent - self._cold
+        return self._core.is_priced or building > max(spent / 2, _MUCH_SECONDS)
 
     @property
     def shapes(self) -> int:
         """The number of shapes that have run."""
-        return len(self._core.costs.shapes)
+        return self._core.shapes
 
     @property
     def narrow(self) -> bool:
@@ -104,8 +105,8 @@ class CellCases:
         if self.run == self.planned and not self.repeats:
             return None
         if not (self._ended or self.repeats):
-            known = self.run >= _KNOWN or (self.run > 0 and (self._core.costs.repeated or not pays))
-            self._ended = not pays if self._core.is_short else over and known
+            known = self.run >= _KNOWN or (self.run > 0 and (self._core.prices.own.repeated or not pays))
+            self._ended = not pays if self._core.is_priced else over and known
         self._step = None if self._ended else self._core.next()
         self._ended = self._step is None
         self._step = self._step or self._core.free()
@@ -115,18 +116,18 @@ class CellCases:
 
     def _where_paid(self) -> Case:
         if self._others is None:
-            self._others = endless(choices(self._core.claims_to_draw), seed_of(self.cell, self.plan.seed))
+            self._others = endless(choices(self._core.claims), seed_of(self.cell, self.plan.seed))
         return self._core.where_paid(next(self._others), 0.0)
 
     def saw(self, planned: Planned, result: Result, seconds: float) -> None:
         """Count the ``result`` of a case that took so many ``seconds``. One without an answer tells of no costs."""
         self.run += not self.repeats
         self.first = self.first or planned.case
-        first = not self._core.costs.places
-        told = replace(result, refused="no answer") if died(result) else result
+        first = not self._core.record.places
+        refused = bool(result.refused) or died(result)
         if self._step is not None:
-            self._core.saw(self._step, told, seconds)
+            self._core.saw(self._step, refused=refused, seconds=seconds)
         else:
-            self._core.saw_another(planned.case, planned.probe, told, seconds)
+            self._core.saw_another(planned.case, planned.probe, refused=refused, seconds=seconds)
         if first:  # all of which counts as building
-            self._cold = self._core.costs.building
+            self._cold = self._core.prices.building

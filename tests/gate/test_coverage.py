@@ -20,15 +20,12 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.checks.check import Result
 from normcheck.errors import ExitCode
-from normcheck.gate.costs import RUNS
-from normcheck.gate.coverage import CoreRun
 from normcheck.gate.decision import Terms, decide
-from normcheck.gate.plan import PROFILES, Plan, Profile
+from normcheck.gate.plan import PROFILES, Plan, Profile, planner_of
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.tolerances import Model
+from normcheck.planner.prices import RUNS
 from normcheck.result import Coverage, Verdict
 from tests.command_line import Cli
 
@@ -100,12 +97,12 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
     """Which cases a core asks for: it sees only that one is refused, or how long it took, so that nobody computes."""
     implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm, ranks=(2, 3))
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
-    core, refusals = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0
+    core, refusals = planner_of(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0
     while (step := core.next()) is not None:
         case = step.planned.case
         refusals += what(case)
         reason = "not this" if what(case) else ""
-        core.saw(step, Result(case, Model(), refused=reason), 0.001 * RUNS[step.planned.probe])
+        core.saw(step, refused=bool(reason), seconds=0.001 * RUNS[step.planned.probe])
     coverage = core.coverage(core.length)
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert refusals <= 60
@@ -128,10 +125,10 @@ def test_data_that_is_refused_is_missing(what: Callable[[Case], bool], missed: t
     """No library has a limit there; a kernel that is right for easy data only has not finished its core."""
     implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
-    core = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0))
+    core = planner_of(cell, Plan((cell,), QUICK, 0, "cpu", 120.0))
     while (step := core.next()) is not None:
         reason = "not this" if what(step.planned.case) else ""
-        core.saw(step, Result(step.planned.case, Model(), refused=reason), 0.001 * RUNS[step.planned.probe])
+        core.saw(step, refused=bool(reason), seconds=0.001 * RUNS[step.planned.probe])
     coverage = core.coverage(core.length)
     assert coverage.missed == missed
     assert core.why_thin() == "kinds of data were refused"
@@ -229,11 +226,11 @@ def test_dear_first_calls_make_no_row_dear() -> None:
     """What looks like the price of a row in the cases that open a core may be that of a call."""
     implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
-    core, rows = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), []
+    core, rows = planner_of(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), []
     while (step := core.next()) is not None:
         rows.append(step.planned.case.M)
         seconds = 0.25 if step.planned.opens else 0.001
-        core.saw(step, Result(step.planned.case, Model()), RUNS[step.planned.probe] * seconds)
+        core.saw(step, refused=False, seconds=RUNS[step.planned.probe] * seconds)
     assert (core.coverage(core.length).missed, core.coverage(core.length).left_out) == ((), "")
     assert max(rows) == 5000
 
@@ -258,12 +255,12 @@ def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
     """An interpreted kernel that takes a row in small blocks: each new N is dear, and so is the next of that length."""
     implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
-    core, spent = CoreRun(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0.0
+    core, spent = planner_of(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), 0.0
     while (step := core.next()) is not None:
         case = step.planned.case
         seconds = RUNS[step.planned.probe] * (0.001 + 1.5e-4 * case.N * (case.M > 0))
         spent += seconds
-        core.saw(step, Result(case, Model()), seconds)
+        core.saw(step, refused=False, seconds=seconds)
     coverage = core.coverage(core.length)
     assert coverage.left_out == (
         "a column costs 0.15 ms here: no N above 20000 and not every layout and dy in each width in the core"

@@ -40,13 +40,13 @@ def asked(profile: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
         return Result(case, table().model)
 
     monkeypatch.setattr(sweep, "run_surely", run)
-    monkeypatch.setattr(sweep.CoreRun, "next", lambda self: None)
+    monkeypatch.setattr(sweep.Planner, "next", lambda self: None)
     cell = cell_of(dtype)
     plan = Plan((cell,), replace(PROFILES[profile], max_examples=80), 0, device, 1.0)
     monkeypatch.setattr(sweep, "_judging_seconds", lambda plan: 0.0)
     tally = Tally(table().model)
     tally.add(Result(case_of("rmsnorm fp16 M=300 N=16"), table().model), 0.0)
-    sweep._first_failing(cell, plan, tally, lambda *_: None, sweep.CoreRun(cell, plan))
+    sweep._first_failing(cell, plan, tally, lambda *_: None, sweep.planner_of(cell, plan))
     return seen
 
 

@@ -192,9 +192,9 @@ def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("cells", "share"), [(1.0, 1.0), (6.0, 1.0), (7.0, 101 / 7 / 16), (50.0, 0.8)])
 def test_cells_that_follow_each_other_share_their_time(cells: float, share: float) -> None:
     """A short core has less, and no other; what is asked of it stays."""
-    short = PROFILES["quick"].short
-    assert short.in_turn(cells) == replace(short, share=pytest.approx(share))
-    assert PROFILES["ci"].short.in_turn(cells) == PROFILES["ci"].short
+    dear = PROFILES["quick"].dear
+    assert dear.in_turn(cells) == replace(dear, share=pytest.approx(share))
+    assert PROFILES["ci"].dear.in_turn(cells) == PROFILES["ci"].dear
 
 
 def test_a_process_says_whether_what_it_has_builds() -> None:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable
 
 from normcheck.cases.core import Planned
 from normcheck.cases.goals import Extent
-from normcheck.gate.costs import Costs
+from normcheck.planner.prices import Own
 
 _SHARE = 0.5
 """The cases of a core may be expected to take this share of its time: what a case costs is the least that was seen."""
 
 
-def affordable(usual: Extent, costs: Costs, seconds: float, cases: Callable[[Extent], Iterable[Planned]]) -> Extent:
+def affordable(usual: Extent, own: Own, seconds: float, cases: Callable[[Extent], Iterable[Planned]]) -> Extent:
     """The ``usual`` extent, or a smaller one whose ``cases`` are expected to fit in the ``seconds`` of a core."""
     for extent in _smaller(usual):
         left = _SHARE * seconds
         for planned in cases(extent):
-            left -= costs.expected(planned)
+            left -= own.seconds(planned, most=True)
             if left < 0:
                 break
         else:
@@ -31,15 +31,15 @@ def _smaller(usual: Extent) -> Iterable[Extent]:
         yield from (rows, rows.with_dear_columns)
 
 
-def left_out(extent: Extent, usual: Extent, costs: Costs) -> str:
+def left_out(extent: Extent, usual: Extent, own: Own) -> str:
     """What ``extent`` has not of the ``usual`` one, and why; "" if nothing."""
     reasons = []
     if extent.rows < usual.rows:
-        reasons.append(f"a row costs {costs.row * 1e3:.2g} ms here: no M above {extent.rows} in the core")
+        reasons.append(f"a row costs {own.rate('row') * 1e3:.2g} ms here: no M above {extent.rows} in the core")
     elif extent.paired_rows < usual.paired_rows:
         few = f"M above {extent.paired_rows} in few cases of the core"
-        reasons.append(f"a row costs {costs.row * 1e3:.2g} ms here: {few}")
+        reasons.append(f"a row costs {own.rate('row') * 1e3:.2g} ms here: {few}")
     if extent.fine != usual.fine:
         what = f"no N above {extent.columns} and not every layout and dy in each width"
-        reasons.append(f"a column costs {costs.column * 1e3:.2g} ms here: {what} in the core")
+        reasons.append(f"a column costs {own.rate('column') * 1e3:.2g} ms here: {what} in the core")
     return "; ".join(reasons)

@@ -1,0 +1,98 @@
+"""What a pass needs if building is dear: a floor, which is never cut, and a tail, which is cut from its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from normcheck.cases.axes import SPECIAL, Value
+from normcheck.cases.case import PARAMETERS
+from normcheck.cases.core import Design, Planned, goals_of
+from normcheck.cases.data_kinds import NOT_FINITE
+from normcheck.planner.limits import DEAR_SECONDS, Limits
+from normcheck.planner.prices import RUNS, Prices
+
+FACETS: Mapping[str, Callable[[int, int], bool]] = {
+    "M above 64": lambda m, n: m > 64,
+    "one row": lambda m, n: m == 1,
+    "one column": lambda m, n: n == 1,
+    "N above 1024": lambda m, n: n > 1024,
+    "N a multiple of 16": lambda m, n: n % 16 == 0,
+    "N no multiple of 16": lambda m, n: n % 16 > 0 and n > 1,
+    "M above 65535": lambda m, n: m > 65535,
+}
+"""The sizes that tell most, by the branches that kernels have; a value of the axis "facet"."""
+
+EMPTY: Value = ("m", 0)
+"""The goal of a case without rows."""
+
+_KEYS = (*PARAMETERS, "layout")
+_KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale")
+_FEW_EPS = 2
+_TELLING_ROWS = 20
+"""A case of more rows shows a facet only if it blends all kinds of rows."""
+
+
+def covered(planned: Planned) -> set[Any]:
+    """The goals of a case, with its facets if its values are judged row by row."""
+    case = planned.case
+    ordinary = case.rows not in SPECIAL and case.dy not in NOT_FINITE
+    tells = case.M > 0 and ordinary and (case.rows == "blend" or case.M < _TELLING_ROWS)
+    facets = facets_of(case.M, case.N) if tells else set[Value]()
+    return set(goals_of(planned)) | facets
+
+
+def facets_of(m: int, n: int) -> set[Value]:
+    """The facets of a size."""
+    return {("facet", name) for name, has in FACETS.items() if has(m, n)}
+
+
+class Must:
+    """The must-list of one kernel, in the order in which it is cut from its end.
+
+    ``floor``: every parameter, layout and kind of data, no rows, a probe of rows and two eps; what of it is not reached
+    is missed, and the cell is thin. ``tail``: facets, the other eps, the classes of M and of N.
+    """
+
+    def __init__(self, design: Design, limits: Limits, prices: Prices, shapes: int) -> None:
+        self._limits, self._prices, self._declared = limits, prices, shapes
+        axes, sizes = design.axes, [size for size in design.candidates if size.M]
+        keys = [(axis, value) for axis in _KEYS for value in axes.get(axis, ())]
+        kinds = [(axis, value) for axis in _KINDS for value in axes.get(axis, ())]
+        eps = [("eps", value) for value in axes["eps"]]
+        empty = [EMPTY] * (0 in axes["m"])
+        several = [("probe", "rows")] * any(size.M > 1 for size in sizes)
+        self.floor: tuple[Value, ...] = (*keys, *empty, *several, *kinds, *eps[:_FEW_EPS])
+        possible = set[Value]().union(*(facets_of(size.M, size.N) for size in sizes))
+        facets = [facet for facet in (("facet", name) for name in FACETS) if facet in possible]
+        classes = [("m", m) for m in axes["m"] if m] + [("n", key) for key in axes["n"]]
+        self.tail: tuple[Value, ...] = (*facets, *eps[_FEW_EPS:], *classes)
+
+    def least(self) -> tuple[int, int]:
+        """Cases and shapes that a pass needs: fewer if a key takes long, and no more than are declared."""
+        dearest, limits = self._prices.dearest, self._limits
+        cases, shapes = limits.few if dearest >= DEAR_SECONDS else limits.least
+        if 3 * dearest > limits.usual:
+            shapes = min(shapes, 3)
+        return cases, min(shapes, self._declared or shapes)
+
+    def price(self, goal: Value) -> float:
+        """Seconds of what a goal builds, if all else of its case was built."""
+        axis, value = goal
+        of = self._prices.of
+        if axis in _KEYS:
+            return of(axis, value)
+        if axis in ("eps", "clips"):
+            return of("numbers")
+        if goal == EMPTY:
+            return of("M", 0)
+        if goal == ("probe", "rows"):
+            return of("M", 1)
+        return 0.0
+
+    def kept(self, out: Set[Any], shapes: int, cases: int) -> float:
+        """Seconds to keep for what of the floor is not ``out``, and for the least shapes and cases."""
+        least_cases, least_shapes = self.least()
+        shape = min(self._prices.of("M"), self._prices.of("N"))
+        keys = sum(self.price(goal) for goal in self.floor if goal not in out) + max(0, least_shapes - shapes) * shape
+        return keys + max(0, least_cases - cases) * RUNS["memory"] * self._prices.own.call

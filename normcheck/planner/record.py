@@ -1,0 +1,37 @@
+"""What has run of a cell, as its planner needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.core import Planned
+from normcheck.planner.must import covered
+
+
+@dataclass
+class Record:
+    """``done``: the goals that cases have covered, facets among them; ``places``: where cases have run, in their order,
+    with the first case of each; ``shapes``: their (M, N), without cases of no rows; ``run``: how many cases; ``core``:
+    seconds of their own runs; ``stalled``: seconds of stalls, which are nobody's time.
+    """
+
+    done: set[Any] = field(default_factory=set)
+    places: dict[Place, Case] = field(default_factory=dict)
+    shapes: dict[tuple[int, int], None] = field(default_factory=dict)
+    run: int = 0
+    core: float = 0.0
+    stalled: float = 0.0
+
+    def ran(self, planned: Planned) -> None:
+        """Note a case that has run."""
+        self.run += 1
+        self.done |= covered(planned)
+        self.visited(planned.case)
+
+    def visited(self, case: Case) -> None:
+        """Note where a case has run that is not of the core."""
+        self.places.setdefault(place_of(case), case)
+        if case.M:
+            self.shapes[case.M, case.N] = None
