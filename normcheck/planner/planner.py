@@ -305,13 +305,10 @@ class Planner:
             most, design = _CHEAP_SHARE * left, self._design
             rest = (planned for planned in self._rest() if goals_of(planned) & design.left)
             if most > 0 and self.prices.ahead(rest, most, "likely") <= most:
-                self._return()
-
-    def _return(self) -> None:
-        """Go back to the plain order, if the rest of it fits in the number of cases."""
-        if self.record.run + sum(1 for _ in self._cases(self._extent)) <= self._limits.cases:
-            self._priced = None
-            self._plan()
+                number = sum(1 for planned in self._rest() if goals_of(planned) & design.left)
+                if self.record.run + number <= self._limits.cases:
+                    self._priced = None
+                    self._plan()
 
     def _price(self) -> Priced:
         self._drawn_for = self._refusals.version
@@ -326,14 +323,13 @@ class Planner:
 
     def coverage(self, cases: int) -> Coverage:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
-        out = self._done()
+        excused = self._refusals.excused
         if self._priced is None:
-            left = self._goals(self.claims) - out - self._elsewhere
+            left = self._goals(self.claims) - self.record.done - self._elsewhere - excused
             planned = self.record.run + len(self._skipped) + sum(1 for _ in self._rest())
-            left = left | (self._refusals.given_up - self._refusals.excused)
             return replace(self.so_far(), planned=planned, missed=in_words(left))
         must = self._priced.must
-        floor = [goal for goal in must.floor if goal not in self.record.done | self._refusals.excused]
+        floor = [goal for goal in must.floor if goal not in self.record.done | excused]
         least, shapes = must.least()
         missed = [*in_words(floor)]
         missed += [f"{cases:,} of {least:,} cases at least"] * (cases < least)

@@ -87,11 +87,10 @@ class Priced:
         needed = [offer for offer in offers if offer.wanted or (few and self._opens(offer.planned.case))]
         best = max(needed, key=lambda offer: (not offer.untried, self._rate(offer, floor, few)), default=None)
         goes_on = self.elapsed + self._prices.dearest <= limits.usual or record.run < cases
-        if best is None or (best.untried and record.run < cases):
-            if free is not None and goes_on:
-                best = None
-            elif best is None and self.elapsed <= limits.used + _ENOUGH_SHARE * limits.usual:
-                best = max(offers, key=self._rate_of_rest, default=None)
+        if best is not None and best.untried and record.run < cases and free is not None and goes_on:
+            best = None
+        elif best is None and self.elapsed <= limits.used + _ENOUGH_SHARE * limits.usual:
+            best = max(offers, key=self._rate_of_rest, default=None)
         if best is not None:
             self._since_paid *= best.likely <= self._prices.little
             return best.planned

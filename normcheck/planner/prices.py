@@ -92,7 +92,7 @@ class Own:
     def seconds(self, planned: Planned, *, most: bool = False) -> float:
         """Seconds of a case. ``most``: rows and columns may have built something whenever they were seen."""
         case = planned.case
-        rates, sizes = self._rates[most], {"row": case.M, "column": case.N, "element": case.M * case.N}
+        rates, sizes = self._rates[most], _sizes(case.M, case.N)
         run = sum((rate * sizes[unit] for unit, rate in rates.items()), start=self.call if self.is_known else 0.0)
         return RUNS[planned.probe] * run + self._judging(case)
 
@@ -101,33 +101,34 @@ class Own:
         case, runs = planned.case, RUNS[planned.probe]
         self.repeated |= not new
         self.call = min(self.call, seconds / runs)
-        run = max(0.0, seconds - self._judging(case)) / runs
-        if _TELLING["element"] > case.M * case.N if self._device == "cuda" else _TELLING["row"] > case.M:
-            self._few = min(self._few, run) if case.M else self._few
-        for unit, size in {"row": case.M, "column": case.N, "element": case.M * case.N}.items():
-            if size >= _TELLING[unit] and (unit == "element") == (self._device == "cuda"):
-                for kept in {True, new}:
-                    fastest = self._seen[kept][unit]
-                    fastest[case.M, case.N] = min(run, fastest.get((case.M, case.N), run))
+        run, sizes = seconds / runs, _sizes(case.M, case.N)
+        units = ("element",) if self._device == "cuda" else ("row", "column")
+        if all(sizes[unit] < _TELLING[unit] for unit in units) and case.M:
+            self._few = min(self._few, run)
+        for unit in (unit for unit in units if sizes[unit] >= _TELLING[unit]):
+            for kept in {True, new}:
+                fastest = self._seen[kept][unit]
+                own = run - self._judging(case) / runs if unit == "column" else run
+                fastest[case.M, case.N] = min(own, fastest.get((case.M, case.N), own))
         self._rates = {new: self._rates_of(seen) for new, seen in self._seen.items()}
 
     def _rates_of(self, seen: dict[str, dict[tuple[int, int], float]]) -> dict[str, float]:
+        """Unit -> the least that a run took beyond one of few of them; of a column, beyond its rows as well."""
         few, rates = self._few if self._few < math.inf else 0.0, dict[str, float]()
-        for unit in (unit for unit in ("row", "column", "element") if seen[unit]):
-            rows = rates.get("row", 0.0)
-            sizes = {
-                size: size[1] if unit == "column" else size[0] if unit == "row" else size[0] * size[1]
-                for size in seen[unit]
-            }
-            beyond = {
-                size: run - few - (rows * size[0] if unit == "column" else 0.0) for size, run in seen[unit].items()
-            }
-            rates[unit] = max(0.0, min(beyond[size] / sizes[size] for size in sizes))
+        for unit, fastest in seen.items():
+            rows = rates.get("row", 0.0) if unit == "column" else 0.0
+            beyond = [(run - few - rows * m) / _sizes(m, n)[unit] for (m, n), run in fastest.items()]
+            if beyond:
+                rates[unit] = max(0.0, min(beyond))
         return rates
 
     def _judging(self, case: Case) -> float:
         at_home = self._device == "cuda" and case.small
         return case.M * case.N * (_AT_HOME_SECONDS if at_home else _JUDGING_SECONDS[self._device])
+
+
+def _sizes(rows: int, columns: int) -> dict[str, int]:
+    return {"row": rows, "column": columns, "element": rows * columns}
 
 
 class Prices:
