@@ -258,6 +258,15 @@ Sandboxed = Annotated[
 
 JudgeName = Annotated[str, Option(help="fused (default): what passes is judged by few kernels; plain.", names=judges)]
 
+Solution = Annotated[
+    str, Option(help="solution.json of flashinfer-bench or SOL-ExecBench, in place of --impl.", stored=False)
+]
+Definition = Annotated[str, Option(help="definition.json of --solution.", stored=False)]
+Workload = Annotated[str, Option(help="workload.jsonl: the shapes of --solution.", stored=False)]
+KernelBench = Annotated[
+    tuple[str, str] | None, Option(help="PROBLEM.py ANSWER.py of KernelBench, in place of --impl.", stored=False)
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
@@ -325,16 +334,11 @@ class VerifyOptions:
     baseline: Annotated[str, Option(help="File of normcheck baseline make; drift from it fails.")] = ""
     drift_ratio: Annotated[float, Option(help="Times the stored ratio that is drift.", check=_limit(1))] = 2.0
     drift_ulp: Annotated[float, Option(help="Ulps more that are drift.", check=_limit(0))] = 1.0
-    solution: Annotated[
-        str, Option(help="solution.json of flashinfer-bench or SOL-ExecBench, in place of --impl.", stored=False)
-    ] = ""
-    definition: Annotated[str, Option(help="definition.json of --solution.", stored=False)] = ""
-    workload: Annotated[str, Option(help="workload.jsonl: the shapes of --solution.", stored=False)] = ""
+    solution: Solution = ""
+    definition: Definition = ""
+    workload: Workload = ""
     trace: Annotated[str, Option(help="File for the verdict on each workload, as their Trace.", stored=False)] = ""
-    kernelbench: Annotated[
-        tuple[str, str] | None,
-        Option(help="PROBLEM.py ANSWER.py of KernelBench, in place of --impl.", stored=False),
-    ] = None
+    kernelbench: KernelBench = None
     config: Annotated[
         str, Option(help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.", stored=False)
     ] = ""
@@ -406,6 +410,15 @@ class ReproOptions:
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None
     pdb: Annotated[bool, Option(help="In this process: stop where it raises, or where its functions return.")] = False
+    solution: Annotated[Solution, Option(help="In place of IMPLEMENTATION, as for verify.")] = ""
+    definition: Definition = ""
+    workload: Workload = ""
+    kernelbench: Annotated[KernelBench, Option(help="PROBLEM.py ANSWER.py, in place of IMPLEMENTATION.")] = None
+
+    @property
+    def loads(self) -> bool:
+        """Whether it asks for a loader."""
+        return self.kernelbench is not None or any((self.solution, self.definition, self.workload))
 
 
 @cache
