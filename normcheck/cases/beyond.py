@@ -56,6 +56,15 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
         yield _drawn(claims, order, 2, n, rows=order.choice(("tail", "shifted", "normal")))
 
 
+def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:
+    """A case whose ``axis``, M or N, is ``size``: few rows, or short ones; none if the implementation declares its
+    shapes, or has refused this one.
+    """
+    m, n = (2, size) if axis == "N" else (size, 64)
+    if not claims.shapes and claims.admits(axis, size) and claims.fits(claims.layouts[0], n):
+        yield _drawn(claims, random.Random(seed + 3), m, n)
+
+
 def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
     """Cases of the LARGE shapes in order of size, each ``times`` times with other data.
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from normcheck.errors import UsageError, complaint, one_line, one_of, shown
 
@@ -151,24 +151,46 @@ def _seconds(value: float) -> None:
 
 
 EVERY_CELL = "*"
-"""The name in ``--require '*:CASES'``: each cell that ran."""
+"""The name in ``--require '*:CASES'`` and ``'*:N=SIZE'``: each cell that ran."""
 
 MOST_REQUIRED = 10**9
 
 
-def requirement(text: str) -> tuple[str, int]:
-    """(NAME, 0) of ``--require NAME``, (NAME, CASES) of ``NAME:CASES``. Raises ValueError("VALUE: expected ...").
-
-    A name may have colons of its own, as in ``mine.py:rmsnorm``; only a number after the last one is a number of cases.
+class Requirement(NamedTuple):
+    """What ``--require`` asks of an implementation ``name``: that it runs, and at ``least`` so many ``cases``, or a
+    case whose ``M`` or ``N``, its ``axis``, is ``least``. Without either the axis is "".
     """
-    name, colon, digits = text.rpartition(":")
-    if not (colon and re.fullmatch("[0-9]+", digits)):
-        name, digits = text, ""
-    if not name or (name == EVERY_CELL and not digits):
-        raise ValueError(f"{one_line(text, 60)}: expected NAME, NAME:CASES or '{EVERY_CELL}:CASES'")
-    if digits and not (len(digits) <= 10 and 1 <= int(digits) <= MOST_REQUIRED):
-        raise ValueError(f"{one_line(text, 60)}: expected 1 to {MOST_REQUIRED} cases after the colon")
-    return name, int(digits or 0)
+
+    name: str
+    axis: str = ""
+    least: int = 0
+
+
+def requirement(text: str) -> Requirement:
+    """What ``--require`` asks: NAME, NAME:CASES, NAME:N=SIZE or NAME:M=SIZE. Raises ValueError("VALUE: expected ...").
+
+    A name may have colons of its own, as in ``mine.py:rmsnorm``; only what follows the last one is no part of it.
+    """
+    name, colon, asked = text.rpartition(":")
+    match = re.fullmatch("(?:([MN])=)?([0-9]+)", asked) if colon else None
+    if match is None:
+        name = text
+    if not name or (match is None and (name == EVERY_CELL or re.search(":[A-Za-z]*=[^:]*$", text))):
+        forms = f"NAME, NAME:CASES, NAME:N=SIZE, NAME:M=SIZE, or '{EVERY_CELL}' for NAME with one of the last three"
+        raise ValueError(f"{one_line(text, 60)}: expected {forms}")
+    if match is None:
+        return Requirement(name)
+    axis, digits = match[1] or "cases", match[2]
+    if not (len(digits) <= 10 and 1 <= int(digits) <= MOST_REQUIRED):
+        what = "cases after the colon" if axis == "cases" else f"as {axis}"
+        raise ValueError(f"{one_line(text, 60)}: expected 1 to {MOST_REQUIRED} {what}")
+    return Requirement(name, axis, int(digits))
+
+
+def sizes_required(texts: Iterable[str], name: str) -> tuple[tuple[str, int], ...]:
+    """(axis, size) of each size that ``texts`` require of the implementation ``name``, or of every cell."""
+    found = (each for each in map(requirement, texts) if each.name in (name, EVERY_CELL))
+    return tuple(dict.fromkeys((each.axis, each.least) for each in found if each.axis in ("M", "N")))
 
 
 def _requirements(texts: tuple[str, ...]) -> None:
@@ -290,7 +312,7 @@ class VerifyOptions:
     require: Annotated[
         tuple[str, ...],
         Option(
-            help="Implementation that must run here, or NAME:100: with as many cases in each cell; may repeat.",
+            help="Implementation that must run here; NAME:100: so many cases a cell; NAME:N=16384: a size; may repeat.",
             names=_implementations,
             open=True,
             files=True,
