@@ -126,5 +126,6 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
         values["scale"] = order.choice(claims.scales)
     values |= fixed | ({"dy": "normal"} if claims.op.quantises else {})
     if False in weight and (True not in weight or order.random() < _WITHOUT_WEIGHT):
-        values |= {"weights": NO_WEIGHT, "bias": False, "weight_dtype": "same"}
+        lone = claims.lone_bias and order.random() < 0.5
+        values |= {"weights": NO_WEIGHT, "bias": lone, "weight_dtype": "same"}
     return claims.nearest(Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **values))
