@@ -73,6 +73,7 @@ DECLARED = Implementation(name="mine", op="layernorm", forward=by_graph, weights
 LINE = "layernorm fp32 M=5 N=24 seed=3 weights=none bias=yes"
 
 
+@pytest.mark.slow
 def test_a_right_kernel_passes(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(KERNEL.format(**RIGHT), name="mine.py")
     done = cli("verify", "--impl", str(path), *FEW)

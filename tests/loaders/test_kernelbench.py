@@ -63,6 +63,7 @@ def test_layernorm_over_three_dimensions_with_random_weights(
     assert "layernorm answer.py:ModelNew fp32" in done.out
 
 
+@pytest.mark.slow
 def test_the_lines_to_paste_name_the_two_files_of_the_user(cli: Cli, tmp_path: Path) -> None:
     """They are run as they are, in new processes, after the folder of the loader has gone."""
     done = run(cli, tmp_path, RMS_PROBLEM, answer(RMS.format("1e-5")))
@@ -85,6 +86,7 @@ def test_the_lines_to_paste_name_the_two_files_of_the_user(cli: Cli, tmp_path: P
     assert f"{float(re.findall(r'bound     ([^ ,]+)', found)[0]):.1e}" == allowed
 
 
+@pytest.mark.slow
 def test_a_failure_of_many_calls_is_reproduced_by_the_two_files(cli: Cli, tmp_path: Path) -> None:
     late = "ModelNew.calls = getattr(ModelNew, 'calls', 0) + 1\n        "
     done = run(cli, tmp_path, RMS_PROBLEM, answer(late + RMS.format("self.eps") + " * (1 + (self.calls > 20))"))
