@@ -326,7 +326,8 @@ class Verdict:
 
     ``spread``: for each axis of the sweep the largest ratio of any output, to three digits, at each of its values. Axes
     are ``M`` and ``N`` (a value is the power of two at or below), ``eps`` (the power of ten), ``rows``, ``dy`` and
-    ``layout``.
+    ``layout``. ``limits``: M or N -> the least size that the kernel itself refuses, with a message of its own.
+    ``sizes``: each that is required, such as N=16384 -> how many of its cases were judged.
 
     ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
     the current directory is relative to it. ``source``: the SHA-256 of that file as it was judged. ``machine``: which
@@ -363,6 +364,8 @@ class Verdict:
     spread: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     source: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, Count] = field(default_factory=dict)
+    sizes: Mapping[str, Count] = field(default_factory=dict)
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
@@ -399,8 +402,9 @@ class SweepResult:
     """A whole run of ``verify``: the command, the machine and every verdict. ``seconds`` is wall time.
 
     ``budget``: what one cell may cost, ``max_examples`` cases and ``seconds``. ``shard``: ``K/N`` if the run is one of
-    N jobs that share the cases, else "". ``required``: implementations that had to run, or NAME:CASES with the cases
-    that each cell of it had to judge. ``part``: whether the run leaves out cells of the project's gate.
+    N jobs that share the cases, else "". ``required``: implementations that had to run, NAME:CASES with the cases that
+    each cell of it had to judge, or NAME:N=SIZE with a size that it had to take. ``part``: whether the run leaves out
+    cells of the project's gate.
     """
 
     argv: tuple[str, ...]

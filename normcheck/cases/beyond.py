@@ -56,6 +56,15 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
         yield _drawn(claims, order, 2, n, rows=order.choice(("tail", "shifted", "normal")))
 
 
+def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:
+    """A case whose ``axis``, M or N, is ``size``: few rows, or short ones; none if the implementation declares its
+    shapes, or has refused this one.
+    """
+    m, n = (2, size) if axis == "N" else (size, 64)
+    if not claims.shapes and claims.admits(axis, size) and claims.fits(claims.layouts[0], n):
+        yield _drawn(claims, random.Random(seed + 3), m, n)
+
+
 def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
     """Cases of the LARGE shapes in order of size, each ``times`` times with other data.
 
@@ -117,5 +126,6 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
         values["scale"] = order.choice(claims.scales)
     values |= fixed | ({"dy": "normal"} if claims.op.quantises else {})
     if False in weight and (True not in weight or order.random() < _WITHOUT_WEIGHT):
-        values |= {"weights": NO_WEIGHT, "bias": False, "weight_dtype": "same"}
+        lone = claims.lone_bias and order.random() < 0.5
+        values |= {"weights": NO_WEIGHT, "bias": lone, "weight_dtype": "same"}
     return claims.nearest(Case(op=claims.op.name, dtype=claims.dtype, M=m, N=n, **values))

@@ -77,7 +77,7 @@ class Case:
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
     a kind of given scales, or RETURNED, or LIMITED.
 
-    With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a bias or a dtype of weights.
+    With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
 
     op: str
@@ -99,8 +99,8 @@ class Case:
     scale: str = RETURNED
 
     def __post_init__(self) -> None:
-        if self.weights == NO_WEIGHT and (self.bias or self.weight_dtype != "same"):
-            raise ValueError("weights=none: expected bias=False and weight_dtype='same' with it")
+        if self.weights == NO_WEIGHT and self.weight_dtype != "same":
+            raise ValueError("weights=none: expected weight_dtype='same' with it")
 
     @property
     def weight(self) -> bool:
@@ -225,8 +225,8 @@ class Case:
             words.append(f"weights={self.weights}")
         if self.weight_dtype != "same":
             words.append(f"weight_dtype={self.weight_dtype}")
-        if self.weight and not self.bias:
-            words.append("bias=none")
+        if self.weight != self.bias:
+            words.append(f"bias={'yes' if self.bias else 'none'}")
         if self.residual != "normal":
             words.append(f"residual={self.residual}")
         if self.residual_dtype != "same":
@@ -294,10 +294,10 @@ def parameters_of(case: Case) -> Parameters:
 
 
 def with_parameters(case: Case, parameters: Parameters) -> Case:
-    """``case`` with other parameters; normal weights if it had none. Without them no bias and no dtype of them."""
+    """``case`` with other parameters; normal weights if it had none, and no dtype of them without them."""
     weight, bias, weight_dtype, residual_dtype = parameters
     if not weight:
-        weights, bias, weight_dtype = NO_WEIGHT, False, "same"
+        weights, weight_dtype = NO_WEIGHT, "same"
     else:
         weights = case.weights if case.weight else "normal"
     return replace(case, weights=weights, bias=bias, weight_dtype=weight_dtype, residual_dtype=residual_dtype)

@@ -36,7 +36,7 @@ def parsed(line: str) -> Case:
 
 
 def parse(line: str) -> Case:
-    """As ``parsed``, also with a bias of an op that has none. Without a weight there is no bias, said or not."""
+    """As ``parsed``, also with a bias of an op that has none. Without a weight there is a bias only if it is said."""
     if len(line) > 1000:
         raise UsageError(f"case line has {len(line)} characters; expected at most 1000")
     words = line.split()
@@ -52,8 +52,11 @@ def parse(line: str) -> Case:
     _expect_names(named, op, own)
     weights = _choice(named, "weights", (*weight_kinds(OPS[op]), NO_WEIGHT))
     if weights == NO_WEIGHT:
-        _expect_no_parameters(named)
-        named = {**named, "bias": "none"}
+        if _choice(named, "weight_dtype", ("same", "fp32")) != "same":
+            raise UsageError(
+                "weight_dtype=fp32 weights=none in the case line: expected one of the two, there is no weight"
+            )
+        named = {"bias": "none", **named}
     case = Case(
         op=op,
         dtype=dtype,
@@ -101,14 +104,6 @@ def _validate(case: Case) -> None:
         raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
     if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
         raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
-
-
-def _expect_no_parameters(named: Mapping[str, str]) -> None:
-    """Raise UsageError for a bias, or a dtype of the weights, in a line with ``weights=none``."""
-    if _choice(named, "bias", ("none", "yes")) == "yes":
-        raise UsageError("bias=yes weights=none in the case line: expected one of the two, without a weight is no bias")
-    if _choice(named, "weight_dtype", ("same", "fp32")) != "same":
-        raise UsageError("weight_dtype=fp32 weights=none in the case line: expected one of the two, there is no weight")
 
 
 def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:

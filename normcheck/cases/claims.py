@@ -41,6 +41,10 @@ class Declared(Protocol):
         """False, True."""
 
     @property
+    def lone_bias(self) -> bool:
+        """Whether there may be a bias without a weight."""
+
+    @property
     def weight_dtypes(self) -> Sequence[str]:
         """io, fp32."""
 
@@ -89,8 +93,9 @@ class Declared(Protocol):
 class Claims:
     """The values that cases for an implementation may have, each tuple simplest first.
 
-    ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any.
-    ``scales``: those of ``Case.scale``. ``shapes``: the (M, N) to use, () for any; ``epsilons``: the eps, () for any.
+    ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any;
+    ``lone_bias``: whether those without one may have a bias. ``scales``: those of ``Case.scale``. ``shapes``: the
+    (M, N) to use, () for any; ``epsilons``: the eps, () for any.
     ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
     the implementation refused.
     """
@@ -101,6 +106,7 @@ class Claims:
     weight_dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
     weights: tuple[bool, ...] = (True,)
+    lone_bias: bool = False
     residual_dtypes: tuple[str, ...] = ("same",)
     scales: tuple[str, ...] = (RETURNED,)
     shapes: tuple[tuple[int, int], ...] = ()
@@ -155,11 +161,16 @@ class Claims:
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
 
     @property
+    def lone_biases(self) -> tuple[bool, ...]:
+        """The values of ``Case.bias`` without a weight."""
+        return (False, True)[: 1 + self.lone_bias]
+
+    @property
     def parameters(self) -> tuple[Parameters, ...]:
         """The parameters that cases may have, those with a weight first."""
         of_weight = [
             *product((True,) * (True in self.values("weight")), self.values("bias"), self.values("weight_dtype")),
-            *[(False, False, "same")] * (False in self.values("weight")),
+            *[(False, bias, "same") for bias in self.lone_biases if False in self.values("weight")],
         ]
         return tuple(Parameters(*own, residual) for own in of_weight for residual in self.values("residual_dtype"))
 
@@ -192,6 +203,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         weight_dtypes=weight_dtypes,
         layouts=layouts,
         weights=tuple(weight for weight in (True, False) if weight in implementation.weights),
+        lone_bias=implementation.lone_bias and op.takes_bias,
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         scales=scales_of(op, implementation),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
@@ -248,6 +260,8 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return f"weights={case.weights}: weights={implementation.weights} is declared"
     if case.weight and case.bias not in implementation.biases:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
+    if case.bias and not (case.weight or implementation.lone_bias):
+        return "bias=yes weights=none: lone_bias=False is declared"
     if case.layout == HEADS:
         if not implementation.heads:
             return f"layout={HEADS}: heads=False is declared"

@@ -107,7 +107,7 @@ class _Cached:
             yield self._made[number]
 
 
-_OF_NO_WEIGHT: Mapping[str, Any] = {"bias": False, "weight_dtype": "same", "weights": NO_WEIGHT}
+_OF_NO_WEIGHT: Mapping[str, Any] = {"weight_dtype": "same", "weights": NO_WEIGHT}
 
 _OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = (
     ("M", "m", "band"),
@@ -358,7 +358,9 @@ class Design:
             if axis not in values:
                 values[axis] = self._choice(axis, size, chosen, values)
             if axis == "weight" and not values[axis]:
-                values |= _OF_NO_WEIGHT
+                lone = random.Random(f"lone bias {self.number}").choice(self._claims.lone_biases)
+                lone = values.get("bias", lone) and self._claims.lone_bias
+                values |= {**_OF_NO_WEIGHT, "bias": lone}
             said = values["weight"] if axis in OF_WEIGHT else True
             chosen[axis] = _expanded(axis, values[axis], size.M) if said else ()
         case = self._case(size, values)

@@ -56,6 +56,8 @@ def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str,
     """A small case for each value that implementations often refuse, with nothing else unusual in it."""
     for weight in claims.weights[1:]:
         yield 5, 24, "shifted", {**NEUTRAL, "weight": weight}
+    for lone in claims.lone_biases if claims.lone_bias and False in claims.weights else ():
+        yield 5, 24, "shifted", {**NEUTRAL, "weight": False, "bias": lone}
     for bias in claims.biases[1:]:
         yield 5, 24, "shifted", {**NEUTRAL, "bias": bias}
     for weight_dtype in claims.weight_dtypes[1:]:

@@ -112,7 +112,7 @@ class Op:
         """The gradients that a backward returns, if the op is called with a weight, and a bias, or without."""
         if self.quantises:
             return ()
-        return ("dx", *((DRESIDUAL,) if self.adds_residual else ()), *GRADIENTS[1 : 1 + weight + bias])
+        return ("dx", *((DRESIDUAL,) if self.adds_residual else ()), *GRADIENTS[1:2] * weight, *GRADIENTS[2:] * bias)
 
     @property
     def options(self) -> tuple[str, ...]:

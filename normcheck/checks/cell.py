@@ -15,7 +15,8 @@ from normcheck.result import CellKey
 class Cell:
     """Op x implementation x dtype. ``spec`` is how the command line names the implementation.
 
-    ``layouts``: those of the cases that are asked for; () for all that the implementation declares.
+    ``layouts``: those of the cases that are asked for; () for all that the implementation declares. ``loaded``: the
+    options that name a user's files, if a loader has written what ``spec`` names, which goes when the run ends.
     """
 
     op: Op
@@ -23,11 +24,17 @@ class Cell:
     dtype: str
     spec: str
     layouts: tuple[str, ...] = ()
+    loaded: tuple[str, ...] = ()
 
     @property
     def claims(self) -> Claims:
         """What its cases may have. Only for a cell that ``attempt.why_not`` has nothing against."""
         return claims_of(self.op, self.implementation, self.dtype, self.layouts)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The words that name its implementation to ``normcheck repro``."""
+        return self.loaded or (self.spec,)
 
     @property
     def key(self) -> CellKey:

@@ -77,7 +77,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
     """
     first = _first(result)
     line = str(result.case)
-    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", cell.spec, *after, line))
+    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", *cell.named, *after, line))
     also = tuple(dict.fromkeys([p.output or p.kind for p in result.problems] + [c.output for c in result.wrong]))
     if isinstance(first, Problem):
         return Finding(
@@ -111,9 +111,13 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
 
 
 def _explain(cell: Cell, found: Finding, device: str) -> str:
-    """The command that shows the bound of the worst element as it was judged: by the model of this implementation."""
+    """The command that shows the bound of the worst element as it was judged: by the model of this implementation.
+
+    What is loaded declares no model, and has no gradients.
+    """
     at = ",".join(map(str, found.index or ()))
-    words = ("normcheck", "tolerances", "--impl", cell.spec, "--device", device, "--output", found.output, "--at", at)
+    whose = () if cell.loaded else ("--impl", cell.spec)
+    words = ("normcheck", "tolerances", *whose, "--device", device, "--output", found.output, "--at", at)
     return " ".join(shlex.quote(word) for word in (*words, "--explain", found.case))
 
 

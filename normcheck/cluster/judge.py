@@ -20,6 +20,7 @@ from normcheck.cases.case_line import parsed
 from normcheck.cluster.lines import Answer, CellName, Job, job_of
 from normcheck.errors import NormcheckError, UsageError, itself_failed
 from normcheck.gate.engine import verdict_of
+from normcheck.gate.options import EVERY_CELL, sizes_required
 from normcheck.gate.plan import Replay
 from normcheck.gate.prepare import prepared
 from normcheck.gate.unchanged import Files
@@ -101,7 +102,9 @@ def _judged(job: Job, name: CellName, share: int) -> Answer:
     cell = plan.cells[0]
     replays = {cell.key: Replay(tuple(map(parsed, job.replays)))} if job.replays else {}
     timeout = plan.timeout * patience(job.beside)
-    plan = replace(plan, replays=replays, shard=job.shard, workers=job.beside, timeout=timeout)
+    sizes = sizes_required(job.asked().require, name.implementation)
+    required = tuple(f"{EVERY_CELL}:{axis}={size}" for axis, size in sizes)
+    plan = replace(plan, replays=replays, shard=job.shard, workers=job.beside, timeout=timeout, required=required)
     verdict = verdict_of(cell, plan, lambda cases, worst: None)
     return Answer(verdict=replace(verdict, implementation=name.implementation), environment=environment(plan.device))
 

@@ -45,7 +45,7 @@ class Both:
         if a.shapes is not None and b.shapes is not None:
             shapes = tuple(shape for shape in a.shapes if shape in b.shapes)
         fields: dict[str, Any] = {name: _both(getattr(a, name), getattr(b, name)) for name in _TUPLES}
-        fields |= {name: getattr(a, name) and getattr(b, name) for name in ("strided", "heads", "trailing")}
+        fields |= {name: getattr(a, name) and getattr(b, name) for name in _FLAGS}
         both = replace(a, **fields, shapes=shapes)
         return replace(self.a, implementation=both)
 
@@ -66,8 +66,9 @@ class Both:
         return ""
 
 
+_FLAGS = ("strided", "heads", "trailing", "lone_bias")
 _TUPLES = ("biases", "weights", "weight_dtypes", "residual_dtypes", "ranks")
-"""Fields of an implementation with the values that it declares."""
+"""Fields of an implementation: facts that it declares, and those with the values that it declares."""
 
 
 def _both(one: tuple[object, ...], other: tuple[object, ...]) -> tuple[object, ...]:

@@ -173,7 +173,7 @@ def _only(case: Case, claims: Claims) -> str:
     said = [f"N={case.N}"]
     if not case.weight and len(claims.weights) > 1:
         said.append("no weight")
-    elif case.weight and len(claims.biases) > 1:
+    if len(claims.biases if case.weight else claims.lone_biases) > 1:
         said.append("a bias" if case.bias else "no bias")
     if case.weight_dtype != "same" and len(claims.weight_dtypes) > 1:
         said.append(f"weight_dtype={case.weight_dtype}")
@@ -226,6 +226,7 @@ def _case(claims: Claims, values: dict[str, Any], number: int) -> Case:
     bias = claims.values("bias")
     if True not in claims.values("weight"):
         own["weights"] = NO_WEIGHT
+        bias = claims.lone_biases
     own["bias"] = bias[number % len(bias)]
     if op.adds_residual:
         own["residual"] = RESIDUAL_KINDS[number % len(RESIDUAL_KINDS)]

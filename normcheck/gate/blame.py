@@ -156,7 +156,7 @@ def _after(needed: Sequence[Case]) -> str:
 
 def repro_of(cell: Cell, cases: Sequence[Case]) -> str:
     """The command that runs these cases of this cell, in this order, in one process; "" for none."""
-    words = ("normcheck", "repro", cell.spec, *map(str, cases))
+    words = ("normcheck", "repro", *cell.named, *map(str, cases))
     return " ".join(shlex.quote(word) for word in words) if cases else ""
 
 
@@ -173,7 +173,8 @@ def _in_what(needed: Sequence[Case], last: Case) -> str:
 def whole_sweep(cell: Cell, plan: Plan) -> str:
     """The command that runs the same cases of this cell in the same order."""
     shard = [] if plan.shard == (1, 1) else ["--shard", f"{plan.shard[0]}/{plan.shard[1]}"]
-    words = ["normcheck", "verify", "--impl", cell.spec, "--op", cell.op.name, "--dtype", cell.dtype]
+    named = cell.loaded or ("--impl", cell.spec, "--op", cell.op.name)
+    words = ["normcheck", "verify", *named, "--dtype", cell.dtype]
     words += [word for layout in cell.layouts for word in ("--layout", layout)]
     words += ["--profile", plan.profile.name, "--max-examples", str(plan.profile.max_examples)]
     words += ["--time-budget", f"{plan.profile.seconds:g}", "--seed", str(plan.seed), "--device", plan.device]

@@ -10,7 +10,7 @@ from normcheck.errors import ExitCode, UsageError
 from normcheck.gate import baseline, known_failures
 from normcheck.gate.baseline import Baseline, drifted, remarks
 from normcheck.gate.known_failures import Known
-from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
+from normcheck.gate.options import EVERY_CELL, Requirement, VerifyOptions, requirement
 from normcheck.gate.tally import NO_BACKWARD, refusals
 from normcheck.result import MOST_REFUSED, SweepResult, Verdict
 
@@ -22,7 +22,8 @@ class Terms:
     """What a run is held against, beside the bounds.
 
     ``required``: implementations that must have run. ``least``: name of an implementation, or EVERY_CELL -> the cases
-    that each cell of it must have judged if it ran. ``known``: cells that are known to fail. ``baseline``: the stored
+    that each cell of it must have judged if it ran. ``sizes``: the same, with the M or N that it must have judged, and
+    everything up to which its kernel must take. ``known``: cells that are known to fail. ``baseline``: the stored
     ratios from which none may have drifted. ``part``: the run has only some of the cells that these three are about.
     ``shard``: the run has only some of each cell's cases; what is stale or has drifted is for ``normcheck merge`` to
     find. ``dtypes``: those that were asked for by name; a required implementation must have run in each of them.
@@ -31,6 +32,7 @@ class Terms:
 
     required: tuple[str, ...] = ()
     least: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[Requirement, ...] = ()
     known: tuple[Known, ...] = ()
     baseline: Baseline | None = None
     part: bool = False
@@ -42,7 +44,7 @@ class Terms:
 def terms_of(options: VerifyOptions, required: Sequence[str]) -> Terms:
     """The terms of a run with ``options``, read from the files that they name. Raises UsageError.
 
-    ``required``: NAME, NAME:CASES or EVERY_CELL:CASES, see ``requirement``.
+    ``required``: texts as of ``--require``, see ``requirement``.
     """
     try:
         wanted = [requirement(text) for text in required]
@@ -53,8 +55,9 @@ def terms_of(options: VerifyOptions, required: Sequence[str]) -> Terms:
     if options.baseline:
         stored = baseline.read(options.baseline, ratio=options.drift_ratio, ulp=options.drift_ulp)
     return Terms(
-        required=tuple(dict.fromkeys(name for name, _ in wanted if name != EVERY_CELL)),
-        least={name: cases for name, cases in sorted(wanted) if cases},
+        required=tuple(dict.fromkeys(each.name for each in wanted if each.name != EVERY_CELL)),
+        least={each.name: each.least for each in sorted(wanted) if each.axis == "cases"},
+        sizes=tuple(dict.fromkeys(each for each in wanted if each.axis in ("M", "N"))),
         known=entries,
         baseline=stored,
         part=options.part,
@@ -94,7 +97,8 @@ def decide(
 
     First come findings that are not known, known failures that pass by now, and drift; then faults of normcheck
     itself. Then every required implementation must have run, for each op that was asked of it, no cell that must not be
-    thin may be, and none may have fewer cases than are required of it. A run that checked nothing never passes.
+    thin may be, and none may have fewer cases, or lack a size, that are required of it. A run that checked nothing
+    never passes.
     ``complete``: False for an interrupted run. ``most``: cases that a cell was allowed.
     """
     faults: tuple[str, ...] = ()
@@ -108,6 +112,7 @@ def decide(
     )
     absent += () if terms.allow_thin else _thin(verdicts, terms, profile)
     absent += tuple(_too_few(v, wanted, most) for v in verdicts if (wanted := _lacking(v, terms)))
+    absent += tuple(f"{v.implementation} {v.op} {v.dtype}: {words}" for v in verdicts for words in _sizes(v, terms))
     code = exit_code(
         found=bool(faults) or any(v.status == "fail" and not v.known for v in verdicts),
         broken=any(v.status == "error" for v in verdicts),
@@ -130,7 +135,7 @@ def concluded(run: SweepResult, terms: Terms) -> SweepResult:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
     if terms.shard and (terms.known or terms.baseline):
         messages += ("a shard: stale known failures and drift are found by normcheck merge",)
-    if terms.shard and terms.least:
+    if terms.shard and (terms.least or terms.sizes):
         messages += ("a shard: whether the required cases were judged is found by normcheck merge",)
     if status == "pass" and not any(v.status in ("pass", "thin") for v in run.verdicts):
         messages += ("nothing passed: each cell that ran is a known failure",)
@@ -138,13 +143,13 @@ def concluded(run: SweepResult, terms: Terms) -> SweepResult:
 
 
 def marked(verdict: Verdict, terms: Terms) -> Verdict:
-    """``verdict`` as reports show it: as known if that failure is, and as thin if it has fewer cases than required."""
+    """``verdict`` as reports show it: as known if that failure is, and as thin if it lacks cases or a size required."""
     verdict = known_failures.marked(verdict, terms.known)
     wanted = _lacking(verdict, terms)
-    if not wanted:
+    few = [f"{verdict.cases:,} of {wanted:,} required cases were judged"] * bool(wanted) + _sizes(verdict, terms)
+    if not few:
         return verdict
-    few = f"{verdict.cases:,} of {wanted:,} required cases were judged"
-    return replace(verdict, status="thin", detail="; ".join(filter(None, [verdict.detail, few])))
+    return replace(verdict, status="thin", detail="; ".join(filter(None, [verdict.detail, *few])))
 
 
 def _lacking(v: Verdict, terms: Terms) -> int:
@@ -153,6 +158,23 @@ def _lacking(v: Verdict, terms: Terms) -> int:
         return 0
     wanted = max(terms.least.get(name, 0) for name in (v.implementation, EVERY_CELL))
     return wanted if v.cases < wanted else 0
+
+
+def _sizes(v: Verdict, terms: Terms) -> list[str]:
+    """What a cell that ran has not of the sizes that are required of it, in words."""
+    if terms.shard or v.status not in ("pass", "thin"):
+        return []
+    lacking = []
+    for name, axis, size in terms.sizes:
+        if name not in (v.implementation, EVERY_CELL):
+            continue
+        asked, least = f"{axis}={size}", v.limits.get(axis, size + 1)
+        if least <= size:
+            lacking.append(f"{asked} is required, and its kernel refuses {axis} of {least}: take it, or require less")
+        elif not v.sizes.get(asked):
+            more = "give it more time (--time-budget), choose a larger --profile, or look with -v for what it refuses"
+            lacking.append(f"{asked} is required, and no case of that size was judged: {more}")
+    return lacking
 
 
 def _too_few(v: Verdict, wanted: int, most: float) -> str:

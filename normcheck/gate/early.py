@@ -30,7 +30,7 @@ def looked_at(options: VerifyOptions) -> None:
 def required(texts: Sequence[str], names: Sequence[str]) -> None:
     """Raise UsageError for a requirement of none of these implementations."""
     for text in texts:
-        if requirement(text)[0] not in (*names, EVERY_CELL):
+        if requirement(text).name not in (*names, EVERY_CELL):
             raise UsageError(f"require={text}: expected {one_of(sorted(names))}, which are what is checked")
 
 

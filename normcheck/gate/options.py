@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from normcheck.errors import UsageError, complaint, one_line, one_of, shown
 
@@ -151,24 +151,46 @@ def _seconds(value: float) -> None:
 
 
 EVERY_CELL = "*"
-"""The name in ``--require '*:CASES'``: each cell that ran."""
+"""The name in ``--require '*:CASES'`` and ``'*:N=SIZE'``: each cell that ran."""
 
 MOST_REQUIRED = 10**9
 
 
-def requirement(text: str) -> tuple[str, int]:
-    """(NAME, 0) of ``--require NAME``, (NAME, CASES) of ``NAME:CASES``. Raises ValueError("VALUE: expected ...").
-
-    A name may have colons of its own, as in ``mine.py:rmsnorm``; only a number after the last one is a number of cases.
+class Requirement(NamedTuple):
+    """What ``--require`` asks of an implementation ``name``: that it runs, and at ``least`` so many ``cases``, or a
+    case whose ``M`` or ``N``, its ``axis``, is ``least``. Without either the axis is "".
     """
-    name, colon, digits = text.rpartition(":")
-    if not (colon and re.fullmatch("[0-9]+", digits)):
-        name, digits = text, ""
-    if not name or (name == EVERY_CELL and not digits):
-        raise ValueError(f"{one_line(text, 60)}: expected NAME, NAME:CASES or '{EVERY_CELL}:CASES'")
-    if digits and not (len(digits) <= 10 and 1 <= int(digits) <= MOST_REQUIRED):
-        raise ValueError(f"{one_line(text, 60)}: expected 1 to {MOST_REQUIRED} cases after the colon")
-    return name, int(digits or 0)
+
+    name: str
+    axis: str = ""
+    least: int = 0
+
+
+def requirement(text: str) -> Requirement:
+    """What ``--require`` asks: NAME, NAME:CASES, NAME:N=SIZE or NAME:M=SIZE. Raises ValueError("VALUE: expected ...").
+
+    A name may have colons of its own, as in ``mine.py:rmsnorm``; only what follows the last one is no part of it.
+    """
+    name, colon, asked = text.rpartition(":")
+    match = re.fullmatch("(?:([MN])=)?([0-9]+)", asked) if colon else None
+    if match is None:
+        name = text
+    if not name or (match is None and (name == EVERY_CELL or re.search(":[A-Za-z]*=[^:]*$", text))):
+        forms = f"NAME, NAME:CASES, NAME:N=SIZE, NAME:M=SIZE, or '{EVERY_CELL}' for NAME with one of the last three"
+        raise ValueError(f"{one_line(text, 60)}: expected {forms}")
+    if match is None:
+        return Requirement(name)
+    axis, digits = match[1] or "cases", match[2]
+    if not (len(digits) <= 10 and 1 <= int(digits) <= MOST_REQUIRED):
+        what = "cases after the colon" if axis == "cases" else f"as {axis}"
+        raise ValueError(f"{one_line(text, 60)}: expected 1 to {MOST_REQUIRED} {what}")
+    return Requirement(name, axis, int(digits))
+
+
+def sizes_required(texts: Iterable[str], name: str) -> tuple[tuple[str, int], ...]:
+    """(axis, size) of each size that ``texts`` require of the implementation ``name``, or of every cell."""
+    found = (each for each in map(requirement, texts) if each.name in (name, EVERY_CELL))
+    return tuple(dict.fromkeys((each.axis, each.least) for each in found if each.axis in ("M", "N")))
 
 
 def _requirements(texts: tuple[str, ...]) -> None:
@@ -258,6 +280,15 @@ Sandboxed = Annotated[
 
 JudgeName = Annotated[str, Option(help="fused (default): what passes is judged by few kernels; plain.", names=judges)]
 
+Solution = Annotated[
+    str, Option(help="solution.json of flashinfer-bench or SOL-ExecBench, in place of --impl.", stored=False)
+]
+Definition = Annotated[str, Option(help="definition.json of --solution.", stored=False)]
+Workload = Annotated[str, Option(help="workload.jsonl: the shapes of --solution.", stored=False)]
+KernelBench = Annotated[
+    tuple[str, str] | None, Option(help="PROBLEM.py ANSWER.py of KernelBench, in place of --impl.", stored=False)
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
@@ -281,7 +312,7 @@ class VerifyOptions:
     require: Annotated[
         tuple[str, ...],
         Option(
-            help="Implementation that must run here, or NAME:100: with as many cases in each cell; may repeat.",
+            help="Implementation that must run here; NAME:100: so many cases a cell; NAME:N=16384: a size; may repeat.",
             names=_implementations,
             open=True,
             files=True,
@@ -325,16 +356,11 @@ class VerifyOptions:
     baseline: Annotated[str, Option(help="File of normcheck baseline make; drift from it fails.")] = ""
     drift_ratio: Annotated[float, Option(help="Times the stored ratio that is drift.", check=_limit(1))] = 2.0
     drift_ulp: Annotated[float, Option(help="Ulps more that are drift.", check=_limit(0))] = 1.0
-    solution: Annotated[
-        str, Option(help="solution.json of flashinfer-bench or SOL-ExecBench, in place of --impl.", stored=False)
-    ] = ""
-    definition: Annotated[str, Option(help="definition.json of --solution.", stored=False)] = ""
-    workload: Annotated[str, Option(help="workload.jsonl: the shapes of --solution.", stored=False)] = ""
+    solution: Solution = ""
+    definition: Definition = ""
+    workload: Workload = ""
     trace: Annotated[str, Option(help="File for the verdict on each workload, as their Trace.", stored=False)] = ""
-    kernelbench: Annotated[
-        tuple[str, str] | None,
-        Option(help="PROBLEM.py ANSWER.py of KernelBench, in place of --impl.", stored=False),
-    ] = None
+    kernelbench: KernelBench = None
     config: Annotated[
         str, Option(help="TOML file with [tool.normcheck]. Default: the nearest pyproject.toml.", stored=False)
     ] = ""
@@ -406,6 +432,15 @@ class ReproOptions:
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None
     pdb: Annotated[bool, Option(help="In this process: stop where it raises, or where its functions return.")] = False
+    solution: Annotated[Solution, Option(help="In place of IMPLEMENTATION, as for verify.")] = ""
+    definition: Definition = ""
+    workload: Workload = ""
+    kernelbench: Annotated[KernelBench, Option(help="PROBLEM.py ANSWER.py, in place of IMPLEMENTATION.")] = None
+
+    @property
+    def loads(self) -> bool:
+        """Whether it asks for a loader."""
+        return self.kernelbench is not None or any((self.solution, self.definition, self.workload))
 
 
 @cache

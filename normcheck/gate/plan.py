@@ -254,4 +254,4 @@ def _required(options: VerifyOptions, cells: Sequence[Cell]) -> tuple[str, ...]:
     if not chosen or "require" not in options.from_config:
         return options.require
     names = {cell.implementation.name for cell in cells}
-    return tuple(text for text in options.require if requirement(text)[0] in (*names, EVERY_CELL))
+    return tuple(text for text in options.require if requirement(text).name in (*names, EVERY_CELL))

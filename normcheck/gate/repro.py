@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -35,10 +35,12 @@ def repro_cases(
     spec: str,
     lines: Sequence[str],
     options: ReproOptions,
+    loaded: Callable[[Cell], Cell] | None = None,
 ) -> int:
     """Run case lines again, in one process, on the implementation that ``spec`` names; returns the exit code.
 
-    The dump holds the last case. With the debugger, kernels run in this process. Raises UsageError.
+    The dump holds the last case. With the debugger, kernels run in this process. ``loaded``: the cell that a loader
+    makes of one that was found. Raises UsageError.
     """
     cases = [parsed(line) for line in lines]
     op = _the_op(cases)
@@ -58,6 +60,8 @@ def repro_cases(
         if options.pdb:
             implementation, timeout = _debugged(implementation)
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
+        if loaded is not None:
+            cells = list(map(loaded, cells))
         plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
         with session_of(implementation), poisoned_memory():
             tally = Tally(undeclared_model(implementation, device))
@@ -130,5 +134,6 @@ def _reproduce(
         findings=findings,
         not_returned=result.not_returned,
         refused=result.seen.refused,
+        pdb=not cell.loaded,
     )
     return ExitCode.FOUND if findings else ExitCode.PASS

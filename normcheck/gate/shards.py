@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,6 +175,8 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
         shapes=max((v.shapes for v in parts if v.shapes is not None), default=None),
         spread=_joined([v.spread for v in parts], _at_values),
         machine=_joined([v.machine for v in parts], _listed),
+        limits=_joined([v.limits for v in parts], min),
+        sizes=_joined([v.sizes for v in parts], operator.add),
     )
 
 

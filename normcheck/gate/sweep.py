@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, telling
+from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size, telling
 from normcheck.cases.case import MOST_COLUMNS, Case, without_unusual
 from normcheck.cases.claims import Claims
 from normcheck.cases.strategies import choices, endless
@@ -22,6 +22,7 @@ from normcheck.checks.refusal import is_of_exception
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
+from normcheck.gate.options import sizes_required
 from normcheck.gate.plan import Plan, planner_of
 from normcheck.gate.shrink import Stop, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
@@ -56,7 +57,8 @@ def run_cell(cell: Cell, plan: Plan, progress: Progress, *, with_coverage: bool 
 
 
 def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start: float) -> Verdict:
-    tally = Tally(undeclared_model(cell.implementation, plan.device))
+    sizes = dict.fromkeys(sizes_required(plan.required, cell.implementation.name), 0)
+    tally = Tally(undeclared_model(cell.implementation, plan.device), sizes=sizes)
     core = planner_of(cell, plan, time.perf_counter() - start)
     with poisoned_memory():
         failed = _search(cell, plan, tally, progress, core)
@@ -236,7 +238,10 @@ DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
 
 
 def explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:
-    """(case, whether it is large), of the cases between the core and the drawn ones."""
+    """(case, whether it is large), of the cases between the core and the drawn ones; first of the sizes required."""
+    for axis, size in sizes_required(plan.required, cell.implementation.name):
+        for case in of_size(claims, axis, size, seed_of(cell, plan.seed)):
+            yield case, True
     if plan.device == "cuda":
         for case in far_apart(claims):
             yield case, False

@@ -59,6 +59,7 @@ class Tally:
     case came in time only when it was run again. ``missing``: output -> in how many cases with rows it was not
     returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
     that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
+    ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included.
     """
 
     base: Model
@@ -72,6 +73,7 @@ class Tally:
     missing: Counter[str] = field(default_factory=Counter)
     graphs: dict[bool, Result] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
+    sizes: dict[tuple[str, int], int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     declared: dict[str, str] = field(default_factory=dict)
     per_row: float = float("inf")
@@ -109,6 +111,8 @@ class Tally:
         self.cases += 1
         self.late |= result.late
         self.shapes.add((result.case.M, result.case.N))
+        for axis, size in self.sizes:
+            self.sizes[axis, size] += getattr(result.case, axis) == size and not result.seen.refused
         self.first = self.first or result
         self.missing.update(result.not_returned if result.case.M else dict.fromkeys(result.not_returned, 0))
         if result.has_graph is not None:
@@ -225,7 +229,17 @@ class Tally:
             undeclared=dict(self.undeclared),
             shapes=len(self.shapes),
             spread={axis: dict(values) for axis, values in self.spread.items()},
+            limits=self._least_refused(),
+            sizes={f"{axis}={size}": count for (axis, size), count in self.sizes.items()},
         )
+
+    def _least_refused(self) -> dict[str, int]:
+        """Axis -> the least size of it that the kernel itself refuses."""
+        least: dict[str, int] = {}
+        for reason, size in self.limits.items():
+            axis = own_limit.axis_of(reason)
+            least[axis] = min(size, least.get(axis, size))
+        return least
 
     def _limits(self) -> Iterator[str]:
         """The limits that the kernel itself states, in words."""

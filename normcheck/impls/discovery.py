@@ -213,9 +213,11 @@ def validated(item: object, spec: str) -> Implementation:
     if not isinstance(epsilons, tuple | list) or not all(map(_is_eps, epsilons)):
         expected = "numbers, each 0 or from 1e-37 to 1e37"
         raise UsageError(f"epsilons={shown(epsilons)} {where}: expected {expected}")
-    for name in ("strided", "heads", "trailing", "deterministic", "batch_invariant"):
+    for name in ("strided", "heads", "trailing", "lone_bias", "deterministic", "batch_invariant"):
         if not isinstance(getattr(item, name), bool):
             raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
+    if item.lone_bias and False not in item.weights:
+        raise UsageError(f"lone_bias=True weights={item.weights} {where}: expected False in weights with it")
     if item.trailing and item.weights != (True,):
         expected = "weights=(True,) with it: the shape of the weight says what is normed"
         raise UsageError(f"trailing=True weights={item.weights} {where}: expected {expected}")

@@ -66,7 +66,8 @@ class Implementation:
     Their shape says that both dimensions are normed, so there is always a weight. ``source`` is a link or a path.
 
     ``weights``: with a weight, or without one (False), or both. Without one weight and bias are None, the factor of
-    xhat is 1, and a backward returns no dw; ``biases`` is about cases with a weight.
+    xhat is 1, and a backward returns no dw; ``biases`` is about cases with a weight. ``lone_bias``: without a weight
+    there may be a bias all the same, and a backward then returns its db.
 
     ``weight_dtypes``: ``("io",)`` if weight and bias must have the dtype of x. ``residual_dtypes``: with ``fp32``, the
     residual may be fp32 beside x in half precision. ``overwrites``: which of ``x``, ``dy`` and ``residual`` a call may
@@ -92,6 +93,7 @@ class Implementation:
     ranks: tuple[int, ...] = (2,)
     biases: tuple[bool, ...] = (False, True)
     weights: tuple[bool, ...] = (True,)
+    lone_bias: bool = False
     strided: bool = True
     heads: bool = False
     trailing: bool = False

@@ -142,6 +142,7 @@ def _implementation(
             ranks=tuple(declared["ranks"]),
             biases=tuple(declared["biases"]),
             weights=tuple(declared["weights"]),
+            lone_bias=bool(declared["lone_bias"]),
             strided=bool(declared["strided"]),
             heads=bool(declared["heads"]),
             trailing=bool(declared["trailing"]),

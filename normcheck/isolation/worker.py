@@ -178,6 +178,7 @@ def _described(i: Implementation, device: str) -> Message:
         "ranks": list(i.ranks),
         "biases": list(i.biases),
         "weights": list(i.weights),
+        "lone_bias": i.lone_bias,
         "strided": i.strided,
         "heads": i.heads,
         "trailing": i.trailing,

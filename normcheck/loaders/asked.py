@@ -6,6 +6,8 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,12 +22,16 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import finding
 from normcheck.checks.probes import Depth
-from normcheck.errors import one_line
+from normcheck.errors import UsageError, one_line
 from normcheck.gate.engine import CellProgress, ThisMachine
-from normcheck.gate.options import VerifyOptions
+from normcheck.gate.options import ReproOptions, VerifyOptions
 from normcheck.gate.plan import Plan
+from normcheck.gate.repro import repro_cases
+from normcheck.gate.run import run
 from normcheck.gate.sweep import result_of
+from normcheck.gate.unchanged import Files
 from normcheck.impls.implementation import Implementation
+from normcheck.loaders.folder import told_of
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import whole
 from normcheck.oracle.judge import END_TO_END
@@ -74,14 +80,21 @@ class Judged:
         return max((one.ratio for one in self.worst.values()), default=0.0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Loaded(ThisMachine):
-    """This machine, for a cell that a loader made. What the cell claims is what the loader has read, whatever the
-    kernel's process declares. ``asked``: shapes to judge after the sweep, of a failed cell only if ``always``;
-    ``judged``: what came of them. ``given``: shapes that the kernel cannot refuse.
+    """This machine, for a cell that a loader made: it has written it to ``place``, for this ``device``.
+
+    What the cell claims is what the loader has read, whatever the kernel's process declares. ``words``: the options
+    that name the user's files; ``named``: the one of them that an error names. ``asked``: shapes to judge after the
+    sweep, of a failed cell only if ``always``; ``judged``: what came of them. ``given``: shapes that the kernel cannot
+    refuse.
     """
 
     claims: Implementation
+    place: Path
+    device: str
+    words: tuple[str, ...]
+    named: str
     asked: Sequence[Shape]
     always: bool = False
     given: frozenset[Shape] = frozenset()
@@ -90,11 +103,55 @@ class Loaded(ThisMachine):
     def planned(self, options: VerifyOptions) -> Plan:
         """The plan of this machine, with the loader's claims."""
         plan = super().planned(options)
-        return replace(plan, cells=tuple(replace(c, implementation=self._held(c.implementation)) for c in plan.cells))
+        return replace(plan, cells=tuple(map(self.cell, plan.cells)))
 
-    def _held(self, found: Implementation) -> Implementation:
-        supports = found.supports and _Refusals(found.supports, self.given) if self.claims.supports else None
-        return replace(self.claims, forward=found.forward, source=found.source, supports=supports)
+    def cell(self, found: Cell) -> Cell:
+        """The cell, with the loader's claims, and named by the user's files."""
+        own = found.implementation
+        supports = own.supports and _Refusals(own.supports, self.given) if self.claims.supports else None
+        held = replace(self.claims, forward=own.forward, source=own.source, supports=supports)
+        return replace(found, implementation=held, loaded=self.words)
+
+    def checked(self, options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
+        """Run the cell as ``options`` ask for; returns the exit code. Raises UsageError."""
+        with self._named():
+            return run(self._of_cell(options), argv, files, self)
+
+    def reproduced(self, lines: Sequence[str], options: ReproOptions) -> int:
+        """Run case lines again on the cell; returns the exit code. Raises UsageError."""
+        with self._named():
+            return repro_cases(str(self.place), lines, options, self.cell)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors name what the user gave, in place of what was written."""
+        try:
+            yield
+        except UsageError as error:
+            raise told_of(error, self.place, self.named) from None
+
+    def _of_cell(self, options: VerifyOptions) -> VerifyOptions:
+        """``options`` for this cell: packed rows, unless layouts are named.
+
+        What a configuration file says of other implementations, such as which must run, is not about this one.
+        """
+        from_config = {"require": (), "known_failures": "", "baseline": "", "database": ""}
+        asked = {name: value for name, value in from_config.items() if name in options.from_config}
+        layouts = () if "layout" in options.from_config else options.layout
+        return replace(
+            options,
+            impl=(str(self.place),),
+            op=(self.claims.op,),
+            dtype=self.claims.dtypes,
+            layout=layouts or ("contiguous",),
+            device=self.device,
+            solution="",
+            definition="",
+            workload="",
+            trace="",
+            kernelbench=None,
+            **asked,  # type: ignore[arg-type]
+        )
 
     def verdicts(self, plan: Plan, options: VerifyOptions, progress: CellProgress) -> Iterator[tuple[int, Verdict]]:
         """The verdict of each cell, with what the asked shapes add to it."""
@@ -116,32 +173,6 @@ class _Refusals:
 
     def __call__(self, case: Case) -> str | None:
         return None if (case.M, case.N) in self.given else self.asked(case)
-
-
-def of_cell(
-    options: VerifyOptions, place: Path, ops: tuple[str, ...], dtypes: tuple[str, ...], device: str
-) -> VerifyOptions:
-    """``options`` for the implementation that a loader has written to ``place``: packed rows, unless layouts are named.
-
-    What a configuration file says of other implementations, such as which must run, is not about this one.
-    """
-    from_config = {"require": (), "known_failures": "", "baseline": "", "database": ""}
-    asked = {name: value for name, value in from_config.items() if name in options.from_config}
-    layouts = () if "layout" in options.from_config else options.layout
-    return replace(
-        options,
-        impl=(str(place),),
-        op=ops,
-        dtype=dtypes,
-        layout=layouts or ("contiguous",),
-        device=device,
-        solution="",
-        definition="",
-        workload="",
-        trace="",
-        kernelbench=None,
-        **asked,  # type: ignore[arg-type]
-    )
 
 
 def _failing(verdict: Verdict) -> Case | None:

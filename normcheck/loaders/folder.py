@@ -8,15 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from normcheck.errors import ImportFailed, UsageError
+from normcheck.errors import UsageError
 
 
 class Folder:
-    """A new folder that only this user can read. It is removed unless it is ``kept``."""
+    """A new folder that only this user can read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.kept = False
 
     def write(self, files: Mapping[str, str], below: str = "") -> Path:
         """Write ``files``, relative path -> text, into the folder ``below`` of it; returns that. Raises UsageError.
@@ -33,17 +32,16 @@ class Folder:
         return root
 
 
-def told_of(error: ImportFailed, place: Path, named: str) -> ImportFailed:
+def told_of(error: UsageError, place: Path, named: str) -> UsageError:
     """``error``, with the option that a user gave in place of the file that was written to ``place``."""
-    return ImportFailed(str(error).replace(f"impl={place}", named).replace(str(place), named))
+    return type(error)(str(error).replace(f"impl={place}", named).replace(str(place), named))
 
 
 @contextmanager
 def private_folder() -> Iterator[Folder]:
-    """A folder for the time of a run; kept afterwards if a line to reproduce a failure names it."""
+    """A folder for the time of a run."""
     folder = Folder(Path(tempfile.mkdtemp(prefix="normcheck-loaded-")))
     try:
         yield folder
     finally:
-        if not folder.kept:
-            shutil.rmtree(folder.path, ignore_errors=True)
+        shutil.rmtree(folder.path, ignore_errors=True)

@@ -10,7 +10,7 @@ import ast
 import json
 import math
 from collections.abc import Iterator
-from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,12 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from normcheck.cases.case import MAX_ELEMENTS, Case
 from normcheck.errors import ImportFailed, UsageError, one_line
 from normcheck.files import contents
-from normcheck.gate.options import VerifyOptions
+from normcheck.gate.options import ReproOptions, VerifyOptions
 from normcheck.gate.prepare import selected
-from normcheck.gate.run import run
-from normcheck.gate.unchanged import Files
 from normcheck.impls.implementation import Implementation
-from normcheck.loaders.asked import Loaded, of_cell
+from normcheck.loaders.asked import Loaded
 from normcheck.loaders.folder import Folder, private_folder, told_of
 from normcheck.loaders.modules import DESCRIPTION, ENTRY, ENTRY_SOURCE, SPEC, Geometry, Variant, Wanted
 from normcheck.loaders.recognise import recognised
@@ -62,30 +60,29 @@ class Described(BaseModel):
     normed: Annotated[int, Field(ge=0, le=_MOST_RANK)]
 
 
-def check_answer(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
-    """Check the answer that ``options`` name against its problem; returns the exit code. Raises UsageError."""
+@contextmanager
+def answered(options: VerifyOptions | ReproOptions, dtypes: tuple[str, ...]) -> Iterator[Loaded]:
+    """The cells of the answer that ``options`` name, one for each of ``dtypes``. Raises UsageError."""
     assert options.kernelbench is not None
     problem, answer = (_python(path) for path in options.kernelbench)
     what = f"kernelbench={one_line(options.kernelbench[0], 200)}"
     device = device_for(options.device)
     source = _source(problem, what)
-    dtypes = tuple(dict.fromkeys(options.dtype)) or ("fp32",)
     with private_folder() as folder:
         described = _described(folder, problem, what, device, options.timeout)
         wanted = _recognised(folder, problem, source, described, what, device, options.timeout)
         wanted = replace(wanted, name=f"{Path(answer).name}:ModelNew", file=answer, kind="ModelNew", dtypes=dtypes)
         geometry = wanted.geometries[0]
-        place = _written(folder, "answer", wanted)
         given = tuple(dict.fromkeys(map(geometry.rows_and_columns, _given(described))))
-        engine = Loaded(wanted.declared(geometry, _never, supports=_asks), given, given=frozenset(given))
-        code = 2
-        try:
-            code = run(of_cell(options, place, (geometry.op,), dtypes, device), argv, files, engine)
-        except ImportFailed as failed:
-            raise told_of(failed, place, f"kernelbench={one_line(options.kernelbench[1], 200)}") from None
-        finally:
-            folder.kept = code == 1  # its findings name it
-    return code
+        yield Loaded(
+            claims=wanted.declared(geometry, _never, supports=_asks),
+            place=_written(folder, "answer", wanted),
+            device=device,
+            words=("--kernelbench", *options.kernelbench),
+            named=f"kernelbench={one_line(options.kernelbench[1], 200)}",
+            asked=given,
+            given=frozenset(given),
+        )
 
 
 def _python(path: str) -> str:

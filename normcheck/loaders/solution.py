@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from normcheck.errors import ImportFailed, UsageError, one_line, shown
-from normcheck.gate.options import VerifyOptions
+from normcheck.gate.options import ReproOptions, VerifyOptions
 from normcheck.gate.prepare import selected
-from normcheck.gate.run import run
 from normcheck.gate.unchanged import Files
-from normcheck.loaders.asked import Judged, Loaded, of_cell
-from normcheck.loaders.documents import Definition, Workload, definition_of, solution_of, workloads_of
+from normcheck.loaders.asked import Judged, Loaded
+from normcheck.loaders.documents import Definition, Solution, Workload, definition_of, solution_of, workloads_of
 from normcheck.loaders.entry import ENTRY, ENTRY_SOURCE, SPEC, Entry
 from normcheck.loaders.folder import Folder, private_folder, told_of
 from normcheck.loaders.recognise import recognised
@@ -38,8 +39,20 @@ _PROBED_ROWS = 3
 _REFERENCE = "normcheck_reference.py"
 
 
-def check_solution(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
-    """Check the solution that ``options`` name against its definition; returns the exit code. Raises UsageError."""
+class Documents(NamedTuple):
+    """What is read of a solution."""
+
+    definition: Definition
+    solution: Solution
+    workloads: tuple[Workload, ...]
+    signature: Signature
+
+
+def documents_of(options: VerifyOptions | ReproOptions) -> Documents:
+    """The documents that ``options`` name. Raises UsageError."""
+    for name in ("solution", "definition"):
+        if not getattr(options, name):
+            raise UsageError(f"{name} is missing: expected --solution SOLUTION.json --definition DEFINITION.json")
     definition, solution = definition_of(options.definition), solution_of(options.solution)
     if solution.definition != definition.name:
         raise UsageError(
@@ -47,7 +60,32 @@ def check_solution(options: VerifyOptions, argv: tuple[str, ...], files: Future[
             f"expected {shown(definition.name)}"
         )
     workloads = workloads_of(options.workload) if options.workload else ()
-    signature = signature_of(definition)
+    return Documents(definition, solution, workloads, signature_of(definition))
+
+
+def check_solution(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
+    """Check the solution that ``options`` name against its definition; returns the exit code. Raises UsageError."""
+    documents = documents_of(options)
+    definition, solution, workloads, signature = documents
+    if options.dtype not in ((), (signature.dtype,)) and "dtype" not in options.from_config:
+        raise UsageError(f"dtype={','.join(options.dtype)}: expected {signature.dtype}, which its definition has")
+    with solved(options, documents) as engine:
+        engine.always = bool(options.trace)
+        try:
+            return engine.checked(options, argv, files)
+        except ImportFailed as failed:
+            engine.judged = [Judged(shape=shape, kind="import", message=str(failed)) for shape in engine.asked]
+            raise
+        finally:
+            if options.trace and len(engine.judged) == len(workloads):
+                text = traces(definition.name, solution.name, workloads, engine.judged, environment(engine.device))
+                _write_trace(options.trace, text)
+
+
+@contextmanager
+def solved(options: VerifyOptions | ReproOptions, documents: Documents) -> Iterator[Loaded]:
+    """The cell of the solution in ``documents``, which ``options`` name. Raises UsageError."""
+    definition, solution, workloads, signature = documents
     asked = asked_shapes(signature, workloads)
     device = device_for(options.device)
     with private_folder() as folder:
@@ -60,24 +98,15 @@ def check_solution(options: VerifyOptions, argv: tuple[str, ...], files: Future[
             into=solution.spec.destination_passing_style,
         )
         sources = {source.path: source.content for source in solution.sources}
-        place = _written(folder, "solution", sources, entry)
-        shapes = tuple(map(rows_and_columns, asked))
-        engine = Loaded(entry.declared(entry.ops[0], _never), shapes, always=bool(options.trace))
-        code = 2
-        judged: Sequence[Judged] = ()
-        try:
-            code = run(of_cell(options, place, entry.ops, (entry.dtype,), device), argv, files, engine)
-            judged = engine.judged
-        except ImportFailed as failed:
-            told = told_of(failed, place, f"solution={one_line(options.solution, 200)}")
-            judged = [Judged(shape=shape, kind="import", message=str(told)) for shape in shapes]
-            raise told from None
-        finally:
-            folder.kept = code == 1  # its findings name it
-            if options.trace and len(judged) == len(workloads):
-                text = traces(definition.name, solution.name, workloads, judged, environment(device))
-                _write_trace(options.trace, text)
-    return code
+        yield Loaded(
+            claims=entry.declared(entry.ops[0], _never),
+            place=_written(folder, "solution", sources, entry),
+            device=device,
+            words=("--solution", options.solution, "--definition", options.definition)
+            + (("--workload", options.workload) if options.workload else ()),
+            named=f"solution={one_line(options.solution, 200)}",
+            asked=tuple(map(rows_and_columns, asked)),
+        )
 
 
 def _recognised(

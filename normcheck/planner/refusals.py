@@ -160,7 +160,8 @@ def with_value(base: Case, axis: str, value: Any) -> Case:
     if axis in PARAMETERS and axis != "residual_dtype":
         own = parameters_of(base)
         own = own if base.weight else own._replace(weight=True, bias=OPS[base.op].biases[0])
-        return with_parameters(base, own._replace(**{axis: value}))
+        own = own._replace(**{axis: value})
+        return with_parameters(base, own if own.weight else own._replace(bias=False))
     changed: dict[str, Any] = {axis: value}
     if axis == "layout":
         changed["gap"] = GAPS[0] if value in STRIDED else 0

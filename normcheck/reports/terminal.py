@@ -151,10 +151,11 @@ def render_case(
     findings: Sequence[Finding],
     not_returned: Sequence[str] = (),
     refused: str = "",
+    pdb: bool = True,
 ) -> None:
     """Print every check of one case as a table, a block per finding, and a last line with the outcome.
 
-    ``refused``: why its backward was refused, "" if it was not.
+    ``refused``: why its backward was refused, "" if it was not. ``pdb``: whether the debugger can stop in the kernel.
     """
     words = case.split()
     cell = " ".join(short(word) for word in (words[0] if words else "", implementation, *words[1:2]) if word)
@@ -171,7 +172,7 @@ def render_case(
         put(console, "")
         put_failure(console, cell, finding)
     put(console, "")
-    _put_case_summary(console, cell, rows, findings)
+    _put_case_summary(console, cell, rows, findings, pdb)
 
 
 def _put_table(console: Console, rows: Sequence[Row]) -> None:
@@ -196,10 +197,10 @@ def _right(ratio: float | None) -> bool:
     return ratio is None or ratio <= 1
 
 
-def _put_case_summary(console: Console, cell: str, rows: Sequence[Row], findings: Sequence[Finding]) -> None:
+def _put_case_summary(console: Console, cell: str, rows: Sequence[Row], findings: Sequence[Finding], pdb: bool) -> None:
     wrong = [*(kind_words(finding) for finding in findings), *(row[0] for row in rows if not _right(row[2]))]
     if wrong:
-        closer = "--pdb stops in the kernel, --dump DIR writes all tensors of the case"
+        closer = "--pdb stops in the kernel, " * pdb + "--dump DIR writes all tensors of the case"
         status, words = "fail", f"{cell}: {', '.join(short(output) for output in dict.fromkeys(wrong))}. Next: {closer}"
     elif rows:
         worst = max(rows, key=lambda row: row[2] or 0.0)

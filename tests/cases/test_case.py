@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
         seed=draw(st.integers(0, 10**12 - 1)),
         weights=weights,
         weight_dtype=draw(st.sampled_from(("same", "fp32"))) if has_weight and dtype != "fp32" else "same",
-        bias=has_weight and draw(st.booleans()),
+        bias=draw(st.booleans()),
         gap=draw(st.integers(1, 1000)) if "strided" in layout else 0,
         options=options,
         scale=scale,
@@ -93,9 +93,11 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
     assert (case.weight, case.bias, case.weight_dtype) == (False, False, "same")
     assert parsed(f"{line} weights=none bias=none weight_dtype=same") == case == parsed(str(case))
     assert "bias" not in str(case)
-    for more, says in (("bias=yes", "bias=yes weights=none"), ("weight_dtype=fp32", "weight_dtype=fp32 weights=none")):
-        with pytest.raises(UsageError, match=f"{says} in the case line: expected one of the two, "):
-            parsed(f"{line} weights=none {more}")
+    with pytest.raises(UsageError, match=r"weight_dtype=fp32 weights=none in the case line: expected one of the two, "):
+        parsed(f"{line} weights=none weight_dtype=fp32")
+    if OPS[op].takes_bias:
+        alone = parsed(f"{line} weights=none bias=yes")
+        assert alone == replace(case, bias=True) == parsed(str(alone)) and "weights=none bias=yes" in str(alone)
 
 
 def test_parameters_of_one_case_go_to_another() -> None:
@@ -107,14 +109,14 @@ def test_parameters_of_one_case_go_to_another() -> None:
     assert with_value(without, "residual_dtype", "fp32") == replace(without, residual_dtype="fp32")
 
 
-def test_a_case_without_a_weight_has_no_bias() -> None:
+def test_a_case_without_a_weight_has_no_dtype_of_it() -> None:
     case = Case(op="rmsnorm", dtype="fp16", M=2, N=3, weight_dtype="fp32", weights="probe")
-    without = with_parameters(case, Parameters(False, True, "fp32"))
+    without = with_parameters(case, Parameters(False, False, "fp32"))
     assert parameters_of(without) == (False, False, "same", "same")
     assert with_parameters(without, Parameters(True, True, "fp32")) == replace(case, weights="normal")
-    for wrong in ({"bias": True}, {"weight_dtype": "fp32"}):
-        with pytest.raises(ValueError, match="weights=none: expected"):
-            replace(without, **wrong)
+    assert with_value(case, "weight", False) == without  # no bias that nobody has declared
+    with pytest.raises(ValueError, match="weights=none: expected"):
+        replace(without, weight_dtype="fp32")
 
 
 @given(cases(), st.randoms(use_true_random=False))

@@ -202,6 +202,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     every = SimpleNamespace(
         biases=(False, True),
         weights=(False, True),
+        lone_bias=True,
         weight_dtypes=("io", "fp32"),
         residual_dtypes=("io", "fp32"),
         ranks=(2, 3),

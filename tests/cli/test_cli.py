@@ -278,7 +278,7 @@ MISTAKES = {
     "verify --op": "'--op'",
     "verify extra": "extra",
     "check": "No such command",
-    "repro torch": "Missing argument",
+    "repro torch": "case is missing: expected normcheck repro IMPLEMENTATION 'CASE LINE'",
     "repro apax 'rmsnorm fp16 M=3 N=9'": "impl=apax",
 }
 

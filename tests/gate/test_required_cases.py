@@ -18,25 +18,33 @@ EACH = Terms(least={"*": 100})
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "cases"),
+    ("text", "name", "axis", "least"),
     [
-        ("mine", "mine", 0),
-        ("mine.rmsnorm:100", "mine.rmsnorm", 100),
-        ("a/mine.py:rmsnorm", "a/mine.py:rmsnorm", 0),
-        ("mine.py:rmsnorm:7", "mine.py:rmsnorm", 7),
-        ("mine:-3", "mine:-3", 0),  # a name, which is then not among what is checked
-        ("mine:1e3", "mine:1e3", 0),
-        ("mine:٣", "mine:٣", 0),
-        ("*:61", "*", 61),
-        (f"mine:{MOST_REQUIRED}", "mine", MOST_REQUIRED),
+        ("mine", "mine", "", 0),
+        ("mine.rmsnorm:100", "mine.rmsnorm", "cases", 100),
+        ("a/mine.py:rmsnorm", "a/mine.py:rmsnorm", "", 0),
+        ("mine.py:rmsnorm:7", "mine.py:rmsnorm", "cases", 7),
+        ("mine:-3", "mine:-3", "", 0),  # a name, which is then not among what is checked
+        ("mine:1e3", "mine:1e3", "", 0),
+        ("mine:٣", "mine:٣", "", 0),
+        ("a=b", "a=b", "", 0),
+        ("d=1/mine.py:rmsnorm", "d=1/mine.py:rmsnorm", "", 0),
+        ("*:61", "*", "cases", 61),
+        (f"mine:{MOST_REQUIRED}", "mine", "cases", MOST_REQUIRED),
+        ("mine.py:rmsnorm:N=16384", "mine.py:rmsnorm", "N", 16384),
+        ("*:M=65536", "*", "M", 65536),
     ],
 )
-def test_what_is_read(text: str, name: str, cases: int) -> None:
-    assert requirement(text) == (name, cases)
+def test_what_is_read(text: str, name: str, axis: str, least: int) -> None:
+    assert requirement(text) == (name, axis, least)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "*", ":9", "mine:0", "mine:00", f"mine:{MOST_REQUIRED + 1}", "mine:" + "9" * 5000]
+    "text",
+    [
+        *("", "*", ":9", "mine:0", "mine:00", f"mine:{MOST_REQUIRED + 1}", "mine:" + "9" * 5000),
+        *("mine:N=0", "mine:N=", "mine:N=-1", "mine:N=1e5", "mine:K=5", "mine:n=16384", ":N=9", "mine:N=" + "9" * 5000),
+    ],
 )
 def test_what_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^require=.{0,60}: expected ") as raised:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,55 @@ def test_layernorm_over_three_dimensions_with_random_weights(
     assert done.code == code, done.out + done.err
     assert said in " ".join(done.out.split())
     assert "layernorm answer.py:ModelNew fp32" in done.out
+
+
+@pytest.mark.slow
+def test_the_lines_to_paste_name_the_two_files_of_the_user(cli: Cli, tmp_path: Path) -> None:
+    """They are run as they are, in new processes, after the folder of the loader has gone."""
+    done = run(cli, tmp_path, RMS_PROBLEM, answer(RMS.format("1e-5")))
+    assert done.code == ExitCode.FOUND and not list(tmp_path.glob("normcheck-loaded-*"))
+    lines = dict(re.findall(r"^(Explain|Reproduce): normcheck (.*)$", done.out, re.MULTILINE))
+    assert lines["Reproduce"].startswith(f"repro --kernelbench {tmp_path / 'problem.py'} {tmp_path / 'answer.py'} ")
+    assert "normcheck-loaded" not in done.out
+    again, bound = (
+        subprocess.run([sys.executable, "-m", "normcheck", *shlex.split(lines[name])], capture_output=True, text=True)
+        for name in ("Reproduce", "Explain")
+    )
+    assert again.returncode == ExitCode.FOUND, again.stderr
+    failure = re.compile(
+        r"^FAIL rmsnorm answer.py:ModelNew fp32: y is wrong.*?\nReproduce: [^\n]*$", re.MULTILINE | re.DOTALL
+    )
+    shown = [re.sub(r"\n  Larger case[^\n]*", "", failure.findall(text)[0]) for text in (done.out, again.stdout)]
+    assert shown[0] == shown[1]
+    (allowed,) = re.findall(r"  bound     (\S+) =", shown[0])
+    found = bound.stdout.partition("\nend to end\n")[2]
+    assert f"{float(re.findall(r'bound     ([^ ,]+)', found)[0]):.1e}" == allowed
+
+
+@pytest.mark.slow
+def test_a_failure_of_many_calls_is_reproduced_by_the_two_files(cli: Cli, tmp_path: Path) -> None:
+    late = "ModelNew.calls = getattr(ModelNew, 'calls', 0) + 1\n        "
+    done = run(cli, tmp_path, RMS_PROBLEM, answer(late + RMS.format("self.eps") + " * (1 + (self.calls > 20))"))
+    (line,) = re.findall(r"^Reproduce: normcheck (verify --kernelbench .*)$", done.out, re.MULTILINE)
+    assert done.code == ExitCode.FOUND and "normcheck-loaded" not in done.out
+    assert cli(*shlex.split(line)).code == ExitCode.FOUND
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("layernorm fp32 M=1 N=7",), "op=layernorm: expected one of rmsnorm, which are what kernelbench="),
+        (("rmsnorm fp32 M=1 N=7", "--pdb"), "pdb: expected none"),
+        (("rmsnorm fp32 M=1 N=7", "--no-isolation"), "isolation: expected no --no-isolation"),
+        (("rmsnorm fp32 M=1 N=7", "--solution", "s.json"), "kernelbench: expected no --solution"),
+    ],
+)
+def test_what_repro_cannot_do_with_an_answer(cli: Cli, tmp_path: Path, more: tuple[str, ...], said: str) -> None:
+    files = {"problem.py": RMS_PROBLEM, "answer.py": answer(RMS.format("self.eps"))}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    done = cli("repro", "--kernelbench", *(str(tmp_path / name) for name in files), *more)
+    assert (done.code, done.out) == (ExitCode.USAGE, "") and said in done.err and "normcheck-loaded" not in done.err
 
 
 def test_an_answer_may_refuse_other_shapes_but_not_its_own(cli: Cli, tmp_path: Path) -> None:

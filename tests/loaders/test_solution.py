@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def run(cli: Cli, folder: Path, code: str, **documents: Any) -> tuple[Done, list[dict[str, Any]]]:
+def run(
+    cli: Cli, folder: Path, code: str, more: tuple[str, ...] = (), **documents: Any
+) -> tuple[Done, list[dict[str, Any]]]:
     """What the command said, and the evaluation of each workload, of a solution for 96 columns in bf16."""
     given = {"definition": rmsnorm_definition(), "solution": solution(code), "workload": WORKLOADS, **documents}
     trace = folder / "trace.jsonl"
-    done = cli("verify", *written(folder, **given), "--trace", str(trace), *FEW)
+    done = cli("verify", *written(folder, **given), "--trace", str(trace), *FEW, *more)
     lines = [json.loads(line) for line in trace.read_text().splitlines()] if trace.exists() else []
     return done, [line["evaluation"] for line in lines]
 
@@ -64,9 +67,18 @@ def test_another_eps_than_that_of_the_reference_is_found_and_reproduced(cli: Cli
     assert done.code == ExitCode.FOUND
     assert {one["status"] for one in found} == {"INCORRECT_NUMERICAL"}
     assert all(one["performance"] is None and one["correctness"]["max_relative_error"] > 1e-2 for one in found)
-    line = re.search(r"normcheck repro (\S+) '(rmsnorm bf16 [^']*eps=1e-05[^']*)'", done.out)
-    assert line is not None
-    assert cli("repro", line[1], line[2], "--device", "cpu").code == ExitCode.FOUND
+    line = re.search(
+        r"^Reproduce: normcheck (repro --solution .* 'rmsnorm bf16 [^']*eps=1e-05[^']*')$", done.out, re.MULTILINE
+    )
+    assert line is not None and "--workload" in line[1] and not list(tmp_path.glob("normcheck-loaded-*"))
+    again = cli(*shlex.split(line[1]), "--device", "cpu")
+    assert again.code == ExitCode.FOUND and again.out.count(line[0]) == 1
+
+
+def test_a_solution_may_be_given_the_dtype_of_its_definition(cli: Cli, tmp_path: Path) -> None:
+    """The line that runs a whole sweep again has it."""
+    done, _ = run(cli, tmp_path, RIGHT, more=("--dtype", "bf16"))
+    assert done.code == ExitCode.PASS, done.out + done.err
 
 
 @pytest.mark.parametrize(
@@ -175,7 +187,7 @@ def test_a_definition_of_another_thing_is_told_in_one_line(cli: Cli, tmp_path: P
     [
         (("--impl", "torch"), "impl: expected no --impl"),
         (("--no-isolation",), "expected no --no-isolation"),
-        (("--dtype", "fp16"), "its definition has one"),
+        (("--dtype", "fp16"), "dtype=fp16: expected bf16, which its definition has"),
         (("--trace", "x.jsonl"), "expected --workload"),
         (("--kernelbench", "a.py", "b.py"), "expected no --solution"),
     ],

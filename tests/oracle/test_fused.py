@@ -54,6 +54,7 @@ SMALL = [
     {"M": 3, "N": 40, "rows": "constant", "weights": "probe"},
     {"M": 2, "N": 530, "weight_dtype": "fp32", "dy": "small"},
     {"M": 3, "N": 24, "weights": NO_WEIGHT, "bias": False},
+    {"M": 5, "N": 300, "weights": NO_WEIGHT, "dy": "small"},
 ]
 
 
