@@ -33,13 +33,16 @@ _TELLING_ROWS = 20
 """A case of more rows shows a facet only if it blends all kinds of rows."""
 
 
-def covered(planned: Planned) -> set[Any]:
-    """The goals of a case, with its facets if its values are judged row by row."""
-    case = planned.case
+def reached(planned: Planned) -> set[Any]:
+    """What of a must-list a case reaches: of one column nothing but its size, as it shows few faults; facets if its
+    values are judged row by row.
+    """
+    case, goals = planned.case, goals_of(planned)
+    if case.N == 1:
+        goals = {goal for goal in goals if goal[0] in ("m", "n")}
     ordinary = case.rows not in SPECIAL and case.dy not in NOT_FINITE
     tells = case.M > 0 and ordinary and (case.rows == "blend" or case.M < _TELLING_ROWS)
-    facets = facets_of(case.M, case.N) if tells else set[Value]()
-    return set(goals_of(planned)) | facets
+    return set(goals) | (facets_of(case.M, case.N) if tells else set())
 
 
 def facets_of(m: int, n: int) -> set[Value]:

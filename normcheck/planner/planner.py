@@ -258,8 +258,7 @@ class Planner:
     def _cases(self, extent: Extent) -> Iterable[Planned]:
         """The cases of the plain order, of this extent, for what is not done."""
         used = ALL_OPENED + self._refusals.combinations if self._opened else self._used
-        done = frozenset(goal for goal in self._done() if goal[0] != "facet")
-        return drawn(self.claims, extent, self._seed, done=done, used=used)
+        return drawn(self.claims, extent, self._seed, done=self._done(), used=used)
 
     def _pop(self) -> Planned:
         assert self._head is not None
@@ -312,9 +311,8 @@ class Planner:
 
     def _price(self) -> Priced:
         self._drawn_for = self._refusals.version
-        done = frozenset(goal for goal in self._done() if goal[0] != "facet")
         number = ALL_OPENED + self._number + 1
-        self._design = Design(self.claims, self._extent, self._seed, done, number, steady=True)
+        self._design = Design(self.claims, self._extent, self._seed, self._done(), number, steady=True)
         given_up = self._refusals.given_up
         self._priced = Priced(self.claims, self._design, self._limits, self.prices, self.record, given_up, self._barred)
         return self._priced
@@ -329,7 +327,7 @@ class Planner:
             planned = self.record.run + len(self._skipped) + sum(1 for _ in self._rest())
             return replace(self.so_far(), planned=planned, missed=in_words(left))
         must = self._priced.must
-        floor = [goal for goal in must.floor if goal not in self.record.done | excused]
+        floor = [goal for goal in must.floor if goal not in self.record.reached | excused]
         least, shapes = must.least()
         missed = [*in_words(floor)]
         missed += [f"{cases:,} of {least:,} cases at least"] * (cases < least)
@@ -363,7 +361,8 @@ class Planner:
         refused = in_words(goal for goal in wanted & self._refusals.excused if len(goal) == 2)
         parts = [f"asked for: only layout {', '.join(self._declared.layouts)}"] * bool(self._asked)
         if self._priced is not None:
-            tail = [goal for goal in self._priced.must.tail if goal not in self._done()]
+            out = self.record.reached | self._refusals.given_up
+            tail = [goal for goal in self._priced.must.tail if goal not in out]
             facets = [name for axis, name in tail if axis == "facet"]
             words = (*facets, *in_words(goal for goal in tail if goal[0] != "facet"))
             parts.append(f"{self._why_priced()}: {self.record.run} cases on {self.shapes} shapes")

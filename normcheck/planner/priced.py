@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from normcheck.cases.axes import ORDINARY
 from normcheck.cases.case import PARAMETERS, Case, Place, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.planner.limits import Limits
-from normcheck.planner.must import Must, covered, facets_of
+from normcheck.planner.must import Must, facets_of, reached
 from normcheck.planner.prices import AXES, RUNS, Prices
 from normcheck.planner.record import Record
 
@@ -80,7 +81,7 @@ class Priced:
             self._since_paid += 1
             return free
         few = max(0, shapes - len(record.shapes))
-        out = record.done | self._given_up
+        out = record.reached | self._given_up
         floor = {goal for goal in self.must.floor if goal not in out}
         wanted = floor | {goal for goal in self.must.tail if goal not in out}
         offers = [offer for offer in self._offers(wanted) if self._fits(offer, floor, few)]
@@ -99,7 +100,8 @@ class Priced:
 
     def free(self) -> Planned | None:
         """A case that builds nothing and covers a goal, at the latest such place; None if there is none."""
-        for place, first in reversed(self._record.places.items()):
+        latest = list(reversed(self._record.places.items()))
+        for place, first in sorted(latest, key=lambda one: one[1].N == 1):  # which shows few faults
             if not first.M or self._worth.get(place, 1) < 1:
                 continue
             planned = self._at(first)
@@ -112,7 +114,7 @@ class Priced:
 
     def ahead(self) -> Planned | None:
         """The case at a new shape for another process to run first, None if there is none."""
-        out = self._record.done | self._given_up
+        out = self._record.reached | self._given_up
         new = self._new_sizes({goal for goal in self.must.tail if goal not in out})
         size = next((size for size in new if (size.M, size.N) not in {**self._asked, **self._warmed}), None)
         base = next((case for case in reversed(self._record.places.values()) if case.M), None)
@@ -147,7 +149,7 @@ class Priced:
         if worst <= prices.little and goes_on:
             return True
         end += limits.at_once * RUNS["memory"] * prices.own.call  # what follows it at its key
-        out = record.done | self._given_up | offer.new
+        out = record.reached | self._given_up | offer.wanted
         kept = self.must.kept(out, len(record.shapes) + opens, record.run + 1)
         time = self._time_of_facets if any(goal[0] == "facet" for goal in offer.wanted) else limits.usual
         return end + max(worst, prices.dearest) + kept <= time
@@ -175,8 +177,8 @@ class Priced:
     def _offers(self, wanted: Set[Any]) -> list[_Offer]:
         offers, latest = [], next(reversed(self._record.places.values()), None)
         for planned in self._candidates(wanted):
-            case, goals = planned.case, covered(planned)
-            new, own = goals & self._design.left, goals & wanted
+            case = planned.case
+            new, own = goals_of(planned) & self._design.left, reached(planned) & wanted
             possible = self._claims.takes(case) and self._claims.fits(case.layout, case.N)
             if not (new or own) or not possible or place_of(case) in self._barred:
                 continue
@@ -196,8 +198,7 @@ class Priced:
                 yield self._at(base, size, **self._plain)
                 yield self._at(base, size, **self._plain, **self._other_parameters())
         yield from (planned for shape, planned in self._warmed.items() if shape not in self._record.shapes)
-        broad = max(known[:3], key=lambda case: min(case.M, 20))
-        yield from self._beside(broad, wanted)
+        yield from self._beside(max(known, key=lambda case: (case.N > 1, min(case.M, 20))), wanted)
         for m, heights in self._design.heights.items():
             shape = heights[0], base.N
             if shape in sizes and (("m", m) in wanted or (m and shape not in self._record.shapes)):
@@ -222,7 +223,7 @@ class Priced:
     def _other_parameters(self) -> dict[str, Any]:
         """Parameters one of which no case had, else the simplest."""
         every = [dict(zip(PARAMETERS, own, strict=True)) for own in self._claims.parameters]
-        new = (own for own in every if any(goal not in self._record.done for goal in own.items()))
+        new = (own for own in every if any(goal not in self._record.reached for goal in own.items()))
         return next(new, every[0])
 
     def _new_sizes(self, wanted: Set[Any]) -> list[Size]:
@@ -243,6 +244,8 @@ class Priced:
         if self._prices.of("numbers") > self._prices.little:
             held |= {"eps": like.eps, "clips": tuple(value for _, value in like.options)}
         size = size or self._design.size(like.M, like.N)
+        if len(ORDINARY) < size.M and "rows" not in fixed and "probe" in fixed:
+            held["rows"] = "blend"  # what is new meets every kind of rows
         planned = self._design.filled(size, {**held, **fixed})
         dear = "probe" not in fixed and self._prices.building_of(planned) > self._prices.little
         return replace(planned, probe="memory") if dear and planned.probe == "rows" else planned

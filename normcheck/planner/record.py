@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normcheck.cases.case import Case, Place, place_of
-from normcheck.cases.core import Planned
-from normcheck.planner.must import covered
+from normcheck.cases.core import Planned, goals_of
+from normcheck.planner.must import reached
 
 
 @dataclass
 class Record:
-    """``done``: the goals that cases have covered, facets among them; ``places``: where cases have run, in their order,
-    with the first case of each; ``shapes``: their (M, N), without cases of no rows; ``run``: how many cases; ``core``:
-    seconds of their own runs; ``stalled``: seconds of stalls, which are nobody's time.
+    """``done``: the goals that cases have covered; ``reached``: those of a must-list; ``places``: where cases have run,
+    in their order, with the first case of each; ``shapes``: their (M, N), without cases of no rows; ``run``: how many
+    cases; ``core``: seconds of their own runs; ``stalled``: seconds of stalls, which are nobody's time.
     """
 
     done: set[Any] = field(default_factory=set)
+    reached: set[Any] = field(default_factory=set)
     places: dict[Place, Case] = field(default_factory=dict)
     shapes: dict[tuple[int, int], None] = field(default_factory=dict)
     run: int = 0
@@ -27,7 +28,8 @@ class Record:
     def ran(self, planned: Planned) -> None:
         """Note a case that has run."""
         self.run += 1
-        self.done |= covered(planned)
+        self.done |= goals_of(planned)
+        self.reached |= reached(planned)
         self.visited(planned.case)
 
     def visited(self, case: Case) -> None:

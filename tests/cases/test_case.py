@@ -28,7 +28,7 @@ from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, weig
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError
-from normcheck.gate.refusals import with_value
+from normcheck.planner.refusals import with_value
 from tests.case_lines import OPTIONS
 from tests.case_lines import case_of as read
 

@@ -19,9 +19,9 @@ from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import check
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.planner.refusals import with_value
 from normcheck.impls.discovery import implementations
 from normcheck.impls.implementation import Implementation
+from normcheck.planner.refusals import with_value
 from normcheck.runner.call import poisoned_memory
 from tests.case_lines import NORMS
 from tests.command_line import Cli, KernelFile

@@ -19,7 +19,6 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
 from normcheck.gate import ahead
-from normcheck.gate.costs import WARMED
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
@@ -118,10 +117,10 @@ def test_shapes_that_were_compiled_ahead_are_cheap(
     workers: list[Worker] = []
     start = ProcessSession.another
     monkeypatch.setattr(ProcessSession, "another", lambda self: workers.append(start(self)) or workers[-1])
-    _, one = until(tmp_path, looked, lambda one: one.core.costs.number(WARMED) >= 2)
-    costs = one.core.costs
-    assert costs.number(WARMED) >= 2
-    assert costs.first_call(WARMED) < 0.3 * costs.first_call("N")
+    _, one = until(tmp_path, looked, lambda one: one.core.prices.is_tried("process"))
+    prices = one.core.prices
+    assert prices.is_tried("process")
+    assert prices.of("process") < 0.3 * prices.dearest
     assert not one.is_possible  # it has ended
     assert not any(worker.alive or psutil.pid_exists(worker.pid) for worker in workers)
 
@@ -130,7 +129,7 @@ def test_shapes_that_were_compiled_ahead_are_cheap(
 def test_it_ends_if_the_compiler_keeps_nothing(tmp_path: Path, cores: None, looked: list[ahead.Ahead]) -> None:
     _, one = until(tmp_path, looked, was_asked, keeps=False)
     assert one.asked > 0
-    assert one.core.costs.number(WARMED) <= 6  # some more may have been under way
+    assert one.asked <= 10  # some more may have been under way
 
 
 @pytest.mark.slow
@@ -139,7 +138,7 @@ def test_whatever_happens_to_it_is_no_part_of_the_verdict(
     tmp_path: Path, cores: None, looked: list[ahead.Ahead], what: str
 ) -> None:
     _, one = until(tmp_path, looked, was_asked, first=DIES_IF_SECOND.format(what=what).strip())
-    assert one.core.costs.number(WARMED) == 0
+    assert not one.core.prices.is_tried("process")
     assert one.asked > 0
 
 
@@ -175,8 +174,8 @@ def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     shapes = [Planned(Case(op="rmsnorm", dtype="fp16", M=2, N=n), "memory") for n in range(1, 9)]
     asked, done = iter(shapes), list[tuple[int, bool]]()
     core: Any = SimpleNamespace(
-        is_short=True,
-        costs=SimpleNamespace(warming_is_idle=False),
+        is_priced=True,
+        prices=SimpleNamespace(warming_is_idle=False),
         ahead=lambda: next(asked, None),
         compiled=lambda planned, *, well: done.append((planned.case.N, well)),
         alone=lambda: None,
@@ -185,10 +184,10 @@ def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(20):
             one.look()
         assert [process.killed for process in processes] == [True, False, False, False]
-        core.is_short = False
+        core.is_priced = False
         one.look()
         assert [process.killed for process in processes] == [True, True, True, False] and one.is_possible
-        core.is_short = True  # once more: as many may be started again, but for the one that died
+        core.is_priced = True  # once more: as many may be started again, but for the one that died
         one.look()
         assert one.is_possible and not processes[3].killed
     assert [n for n, well in done if not well] == [1]

@@ -1,0 +1,186 @@
+"""What a planner gives kernels that build nothing, little or much: cases and shapes in the time of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from normcheck.cases.case import STRIDED, Case, Parameters, with_parameters
+from normcheck.cases.core import core
+from normcheck.gate.plan import PROFILES
+from tests.planner import simulated as kernels
+from tests.planner.simulated import DECLARED, Builds, at, blocks, plain, plans, simulated, tuned
+
+RANKS: dict[str, Any] = {"ranks": (2, 3)}
+PACKED: dict[str, Any] = {"strided": False}
+
+TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
+    "blocks": (blocks, RANKS, 17.0, (100, 6)),
+    "plans": (plans, PACKED, 16.5, (85, 6)),
+    "slow plans": (kernels.slow_plans, PACKED, 18.5, (70, 6)),
+    "tuned": (tuned, RANKS, 16.5, (60, 4)),
+    "tuned by Triton": (kernels.tuned_by_triton, {**RANKS, "without_rows": True}, 22.5, (60, 4)),
+    "tuned by width": (kernels.tuned_by_width, RANKS, 25.6, (100, 6)),
+    "tuned for a minute": (kernels.tuned_for_a_minute, RANKS, 186.0, (60, 3)),
+    "compiled": (kernels.compiled, {**PACKED, "shapes": DECLARED}, 41.5, (60, 3)),
+    "each shape": (kernels.each_shape, RANKS, 41.5, (60, 3)),
+    "torch.compile": (kernels.compiled_by_user, PACKED, 60.0, (100, 8)),
+    "torch.compile, eps in the key": (kernels.eps_in_the_key, PACKED, 62.0, (100, 8)),
+    "torch.compile on a CPU": (kernels.compiled_on_cpu, {"device": "cpu"}, 200.0, (300, 18)),
+    "for each M": (kernels.for_each_m, RANKS, 16.5, (100, 6)),
+    "for each layout": (kernels.for_layouts, RANKS, 41.5, (100, 6)),
+    "load_inline": (kernels.loaded_once, RANKS, 60.0, (230, 60)),
+    "blocks among 50 cells": (blocks, {**RANKS, "cells": 50}, 13.3, (100, 6)),
+    "tuned among 50 cells": (tuned, {**RANKS, "cells": 50}, 15.7, (60, 4)),
+    **{
+        f"{price} s a key{' of M' * tall}": (
+            at(price, each_height=tall),
+            {**PACKED, "call": 0.02, "starting": 5.0, "without_rows": not tall},
+            min(5.0 + 2.0 + 8 * price, 45.0),
+            (60, 3),
+        )
+        for price, tall in ((2.4, True), (4.5, False), (4.5, True), (7.2, True), (11.0, False))
+    },
+    "blocks that stall": (blocks, {**RANKS, "stalls": 0.02}, 80.0, (100, 6)),
+    "tuned that stalls": (tuned, {**RANKS, "stalls": 0.02}, 80.0, (60, 4)),
+}
+"""A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least."""
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("name", TABLE)
+def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) -> None:
+    builds, fields, most, (cases, shapes) = TABLE[name]
+    run = simulated(builds, seed=seed, **fields)
+    assert run.missed == ()
+    assert run.seconds <= most
+    assert len(run.cases) >= cases
+    assert run.core.shapes >= shapes
+
+
+@pytest.mark.parametrize(
+    ("device", "stalls"), [("cuda", 0.0), ("cuda", 0.02), ("cuda", 0.1), ("cpu", 0.0), ("cpu", 0.1)]
+)
+def test_a_kernel_that_builds_nothing_has_its_whole_core_however_the_machine_stalls(device: str, stalls: float) -> None:
+    run = simulated(plain, device=device, stalls=stalls, **RANKS)
+    whole = core(run.core.claims, PROFILES["quick"].extent.on(device), 0)
+    assert run.cases == [planned.case for planned in whole]
+    assert not run.was_priced and run.missed == ()
+
+
+def test_where_much_starts_at_first_what_builds_nothing_keeps_its_whole_core() -> None:
+    """As the first cells of a run, whose first calls at each place are slow while thirty processes start."""
+
+    def at_first(case: Case) -> Iterator[tuple[Hashable, float]]:
+        yield (case.N, case.M, case.layout, case.bias, case.weight_dtype), 0.7
+
+    assert simulated(at_first).was_priced
+    assert not simulated(at_first, builds=False).was_priced
+
+
+def test_dear_rows_are_no_building() -> None:
+    """An interpreted kernel: a tall case takes long whether it is the first of its shape or not."""
+    run = simulated(plain, device="cpu", call=0.01, row=5e-4, **RANKS)
+    assert not run.was_priced and run.missed == ()
+    assert "a row costs 0.47 ms here" in run.core.coverage(0).left_out
+
+
+def test_a_pause_of_the_machine_hides_no_dear_key() -> None:
+    short = replace(PROFILES["quick"], core_seconds=4.0)
+    assert simulated(tuned, device="cpu", profile=short, pauses=(1,), **RANKS).was_priced
+
+
+def test_what_is_dear_is_said_with_its_price() -> None:
+    left_out = simulated(kernels.compiled_by_user, **PACKED).core.coverage(100).left_out
+    assert left_out.startswith("a new eps takes 33 s: ")
+    assert "; left out: no eps 0.1, 0.5, " in left_out or ", no eps 0.1, 0.5, " in left_out
+
+
+def test_too_few_cases_are_said() -> None:
+    run = simulated(plans, **PACKED)
+    assert run.core.coverage(50).missed == ("50 of 100 cases at least",)
+
+
+def test_too_many_for_the_number_of_cases_are_thin_and_say_so() -> None:
+    run = simulated(blocks, profile=replace(PROFILES["quick"], max_examples=20), **RANKS)
+    assert len(run.cases) == 20 and run.missed
+    assert run.core.why_thin() == "20 cases are allowed"
+
+
+ADDING: dict[str, Any] = {"op": "fused_add_layernorm", "weights": (True, False), "residual_dtypes": ("io", "fp32")}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_kernel_that_adds_a_residual_has_all_that_it_needs(seed: int) -> None:
+    run = simulated(blocks, seed=seed, **RANKS, **ADDING)
+    assert run.was_priced and run.seconds <= 17.0
+    assert len(run.cases) >= 100 and run.core.shapes >= 9 and run.missed == ()
+    for all_of_them in (run.cases, run.cell.claims.parameters):
+        assert {one.residual_dtype for one in all_of_them} == {"same", "fp32"}
+
+
+def test_what_is_drawn_after_a_core_is_where_it_was_paid_for() -> None:
+    """With the gap, too: another may be compiled for."""
+    run = simulated(blocks, **RANKS, **ADDING)
+    built = {key for case in run.cases if case.M for key, _ in blocks(case)}
+    known = next(case for case in run.cases[4:] if case.layout in STRIDED and case.M)
+    again = run.core.where_paid(replace(known, seed=1, gap=known.gap + 1), 1.0)
+    assert (again.layout, again.gap) == (known.layout, known.gap) and built.issuperset(k for k, _ in blocks(again))
+    moved = 0
+    for seed in range(1, 12):
+        new = replace(
+            with_parameters(known, Parameters(True, not known.bias, "fp32", "fp32")), seed=seed, N=6000 + seed
+        )
+        drawn = run.core.where_paid(new, 1.0)
+        moved += drawn.N != new.N
+        assert built.issuperset(key for key, _ in blocks(drawn))
+    assert moved == 11
+
+
+REFUSED: dict[str, Callable[[Case], bool]] = {
+    "bias": lambda case: case.bias,
+    "fp32 weights": lambda case: case.weight_dtype == "fp32",
+    "strided": lambda case: case.gap > 0,
+    "wide": lambda case: case.N > 4096,
+    "odd": lambda case: case.N % 2 == 1,
+    "tall": lambda case: case.M > 64,
+    "no rows": lambda case: case.M == 0,
+    "wide and rank 3": lambda case: case.rank == 3 and case.N > 1024,
+    "an eps": lambda case: case.eps == 1e-3,  # no declaration names it
+    "special values": lambda case: case.rows in ("nan", "inf"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
+    run = simulated(blocks, refuses=REFUSED[what], **RANKS)
+    assert run.was_priced
+    assert run.refused <= 50
+    assert len(run.cases) >= 75
+    assert run.missed == (("no special inf, nan",) if what == "special values" else ())
+
+
+FAULTS: dict[str, Callable[[Case], bool]] = {
+    "rows from 64 on": lambda case: case.M >= 65,
+    "one row": lambda case: case.M == 1,
+    "one column": lambda case: case.N == 1,
+    "no multiple of 16": lambda case: case.N % 16 != 0 and case.N > 1,
+    "a multiple of 16": lambda case: case.N % 16 == 0,
+    "past a block": lambda case: case.N > 1024,
+    "strided": lambda case: case.layout in ("strided", "x_strided"),
+    "no bias": lambda case: not case.bias,
+    "with a bias": lambda case: case.bias,
+    "fp32 weights": lambda case: case.weight_dtype == "fp32",
+    "no rows": lambda case: case.M == 0,
+    "misaligned": lambda case: case.layout == "misaligned",
+}
+
+
+@pytest.mark.parametrize("seed", [0, 7, 1, 2, 3])
+@pytest.mark.parametrize("builds", [blocks, plans, tuned], ids=["blocks", "plans", "tuned"])
+def test_a_fault_of_one_class_of_cases_is_found_where_building_is_dear(builds: Builds, seed: int) -> None:
+    cases = [case for case in simulated(builds, seed=seed, **RANKS).cases if case.rows == "blend" or case.M < 20]
+    assert [name for name, shows in FAULTS.items() if not any(map(shows, cases))] == []
