@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from normcheck.cases.axes import SPECIAL, Value
+from normcheck.cases.axes import SPECIAL, Value, octave_of
 from normcheck.cases.case import PARAMETERS
 from normcheck.cases.core import Design, Planned, goals_of
 from normcheck.cases.data_kinds import NOT_FINITE
@@ -37,12 +37,14 @@ def reached(planned: Planned) -> set[Any]:
     """What of a must-list a case reaches: of one column nothing but its size, as it shows few faults; facets if its
     values are judged row by row.
     """
-    case, goals = planned.case, goals_of(planned)
+    case, goals = planned.case, set(goals_of(planned))
     if case.N == 1:
         goals = {goal for goal in goals if goal[0] in ("m", "n")}
+    elif case.M > 1:
+        goals.add(block_of(case.N))
     ordinary = case.rows not in SPECIAL and case.dy not in NOT_FINITE
     tells = case.M > 0 and ordinary and (case.rows == "blend" or case.M < _TELLING_ROWS)
-    return set(goals) | (facets_of(case.M, case.N) if tells else set())
+    return goals | (facets_of(case.M, case.N) if tells else set())
 
 
 def facets_of(m: int, n: int) -> set[Value]:
@@ -50,11 +52,17 @@ def facets_of(m: int, n: int) -> set[Value]:
     return {("facet", name) for name, has in FACETS.items() if has(m, n)}
 
 
+def block_of(columns: int) -> Value:
+    """The block of a power of two that holds a row, as a goal: several rows of it meet a path of their own."""
+    return ("block", octave_of(columns)[0])
+
+
 class Must:
     """The must-list of one kernel, in the order in which it is cut from its end.
 
     ``floor``: every parameter, layout and kind of data, no rows, a probe of rows and two eps; what of it is not reached
-    is missed, and the cell is thin. ``tail``: facets, the other eps, the classes of M and of N.
+    is missed, and the cell is thin. ``tail``: facets, the other eps, the classes of M and of N, several rows of every
+    block.
     """
 
     def __init__(self, design: Design, limits: Limits, prices: Prices, shapes: int) -> None:
@@ -69,7 +77,8 @@ class Must:
         possible = set[Value]().union(*(facets_of(size.M, size.N) for size in sizes))
         facets = [facet for facet in (("facet", name) for name in FACETS) if facet in possible]
         classes = [("m", m) for m in axes["m"] if m] + [("n", key) for key in axes["n"]]
-        self.tail: tuple[Value, ...] = (*facets, *eps[_FEW_EPS:], *classes)
+        blocks = sorted({block_of(size.N) for size in sizes if size.M > 1 and size.N > 1})
+        self.tail: tuple[Value, ...] = (*facets, *eps[_FEW_EPS:], *classes, *blocks)
 
     def least(self) -> tuple[int, int]:
         """Cases and shapes that a pass needs: fewer if a key takes long, and no more than are declared."""

@@ -296,8 +296,8 @@ class Planner:
         """Leave the plain order if what it builds is too dear, and go back to it if that is not so any more."""
         left, half = self.seconds_left, self._limits.usual / 2
         if self._priced is None:
-            most = max(left, half)
-            trust: Any = "sure" if seconds < half else "likely"  # one sample counts only if it is longer than that
+            most = max(left, min(half, left + self._limits.usual), _CHEAP_SHARE * half)
+            trust: Any = "sure" if seconds < half or left < 0 else "likely"  # else one sample counts, if it is long
             if self.prices.slow and self.prices.ahead(self._rest(), most, trust) > most:
                 self._price()
         elif not self.prices.slow and not self._skipped:
@@ -364,7 +364,9 @@ class Planner:
             out = self.record.reached | self._refusals.given_up
             tail = [goal for goal in self._priced.must.tail if goal not in out]
             facets = [name for axis, name in tail if axis == "facet"]
-            words = (*facets, *in_words(goal for goal in tail if goal[0] != "facet"))
+            blocks = [f"{block // 2 + 1} to {block}" for axis, block in tail if axis == "block"]
+            words = [*facets, *in_words(goal for goal in tail if goal[0] not in ("facet", "block"))]
+            words += [f"no several rows at N of {', '.join(blocks)}"] * bool(blocks)
             parts.append(f"{self._why_priced()}: {self.record.run} cases on {self.shapes} shapes")
             parts += [f"left out: {', '.join(words)}"] * bool(words)
         if not self.claims.shapes:

@@ -11,7 +11,7 @@ from normcheck.cases.case import PARAMETERS, Case, Place, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.planner.limits import Limits
-from normcheck.planner.must import Must, facets_of, reached
+from normcheck.planner.must import Must, block_of, facets_of, reached
 from normcheck.planner.prices import AXES, RUNS, Prices
 from normcheck.planner.record import Record
 
@@ -231,7 +231,7 @@ class Priced:
 
         def told(size: Size) -> int:
             own = facets_of(size.M, size.N) | {(axis, size.axes[axis]) for axis in ("m", "n")}
-            return len(own & wanted)
+            return len((own | {block_of(size.N)} if size.M > 1 < size.N else own) & wanted)
 
         new = (size for size in self._design.candidates if size.M and (size.M, size.N) not in self._record.shapes)
         return sorted(new, key=lambda size: (-told(size), size.M * size.N))[:_SIZES]
