@@ -322,8 +322,8 @@ def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
         "    y = x.float() / (x.float().square().mean(-1, keepdim=True).sqrt() + eps) * weight.float()\n",
         "    return (y if bias is None else y + bias.float()).to(x.dtype)\n",
     )
-    few, reports = ("--dtype", "fp16", "--max-examples", "60"), ("--report", "json:out.json", "--report", "html:out.html")
-    done = cli("verify", "--impl", str(path), *few, *reports)
+    few, reports = ("--dtype", "fp16", "--max-examples", "60"), ("json:out.json", "html:out.html")
+    done = cli("verify", "--impl", str(path), *few, *(word for report in reports for word in ("--report", report)))
     assert done.code == 1
     said = " ".join(done.out.split())
     assert "Might be: eps is added outside the root: 1 / (sqrt(v) + eps); this predicts all" in said
