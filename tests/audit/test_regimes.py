@@ -196,7 +196,7 @@ def test_a_divided_kernel_without_a_fault_is_right(op: str, dtype: str) -> None:
     """What is found of a fault behind row 4096 is the fault, not the seam."""
     made = without_fault(REGIMES["late_rows"], MUTANTS["mD08"]).make(op)
     cell = Cell(OPS[op], made, dtype, "tests")
-    for case in cases_of(cell.op, made, dtype)[::9]:
+    for case in cases_of(cell.op, made, dtype)[::18]:
         result = run_case(cell, REGIMES["late_rows"].into(case), PLAN)
         assert not result.failed, (str(result.case), result.problems, result.wrong)
 

@@ -369,7 +369,7 @@ IMPLEMENTATIONS = (Implementation(name="mine", op="layernorm", forward=forward, 
 
 def run_file(cli: Cli, path: Path, *more: str) -> dict[str, Any]:
     """The verdicts of a file in a process of its own, by name."""
-    few = ("--device", "cpu", "--max-examples", "40", "--report", "json:out.json")
+    few = ("--device", "cpu", "--max-examples", "20", "--report", "json:out.json")
     cli("verify", "--impl", path.name, *few, *more)
     document = json.loads(Path("out.json").read_text(encoding="utf-8"))
     return {v["implementation"]: v for v in document["verdicts"]}

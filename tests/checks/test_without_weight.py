@@ -69,12 +69,16 @@ def case_of(op: str, dtype: str = "fp16", **fields: Any) -> Case:
     )
 
 
-@pytest.mark.parametrize("isolation", ["--isolation", "--no-isolation"])
 @pytest.mark.parametrize(
-    ("source", "fault"), [(RMSNORM, {"eps": "2 * eps"}), (OPTIONAL, {"fault": " * (weight is not None)"})]
+    ("source", "fault", "isolation"),
+    [
+        (RMSNORM, {"eps": "2 * eps"}, "--no-isolation"),
+        (OPTIONAL, {"fault": " * (weight is not None)"}, "--isolation"),
+    ],
+    ids=["none", "optional"],
 )
 def test_a_right_function_passes_and_a_wrong_one_is_found(
-    cli: Cli, kernel_file: KernelFile, isolation: str, source: str, fault: dict[str, str]
+    cli: Cli, kernel_file: KernelFile, source: str, fault: dict[str, str], isolation: str
 ) -> None:
     args = ("--dtype", "fp16", isolation)
     right = kernel_file(source.format(eps="eps", fault=""), name="right.py")

@@ -69,6 +69,9 @@ CODE_OF_ITS_OWN = ["layernorm", "layernorm_relu_bitmask", "rmsnorm_llama"]
 EACH = [(make, op) for make in MAKES for op in (CODE_OF_ITS_OWN if len(MAKES) > 1 and make == "triton" else JUDGED)]
 """Kernels and op, where each op takes Triton's interpreter ten seconds: then only those of ``CODE_OF_ITS_OWN``."""
 
+OF_LAST_MAKE = pytest.mark.parametrize("kernels", MAKES[-1:], indirect=True)
+"""For what is asked of the trial, whoever's kernels judge: those that are quick here."""
+
 
 @pytest.fixture(autouse=True, params=MAKES)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -97,8 +100,16 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
     return trial.disagreement(judge, trial.right_kernel(op, case, make(case, op, DEVICE)), own_bits=own_bits)
 
 
-@pytest.mark.parametrize("fields", SMALL, ids=str)
-@pytest.mark.parametrize("op", JUDGED)
+@pytest.mark.parametrize(
+    ("kernels", "op", "fields"),
+    [
+        (make, op, fields)
+        for make, op, fields in product(MAKES, JUDGED, SMALL)
+        if (make, op) in EACH or fields.get("rows") == "blend"
+    ],
+    indirect=["kernels"],
+    ids=str,
+)
 def test_both_judges_find_the_same(op: str, fields: dict[str, object]) -> None:
     turn = (list(OPS).index(op) + SMALL.index(fields)) % len(DTYPES)
     for dtype in DTYPES if fields.get("rows") == "blend" else DTYPES[turn : turn + 1]:
@@ -164,7 +175,9 @@ def test_bits_in_doubt() -> None:
 
 
 @pytest.mark.parametrize(("kernels", "op"), EACH, indirect=["kernels"])
-def test_one_wrong_element_of_any_output_is_not_passed(op: str) -> None:
+def test_one_wrong_element_of_any_output_is_not_passed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, a row of the trial is one tile; the next test has rows of several."""
+    monkeypatch.setattr(fused, "SMALL", replace(fused.SMALL, columns=1024))
     dtype = DTYPES[list(OPS).index(op) % len(DTYPES)]
     judge = judge_for(case_of(op, dtype, M=2, N=8))
     trial.hold(trial.key_of(judge, trial.right_kernel(OPS[op], judge.case, make(judge.case, OPS[op], DEVICE)).outputs))
@@ -263,6 +276,7 @@ def forget(monkeypatch: pytest.MonkeyPatch, worth: float = 0.0) -> None:
     monkeypatch.setattr(trial, "in_crowd", False)
 
 
+@OF_LAST_MAKE
 @pytest.mark.parametrize(("rows", "cases"), [(3, 5), (1 << 20, 2)])
 def test_a_trial_begins_once_it_is_worth_its_time(monkeypatch: pytest.MonkeyPatch, rows: int, cases: int) -> None:
     """Every case counts, a large one more."""
@@ -277,6 +291,7 @@ def test_a_trial_begins_once_it_is_worth_its_time(monkeypatch: pytest.MonkeyPatc
     assert len(trial._trials) == 1
 
 
+@OF_LAST_MAKE
 def test_in_a_crowd_it_begins_later(monkeypatch: pytest.MonkeyPatch) -> None:
     forget(monkeypatch)
     monkeypatch.setattr(trial, "hold", lambda key: None)
@@ -286,6 +301,7 @@ def test_in_a_crowd_it_begins_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trial._trials
 
 
+@OF_LAST_MAKE
 def test_on_a_cpu_the_first_case_waits_for_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it does not depend on the time who judges a case."""
     forget(monkeypatch)
@@ -294,6 +310,7 @@ def test_on_a_cpu_the_first_case_waits_for_the_trial(monkeypatch: pytest.MonkeyP
     assert trial.is_trusted(judge, {"y": torch.zeros(3, 8, dtype=torch.float16)})
 
 
+@OF_LAST_MAKE
 def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "alike", lambda plain, ours: False)
     forget(monkeypatch)
@@ -307,6 +324,7 @@ def test_a_judge_that_fails_its_trial_is_an_error(monkeypatch: pytest.MonkeyPatc
         trial.is_trusted(judge, outputs)
 
 
+@OF_LAST_MAKE
 def test_it_is_trusted_once_its_trial_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     forget(monkeypatch)
     case = case_of("layernorm_relu_bitmask", "fp16", M=3, N=8)
@@ -322,6 +340,7 @@ def test_it_is_trusted_once_its_trial_has_ended(monkeypatch: pytest.MonkeyPatch)
     assert trial.is_trusted(judge, outputs)
 
 
+@OF_LAST_MAKE
 def test_where_nothing_compiles_it_is_never_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(key: trial.Key) -> None:
         raise RuntimeError("no C compiler")
@@ -359,17 +378,18 @@ def ratios_differ(
     return ""
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", JUDGED)
-def test_ratios_alone_are_the_same(op: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("turn", range(len(DTYPES)))
+@pytest.mark.parametrize(("kernels", "op"), EACH, indirect=["kernels"])
+def test_ratios_alone_are_the_same(kernels: str, op: str, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every dtype; interpreted, each kind of case in another one."""
     if DEVICE == "cuda":
         pytest.skip("a small case is not aligned as the specialised kernels expect")
-    for rows, weights, tile in (
-        ("blend", "probe", (4, 16)),
-        ("normal", "normal", (4, 16)),
-        ("offset", "small", (1, 8)),
-    ):
-        case = case_of(op, dtype, M=9, N=24, rows=rows, weights=weights, dy="correlated")
+    every = (("blend", "probe", (4, 16)), ("normal", "normal", (4, 16)), ("offset", "small", (1, 8)))
+    ahead = JUDGED.index(op)
+    for number, (rows, weights, tile) in enumerate(every):
+        if kernels == "triton" and DEVICE == "cpu" and number != (turn + ahead) % len(every):
+            continue
+        case = case_of(op, DTYPES[turn], M=9, N=24, rows=rows, weights=weights, dy="correlated")
         assert ratios_differ(case, monkeypatch, tile=tile) == ""  # (1, 8) fills every tile
 
 
@@ -456,13 +476,16 @@ def test_a_fault_in_it_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.
         kernel = trial.right_kernel(op, case, make(case, op, DEVICE))
         if faulty.disagreement(judge_for(case), kernel):
             return
-        if any(faulty._passes(judge_for(case), wrong, name) for name, wrong in trial.wrong_kernels(kernel)):
-            return
         if ratios_differ(case, monkeypatch, sys.modules["normcheck.oracle.fused.judge"]):
             return
     llama = case_of("rmsnorm_llama", "fp16", M=20, N=40)
     if ratios_differ(llama, monkeypatch, sys.modules["normcheck.oracle.fused.judge"]):
         return
+    for case in cases:  # the dearest
+        op = OPS[case.op]
+        kernel = trial.right_kernel(op, case, make(case, op, DEVICE))
+        if any(faulty._passes(judge_for(case), wrong, name) for name, wrong in trial.wrong_kernels(kernel)):
+            return
     pytest.fail(f"{fault}: not found")
 
 
