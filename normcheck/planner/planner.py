@@ -297,7 +297,7 @@ class Planner:
         left, half = self.seconds_left, self._limits.usual / 2
         if self._priced is None:
             most = max(left, min(half, left + self._limits.usual), _CHEAP_SHARE * half)
-            trust: Any = "sure" if seconds < half or left < 0 else "likely"  # else one sample counts, if it is long
+            trust: Any = "sure" if seconds < half else "likely"  # one sample counts only if it is longer than that
             if self.prices.slow and self.prices.ahead(self._rest(), most, trust) > most:
                 self._price()
         elif not self.prices.slow and not self._skipped:
