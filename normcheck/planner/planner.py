@@ -300,7 +300,7 @@ class Planner:
             trust: Any = "sure" if seconds < half else "likely"  # one sample counts only if it is longer than that
             if self.prices.slow and self.prices.ahead(self._rest(), most, trust) > most:
                 self._price()
-        elif not self.prices.slow and not self._skipped:
+        elif self.prices.is_new and not self.prices.slow and not self._skipped:  # else no price fell
             most, design = _CHEAP_SHARE * left, self._design
             rest = (planned for planned in self._rest() if goals_of(planned) & design.left)
             if most > 0 and self.prices.ahead(rest, most, "likely") <= most:

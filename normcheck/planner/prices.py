@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from normcheck.cases.case import Case, with_rows
 from normcheck.cases.core import Planned
 
@@ -54,7 +57,7 @@ Trust = Literal["likely", "sure", "worst"]
 _Values = tuple[Hashable, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # it is itself alone, which makes it a key
 class _Sample:
     """A case, what it took, and the axes that were new in it."""
 
@@ -84,6 +87,11 @@ class Own:
     def is_known(self) -> bool:
         """Whether it is known what a call takes, without building anything."""
         return self.repeated or self.call < FAST
+
+    @property
+    def known(self) -> tuple[object, ...]:
+        """All that ``seconds`` depends on but for the case."""
+        return self.call, self.repeated, self._rates[False], self._rates[True]
 
     def rate(self, unit: str) -> float:
         """Seconds of a "row", a "column" or an "element", at most; 0 if it is not known."""
@@ -131,6 +139,56 @@ def _sizes(rows: int, columns: int) -> dict[str, int]:
     return {"row": rows, "column": columns, "element": rows * columns}
 
 
+class Runs:
+    """The combinations of values of AXES that have run, each once, in their order."""
+
+    def __init__(self) -> None:
+        self._values: dict[_Values, None] = {}
+        self._numbers: tuple[dict[Hashable, int], ...] = tuple({} for _ in AXES)
+        self._rows = np.empty((256, len(AXES)), np.int32)  # the values as numbers
+        self._projected: dict[tuple[int, ...], set[_Values]] = {}  # axes -> their values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def copy(self) -> Runs:
+        """The same, to which more may be added."""
+        return self._of(self._values)
+
+    def without_warmed(self) -> Runs:
+        """Those of this process."""
+        return self._of(values for values in self._values if not values[-1])
+
+    @staticmethod
+    def _of(every: Iterable[_Values]) -> Runs:
+        runs = Runs()
+        for values in every:
+            runs.add(values)
+        return runs
+
+    def add(self, values: _Values) -> None:
+        """Note that a case of these values has run."""
+        if values in self._values:
+            return
+        if len(self) == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[len(self)] = [own.setdefault(v, len(own)) for own, v in zip(self._numbers, values, strict=True)]
+        self._values[values] = None
+        for axes, known in self._projected.items():
+            known.add(tuple(values[i] for i in axes))
+
+    def differing(self, values: _Values) -> NDArray[np.bool_]:
+        """For each that has run, in which axes it differs from these values."""
+        wanted = [own.get(value, -1) for own, value in zip(self._numbers, values, strict=True)]
+        return self._rows[: len(self)] != np.array(wanted, np.int32)
+
+    def among(self, axes: tuple[int, ...]) -> set[_Values]:
+        """The combinations of the values of these axes alone."""
+        if axes not in self._projected:
+            self._projected[axes] = {tuple(one[i] for i in axes) for one in self._values}
+        return self._projected[axes]
+
+
 class Prices:
     """The prices of one kernel on ``device`` ("cpu" or "cuda"), in seconds.
 
@@ -149,9 +207,9 @@ class Prices:
         self._first: _Sample | None = None
         self._alone: dict[Hashable, deque[_Sample]] = defaultdict(lambda: deque(maxlen=_LATEST))
         self._shared: dict[str, deque[_Sample]] = defaultdict(lambda: deque(maxlen=_LATEST))
-        self._ran: dict[_Values, None] = {}
+        self._runs = Runs()
         self._known: dict[Hashable, float] = {}  # prices since the latest case
-        self._projected: dict[tuple[int, ...], set[_Values]] = {}  # axes -> their values in the cases that ran
+        self._beyonds: dict[_Sample, float] = {}  # by what is known of a case's own runs
 
     @property
     def little(self) -> float:
@@ -206,8 +264,10 @@ class Prices:
 
     def _beyond(self, sample: _Sample) -> float:
         """What a case took beyond its own runs, by what is known of these now."""
-        beyond = sample.seconds - _SLACK * self.own.seconds(sample.planned)
-        return beyond if beyond > self.little else 0.0
+        if sample not in self._beyonds:
+            beyond = sample.seconds - _SLACK * self.own.seconds(sample.planned)
+            self._beyonds[sample] = beyond if beyond > self.little else 0.0
+        return self._beyonds[sample]
 
     def is_tried(self, axis: str) -> bool:
         """Whether a case had a new value of this axis."""
@@ -219,24 +279,21 @@ class Prices:
         return total + (self._building(_values(with_rows(planned.case, 1)), trust) if planned.probe == "rows" else 0.0)
 
     def _building(self, own: _Values, trust: Trust) -> float:
+        if trust != "worst" and not self.dearest:
+            return 0.0
         prices = [self.of(axis, value, trust) for axis, value in zip(AXES, own, strict=True)]
         dear = tuple(i for i, price in enumerate(prices) if price > 0)
-        known = self._among(dear)
+        known = self._runs.among(dear)
         mine = tuple(own[i] for i in dear)
         if mine in known:
             return 0.0
         nearest = (sum(prices[i] for i, a, b in zip(dear, mine, one, strict=True) if a != b) for one in known)
         return min(min(nearest, default=self.dearest), self.dearest)
 
-    def _among(self, dear: tuple[int, ...]) -> set[_Values]:
-        if dear not in self._projected:
-            self._projected[dear] = {tuple(one[i] for i in dear) for one in self._ran}
-        return self._projected[dear]
-
     def ahead(self, cases: Iterable[Planned], most: float, trust: Trust) -> float:
         """Seconds that these cases are expected to build for, one after the other; counted up to ``most``."""
-        total, before = 0.0, (dict(self._ran), self._projected)
-        self._projected = {}
+        total, before = 0.0, self._runs
+        self._runs = before.copy()
         for planned in cases:
             price = self.building_of(planned, trust)
             if price:
@@ -244,7 +301,7 @@ class Prices:
                 self._run(planned)
                 if total > most:
                     break
-        self._ran, self._projected = before
+        self._runs = before
         return total
 
     def saw(self, planned: Planned, seconds: float) -> None:
@@ -254,10 +311,13 @@ class Prices:
         self.building += max(0.0, seconds - own)
         values = _values(planned.case)
         new = self._new(values)
-        if planned.probe == "rows" and self._ran and not new:
+        if planned.probe == "rows" and len(self._runs) and not new:
             values = _values(with_rows(planned.case, 1))
             new = self._new(values)
+        known = self.own.known
         self.own.saw(planned, seconds, new=bool(new))
+        if self.own.known != known:
+            self._beyonds.clear()
         self._known.clear()
         sample = _Sample(planned, seconds, new)
         beyond = self._beyond(sample)
@@ -281,23 +341,17 @@ class Prices:
 
     def _new(self, own: _Values) -> tuple[str, ...]:
         """The axes in which a case differs from its nearest neighbour: at the lowest price, then the fewest."""
-        price = [self.of(axis, value) for axis, value in zip(AXES, own, strict=True)]
-
-        def distance(other: _Values) -> tuple[float, int]:
-            differing = [p for p, a, b in zip(price, own, other, strict=True) if a != b]
-            return sum(differing), len(differing)
-
-        nearest = min(self._ran, key=distance, default=None)
-        if nearest is None:
+        if not len(self._runs):
             return AXES
-        return tuple(axis for axis, a, b in zip(AXES, own, nearest, strict=True) if a != b)
+        differing = self._runs.differing(own)
+        price = differing @ np.array([self.of(axis, value) for axis, value in zip(AXES, own, strict=True)])
+        cheapest = np.flatnonzero(price == price.min())
+        nearest = differing[cheapest[differing[cheapest].sum(1).argmin()]]
+        return tuple(axis for axis, differs in zip(AXES, nearest, strict=True) if differs)
 
     def _run(self, planned: Planned, process: str = "") -> None:
         for case in (planned.case, with_rows(planned.case, 1)) if planned.probe == "rows" else (planned.case,):
-            values = (*_values(case)[:-1], process)
-            self._ran[values] = None
-            for dear, known in self._projected.items():
-                known.add(tuple(values[i] for i in dear))
+            self._runs.add((*_values(case)[:-1], process))
 
     def warm(self, planned: Planned) -> None:
         """Note that another process has run this case."""
@@ -306,8 +360,7 @@ class Prices:
 
     def forget_warmed(self) -> None:
         """Take what another process has run for new again."""
-        self._ran = {values: None for values in self._ran if not values[-1]}
-        self._projected.clear()
+        self._runs = self._runs.without_warmed()
 
     @property
     def warming_is_idle(self) -> bool:
