@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normcheck.cases.axes import (
     OCTAVES,
@@ -171,6 +172,8 @@ class Design:
         self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
         self._with_rows = [size for size in self.candidates if size.M]
         self._rows = np.array([size.M for size in self._with_rows])
+        self._of_m, self._m_of = _numbered(self._with_rows, lambda size: size.M)
+        self._of_n, self._n_of = _numbered(self._with_rows, lambda size: size.N)
         self._costs = np.array([size.cost for size in self._with_rows])
         self._at: dict[Any, list[int]] = {}  # goal -> which of these sizes cover it, whatever else a case has
         for index, size in enumerate(self._with_rows):
@@ -336,10 +339,10 @@ class Design:
         def undone_at(size: Size, axes: Sequence[str]) -> int:
             return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
 
-        rows = {m: undone_at(s, _OF_ROWS) + sum(min(m, n) for n in lacks) for m, s in {s.M: s for s in sizes}.items()}
-        columns = {n: undone_at(s, _OF_COLUMNS) for n, s in {s.N: s for s in sizes}.items()}
-        of_kinds = np.minimum(self._rows, [kinds["n", s.axes["n"]] for s in sizes])
-        gains = self._together + of_kinds + [rows[s.M] + columns[s.N] for s in sizes]
+        rows = np.array([undone_at(s, _OF_ROWS) + sum(min(s.M, n) for n in lacks) for s in self._of_m])
+        columns = np.array([undone_at(s, _OF_COLUMNS) for s in self._of_n])
+        of_kinds = np.minimum(self._rows, np.array([kinds["n", s.axes["n"]] for s in self._of_n])[self._n_of])
+        gains = self._together + of_kinds + rows[self._m_of] + columns[self._n_of]
         return sizes[int(np.argmax(gains / self._costs))]
 
     def _in_turn(self, size: Size) -> Size:
@@ -461,6 +464,13 @@ _CASE_COST_ROWS = 12
 """The fixed cost of a case, in rows of an interpreted kernel."""
 _MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
 """Cases up to these M are run with their rows in another order whenever a goal needs it, and always a second time."""
+
+
+def _numbered(sizes: Sequence[Size], of: Callable[[Size], int]) -> tuple[list[Size], NDArray[np.intp]]:
+    """The last of these sizes with each value of ``of``, and for each size the number of its value."""
+    last = {of(size): size for size in sizes}
+    numbers = {value: number for number, value in enumerate(last)}
+    return [*last.values()], np.array([numbers[of(size)] for size in sizes], np.intp)
 
 
 def _needs_own_case(goal: Any) -> bool:
