@@ -180,7 +180,8 @@ class Runs:
     def differing(self, values: _Values) -> NDArray[np.bool_]:
         """For each that has run, in which axes it differs from these values."""
         wanted = [own.get(value, -1) for own, value in zip(self._numbers, values, strict=True)]
-        return self._rows[: len(self)] != np.array(wanted, np.int32)
+        differing: NDArray[np.bool_] = self._rows[: len(self)] != np.array(wanted, np.int32)
+        return differing
 
     def among(self, axes: tuple[int, ...]) -> set[_Values]:
         """The combinations of the values of these axes alone."""
