@@ -129,9 +129,20 @@ class Planner:
         priced = self._priced or self._price()  # the time of a core may be over: what a pass needs is left
         if self.record.run >= self._limits.cases:
             return None
-        planned = priced.next()
+        planned = priced.next() or self._next_that_builds_nothing()
         self._number += planned is not None
         return None if planned is None else Step(planned, self._number, own=True)
+
+    def _next_that_builds_nothing(self) -> Planned | None:
+        """What the plain order still has and costs nothing but its own run, if there is time for it."""
+        for planned in self._rest():
+            self._taken += 1
+            costs_little = self.prices.building_of(planned) <= self.prices.little
+            if costs_little and self.claims.takes(planned.case) and goals_of(planned) & self._design.left:
+                own = self.prices.own.seconds(planned)
+                fits = own <= min(self.seconds_left, self._limits.core - self.record.core)
+                return planned if fits else None
+        return None
 
     def _next_plain(self) -> Step | None:
         if not self._opened and not (self._head and self._head.opens):
