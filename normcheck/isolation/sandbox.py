@@ -51,6 +51,9 @@ _CACHES = {
 }
 """Variable of the environment that says where a compiler keeps what it has made -> its folder in a sandbox."""
 
+_ANSWERED = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
+"""What inductor asks again in each new folder of caches: it compiles a test for each set of vector instructions that
+the processor has, in a process that imports torch, before it makes its first kernel for the CPU: 47 s for a new eps."""
 
 RUN_FOLDER = "normcheck-run-"
 
@@ -99,7 +102,7 @@ class Sandbox:
 
         What this system does not have is left out: ``Reach`` tells.
         """
-        os.environ.update({**self._own, **self.caches})
+        os.environ.update({**_ANSWERED, **os.environ, **self._own, **self.caches})
         tempfile.tempdir = self._own["TMPDIR"]
         if sys.platform != "linux":
             return
