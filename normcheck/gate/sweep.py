@@ -203,7 +203,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
             judge(case)  # each waits for its turn at the memory, which is not the cell's time
         end = time.perf_counter() + seconds_after(core, plan)
         for case, is_large in explicit(cell, plan, core.claims):
-            if core.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
+            if core.paid.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
                 judge(case, is_large)
         for case, upcoming in pairwise(endless(choices(core.claims), seed_of(cell, plan.seed))):
             judge(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())), upcoming=upcoming)

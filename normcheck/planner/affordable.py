@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from normcheck.cases.core import Planned
 from normcheck.cases.goals import Extent
-from normcheck.planner.prices import Own
+from normcheck.planner.own import Own
 
 _SHARE = 0.5
 """The cases of a core may be expected to take this share of its time: what a case costs is the least that was seen."""

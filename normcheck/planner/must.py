@@ -10,7 +10,8 @@ from normcheck.cases.case import PARAMETERS
 from normcheck.cases.core import Design, Planned, goals_of
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.planner.limits import DEAR_SECONDS, Limits
-from normcheck.planner.prices import RUNS, Prices
+from normcheck.planner.own import RUNS
+from normcheck.planner.prices import Prices
 
 FACETS: Mapping[str, Callable[[int, int], bool]] = {
     "M above 64": lambda m, n: m > 64,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
-from normcheck.cases.axes import Pair, Value
-from normcheck.cases.case import Case, Parameters, Place, place_of, with_parameters
+from normcheck.cases.case import Case, Place, place_of
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import ALL_OPENED, Design, Planned, drawn, gap_at, goals_of
-from normcheck.cases.goals import Extent, Goals, goals, sizes_of
+from normcheck.cases.core import ALL_OPENED, Design, Planned, gap_at, goals_of
+from normcheck.cases.goals import Extent, sizes_of
 from normcheck.cases.missed import in_words
-from normcheck.planner.affordable import affordable, left_out
+from normcheck.planner.affordable import left_out
 from normcheck.planner.limits import Limits
+from normcheck.planner.own import FAST
+from normcheck.planner.paid import Paid
+from normcheck.planner.plain import Plain, Step
 from normcheck.planner.priced import Priced
-from normcheck.planner.prices import FAST, Prices
+from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
-from normcheck.planner.refusals import Refusals, with_value
+from normcheck.planner.refusals import Refusals
 from normcheck.result import Coverage
 
 _FEW = 2
@@ -28,23 +27,8 @@ _FEW = 2
 _CHEAP_SHARE = 0.25
 """The plain order comes back if what it builds takes no more than this share of the time that is left."""
 
-_PAY_EVERY = 16
-"""Of the cases after a core so many are drawn where they were paid for, before one may build something."""
-
 _STALL = 3.0
 """A case that takes so many times what was expected was stalled."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A case to run. ``number``: its place in the sequence of all shards; ``own``: whether this shard counts it;
-    ``again``: it repeats the one before, to tell what is built.
-    """
-
-    planned: Planned
-    number: int
-    own: bool
-    again: bool = False
 
 
 class Planner:
@@ -69,18 +53,15 @@ class Planner:
         excuses: bool = True,
         layouts: tuple[str, ...] = (),
     ) -> None:
-        self._declared, self._usual, self._extent, self._seed = claims, extent, extent, seed
-        self._device, self._limits, self._shard, self._asked = device, limits, shard, layouts
-        self._may_build, self._excuses = builds and shard[1] == 1, excuses
+        self._declared, self._usual, self._seed = claims, extent, seed
+        self._limits, self._shard, self._asked, self._excuses = limits, shard, layouts, excuses
         self.prices, self.record = Prices(device), Record()
-        self._refusals = Refusals(claims, self._goals)
+        self.paid = Paid(self.prices, self.record, builds and shard[1] == 1)
+        self._refusals = Refusals(claims, lambda claims: self._plain.goals(claims))
+        fits, own = device == "cpu" and not claims.shapes, self.prices.own
+        self._plain = Plain(self._refusals, extent, seed, limits, own, self.record, shard=shard, fits=fits)
         self._barred: set[Place] = set()
-        self._elsewhere: set[Value | Pair] = set()  # goals that other shards cover
         self._priced: Priced | None = None
-        self._number, self._used, self._opened = -1, 0, False
-        self._fitted = (math.inf,) * 3
-        self._skipped: list[Planned] = []
-        self._plan()
 
     @property
     def claims(self) -> Claims:
@@ -90,7 +71,7 @@ class Planner:
     @property
     def length(self) -> int:
         """How many numbers of the sequence are used."""
-        return self._number + 1
+        return self._plain.number + 1
 
     @property
     def is_priced(self) -> bool:
@@ -106,70 +87,47 @@ class Planner:
     def repeats(self) -> bool:
         """Whether the next case is the one before it again, with other data: it tells what is built."""
         own = self.prices.own
-        return self._may_build and self.record.run == _FEW and not own.repeated and own.call > FAST
+        return self.paid.may_build and self.record.run == _FEW and not own.repeated and own.call > FAST
 
     @property
     def upcoming(self) -> Case | None:
         """The case that comes next if the present one changes nothing, None if that is not known."""
-        return self._head.case if self._priced is None and self._head is not None else None
+        coming = self._plain.upcoming
+        return coming.case if self._priced is None and coming is not None else None
 
     def next(self) -> Step | None:
         """The next case; None if the core is finished, or the rest of it would take too long."""
-        question = self._refusals.question
+        question, plain = self._refusals.question, self._plain
         if question is not None:
-            return Step(Planned(question.case, "memory"), self._number, self._opened or self._shard[0] == 1)
-        if self._drawn_for != self._refusals.version and self._priced is not None:
+            return Step(Planned(question.case, "memory"), plain.number, plain.opened or self._shard[0] == 1)
+        if self._priced is not None and plain.drawn_for != self._refusals.version:
             self._price()
         if self.repeats:
-            return Step(self._again(), self._number, own=True, again=True)
+            return Step(self._again(), plain.number, own=True, again=True)
         if self._priced is None:
-            step = self._next_plain()
-            if step is not None or not self._skipped or self._shard[1] > 1:
+            step = plain.next()
+            if step is not None or not plain.skipped or self._shard[1] > 1:
                 return step
         priced = self._priced or self._price()  # the time of a core may be over: what a pass needs is left
         if self.record.run >= self._limits.cases:
             return None
-        planned = priced.next() or self._next_that_builds_nothing()
-        self._number += planned is not None
-        return None if planned is None else Step(planned, self._number, own=True)
+        return self._numbered(priced.next() or self._rest_that_builds_nothing())
 
-    def _next_that_builds_nothing(self) -> Planned | None:
+    def _numbered(self, planned: Planned | None) -> Step | None:
+        if planned is None:
+            return None
+        self._plain.number += 1
+        return Step(planned, self._plain.number, own=True)
+
+    def _rest_that_builds_nothing(self) -> Planned | None:
         """What the plain order still has and costs nothing but its own run, if there is time for it."""
-        for planned in self._rest():
-            self._taken += 1
-            costs_little = self.prices.building_of(planned) <= self.prices.little
-            if costs_little and self.claims.takes(planned.case) and goals_of(planned) & self._design.left:
-                own = self.prices.own.seconds(planned)
-                fits = own <= min(self.seconds_left, self._limits.core - self.record.core)
-                return planned if fits else None
-        return None
-
-    def _next_plain(self) -> Step | None:
-        if not self._opened and not (self._head and self._head.opens):
-            self._opened = True
-            self._fit(drawn_anew=self._drawn_for != self._refusals.version)
-        elif self._opened and self._extent != self._usual:
-            self._fit()  # a call may have been dear, not rows
-        while self._head is not None or self._drawn_again():
-            planned = self._pop()
-            self._number += 1
-            self._used = max(self._used, planned.opens)
-            if not self.claims.takes(planned.case):
-                continue
-            own = self._number % self._shard[1] == self._shard[0] - 1
-            if not own and self._opened:
-                self._elsewhere |= goals_of(planned)
-            elif self.record.core + self.prices.own.seconds(planned, most=True) <= self._limits.core:
-                return Step(planned, self._number, own)
-            else:
-                self._skipped.append(planned)
-        return None
+        prices, time = self.prices, min(self.seconds_left, self._limits.core - self.record.core)
+        planned = self._plain.one_that(lambda one: prices.building_of(one) <= prices.little, self._design.left)
+        return planned if planned is not None and prices.own.seconds(planned) <= time else None
 
     def free(self) -> Step | None:
         """One more case that builds nothing; None if none adds anything, or if the order is the plain one."""
-        planned = self._priced.free() if self._priced is not None else None
-        self._number += planned is not None
-        return None if planned is None else Step(planned, self._number, own=True)
+        return self._numbered(self._priced.free()) if self._priced is not None else None
 
     def saw(self, step: Step, *, refused: bool, seconds: float) -> None:
         """Take what came of a case, which took so many ``seconds``."""
@@ -187,7 +145,7 @@ class Planner:
         self._refusals.ran(planned.case)
         if question is not None:
             self._refusals.answered(self.record.done)
-        elif self._may_build and self.record.run > 1:
+        elif self.paid.may_build and self.record.run > 1:
             self._choose(seconds)
 
     def saw_another(self, case: Case, probe: str, *, refused: bool, seconds: float) -> None:
@@ -221,33 +179,10 @@ class Planner:
 
     # what follows a core
 
-    def is_worth(self, case: Case, seconds: float) -> bool:
-        """Whether a case is worth what it builds, for which there are so many ``seconds``."""
-        return not self._may_build or self._builds(case, "worst") <= max(seconds, self.prices.little)
-
     def where_paid(self, case: Case, seconds: float) -> Case:
-        """This case if it builds nothing, else one with its data at a place that was paid for.
-
-        Every _PAY_EVERY-th stays as it is, if what it builds takes no more than ``seconds``.
-        """
-        case = replace(case, gap=gap_at(case.N, case.layout)) if self.is_priced else case
-        if not self._may_build or self._builds(case) <= self.prices.little:
-            return case
-        if case.seed % _PAY_EVERY == 0 and self.is_worth(case, seconds):
-            return case
-        places = [place for place in self.record.places if place[:2] == (case.M, case.N)]
-        places = places or [place for place in self.record.places if place[0]]
-        if not places:
-            return case
-        m, n, weight, bias, weight_dtype, residual_dtype, layout = places[case.seed % len(places)]
-        there = replace(with_value(replace(case, M=m, N=n), "layout", layout), gap=gap_at(n, layout))
-        there = with_parameters(there, Parameters(weight, bias, weight_dtype, residual_dtype))
-        like = self.record.places.get(place_of(there), there)
-        dear = self.prices.of("numbers") > self.prices.little
-        return replace(there, eps=like.eps, options=like.options) if dear else there
-
-    def _builds(self, case: Case, trust: Any = "likely") -> float:
-        return self.prices.building_of(Planned(case, "memory"), trust)
+        """This case if it builds nothing, or is one of the few that may, for ``seconds``; else its data elsewhere."""
+        steady = replace(case, gap=gap_at(case.N, case.layout)) if self.is_priced else case
+        return self.paid.where(steady, seconds)
 
     @property
     def seconds_left(self) -> float:
@@ -255,49 +190,6 @@ class Planner:
         return self._limits.usual - self._limits.used - self.prices.spent + self.record.stalled
 
     # the order
-
-    def _goals(self, claims: Claims) -> Goals:
-        return goals(claims, self._extent, self._seed)
-
-    def _done(self) -> frozenset[Any]:
-        return frozenset(self.record.done | self._refusals.given_up)
-
-    def _plan(self) -> None:
-        self._drawn_for, self._plain, self._taken = self._refusals.version, self._cases(self._extent), 0
-        self._head = next(iter(self._plain), None)
-
-    def _cases(self, extent: Extent) -> Iterable[Planned]:
-        """The cases of the plain order, of this extent, for what is not done."""
-        used = ALL_OPENED + self._refusals.combinations if self._opened else self._used
-        return drawn(self.claims, extent, self._seed, done=self._done(), used=used)
-
-    def _pop(self) -> Planned:
-        assert self._head is not None
-        taken = self._head
-        self._taken += 1
-        self._head = next(self._rest(), None)
-        return taken
-
-    def _rest(self) -> Iterator[Planned]:
-        return islice(iter(self._plain), self._taken, None)
-
-    def _drawn_again(self) -> bool:
-        """Draw cases for the goals of refused ones, without the refused values. Returns whether there are any."""
-        if self._drawn_for == self._refusals.version or self._shard[1] > 1 or not self._opened:
-            return False
-        self._plan()
-        return self._head is not None
-
-    def _fit(self, *, drawn_anew: bool = False) -> None:
-        """Take the extent that is affordable on a CPU. What a row costs can only fall."""
-        own = self.prices.own
-        costs, extent = (own.call, own.rate("row"), own.rate("column")), self._extent
-        if self._device == "cpu" and self._shard[1] == 1 and not self.claims.shapes and costs != self._fitted:
-            self._fitted = costs
-            extent = affordable(self._usual, own, self._limits.core, self._cases)
-        if extent != self._extent or drawn_anew:
-            self._extent = extent
-            self._plan()
 
     def _again(self) -> Planned:
         latest = next(reversed(self.record.places.values()))
@@ -309,21 +201,21 @@ class Planner:
         if self._priced is None:
             most = max(left, min(half, left + self._limits.usual), _CHEAP_SHARE * half)
             trust: Any = "sure" if seconds < half else "likely"  # one sample counts only if it is longer than that
-            if self.prices.slow and self.prices.ahead(self._rest(), most, trust) > most:
+            if self.prices.slow and self.prices.ahead(self._plain.rest(), most, trust) > most:
                 self._price()
-        elif self.prices.is_new and not self.prices.slow and not self._skipped:  # else no price fell
+        elif self.prices.is_new and not self.prices.slow and not self._plain.skipped:  # else no price fell
             most, design = _CHEAP_SHARE * left, self._design
-            rest = (planned for planned in self._rest() if goals_of(planned) & design.left)
-            if most > 0 and self.prices.ahead(rest, most, "likely") <= most:
-                number = sum(1 for planned in self._rest() if goals_of(planned) & design.left)
-                if self.record.run + number <= self._limits.cases:
-                    self._priced = None
-                    self._plan()
+            rest = [planned for planned in self._plain.rest() if goals_of(planned) & design.left]
+            few = self.record.run + len(rest) <= self._limits.cases
+            if few and most > 0 and self.prices.ahead(rest, most, "likely") <= most:
+                self._priced = None
+                self._plain.draw()
 
     def _price(self) -> Priced:
-        self._drawn_for = self._refusals.version
-        number = ALL_OPENED + self._number + 1
-        self._design = Design(self.claims, self._extent, self._seed, self._done(), number, steady=True)
+        plain = self._plain
+        plain.drawn_for = self._refusals.version
+        number = ALL_OPENED + plain.number + 1
+        self._design = Design(self.claims, plain.extent, self._seed, plain.done, number, steady=True)
         given_up = self._refusals.given_up
         self._priced = Priced(self.claims, self._design, self._limits, self.prices, self.record, given_up, self._barred)
         return self._priced
@@ -334,8 +226,8 @@ class Planner:
         """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
         excused = self._refusals.excused
         if self._priced is None:
-            left = self._goals(self.claims) - self.record.done - self._elsewhere - excused
-            planned = self.record.run + len(self._skipped) + sum(1 for _ in self._rest())
+            left = self._plain.goals(self.claims) - self.record.done - self._plain.elsewhere - excused
+            planned = self.record.run + len(self._plain.skipped) + sum(1 for _ in self._plain.rest())
             return replace(self.so_far(), planned=planned, missed=in_words(left))
         must = self._priced.must
         floor = [goal for goal in must.floor if goal not in self.record.reached | excused]
@@ -351,7 +243,7 @@ class Planner:
             planned=self.record.run,
             run=self.record.run,
             left_out=self._left_out(),
-            refused=self._refusals.share(sizes_of(self._declared, self._extent, self._seed)),
+            refused=self._refusals.share(sizes_of(self._declared, self._plain.extent, self._seed)),
             building=self.prices.building,
         )
 
@@ -360,15 +252,15 @@ class Planner:
         limits, prices = self._limits, self.prices
         if self._refusals.excused < self._refusals.given_up:
             return "kinds of data were refused"
-        if self.record.run >= limits.cases or (self._priced is None and not self._skipped):
+        if self.record.run >= limits.cases or (self._priced is None and not self._plain.skipped):
             return f"{self.record.run:,} cases are allowed"
         if self._priced is None:
-            needed = self.record.core + sum(prices.own.seconds(one, most=True) for one in self._skipped)
+            needed = self.record.core + sum(prices.own.seconds(one, most=True) for one in self._plain.skipped)
             return f"{limits.core:g} s are allowed, about {needed:.0f} s for all"
         return f"{limits.most:.3g} s are allowed, and {prices.told()}"
 
     def _left_out(self) -> str:
-        wanted = self._goals(self.claims)
+        wanted = self._plain.goals(self.claims)
         refused = in_words(goal for goal in wanted & self._refusals.excused if len(goal) == 2)
         parts = [f"asked for: only layout {', '.join(self._declared.layouts)}"] * bool(self._asked)
         if self._priced is not None:
@@ -381,11 +273,11 @@ class Planner:
             parts.append(f"{self._why_priced()}: {self.record.run} cases on {self.shapes} shapes")
             parts += [f"left out: {', '.join(words)}"] * bool(words)
         if not self.claims.shapes:
-            parts.append(left_out(self._extent, self._usual, self.prices.own))
+            parts.append(left_out(self._plain.extent, self._usual, self.prices.own))
         parts += [f"refused with whatever else: {', '.join(refused)}"] * bool(refused)
         return "; ".join(filter(None, parts))
 
     def _why_priced(self) -> str:
-        if self._skipped:
+        if self._plain.skipped:
             return f"a core may take {self._limits.core:g} s"
         return self.prices.told()

@@ -12,7 +12,8 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.core import Design, Planned, Size, goals_of
 from normcheck.planner.limits import Limits
 from normcheck.planner.must import Must, block_of, facets_of, reached
-from normcheck.planner.prices import AXES, RUNS, Prices
+from normcheck.planner.own import RUNS
+from normcheck.planner.prices import AXES, Prices
 from normcheck.planner.record import Record
 
 _OTHER_KEYS = 3

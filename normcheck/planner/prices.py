@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from normcheck.cases.case import Case, with_rows
 from normcheck.cases.core import Planned
-
-RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
-"""Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
+from normcheck.planner.own import Own
 
 AXES = (
     "weight", "bias", "weight_dtype", "residual_dtype", "layout", "numbers", "N", "M", "multiple of 16", "process",
@@ -37,19 +35,11 @@ _SLACK = 3.0
 _SLOW_CALLS = 8
 """Building that takes fewer calls than this is none worth planning for."""
 
-FAST = 0.03
-"""Seconds of a call with which some 250 cases fit into any time: then nobody need ask what is building."""
-
 _LATEST = 5
 """So many samples tell the price of an axis by their lower median: two stalls among them change nothing."""
 
 _TRIAL = 0.25
 """What was never tried is taken for this share of the dearest price."""
-
-_JUDGING_SECONDS = {"cpu": 1e-6, "cuda": 2e-8}  # for an element, at most
-_AT_HOME_SECONDS = 1e-7  # the same for a small case of a GPU's kernel, which a CPU judges
-_TELLING = {"row": 16, "column": 4096, "element": 16384}
-"""From so many on they cost more than a call. A GPU takes many rows at once: there elements cost, not rows."""
 
 Trust = Literal["likely", "sure", "worst"]
 """How much is believed: a median, one of at least two samples, or the slowest sample."""
@@ -64,79 +54,6 @@ class _Sample:
     planned: Planned
     seconds: float
     new: tuple[str, ...]
-
-
-class Own:
-    """What the runs of a case take by themselves, on ``device`` ("cpu" or "cuda").
-
-    A call, and beside it each row and column, on a GPU each element; all are the least that was seen, so that a stall
-    changes none of them. As long as no case was repeated nor fast, nothing is known of a call.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self.call = math.inf
-        self.repeated = False
-        self._few = math.inf  # a run of few rows or elements
-        self._seen: dict[bool, dict[str, dict[tuple[int, int], float]]] = {
-            new: {"row": {}, "column": {}, "element": {}} for new in (False, True)
-        }  # whether something was new -> unit -> M and N -> the fastest run
-        self._rates: dict[bool, dict[str, float]] = {False: {}, True: {}}
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known what a call takes, without building anything."""
-        return self.repeated or self.call < FAST
-
-    @property
-    def known(self) -> tuple[object, ...]:
-        """All that ``seconds`` depends on but for the case."""
-        return self.call, self.repeated, self._rates[False], self._rates[True]
-
-    def rate(self, unit: str) -> float:
-        """Seconds of a "row", a "column" or an "element", at most; 0 if it is not known."""
-        return self._rates[True].get(unit, 0.0)
-
-    def seconds(self, planned: Planned, *, most: bool = False) -> float:
-        """Seconds of a case. ``most``: rows and columns may have built something whenever they were seen."""
-        case = planned.case
-        rates, sizes = self._rates[most], _sizes(case.M, case.N)
-        run = sum((rate * sizes[unit] for unit, rate in rates.items()), start=self.call if self.is_known else 0.0)
-        return RUNS[planned.probe] * run + self._judging(case)
-
-    def saw(self, planned: Planned, seconds: float, *, new: bool) -> None:
-        """Take the seconds of a case; ``new``: whether it may have built something."""
-        case, runs = planned.case, RUNS[planned.probe]
-        self.repeated |= not new
-        self.call = min(self.call, seconds / runs)
-        run, sizes = seconds / runs, _sizes(case.M, case.N)
-        units = ("element",) if self._device == "cuda" else ("row", "column")
-        if all(sizes[unit] < _TELLING[unit] for unit in units) and case.M:
-            self._few = min(self._few, run)
-        for unit in (unit for unit in units if sizes[unit] >= _TELLING[unit]):
-            for kept in {True, new}:
-                fastest = self._seen[kept][unit]
-                own = run - self._judging(case) / runs if unit == "column" else run
-                fastest[case.M, case.N] = min(own, fastest.get((case.M, case.N), own))
-        self._rates = {new: self._rates_of(seen) for new, seen in self._seen.items()}
-
-    def _rates_of(self, seen: dict[str, dict[tuple[int, int], float]]) -> dict[str, float]:
-        """Unit -> the least that a run took beyond one of few of them; of a column, beyond its rows as well."""
-        few, rates = self._few if self._few < math.inf else 0.0, dict[str, float]()
-        for unit, fastest in seen.items():
-            rows = rates.get("row", 0.0) if unit == "column" else 0.0
-            beyond = [(run - few - rows * m) / _sizes(m, n)[unit] for (m, n), run in fastest.items()]
-            if beyond:
-                rates[unit] = max(0.0, min(beyond))
-        return rates
-
-    def _judging(self, case: Case) -> float:
-        at_home = self._device == "cuda" and case.small
-        return case.M * case.N * (_AT_HOME_SECONDS if at_home else _JUDGING_SECONDS[self._device])
-
-
-def _sizes(rows: int, columns: int) -> dict[str, int]:
-    return {"row": rows, "column": columns, "element": rows * columns}
 
 
 class Runs:

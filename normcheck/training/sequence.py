@@ -18,7 +18,8 @@ from normcheck.checks.check import Result
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shrink import seed_of
 from normcheck.planner.limits import Limits
-from normcheck.planner.planner import Planner, Step
+from normcheck.planner.plain import Step
+from normcheck.planner.planner import Planner
 
 SHAPES, LEAST_SHAPES = 4, 3
 """The shapes that are paid for where first calls are dear, and those without which a cell is thin."""

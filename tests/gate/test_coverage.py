@@ -25,8 +25,8 @@ from normcheck.gate.decision import Terms, decide
 from normcheck.gate.plan import PROFILES, Plan, Profile, planner_of
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
+from normcheck.planner.own import RUNS
 from normcheck.planner.planner import Planner
-from normcheck.planner.prices import RUNS
 from normcheck.result import Coverage, Verdict
 from tests.command_line import Cli
 

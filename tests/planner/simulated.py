@@ -13,8 +13,8 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan, Profile, planner_of
 from normcheck.impls.implementation import Implementation
+from normcheck.planner.own import RUNS
 from normcheck.planner.planner import Planner
-from normcheck.planner.prices import RUNS
 
 Builds = Callable[[Case], Iterator[tuple[Hashable, float]]]
 """What a kernel builds for a case: a key, which is built once, and its seconds."""

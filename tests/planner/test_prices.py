@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from normcheck.cases.core import Planned
-from normcheck.planner.prices import Own, Prices
+from normcheck.planner.own import Own
+from normcheck.planner.prices import Prices
 from tests.case_lines import case_of
 
 FIRST = Planned(case_of("rmsnorm fp16 M=5 N=24"), "memory")

@@ -1,0 +1,144 @@
+"""The plain order: the cases of a core as they are drawn, in which nothing depends on time but the extent on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from normcheck.cases.axes import Pair, Value
+from normcheck.cases.claims import Claims
+from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
+from normcheck.cases.goals import Extent, Goals, goals
+from normcheck.planner.affordable import affordable
+from normcheck.planner.limits import Limits
+from normcheck.planner.own import Own
+from normcheck.planner.record import Record
+from normcheck.planner.refusals import Refusals
+
+
+@dataclass(frozen=True)
+class Step:
+    """A case to run. ``number``: its place in the sequence of all shards; ``own``: whether this shard counts it;
+    ``again``: it repeats the one before, to tell what is built.
+    """
+
+    planned: Planned
+    number: int
+    own: bool
+    again: bool = False
+
+
+class Plain:
+    """Draws the core of one seed, and draws the rest anew without what was refused.
+
+    Shards share one sequence: all of them run its opening, which shows what is refused, and then each runs its own part
+    of the rest, which is not drawn anew. ``fits``: whether the extent may become smaller than the ``usual`` one, on a
+    CPU whose rows or columns take long. ``number``: of the latest case; ``opened``: whether the opening is over;
+    ``skipped``: cases for which a core has no time; ``elsewhere``: goals that other shards cover.
+    """
+
+    def __init__(
+        self,
+        refusals: Refusals,
+        usual: Extent,
+        seed: int,
+        limits: Limits,
+        own: Own,
+        record: Record,
+        *,
+        shard: tuple[int, int],
+        fits: bool,
+    ) -> None:
+        self._refusals, self._usual, self._seed, self._limits = refusals, usual, seed, limits
+        self._own, self._record, self._shard, self._may_fit = own, record, shard, fits and shard[1] == 1
+        self.extent, self.number, self.opened = usual, -1, False
+        self.skipped: list[Planned] = []
+        self.elsewhere: set[Value | Pair] = set()
+        self._used = 0
+        self._fitted = (math.inf,) * 3
+        self.draw()
+
+    def goals(self, claims: Claims) -> Goals:
+        """The goals of these claims."""
+        return goals(claims, self.extent, self._seed)
+
+    @property
+    def done(self) -> frozenset[Any]:
+        """The goals that no case need cover any more."""
+        return frozenset(self._record.done | self._refusals.given_up)
+
+    def draw(self) -> None:
+        """Draw the cases for what is not done."""
+        self.drawn_for, self._cases, self._taken = self._refusals.version, self._drawn(self.extent), 0
+        self._head = next(iter(self._cases), None)
+
+    def _drawn(self, extent: Extent) -> Iterable[Planned]:
+        used = ALL_OPENED + self._refusals.combinations if self.opened else self._used
+        return drawn(self._refusals.claims, extent, self._seed, done=self.done, used=used)
+
+    @property
+    def upcoming(self) -> Planned | None:
+        """The case that comes next if the present one changes nothing."""
+        return self._head
+
+    def rest(self) -> Iterator[Planned]:
+        """The cases that are still to come."""
+        return islice(iter(self._cases), self._taken, None)
+
+    def next(self) -> Step | None:
+        """The next case of this shard for which a core has time; None if there is none."""
+        if not self.opened and not (self._head and self._head.opens):
+            self.opened = True
+            self._fit(drawn_anew=self.drawn_for != self._refusals.version)
+        elif self.opened and self.extent != self._usual:
+            self._fit()  # a call may have been dear, not rows
+        while self._head is not None or self._drawn_again():
+            planned = self._pop()
+            self.number += 1
+            self._used = max(self._used, planned.opens)
+            if not self._refusals.claims.takes(planned.case):
+                continue
+            own = self.number % self._shard[1] == self._shard[0] - 1
+            if not own and self.opened:
+                self.elsewhere |= goals_of(planned)
+            elif self._record.core + self._own.seconds(planned, most=True) <= self._limits.core:
+                return Step(planned, self.number, own)
+            else:
+                self.skipped.append(planned)
+        return None
+
+    def one_that(self, is_free: Any, left: Set[Any]) -> Planned | None:
+        """The next case that covers a goal that is ``left`` and for which ``is_free`` holds; the others are let go."""
+        for planned in self.rest():
+            self._taken += 1
+            if is_free(planned) and self._refusals.claims.takes(planned.case) and goals_of(planned) & left:
+                return planned
+        return None
+
+    def _pop(self) -> Planned:
+        assert self._head is not None
+        taken = self._head
+        self._taken += 1
+        self._head = next(self.rest(), None)
+        return taken
+
+    def _drawn_again(self) -> bool:
+        """Draw cases for the goals of refused ones, without the refused values. Returns whether there are any."""
+        if self.drawn_for == self._refusals.version or self._shard[1] > 1 or not self.opened:
+            return False
+        self.draw()
+        return self._head is not None
+
+    def _fit(self, *, drawn_anew: bool = False) -> None:
+        """Take the extent that is affordable. What a row costs can only fall."""
+        own, extent = self._own, self.extent
+        costs = own.call, own.rate("row"), own.rate("column")
+        if self._may_fit and costs != self._fitted:
+            self._fitted = costs
+            extent = affordable(self._usual, own, self._limits.core, self._drawn)
+        if extent != self.extent or drawn_anew:
+            self.extent = extent
+            self.draw()
