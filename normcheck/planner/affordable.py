@@ -14,7 +14,7 @@ _SHARE = 0.5
 
 def affordable(usual: Extent, own: Own, seconds: float, cases: Callable[[Extent], Iterable[Planned]]) -> Extent:
     """The ``usual`` extent, or a smaller one whose ``cases`` are expected to fit in the ``seconds`` of a core."""
-    for extent in _smaller(usual):
+    for extent in _smaller(usual, columns_cost=own.rate("column") > 0):
         left = _SHARE * seconds
         for planned in cases(extent):
             left -= own.seconds(planned, most=True)
@@ -25,10 +25,10 @@ def affordable(usual: Extent, own: Own, seconds: float, cases: Callable[[Extent]
     return extent
 
 
-def _smaller(usual: Extent) -> Iterable[Extent]:
+def _smaller(usual: Extent, *, columns_cost: bool) -> Iterable[Extent]:
     """This extent, and smaller ones for a kernel whose rows, columns or both take long."""
     for rows in (usual, usual.with_costly_rows, usual.with_dear_rows):
-        yield from (rows, rows.with_dear_columns)
+        yield from (rows, rows.with_dear_columns) if columns_cost else (rows,)
 
 
 def left_out(extent: Extent, usual: Extent, own: Own) -> str:
