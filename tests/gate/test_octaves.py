@@ -39,9 +39,12 @@ def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> None:
+    """Two of five octaves for each seed, by turns: each octave is asked for with two seeds."""
     octaves = sorted({high for high, _ in OCTAVES if high > 1})
     assert LONG in octaves
     for number, octave in enumerate(octaves):
+        if (number + seed) % 5 > 1:
+            continue
         verdict = verdict_of(of_torch(octave), DTYPES[(seed + number) % 3], seed)
         assert verdict.status == "fail", (octave, verdict.dtype)
         assert verdict.failure is not None and verdict.failed_at is not None
@@ -59,13 +62,12 @@ def test_so_it_is_of_an_interpreted_kernel(octave: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype", "status"),
-    [
-        *[("w03_two_rows", dtype, "fail") for dtype in DTYPES],
-        *[("w22_long_rows", dtype, "fail") for dtype in DTYPES],
-    ],
+    ("name", "dtype"), [(name, dtype) for name in ("w03_two_rows", "w22_long_rows") for dtype in DTYPES]
 )
-def test_what_had_got_past_is_found_in_sixty_cases(name: str, dtype: str, status: str, cli: Cli) -> None:
+def test_what_had_got_past_is_found_in_sixty_cases(
+    name: str, dtype: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROFILES, "quick", QUICK)
     done = cli("verify", "--impl", str(GOT_PAST / f"{name}.py"), "--dtype", dtype, "--max-examples", "60")
     assert done.code == 1, done.out + done.err
 
