@@ -154,7 +154,7 @@ def test_what_is_refused_with_whatever_else_is_told() -> None:
     """An eps is nothing that a declaration can leave out; nobody shall think that it was asked."""
     core, _ = asked_of(refuses=lambda case: case.eps == 1e-3)
     coverage = core.coverage(core.length)
-    assert (core.why_thin(), coverage.missed) == ("", ())
+    assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert coverage.left_out == "refused with whatever else: no eps 0.001"
 
 
@@ -170,7 +170,7 @@ def test_what_a_kernel_refuses_by_an_exception_or_by_supports_costs_little_and_t
     assert not any(strided and m > 1 for m, _, _, _, strided in calls)
     assert 0 < sum(verdict.skipped.values()) - verdict.skipped["only packed"] <= 60
     assert verdict.cases >= 75
-    assert verdict.core.refused < 1 / 3
+    assert verdict.core.refused < 2 / 3  # of which supports refuses every layout with a gap
     assert {n for _, n, *_ in calls} >= {1025, 4097, 8200}
 
 
@@ -202,7 +202,7 @@ def test_a_kernel_that_is_too_slow_even_for_that_is_thin() -> None:
 def test_dear_rows_are_said() -> None:
     core, cases = asked_of(lambda case: 3e-3 * case.M)
     coverage = core.coverage(len(cases))
-    assert (coverage.missed, core.why_thin()) == ((), "")
+    assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert max(case.M for case in cases) == 300
     assert coverage.left_out.endswith("ms here: no M above 300 in the core")
 
@@ -298,17 +298,18 @@ def test_faults_of_tall_and_of_round_shapes_are_found_by_default(
 ) -> None:
     """Each passed the default profile with some twenty small cases, in every dtype.
 
-    They are found by the seventh case. The right one is run in thirty: its whole core is interpreted row by row.
+    They are found by the seventh case. The right one is run in fourteen, before a case of 300 rows, which takes
+    longer than all of these: it is interpreted row by row.
     """
     monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0))
     spec = f"{Path(__file__).parents[1] / 'quality' / 'row_kernels.py'}:{name}"
     command = ("verify", "--impl", spec, "--op", "layernorm", "--dtype", dtype)
-    few = () if output else ("--max-examples", "30")
+    few = () if output else ("--max-examples", "14")
     done = cli(*command, *few, "--time-budget", "0.1", "--report", "json:run.json")
     assert done.code == (1 if output else 0), done.out + done.err
     (verdict,) = json.loads(Path("run.json").read_text(encoding="utf-8"))["verdicts"]
     if not output:
-        assert (verdict["status"], verdict["cases"], verdict["failure"]) == ("thin", 30, None)
+        assert (verdict["status"], verdict["cases"], verdict["failure"]) == ("thin", 14, None)
     else:
         assert verdict["status"] == "fail"
         assert verdict["failure"]["output"] == output
