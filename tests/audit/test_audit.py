@@ -72,9 +72,13 @@ def of_cases(number: int) -> Profile:
     return replace(PROFILES["quick"], max_examples=number, seconds=60.0, large_share=0.0)
 
 
+AS_FOUND = replace(of_cases(40), shrink_seconds=0.0, explain_seconds=0.0)
+
+
 def start_planted(device: str) -> None:
     """trial.start of a process that is spawned: what a test patches here is not patched there."""
     catalogue.mutants = planted()
+    trial.PROFILES = {**PROFILES, "quick": AS_FOUND}
     trial.start(device)
 
 
@@ -392,8 +396,9 @@ def test_a_death_is_a_kill_and_costs_no_other_cell(
 
     monkeypatch.setattr(audit, "start", start_planted)
     plant("twice", "half", "gpu")
+    monkeypatch.setitem(trial.PROFILES, "quick", AS_FOUND)
     alone = entries("1")
-    plant("twice", "half", "ends", "gpu")
+    monkeypatch.setattr(catalogue, "mutants", planted("twice", "half", "ends", "gpu"))
     twice, half, ends, gpu = entries("2")
     assert (ends["status"], ends["kind"], ends["output"]) == ("killed", "crash", "")
     assert ends["reason"] == "its process ended while nothing else ran in it"

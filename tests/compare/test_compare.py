@@ -18,6 +18,7 @@ from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.check import Result
 from normcheck.checks.observe import Seen
+from normcheck.compare import pair as pair_module
 from normcheck.compare import tally
 from normcheck.compare.measure import Moved, Ran, differences
 from normcheck.gate import blame
@@ -198,7 +199,10 @@ def test_a_wrong_command_line(argv: tuple[str, ...], said: str, cli: Cli, kernel
     assert said in done.err
 
 
-def test_a_side_that_takes_no_case_ends_the_pair(cli: Cli, kernel_file: KernelFile) -> None:
+def test_a_side_that_takes_no_case_ends_the_pair(
+    cli: Cli, kernel_file: KernelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_module, "_FRUITLESS", 5)
     never = kernel_file(
         "from normcheck import UnsupportedCase",
         "def rmsnorm(x, weight, eps):",

@@ -19,13 +19,14 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
 from normcheck.gate import ahead
-from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.plan import PROFILES, Plan, planner_of
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.process import Worker
 from normcheck.isolation.select import select_apart
 from normcheck.isolation.session import ProcessSession
 from normcheck.result import Verdict
+from tests.case_lines import case_of
 
 KERNEL = """
 import os, time
@@ -38,7 +39,7 @@ def built(name):
     if name in compiled:
         return
     compiled.add(name)
-    if {keeps} and (DISK / name).exists():
+    if (DISK / name).exists():
         return
     time.sleep(SECONDS)
     (DISK / name).touch()
@@ -59,6 +60,10 @@ DIES_IF_SECOND = """owner = DISK / "owner"
 """
 
 
+FEW, MANY = 60, PROFILES["quick"].max_examples
+"""Within so few cases something compiles ahead; within so many it is seen whether that was worth it."""
+
+
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -74,14 +79,14 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[ahead.Ahead]:
 
 
 def verdict_of(
-    tmp_path: Path, *, keeps: bool = True, first: str = "pass", workers: int = 1, slower: float = 1.0
+    tmp_path: Path, *, first: str = "pass", workers: int = 1, slower: float = 1.0, most: int = FEW
 ) -> Verdict:
     """The verdict of a kernel in a process of its own, which compiles for each N; ``slower``: all its times longer."""
     file = tmp_path / "mine.py"
-    file.write_text(KERNEL.format(keeps=keeps, first=first, seconds=0.3 * slower), encoding="utf-8")
+    file.write_text(KERNEL.format(first=first, seconds=0.3 * slower), encoding="utf-8")
     (implementation,) = select_apart(f"{file}:rmsnorm", ("rmsnorm",), "cpu", 60.0)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", f"{file}:rmsnorm")
-    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=2.7 * slower)  # on a busy machine, too
+    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=2.7 * slower, max_examples=most)
     return run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0, workers=workers), lambda cases, worst: None)
 
 
@@ -117,23 +122,12 @@ def test_shapes_that_were_compiled_ahead_are_cheap(
     workers: list[Worker] = []
     start = ProcessSession.another
     monkeypatch.setattr(ProcessSession, "another", lambda self: workers.append(start(self)) or workers[-1])
-    _, one = until(tmp_path, looked, lambda one: one.core.prices.is_tried("process"))
+    _, one = until(tmp_path, looked, lambda one: one.core.prices.is_tried("process"), most=MANY)
     prices = one.core.prices
     assert prices.is_tried("process")
     assert prices.of("process") < 0.3 * prices.dearest
     assert not one.is_possible  # it has ended
     assert not any(worker.alive or psutil.pid_exists(worker.pid) for worker in workers)
-
-
-@pytest.mark.slow
-def test_it_ends_if_the_compiler_keeps_nothing(
-    tmp_path: Path, cores: None, looked: list[ahead.Ahead], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[bool] = []
-    stop = ahead.Ahead.stop
-    monkeypatch.setattr(ahead.Ahead, "stop", lambda self: ended.append(self.core.prices.warming_is_idle) or stop(self))
-    _, one = until(tmp_path, looked, lambda one: any(ended), keeps=False)
-    assert one.asked > 0 and any(ended)
 
 
 @pytest.mark.slow
@@ -166,12 +160,37 @@ class Process:
         self.killed = True
 
 
-def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = [Process(dies=number == 0) for number in range(4)]
+def start_these(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    """These processes are started, in this order."""
     started = iter(processes)
     session = SimpleNamespace(another=lambda: next(started))
     monkeypatch.setattr(ahead, "ProcessSession", SimpleNamespace)
     monkeypatch.setattr(ahead, "session_of", lambda implementation: session)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_it_ends_if_the_compiler_keeps_nothing(keeps: bool, cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new N takes two seconds, of a clock that this test has; what another process has compiled none, if kept."""
+    process = Process(dies=False)
+    start_these([process], monkeypatch)
+    mine = Implementation(name="mine", op="rmsnorm", forward=lambda *_, **__: None)
+    cell = Cell(OPS["rmsnorm"], mine, "fp16", "mine.py")
+    plan = Plan((cell,), replace(PROFILES["quick"], core_seconds=30.0), 0, "cpu", 60.0)
+    core, compiled = planner_of(cell, plan), set[int]()
+    with ahead.Ahead(cell, plan, core) as one:
+        while one.is_possible and (step := core.next()) is not None:
+            n = step.planned.case.N
+            core.saw(step, refused=False, seconds=0.001 if n in compiled else 2.0)
+            elsewhere = {case_of(message["case"]).N for message in process.sent if message["do"] == "warm"}
+            compiled |= {n, *elsewhere} if keeps else {n}
+            one.look()
+        assert one.asked > 2 and core.prices.is_tried("process")
+        assert (core.prices.warming_is_idle, one.is_possible, process.killed) == (not keeps, keeps, not keeps)
+
+
+def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = [Process(dies=number == 0) for number in range(4)]
+    start_these(processes, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))  # three of them
     mine = Implementation(name="mine", op="rmsnorm", forward=lambda *_, **__: None)
     cell = Cell(OPS["rmsnorm"], mine, "fp16", "mine.py")

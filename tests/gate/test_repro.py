@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -176,12 +177,19 @@ def test_two_implementations_are_not_dumped_into_one_folder(run: Cli, tmp_path: 
     assert f"names 2 implementations; expected one, such as {name}:mine" in err
 
 
-def debugged(tmp_path: Path, function: str, stdin: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with the debugger's commands on standard input."""
-    name = declared(tmp_path, function)
-    return subprocess.run(
-        [sys.executable, "-m", "normcheck", "repro", name, LINE, "--device", "cpu", "--pdb", *more],
-        input=stdin,
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """A debugger that is left goes on tracing if it has a breakpoint, which slows every later test of this process."""
+    yield
+    assert sys.gettrace() is None
+
+
+@pytest.mark.slow
+def test_pdb_where_it_raises(tmp_path: Path) -> None:
+    """In a process of its own, with the debugger's commands on standard input; those below are in this one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "normcheck", "repro", declared(tmp_path, "raising"), LINE, "--device", "cpu", "--pdb"],
+        input="p local_number + 1\nw\nq\n",
         capture_output=True,
         text=True,
         timeout=120,
@@ -189,11 +197,6 @@ def debugged(tmp_path: Path, function: str, stdin: str, *more: str) -> subproces
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(app.__file__).parents[1])},
     )
-
-
-@pytest.mark.slow
-def test_pdb_where_it_raises(tmp_path: Path) -> None:
-    done = debugged(tmp_path, "raising", "p local_number + 1\nw\nq\n")
     assert "4712" in done.stdout
     assert "local_number = 4711" in done.stdout or "raise ValueError" in done.stdout
     assert "raised ValueError: no such thing" in done.stderr
@@ -202,23 +205,25 @@ def test_pdb_where_it_raises(tmp_path: Path) -> None:
     assert "botframe" not in done.stdout
 
 
-@pytest.mark.slow
-def test_pdb_after_forward(tmp_path: Path) -> None:
-    done = debugged(tmp_path, "wrong", "p tuple(__return__.shape), float(__return__[1, 7] - x[1, 7]) != 0, eps\nc\n")
-    assert "((3, 12), True, 1e-05)" in done.stdout
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.count("((3, 12)") == 1
-    assert done.stdout.rstrip().splitlines()[-1].startswith("FAIL")
+@pytest.mark.usefixtures("untraced")
+def test_pdb_after_forward(run: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    commands = "p tuple(__return__.shape), float(__return__[1, 7] - x[1, 7]) != 0, eps\nc\n"
+    done = run(declared(tmp_path, "wrong"), LINE, "--pdb", stdin=commands)
+    shown = capfd.readouterr().out
+    assert "((3, 12), True, 1e-05)" in shown
+    assert done.code == 1, done.err
+    assert shown.count("((3, 12)") == 1
+    assert done.last.startswith("FAIL")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("stdin", ["q\n", ""])
-def test_leaving_pdb_interrupts(tmp_path: Path, stdin: str) -> None:
-    done = debugged(tmp_path, "wrong", stdin)
-    assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "FAIL" not in done.stdout
-    assert "left the debugger, nothing was judged; c goes on" in done.stderr
+def test_leaving_pdb_interrupts(run: Cli, tmp_path: Path, stdin: str) -> None:
+    done = run(declared(tmp_path, "wrong"), LINE, "--pdb", stdin=stdin)
+    assert done.code == 130, done.err
+    assert "Traceback" not in done.err
+    assert "FAIL" not in done.out
+    assert "left the debugger, nothing was judged; c goes on" in done.err
 
 
 @pytest.mark.slow
@@ -230,24 +235,15 @@ def test_pdb_without_standard_input(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
-@pytest.mark.slow
-def test_pdb_where_a_backward_raises(tmp_path: Path) -> None:
-    path = tmp_path / "half.py"
-    path.write_text(
+@pytest.mark.usefixtures("untraced")
+def test_pdb_where_a_backward_raises(run: Cli, kernel_file: KernelFile, capfd: pytest.CaptureFixture[str]) -> None:
+    kernel_file(
         f"{KERNEL}\nfrom normcheck import Implementation\n"
         "def forward(x, weight, bias, *, eps): return y_of(x, weight, bias, eps)\n"
         "def backward(dy, x, weight, bias, saved, *, eps):\n    inside = 'here'\n    return {'dx': 1 / 0}\n"
-        "IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward, backward=backward),)\n"
+        "IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward, backward=backward),)\n",
+        name="half.py",
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "normcheck", "repro", "half.py", LINE, "--device", "cpu", "--pdb"],
-        input="c\np inside\nq\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(app.__file__).parents[1])},
-    )
-    assert "'here'" in done.stdout
-    assert done.returncode == 1, done.stderr
+    done = run("half.py", LINE, "--pdb", stdin="c\np inside\nq\n")
+    assert "'here'" in capfd.readouterr().out
+    assert done.code == 1, done.err

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from normcheck.checks import check
 from normcheck.gate.sanity import nonsense, sensible
 from normcheck.result import Steadiness, Uncheckable, Vacuity, Verdict
+from tests.command_line import Cli
 from tests.sample_runs import RUNS, exception, failed, finding, skipped, verdict, worst
 
 
@@ -95,51 +98,41 @@ def test_the_samples_of_the_reports_make_sense() -> None:
             assert nonsense(cell) == (), (name, cell)
 
 
-EDITS = {
-    "nothing counts as wrong": "import normcheck.checks.check as c\n"
-    "c.Result.wrong, c._wrong_values = property(lambda self: ()), lambda *a: []\n",
-    "nothing is compared": "import normcheck.checks.check as c\nc.begin_forward = lambda judge, seen: (tuple, None)\n"
-    "c.autograd_checks = lambda *a: c.Gradients()\n",
-    "every ratio is NaN": "import dataclasses, math\nimport normcheck.checks.check as c\n"
-    "real = c.begin_forward\n"
-    "def forward(j, o):\n"
-    "    begun, saved = real(j, o)\n"
-    "    nan = lambda x: dataclasses.replace(x, comparison=dataclasses.replace(x.comparison, ratio=math.nan))\n"
-    "    return lambda: tuple(map(nan, begun())), saved\n"
-    "c.begin_forward = forward\n"
-    "c.Result.wrong, c._wrong_values = property(lambda self: ()), lambda *a: []\n",
+def with_nan(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """The judge of a forward that finds every ratio to be NaN."""
+
+    def forward(judge: Any, outputs: Any) -> Any:
+        begun, saved = begin(judge, outputs)
+        return lambda: tuple(replace(c, comparison=replace(c.comparison, ratio=math.nan)) for c in begun()), saved
+
+    return forward
+
+
+NOTHING_IS_WRONG: Mapping[str, Any] = {"Result.wrong": property(lambda self: ()), "_wrong_values": lambda *a: []}
+EDITS: Mapping[str, Mapping[str, Any]] = {
+    "nothing counts as wrong": NOTHING_IS_WRONG,
+    "nothing is compared": {
+        "begin_forward": lambda judge, seen: (tuple, None),
+        "autograd_checks": lambda *a: check.Gradients(),
+    },
+    "every ratio is NaN": {**NOTHING_IS_WRONG, "begin_forward": with_nan(check.begin_forward)},
 }
-"""What somebody may have made of the installed package: each lets a wrong kernel through."""
-
-
-TWICE = """
-import sys
-from normcheck.cli.app import main
-
-if __name__ == "__main__":
-    for isolation in ("--isolation", "--no-isolation"):
-        sys.argv[-1] = isolation
-        try:
-            main()
-        except SystemExit as ended:
-            print("exit code", ended.code, flush=True)
-"""
+"""What somebody may have made of the installed package: each lets a wrong kernel through. Name in check -> value."""
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["--isolation", "--no-isolation"])
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_package_does_not_pass(tmp_path: Path, edit: str) -> None:
-    """With a process for the kernel and without one, both times from one Python."""
-    (tmp_path / "wrong.py").write_text(
+def test_an_edited_package_does_not_pass(edit: str, isolation: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a process for the kernel and without one."""
+    for name, value in EDITS[edit].items():
+        monkeypatch.setattr(f"normcheck.checks.check.{name}", value)
+    Path("wrong.py").write_text(
         "def wrong(x, weight, bias, eps):\n    return x * weight * float('nan') + (0 if bias is None else bias)\n"
     )
-    (tmp_path / "edited.py").write_text(f"{EDITS[edit]}\n{TWICE}")
-    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", "--isolation")
-    command = (sys.executable, "edited.py", "verify", "--impl", "wrong.py:wrong", "--op", "rmsnorm", *few)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    one, other, rest = done.stdout.split("exit code 3\n")
-    for said in (one, other):
-        for word in ("pass", "thin"):
-            assert word.upper() not in said and f"\n{word}" not in f"\n{said}", said
-        assert "status=thin makes no sense" in " ".join(said.split()), said  # 3 cases are no core
-    assert (rest, done.stderr) == ("", "")
+    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", isolation)
+    done = cli("verify", "--impl", "wrong.py:wrong", "--op", "rmsnorm", *few)
+    assert (done.code, done.err) == (3, "")
+    for word in ("pass", "thin"):
+        assert word.upper() not in done.out and f"\n{word}" not in f"\n{done.out}", done.out
+    assert "status=thin makes no sense" in " ".join(done.out.split()), done.out  # 3 cases are no core

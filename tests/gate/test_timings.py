@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from normcheck.errors import UsageError
 from normcheck.gate.decision import Terms, decide
+from normcheck.gate.plan import PROFILES
 from normcheck.gate.shards import merged
 from normcheck.gate.timings import shares
 from normcheck.result import ELSEWHERE, CellKey, Verdict
@@ -54,7 +55,10 @@ def test_the_longest_cell_has_a_shard_to_itself() -> None:
 
 
 @pytest.mark.slow
-def test_shards_of_whole_cells_say_together_what_one_run_says(cli: Cli, kernel_file: KernelFile) -> None:
+def test_shards_of_whole_cells_say_together_what_one_run_says(
+    cli: Cli, kernel_file: KernelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], explain_seconds=0.0))
     right = str(kernel_file(KERNEL.format(wrong=""), name="right.py"))
     wrong = str(kernel_file(KERNEL.format(wrong=" * 1.01"), name="wrong.py"))
     argv = ("verify", "--impl", right, "--impl", wrong, "--op", "rmsnorm", "--max-examples", "16", "--allow-thin")
