@@ -22,7 +22,7 @@ from normcheck.checks.cell import Cell
 from normcheck.gate import sweep
 from normcheck.gate.plan import PROFILES, Plan, planner_of
 from normcheck.impls.implementation import Implementation
-from normcheck.planner.prices import RUNS
+from normcheck.planner.own import RUNS
 from normcheck.result import Verdict
 from tests.case_lines import case_of
 from tests.command_line import Cli
