@@ -42,6 +42,7 @@ class Module(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 def test_what_is_right_passes_in_every_form() -> None:
     scale = 1.0
     forms = (rms, lambda x, weight, bias, eps: rms(x, weight, bias, eps) * scale, Module())
