@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,16 +43,14 @@ def rmsnorm(x, weight, eps):
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "seconds"), [(SLOW_FIRST, 0.8), (HERE / "tuned_by_sleep.py", 0.05)])
+@pytest.mark.parametrize(("path", "seconds"), [(SLOW_FIRST, 1.5), (HERE / "tuned_by_sleep.py", 0.05)])
 def test_a_right_kernel_that_is_slow_at_first_is_right_and_a_wrong_one_wrong(
     path: Path, seconds: float, tmp_path: Path
 ) -> None:
     text = path.read_text(encoding="utf-8")
     assert "\n    return (wide" in text
     slow = tmp_path / "slow.py"
-    shorter, count = re.subn(r"\bSECONDS = [\d.]+", f"SECONDS = {seconds}", text)
-    assert count == 1
-    slow.write_text(shorter, encoding="utf-8")
+    slow.write_text(text.replace("SECONDS = 0.4", f"SECONDS = {seconds}"), encoding="utf-8")
     found = normcheck.reward(slow, "rmsnorm", 5.0, device="cpu")
     assert found.kind == "right" or (found.kind == "thin" and found.score and found.score >= 0.85), found
     assert "first calls took" in found.why
