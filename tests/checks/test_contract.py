@@ -43,6 +43,9 @@ from tests.command_line import Cli, KernelFile
 
 HALF = ("fp16", "bf16")
 DTYPES = (*HALF, "fp32")
+CASES = 22
+"""Of a sweep: most of those that open a core, which ask for each dtype of a weight and each layout; the rest of a core,
+which takes a second to plan, is not planned for them."""
 RMSNORM = Case(op="rmsnorm", dtype="fp16", M=6, N=24, seed=2, bias=False)
 LLAMA = replace(RMSNORM, op="rmsnorm_llama", weight_dtype="fp32")
 LAYERNORM = Case(op="layernorm", dtype="fp16", M=6, N=24, seed=2)
@@ -86,7 +89,7 @@ def advice_of(implementation: Implementation, case: Case) -> str:
 
 
 def verdicts(implementation: Implementation, *dtypes: str) -> list[Verdict]:
-    return list(normcheck.verify(implementation, dtypes=dtypes or DTYPES, max_examples=60, device="cpu"))
+    return list(normcheck.verify(implementation, dtypes=dtypes or DTYPES, max_examples=CASES, device="cpu"))
 
 
 def accusations(implementation: Implementation, *dtypes: str) -> list[tuple[str, str, str]]:
@@ -204,7 +207,7 @@ def test_a_norm_of_one_dtype_refuses_and_is_not_accused() -> None:
             reason for reason in verdict.skipped if reason.startswith("weight_dtype=fp32: forward raised Runtime")
         ]
         assert refused, verdict.skipped
-        assert (verdict.cases, sum(verdict.skipped.values()) <= 3) == (60, True)  # it is not asked again and again
+        assert (verdict.cases, sum(verdict.skipped.values()) <= 3) == (CASES, True)  # it is not asked again and again
     assert not any("weight_dtype" in reason for reason in found[2].skipped)
 
 
@@ -369,10 +372,10 @@ IMPLEMENTATIONS = (Implementation(name="mine", op="layernorm", forward=forward, 
 
 def run_file(cli: Cli, path: Path, *more: str) -> dict[str, Any]:
     """The verdicts of a file in a process of its own, by name."""
-    few = ("--device", "cpu", "--max-examples", "20", "--report", "json:out.json")
+    few = ("--device", "cpu", "--max-examples", "14", "--report", "json:out.json")
     cli("verify", "--impl", path.name, *few, *more)
     document = json.loads(Path("out.json").read_text(encoding="utf-8"))
-    return {v["implementation"]: v for v in document["verdicts"]}
+    return {v["implementation"]: v for v in document["verdicts"] if v["status"] != "skip"}
 
 
 @pytest.mark.slow
@@ -648,14 +651,6 @@ def test_what_is_overwritten_by_contract_is_no_finding(what: str, fields: dict[s
         assert f'declare overwrites=("{name}",)' in advice
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", OVER)
-def test_overwriting_kernels_pass_a_sweep(what: str) -> None:
-    """In one dtype each by turns; in fp16 they all run below, each in a process."""
-    dtype = ("bf16", "fp32")[list(OVER).index(what) % 2]
-    assert accusations(replace(OVER[what], overwrites=(what.partition(",")[0],)), dtype) == []
-
-
 @pytest.mark.parametrize("what", ["dy", "dy, by autograd"])
 @pytest.mark.parametrize("declared", [("x",), ()])
 def test_only_what_is_declared_may_be_overwritten(what: str, declared: tuple[str, ...]) -> None:
@@ -744,23 +739,27 @@ def behind(dy, *others, **options):
     dy.as_strided((1,), (1,), dy.storage_offset() + last + 1).fill_(0.5)
     return OVER["dy"].backward(dy, *others, **options)
 
-NAMES = {what: (what[0:2].strip(","), ) for what in OVER}
+def declared(what, dtype):
+    return replace(OVER[what], name=f"declared {what}", overwrites=(what.partition(",")[0],), dtypes=(dtype,))
+
+HALF = replace(OVER["dy"], dtypes=("fp16",))
 IMPLEMENTATIONS = (
-    *(replace(i, name=f"declared {what}", overwrites=NAMES[what]) for what, i in OVER.items()),
-    *(replace(i, name=f"silent {what}") for what, i in OVER.items()),
-    replace(OVER["dy"], name="behind", backward=behind, overwrites=("dy",)),
-    replace(OVER["dy"], name="x, declared dy", forward=OVER["x"].forward, overwrites=("dy",)),
+    *map(declared, OVER, ("fp16", "bf16", "fp32", "bf16")),
+    *(replace(OVER[what], name=f"silent {what}", dtypes=("fp16",)) for what in ("dy", "x, by autograd")),
+    replace(HALF, name="behind", backward=behind, overwrites=("dy",)),
+    replace(HALF, name="x, declared dy", forward=OVER["x"].forward, overwrites=("dy",)),
 )
 """
 
 
 @pytest.mark.slow
 def test_overwriting_in_a_process_of_its_own(cli: Cli, kernel_file: KernelFile) -> None:
+    """Who declares it is right, each in one dtype by turns, and who overwrites anything else is wrong."""
     source = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{OVERWRITING}"
-    found = run_file(cli, kernel_file(source), "--dtype", "fp16")
+    found = run_file(cli, kernel_file(source))
     assert [name for name, v in found.items() if v["status"] == "thin"] == [f"declared {what}" for what in OVER]
     assert {name: v["failure"]["kind"] for name, v in found.items() if v["failure"]} == {
-        **{f"silent {what}": "input_modified" for what in OVER},
+        **{f"silent {what}": "input_modified" for what in ("dy", "x, by autograd")},
         "behind": "out_of_bounds_write",
         "x, declared dy": "input_modified",
     }

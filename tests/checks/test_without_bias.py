@@ -147,6 +147,7 @@ def test_a_weight_that_is_forgotten_without_a_bias_is_found(cli: Cli, name: str,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize("name", ["w09b_plain.py", "w09c_declared.py"])
 def test_who_never_has_a_bias_gets_none_and_passes(cli: Cli, name: str) -> None:
     code, verdict = verdict_of(cli, "--impl", str(GOT_PAST / name), "--dtype", "fp16", *CORE)
@@ -166,6 +167,7 @@ def {op}(x, {residual}weight, eps):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize(
     ("op", "words"),
     [

@@ -33,7 +33,7 @@ from tests.hostile_text import HARM
 from tests.sample_runs import verdict
 
 RIGHT = """
-import os, time, torch
+import time, torch
 
 def right(x, weight, bias=None, eps=1e-6):
     wide = x.float()
@@ -50,7 +50,7 @@ def rmsnorm(x, weight, bias=None, eps=1e-6):
 SLOW = """
 def rmsnorm(x, weight, bias=None, eps=1e-6):
     with open({began!r}, "a") as file:
-        file.write(str(os.getpid()) + "\\n")
+        file.write(str(x.dtype) + "\\n")
     time.sleep({seconds})
     return right(x, weight, bias, eps)
 """
@@ -60,6 +60,9 @@ QUIET = {"dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.
 
 ONE = ("--timeout", "60", "--op", "rmsnorm", "--device", "cpu")
 """Of few cases it is thin, which is no failure of a run of quick."""
+
+FEW = (*ONE, "--max-examples", "4")
+"""The second of them is one that WRONG fails."""
 
 
 def report() -> dict[str, Any]:
@@ -87,7 +90,7 @@ def until(true: Callable[[], object], seconds: float = 90.0) -> None:
 
 @pytest.fixture
 def slow_file(kernel_file: KernelFile, tmp_path: Path) -> Callable[[float], tuple[Path, Path]]:
-    """A right kernel that writes to the second file in each call, where the sandbox lets nobody write."""
+    """A right kernel that writes its dtype to the second file in each call, where the sandbox lets nobody write."""
 
     def make(seconds: float) -> tuple[Path, Path]:
         began = tmp_path / "began"
@@ -103,20 +106,7 @@ def slow_file(kernel_file: KernelFile, tmp_path: Path) -> Callable[[float], tupl
 @pytest.mark.slow
 def test_it_says_what_one_machine_says(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(RIGHT, WRONG)
-    argv = (
-        "verify",
-        "--impl",
-        str(path),
-        *ONE,
-        "--max-examples",
-        "12",
-        "--dtype",
-        "fp16",
-        "--dtype",
-        "fp32",
-        "--report",
-        "json:out.json",
-    )
+    argv = ("verify", "--impl", str(path), *FEW, "--dtype", "fp16", "--dtype", "fp32", "--report", "json:out.json")
     alone = cli(*argv)
     expected = report()
     with ThreadPoolExecutor(1) as pool:
@@ -158,74 +148,54 @@ def of(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_judge_that_is_killed_changes_no_verdict(cli: Cli, slow_file: Any) -> None:
-    path, began = slow_file(0.1)
-    with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(_kill_a_judge, began, times=1)
-        done = cli(*of_a_slow_kernel(path), "--scheduler", "local", "--allow-thin", "--report", "json:out.json")
-        assert killed.result() == 1
-    assert done.code == 0, done.out
-    (cell,) = report()["verdicts"]
-    assert (cell["status"], cell["cases"]) == ("thin", 4)
+def test_a_file_that_is_saved_gives_no_verdict_nor_does_a_judge_that_dies_twice_and_one_that_dies_once_does(
+    cli: Cli, slow_file: Any
+) -> None:
+    """Three cells, one after another.
 
+    Of the first some cases were of one version of the file, and the next cell is of another. The judge of the second is
+    killed once, which changes no verdict, and that of the third twice, which is an error and no finding.
+    """
+    path, began = slow_file(0.05)
 
-@pytest.mark.slow
-def test_a_judge_that_dies_twice_is_an_error_and_no_finding(cli: Cli, slow_file: Any) -> None:
-    path, began = slow_file(0.1)
+    def disturb() -> int:
+        until(lambda: "torch.float16" in called(began))
+        path.write_text(path.read_text(encoding="utf-8") + "# saved\n", encoding="utf-8")
+        return _kill_a_judge(began, "torch.bfloat16", times=1) + _kill_a_judge(began, "torch.float32", times=2)
+
     with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(_kill_a_judge, began, times=2)
-        done = cli(*of_a_slow_kernel(path), "--scheduler", "local", "--report", "json:out.json")
-        assert killed.result() == 2
-    (cell,) = report()["verdicts"]
-    assert (done.code, cell["status"], cell["failure"], cell["detail"]) == (3, "error", None, JUDGE_DIED)
+        disturbed = pool.submit(disturb)
+        every = ("--dtype", "bf16", "--dtype", "fp32", "--scheduler", "local", "--workers", "1")
+        done = cli(*of_a_slow_kernel(path), *every, "--report", "json:out.json")
+        assert disturbed.result() == 3
+    assert done.code == 3, done.out
+    saved, once, twice = report()["verdicts"]
+    assert saved["status"] == "error"
+    assert "changed while it was judged: expected one version of it" in saved["detail"]
+    assert (once["status"], once["cases"]) == ("thin", 4)
+    assert (twice["status"], twice["failure"], twice["detail"]) == ("error", None, JUDGE_DIED)
 
 
 def of_a_slow_kernel(path: Path) -> tuple[str, ...]:
     """A run of four cases, which is long enough to be disturbed."""
-    return ("verify", "--impl", str(path), *ONE, "--max-examples", "4", "--dtype", "fp16", "--no-sandbox")
+    return ("verify", "--impl", str(path), *FEW, "--dtype", "fp16", "--no-sandbox")
 
 
-def _kill_a_judge(began: Path, times: int) -> int:
-    """Kill the judge once the kernel was called; so many times, each after another call."""
-    for number in range(times):
-        size = began.stat().st_size
-        until(lambda size=size: began.stat().st_size > size)  # type: ignore[misc]
+def called(began: Path) -> list[str]:
+    """The dtype of each call of a slow kernel until now."""
+    return began.read_text(encoding="utf-8").splitlines()
+
+
+def _kill_a_judge(began: Path, dtype: str, times: int) -> int:
+    """Kill the judge once the kernel was called with this dtype; so many times, each after another call."""
+    for _ in range(times):
+        count = called(began).count(dtype)
+        until(lambda count=count: called(began).count(dtype) > count)  # type: ignore[misc]
         (judge,) = judges()
         judge.kill()
         until(lambda judge=judge: not judge.is_running() or judge.status() == psutil.STATUS_ZOMBIE)  # type: ignore[misc]
-        if number == 0:
-            time.sleep(0.5)  # whatever its kernel still writes
+        time.sleep(0.5)  # whatever its kernel still writes
     return times
-
-
-@pytest.mark.slow
-def test_a_file_that_is_saved_meanwhile_gives_no_verdict(cli: Cli, slow_file: Any) -> None:
-    """Some of the cases were of one version, and the next cell is of another than the first."""
-    path, began = slow_file(0.1)
-
-    def save() -> None:
-        until(lambda: began.stat().st_size)
-        path.write_text(path.read_text(encoding="utf-8") + "# saved\n", encoding="utf-8")
-
-    with ThreadPoolExecutor(1) as pool:
-        saved = pool.submit(save)
-        argv = (
-            *of_a_slow_kernel(path),
-            "--dtype",
-            "fp32",
-            "--scheduler",
-            "local",
-            "--workers",
-            "1",
-            "--report",
-            "json:out.json",
-        )
-        done = cli(*argv)
-        saved.result()
-    assert done.code == 3
-    first, second = report()["verdicts"]
-    assert "changed while it was judged: expected one version of it" in first["detail"]
-    assert (first["status"], second["status"]) == ("error", "thin")
 
 
 # --- An existing cluster
@@ -270,7 +240,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 @pytest.mark.slow
 def test_a_worker_killed_in_the_middle_changes_no_verdict(cli: Cli, slow_file: Any, machines: Machines) -> None:
-    path, began = slow_file(0.1)
+    path, began = slow_file(0.05)
     dead: list[int] = []
 
     def kill() -> None:
@@ -339,9 +309,7 @@ def test_jobs_of_slurm(cli: Cli, kernel_file: KernelFile, tmp_path: Path, monkey
         "verify",
         "--impl",
         str(kernel_file(RIGHT, WRONG)),
-        *ONE,
-        "--max-examples",
-        "12",
+        *FEW,
         "--dtype",
         "fp16",
         "--scheduler",

@@ -62,11 +62,11 @@ def first(jobs: str) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Proc
     """A process that has spread ``jobs`` over two others, and those, whose end is waited for; else they are killed."""
     with subprocess.Popen([sys.executable, "-c", RUN.format(jobs)], stderr=subprocess.DEVNULL) as process:
         own = psutil.Process(process.pid)
-        assert within(20.0, lambda: sum("spawn_main" in " ".join(p.cmdline()) for p in own.children()) == 2)
+        assert within(60.0, lambda: sum("spawn_main" in " ".join(p.cmdline()) for p in own.children()) == 2)
         time.sleep(0.5)  # until both are at work
         children = own.children(recursive=True)
         yield process, children
-    ended = within(10.0, lambda: not any(child.is_running() for child in children))
+    ended = within(30.0, lambda: not any(child.is_running() for child in children))
     for child in children:
         with suppress(psutil.NoSuchProcess):
             child.kill()

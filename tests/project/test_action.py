@@ -30,6 +30,16 @@ def right(x, weight, bias, eps):
 def wrong(x, weight, bias, eps):
     return right(x, weight, bias, eps) * 1.01
 """
+OF_FEW_SHAPES = """
+from normcheck import Implementation
+
+def forward(x, weight, bias, *, eps):
+    return right(x, weight, bias, eps)
+
+SHAPES = ((5, 7), (20, 24), (3, 129))
+IMPLEMENTATIONS = (Implementation(name="few", op="rmsnorm", forward=forward, shapes=SHAPES),)
+"""
+"""Its core is short."""
 FEW = "--op rmsnorm --dtype fp16 --max-examples 4 --device cpu --no-isolation"
 
 
@@ -103,8 +113,8 @@ def test_red_and_green(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_configured_is_what_runs_without_arguments(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(KERNEL, encoding="utf-8")
-    lines = ['impl = "mine.py:right"', 'op = "rmsnorm"', 'dtype = "bf16"', "time_budget = 0.1", 'device = "cpu"']
+    (tmp_path / "mine.py").write_text(KERNEL + OF_FEW_SHAPES, encoding="utf-8")
+    lines = ['impl = "mine.py:few"', 'op = "rmsnorm"', 'dtype = "bf16"', "time_budget = 0.1", 'device = "cpu"']
     config = "\n".join(("[tool.normcheck]", *lines, "isolation = false", ""))
     (tmp_path / "pyproject.toml").write_text(config, encoding="utf-8")
     code, output, said = runner(STEPS["Verify"], tmp_path)

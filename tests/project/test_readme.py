@@ -20,7 +20,7 @@ from tests.project.pages import COMMANDS, PAGES
 GATES = tuple(re.findall(r"^- run: (normcheck .*)$", "".join(PAGES.values()), re.MULTILINE))
 REPRODUCE = re.compile(r"^FAIL [^\n]*: (\w+) is wrong \(([^\n]*)\)$.*?^Reproduce: ([^\n]*)$", re.MULTILINE | re.DOTALL)
 REDS = {page: REPRODUCE.findall(text) for page, text in PAGES.items() if REPRODUCE.search(text)}
-FEWER = ("--time-budget", "0.1")  # the core
+FEWER = ("--time-budget", "0.1")  # the core, a small one
 ENOUGH = ("--time-budget", "30")  # to shrink what fails to its simplest case, on a busy machine as well: it ends before
 
 
@@ -112,6 +112,7 @@ def test_randn_does_not_show_the_typo_of_the_readme(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize("command", COMMANDS, ids=COMMANDS)
 def test_a_command_does_what_it_says(command: str, cli: Cli, tmp_path: Path) -> None:
     fails = "exit code 1" in command
@@ -137,6 +138,7 @@ def test_a_command_does_what_it_says(command: str, cli: Cli, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize(("examples", "code"), [(RIGHT, 0), (WRONG, 1)], ids=["right", "wrong"])
 def test_the_gate_of_the_readme_is_one_for_its_function(
     examples: dict[str, str], code: int, cli: Cli, tmp_path: Path

@@ -23,8 +23,9 @@ BY_NAME = {control.name: control for control in CONTROLS}
 
 
 def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict:
-    """The verdict of a core."""
-    profile = replace(PROFILES["quick"], seconds=0.0)
+    """The verdict of a core of few rows: each is normed by itself."""
+    quick = PROFILES["quick"]
+    profile = replace(quick, seconds=0.0, extent=quick.extent.with_dear_rows)
     cell = Cell(OPS[implementation.op], implementation, dtype, "tests")
     return run_cell(cell, Plan((cell,), profile, seed, "cpu", 120.0), lambda cases, worst: None)
 
@@ -42,8 +43,11 @@ def test_a_recipe_asks_them_only_what_they_support() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype"), [(control.name, dtype) for control in CONTROLS for dtype in control.dtypes])
-def test_nobody_accuses_them(name: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(control.name, dtype) for control in CONTROLS for dtype in control.dtypes if control.dtypes[1:]]
+)
+def test_nobody_accuses_them_in_any_dtype(name: str, dtype: str) -> None:
+    """Those of several dtypes: an audit, which CI runs as well, has the whole core of each in one of its dtypes."""
     verdict = verdict_of(BY_NAME[name], dtype, seed=sum(map(ord, name + dtype)))
     assert verdict.failure is None, (verdict.failure.case, verdict.failure.message)
     assert verdict.status == "pass"

@@ -27,7 +27,7 @@ CELLS = [
     (mutant.id, op, mutant.dtypes[(i + j) % len(mutant.dtypes)])
     for i, mutant in enumerate(TORCH_MUTANTS.values())
     for j, op in enumerate(mutant.ops)
-][::30]
+][::50]
 """A sample of all, always the same one, to see what a finding names and shrinks to. ``normcheck audit``, which CI runs
 as well, kills every one and runs the correct kernels."""
 
@@ -66,4 +66,4 @@ def test_a_fault_of_one_dtype_passes_in_another() -> None:
     mutant = TORCH_MUTANTS["store-truncated"]
     assert "fp32" not in mutant.dtypes
     for op in mutant.ops:
-        assert verdict_of(mutant.make(op), "fp32", cases=40).failure is None
+        assert verdict_of(mutant.make(op), "fp32", cases=20).failure is None
