@@ -124,7 +124,8 @@ class Plan:
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
     before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``. ``workers``:
     cells that run side by side. ``expected_seconds``: what a cell took in an earlier run. ``elsewhere``: cells that
-    another shard judges. ``first_calls``: see ``checks.cell.Setting``.
+    another shard judges. ``first_calls``: see ``checks.cell.Setting``. ``in_python``: whether a call of this package
+    asked for it, and no command.
     """
 
     cells: tuple[Cell, ...]
@@ -140,6 +141,15 @@ class Plan:
     expected_seconds: Mapping[CellKey, float] = field(default_factory=dict)
     elsewhere: frozenset[CellKey] = frozenset()
     first_calls: float = FIRST_CALLS
+    in_python: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """What limits the cases of a cell, as whoever asked for it knows it."""
+        most, name = self.profile.max_examples, self.profile.name
+        if most == PROFILES[name].max_examples:
+            return f"profile {name} allows {most:,}"
+        return f"max_examples={most}" if self.in_python else f"--max-examples {most}"
 
 
 def planner_of(cell: Cell, plan: Plan, used: float = 0.0) -> Planner:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -314,10 +314,11 @@ class Prices:
         """Whether a case costs as much after another process has run it: what it built is kept nowhere."""
         return self.of("process", trust="sure") > _IDLE_SHARE * self.dearest
 
-    def told(self) -> str:
-        """The prices in words: "a new N takes 2 s, a new eps takes 33 s"."""
+    def told(self, axes: Set[str] = frozenset()) -> str:
+        """The prices in words: "a new N takes 2 s, a new eps takes 33 s"; of these ``axes`` alone if they are dear."""
         dear = {axis: self.of(axis) for axis in AXES[:-1] if axis in self._alone and self.of(axis) > self.little}
-        words = [f"a new {_WORDS.get(axis, axis)} takes {price:.2g} s" for axis, price in dear.items()]
+        asked = dear.keys() & axes or dear.keys()
+        words = [f"a new {_WORDS.get(axis, axis)} takes {dear[axis]:.2g} s" for axis in dear if axis in asked]
         return ", ".join(words) or f"whatever is new takes {self.dearest:.2g} s"
 
 
