@@ -133,12 +133,14 @@ def list_(
 ) -> None:
     """Ops, implementations and reports, each with why it cannot run here; with --cases the core of an op.
 
-    --cases prints a case line each, for repro, of what --impl declares, or of everything that the op has.
+    --cases prints a case line each, for repro, of what --impl declares, or of everything that the op has. Below them,
+    on standard error, it says what a pass needs if building is dear, and with --impl what its kernel builds, as far as
+    a first look shows it.
     """
     if cases:
         from normcheck.cli.list_cases import show_cases
 
-        show_cases(built(ListOptions, given), sys.stdout)
+        show_cases(built(ListOptions, given), sys.stdout, sys.stderr)
         return
     if {"op", "impl", "dtype"} & given.keys():
         raise UsageError("op, impl, dtype: expected --cases with them; without it everything is listed")

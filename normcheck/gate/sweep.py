@@ -172,7 +172,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     The sequence is the core, explicit cases, then drawn cases. Each case in it has a number, even if
     another shard runs it, so that all shards share one sequence.
     """
-    most, (shard, shards) = plan.profile.max_examples, plan.shard
+    most, (shard, shards) = plan.most, plan.shard
     found: list[Result] = []
     asked: set[Case] = set()
     number, end = -1, math.inf
@@ -190,7 +190,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
             found.append(failed)
             raise Stop
         usual = _asked_at_once(cell, result)
-        if usual is not None and usual not in asked:
+        if usual is not None and usual not in asked and tally.cases < most:
             asked.add(usual)
             result_of_usual, took = run(usual, Depth.MEMORY, own=own)
             core.saw_another(usual, "memory", refused=bool(result_of_usual.refused), seconds=took)
