@@ -101,7 +101,7 @@ def _covered(verdict: Verdict, core: Planner, plan: Plan) -> Verdict:
         return replace(verdict, core=core.so_far())
     coverage = core.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
-    gaps = [_unfinished(core, coverage, plan)] * bool(coverage.missed)
+    gaps = [_unfinished(core, coverage, plan)] if coverage.missed else []
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
 

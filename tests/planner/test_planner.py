@@ -107,7 +107,7 @@ def test_too_few_cases_are_said() -> None:
 def test_too_many_for_the_number_of_cases_are_thin_and_say_so() -> None:
     run = simulated(blocks, profile=replace(PROFILES["quick"], max_examples=20), **RANKS)
     assert len(run.cases) == 20 and run.missed
-    assert run.core.why_thin() == "20 cases are allowed"
+    assert run.core.coverage(20).limit == "cases"
 
 
 ADDING: dict[str, Any] = {"op": "fused_add_layernorm", "weights": (True, False), "residual_dtypes": ("io", "fp32")}
