@@ -45,7 +45,7 @@ def rmsnorm(x, weight, bias=None, eps=1e-6):
 def soak(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A soak in rounds of 12 cases, of one dtype."""
     monkeypatch.setitem(PROFILES, "soak", replace(PROFILES["soak"], max_examples=12))
-    argv = ("verify", "--profile", "soak", "--no-isolation", "--op", "rmsnorm", "--device", "cpu")
+    argv = ("verify", "--profile", "soak", "--no-isolation", "--op", "rmsnorm", "--device", "cpu", "--allow-thin")
 
     def run(path: Path, *more: str, dtypes: tuple[str, ...] = ("fp16",)) -> Done:
         of = [word for dtype in dtypes for word in ("--dtype", dtype)]

@@ -30,7 +30,7 @@ def right(x, weight, bias, eps):
 def wrong(x, weight, bias, eps):
     return right(x, weight, bias, eps) * 1.01
 """
-FEW = "--op rmsnorm --dtype fp16 --max-examples 4 --device cpu --no-isolation"
+FEW = "--op rmsnorm --dtype fp16 --max-examples 4 --allow-thin --device cpu --no-isolation"
 
 
 def expanded(text: str, inputs: dict[str, str]) -> str:
