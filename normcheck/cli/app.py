@@ -44,8 +44,8 @@ def verify(given: Given) -> None:
     What is not given here comes from [tool.normcheck] in the nearest pyproject.toml.
 
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
-    3 normcheck itself failed; 5 nothing was checked, a required implementation did not run, a cell that is required, or
-    of profile ci or deep, is thin, or one has fewer cases than are required; 130 interrupted.
+    3 normcheck itself failed; 5 nothing was checked, a required implementation did not run, a cell is thin, or one has
+    fewer cases than are required; 130 interrupted.
     """
     from normcheck.gate.config import blamed, settings
     from normcheck.gate.early import looked_at

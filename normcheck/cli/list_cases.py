@@ -99,4 +99,4 @@ def _priced(prices: Prices) -> str:
     """What a call and new values take, as far as a first look shows it: "a call 0.2 ms; a new N 2 s (3 samples)"."""
     call = [f"a call {prices.own.call * 1e3:.2g} ms"] * prices.own.is_known
     dear = [f"{a_new(axis)} {prices.of(axis):.2g} s ({counted(n, 'sample')})" for axis, n in prices.dear.items()]
-    return "; ".join([*call, *(dear or ["builds nothing"])])
+    return "; ".join([*call, *(dear or [prices.told() if prices.dearest else "builds nothing"])])

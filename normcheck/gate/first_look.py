@@ -26,7 +26,7 @@ def first_look(cell: Cell, plan: Plan) -> tuple[Planner, str]:
     opening = sum(planned.opens > 0 for planned in drawn(cell.claims, plan.profile.extent.on(plan.device), plan.seed))
     end = time.perf_counter() + _SECONDS
     with session_of(cell.implementation), poisoned_memory():
-        while core.record.run < opening and (step := core.next()) is not None:
+        while _goes_on(core, opening) and (step := core.next()) is not None:
             began = time.perf_counter()
             if began > end:
                 return core, f"only {core.record.run} cases ran in {_SECONDS:g} s"
@@ -35,3 +35,9 @@ def first_look(cell: Cell, plan: Plan) -> tuple[Planner, str]:
                 return core, f"it fails in {result.case}: normcheck verify says how"
             core.saw(step, refused=bool(result.refused), seconds=time.perf_counter() - began)
     return core, ""
+
+
+def _goes_on(core: Planner, opening: int) -> bool:
+    """Until the opening has run, or, if something is built and it is not yet told what for, three times as many."""
+    untold = core.prices.dearest > 0 and not core.prices.dear
+    return core.record.run < opening * (3 if untold else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -274,6 +275,11 @@ def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
 def test_few_examples_are_thin() -> None:
     verdict, _ = verdict_of(rmsnorm, profile=replace(QUICK, max_examples=20))
     assert (verdict.status, verdict.cases) == ("thin", 20)
+    assert verdict.core is not None and verdict.core.limit == "cases"
+    assert re.fullmatch(
+        r"core not finished, 20 of \d+ cases ran \(--max-examples 20\): no .* and \d+ more", verdict.detail
+    )
+    assert len(verdict.detail) <= 2 * 74  # two lines of a narrow terminal
 
 
 def test_an_output_that_was_never_told_from_zeros_is_thin() -> None:

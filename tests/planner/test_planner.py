@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,20 @@ def test_what_is_dear_is_said_with_its_price() -> None:
     left_out = simulated(kernels.compiled_by_user, **PACKED).core.coverage(100).left_out
     assert left_out.startswith("a new eps takes 33 s: ")
     assert "; left out: no eps 0.1, 0.5, " in left_out or ", no eps 0.1, 0.5, " in left_out
+
+
+def test_the_price_that_kept_a_part_of_the_floor_out_is_said() -> None:
+    """And no other: what a new N takes is nothing to a layout that is missing."""
+
+    def builds(case: Case) -> Iterator[tuple[Hashable, float]]:
+        yield case.layout, 60.0
+        yield case.N, 0.5
+
+    run = simulated(builds, **RANKS)
+    (missed,) = run.missed
+    assert missed.startswith("no layout ")
+    assert run.core.coverage(len(run.cases)).limit == "time"
+    assert re.fullmatch(r"41 s are allowed, and a new layout takes \d+ s", run.core.why_thin())
 
 
 def test_too_few_cases_are_said() -> None:
