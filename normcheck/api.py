@@ -123,7 +123,7 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
     implementation = asked_for((case.layout,) if case else options.layout, spec, implementation)
     op_, dtypes = OPS[implementation.op], (case.dtype,) if case else options.dtype
     cells = tuple(Cell(op_, implementation, dtype, spec, options.layout) for dtype in dtypes)
-    plan = Plan(cells, profile_of(options), options.seed, device, options.timeout)
+    plan = Plan(cells, profile_of(options), options.seed, device, options.timeout, in_python=True)
     with _left_as_it_was(device):
         if case is not None:
             verdicts: tuple[Verdict, ...] = (result_of(cells[0], case, plan),)

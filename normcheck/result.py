@@ -293,7 +293,9 @@ class Coverage:
     """How much of its core a cell has run: the cases that a cell must have run to pass.
 
     ``run`` of ``planned`` cases of the core were run; for a cell that failed, both count up to the failure. ``missed``:
-    what no case has reached, in words, () if the core is finished. ``left_out``: what this core leaves out, and why.
+    what no case has reached, in words, () if the core is finished. ``limit``: what kept that out, the number of
+    "cases" that are allowed, the "time", or "data" that the kernel refused; "" if nothing is missed, or if it is not
+    known. ``left_out``: what this core leaves out, and why.
     ``refused``: the share of the declared sizes and layouts that the implementation refuses. ``building``: the seconds
     that first calls took longer than repeated ones, for compiling and planning.
     """
@@ -304,6 +306,7 @@ class Coverage:
     left_out: str = ""
     refused: Number = 0.0
     building: Number = 0.0
+    limit: Annotated[str, one_of("", "cases", "time", "data")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,8 @@ def verify(given: Given) -> None:
     What is not given here comes from [tool.normcheck] in the nearest pyproject.toml.
 
     Exit code: 0 all that was asked for was checked and passed; 1 a finding; 2 wrong command line or configuration;
-    3 normcheck itself failed; 5 nothing was checked, a required implementation did not run, a cell that is required, or
-    of profile ci or deep, is thin, or one has fewer cases than are required; 130 interrupted.
+    3 normcheck itself failed; 5 nothing was checked, a required implementation did not run, a cell is thin, or one has
+    fewer cases than are required; 130 interrupted.
     """
     from normcheck.gate.config import blamed, settings
     from normcheck.gate.early import looked_at
@@ -133,12 +133,14 @@ def list_(
 ) -> None:
     """Ops, implementations and reports, each with why it cannot run here; with --cases the core of an op.
 
-    --cases prints a case line each, for repro, of what --impl declares, or of everything that the op has.
+    --cases prints a case line each, for repro, of what --impl declares, or of everything that the op has. Below them,
+    on standard error, it says what a pass needs if building is dear, and with --impl what its kernel builds, as far as
+    a first look shows it.
     """
     if cases:
         from normcheck.cli.list_cases import show_cases
 
-        show_cases(built(ListOptions, given), sys.stdout)
+        show_cases(built(ListOptions, given), sys.stdout, sys.stderr)
         return
     if {"op", "impl", "dtype"} & given.keys():
         raise UsageError("op, impl, dtype: expected --cases with them; without it everything is listed")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from normcheck.errors import ExitCode, UsageError
 from normcheck.gate import baseline, known_failures
@@ -12,6 +13,7 @@ from normcheck.gate.baseline import Baseline, drifted, remarks
 from normcheck.gate.known_failures import Known
 from normcheck.gate.options import EVERY_CELL, Requirement, VerifyOptions, requirement
 from normcheck.gate.tally import NO_BACKWARD, refusals
+from normcheck.reports._remedies import of_thin
 from normcheck.result import MOST_REFUSED, SweepResult, Verdict
 
 _STATUS = {ExitCode.FOUND: "fail", ExitCode.BROKEN: "error", ExitCode.NOTHING: "nothing", ExitCode.PASS: "pass"}
@@ -67,10 +69,6 @@ def terms_of(options: VerifyOptions, required: Sequence[str]) -> Terms:
     )
 
 
-STRICT = ("ci", "deep")
-"""Profiles in which no cell may be thin; in other profiles only the cells of required implementations may not."""
-
-
 def exit_code(*, found: bool, broken: bool, enough: bool, complete: bool = True) -> ExitCode:
     """The exit code of any command: a finding decides first, then a fault of normcheck, then too few checks.
 
@@ -92,14 +90,15 @@ def decide(
     complete: bool = True,
     profile: str = "quick",
     most: float = math.inf,
+    in_python: bool = False,
 ) -> tuple[str, ExitCode, tuple[str, ...]]:
     """(status, exit code, messages) of a run.
 
     First come findings that are not known, known failures that pass by now, and drift; then faults of normcheck
-    itself. Then every required implementation must have run, for each op that was asked of it, no cell that must not be
-    thin may be, and none may have fewer cases, or lack a size, that are required of it. A run that checked nothing
-    never passes.
-    ``complete``: False for an interrupted run. ``most``: cases that a cell was allowed.
+    itself. Then every required implementation must have run, for each op that was asked of it, no cell may be thin, and
+    none may have fewer cases, or lack a size, that are required of it. A run that checked nothing never passes.
+    ``complete``: False for an interrupted run. ``most``: cases that a cell was allowed. ``in_python``: whether messages
+    name arguments of a call, and no options.
     """
     faults: tuple[str, ...] = ()
     if not terms.shard:
@@ -110,7 +109,10 @@ def decide(
         for name in terms.required
         for op, detail in _absent(verdicts, name, terms)
     )
-    absent += () if terms.allow_thin else _thin(verdicts, terms, profile)
+    if not terms.allow_thin:
+        step = partial(of_thin, profile=profile, most=most, in_python=in_python)
+        excuse = "allow_thin=True" if in_python else "--allow-thin"
+        absent += (*_thin(verdicts, lambda v: f"{step(v)}, or let it pass by {excuse}"), *_refusing(verdicts, terms))
     absent += tuple(_too_few(v, wanted, most) for v in verdicts if (wanted := _lacking(v, terms)))
     absent += tuple(f"{v.implementation} {v.op} {v.dtype}: {words}" for v in verdicts for words in _sizes(v, terms))
     code = exit_code(
@@ -129,6 +131,7 @@ def concluded(run: SweepResult, terms: Terms) -> SweepResult:
         complete=run.complete,
         profile=run.profile,
         most=run.budget.get("max_examples", math.inf),
+        in_python=not run.argv,
     )
     run = replace(run, verdicts=tuple(marked(verdict, terms) for verdict in run.verdicts))
     if terms.baseline and not terms.shard:
@@ -186,17 +189,23 @@ def _too_few(v: Verdict, wanted: int, most: float) -> str:
     return f"too few cases: {few}; give it more time (--time-budget), or choose a larger --profile"
 
 
-def _thin(verdicts: Sequence[Verdict], terms: Terms, profile: str) -> tuple[str, ...]:
-    """A message for each cell that must not be thin and is, and for each that is required and refuses too much."""
-    messages = []
+def _thin(verdicts: Sequence[Verdict], step: Callable[[Verdict], str]) -> Iterator[str]:
+    """A message for thin cells that differ only in their dtype, with what to do next, which is a ``step``."""
+    alike: dict[tuple[str, ...], list[str]] = {}
     for v in verdicts:
-        cell = f"{v.implementation} {v.op} {v.dtype}"
-        if v.status == "thin" and (profile in STRICT or v.implementation in terms.required):
-            messages.append(f"{cell} is thin: {v.detail}; more time or --allow-thin lets it pass")
+        if v.status == "thin":
+            alike.setdefault((f"{v.implementation} {v.op}", v.detail, step(v)), []).append(v.dtype)
+    for (cell, detail, next_step), dtypes in alike.items():
+        yield f"{cell} {', '.join(dtypes)} {'is' if len(dtypes) == 1 else 'are'} thin: {detail}; {next_step}"
+
+
+def _refusing(verdicts: Sequence[Verdict], terms: Terms) -> Iterator[str]:
+    """A message for each required cell that refuses too much."""
+    for v in verdicts:
         refused = v.core.refused if v.core is not None and v.status in ("pass", "thin") else 0.0
         if refused > MOST_REFUSED and v.implementation in terms.required:
-            messages.append(f"required {cell} refuses {refused:.0%} of what it declares: declare less, or take more")
-    return tuple(messages)
+            cell = f"{v.implementation} {v.op} {v.dtype}"
+            yield f"required {cell} refuses {refused:.0%} of what it declares: declare less, or take more"
 
 
 def _absent(verdicts: Sequence[Verdict], name: str, terms: Terms) -> list[tuple[str, str]]:

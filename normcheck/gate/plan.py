@@ -124,7 +124,8 @@ class Plan:
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
     before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``. ``workers``:
     cells that run side by side. ``expected_seconds``: what a cell took in an earlier run. ``elsewhere``: cells that
-    another shard judges. ``first_calls``: see ``checks.cell.Setting``.
+    another shard judges. ``first_calls``: see ``checks.cell.Setting``. ``in_python``: whether a call of this package
+    asked for it, and no command. ``kept``: cases of those that a cell is allowed, for what follows its sweep.
     """
 
     cells: tuple[Cell, ...]
@@ -140,27 +141,47 @@ class Plan:
     expected_seconds: Mapping[CellKey, float] = field(default_factory=dict)
     elsewhere: frozenset[CellKey] = frozenset()
     first_calls: float = FIRST_CALLS
+    in_python: bool = False
+    kept: int = 0
+
+    @property
+    def most(self) -> int:
+        """The cases that the sweep of a cell is allowed."""
+        return self.profile.max_examples - self.kept
+
+    @property
+    def allowed(self) -> str:
+        """What limits the cases of a cell, as whoever asked for it knows it."""
+        most, name = self.profile.max_examples, self.profile.name
+        if most == PROFILES[name].max_examples:
+            return f"profile {name} allows {most:,}"
+        words = f"max_examples={most}" if self.in_python else f"--max-examples {most}"
+        return words + f", {self.kept} kept for the shapes asked for" * (self.kept > 0)
 
 
-def planner_of(cell: Cell, plan: Plan, used: float = 0.0) -> Planner:
-    """The planner of one cell, of which ``used`` seconds are over."""
+def limits_of(plan: Plan, used: float = 0.0) -> Limits:
+    """The limits of one cell, of which ``used`` seconds are over."""
     profile, on_gpu = plan.profile, plan.device != "cpu"
     dear, on_cpu = profile.dear, _CORES * profile.core_seconds
-    limits = Limits(
+    return Limits(
         usual=dear.gpu_seconds * dear.share if on_gpu else on_cpu,
         most=dear.most_gpu_seconds if on_gpu else on_cpu,
         core=profile.core_seconds,
         least=(dear.cases, dear.shapes),
         few=dear.few,
-        cases=profile.max_examples,
+        cases=plan.most,
         used=used,
     )
+
+
+def planner_of(cell: Cell, plan: Plan, used: float = 0.0) -> Planner:
+    """The planner of one cell, of which ``used`` seconds are over."""
     return Planner(
         cell.claims,
-        profile.extent.on(plan.device),
+        plan.profile.extent.on(plan.device),
         plan.seed,
         plan.device,
-        limits,
+        limits_of(plan, used),
         shard=plan.shard,
         builds=cell.implementation.builds,
         layouts=cell.layouts,

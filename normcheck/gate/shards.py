@@ -205,6 +205,7 @@ def _core(parts: Sequence[Coverage]) -> Coverage | None:
         return None
     return Coverage(
         planned=sum(part.planned for part in parts),
+        limit=next((part.limit for part in parts if part.limit), ""),
         run=sum(part.run for part in parts),
         missed=tuple(dict.fromkeys(words for part in parts for words in part.missed)),
         left_out=parts[0].left_out,

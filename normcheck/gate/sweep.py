@@ -19,6 +19,7 @@ from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import Depth, not_as_before
 from normcheck.checks.refusal import is_of_exception
+from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
@@ -28,7 +29,7 @@ from normcheck.gate.shrink import Stop, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
 from normcheck.planner.planner import Planner
-from normcheck.result import ASLEEP, Verdict
+from normcheck.result import ASLEEP, Coverage, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -38,6 +39,7 @@ Progress = Callable[[int, float], None]
 _MEMORY_EVERY = 2  # every second case has the probes of memory
 _ROWS_EVERY = 8  # every eighth case has those of rows
 _ASLEEP_SECONDS, _ASLEEP_SHARE = 3.0, 0.5  # of a cell's time: on a CPU no kernel waits for anybody so long
+_TWO_LINES = 140  # characters
 _TELLING_SECONDS = 10.0  # at most, for the search for the most telling case
 
 
@@ -89,19 +91,35 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
     verdict = tally.verdict(bare, cell.op, failure)
     if not with_coverage:
         return verdict
-    verdict = _covered(verdict, core)
+    verdict = _covered(verdict, core, plan)
     return _awake(verdict, session_of(cell.implementation).idle_seconds) if plan.device == "cpu" else verdict
 
 
-def _covered(verdict: Verdict, core: Planner) -> Verdict:
+def _covered(verdict: Verdict, core: Planner, plan: Plan) -> Verdict:
     """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
         return replace(verdict, core=core.so_far())
     coverage = core.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
-    gaps = [f"core not finished, {core.why_thin()}: {', '.join(coverage.missed)}"] * bool(coverage.missed)
+    gaps = [_unfinished(core, coverage, plan)] if coverage.missed else []
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
+
+
+def _unfinished(core: Planner, coverage: Coverage, plan: Plan) -> str:
+    """What a core has missed, and why, in two lines of a narrow terminal: a report's JSON names all of it."""
+    why = core.why_thin()
+    if coverage.limit == "cases":
+        of_all = "" if core.is_priced else f" of {coverage.planned:,}"
+        why = f"{coverage.run:,}{of_all} cases ran ({plan.allowed})"
+    told, (first, *more) = f"core not finished, {why}: ", coverage.missed
+    words = told + one_line(first, max(_TWO_LINES - len(told), 40), keep_end=False)
+    for number, one in enumerate(more):
+        rest = f" and {len(more) - number} more"
+        if len(words) + len(f", {one}") + len(rest) * (number + 1 < len(more)) > _TWO_LINES:
+            return words + rest
+        words += f", {one}"
+    return words
 
 
 def _told(verdict: Verdict, eager: int) -> Verdict:
@@ -154,7 +172,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     The sequence is the core, explicit cases, then drawn cases. Each case in it has a number, even if
     another shard runs it, so that all shards share one sequence.
     """
-    most, (shard, shards) = plan.profile.max_examples, plan.shard
+    most, (shard, shards) = plan.most, plan.shard
     found: list[Result] = []
     asked: set[Case] = set()
     number, end = -1, math.inf
@@ -172,7 +190,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
             found.append(failed)
             raise Stop
         usual = _asked_at_once(cell, result)
-        if usual is not None and usual not in asked:
+        if usual is not None and usual not in asked and tally.cases < most:
             asked.add(usual)
             result_of_usual, took = run(usual, Depth.MEMORY, own=own)
             core.saw_another(usual, "memory", refused=bool(result_of_usual.refused), seconds=took)

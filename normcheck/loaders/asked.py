@@ -101,9 +101,13 @@ class Loaded(ThisMachine):
     judged: list[Judged] = field(default_factory=list)
 
     def planned(self, options: VerifyOptions) -> Plan:
-        """The plan of this machine, with the loader's claims."""
+        """The plan of this machine, with the loader's claims.
+
+        Of ``--max-examples`` up to half is kept for the shapes asked for.
+        """
         plan = super().planned(options)
-        return replace(plan, cells=tuple(map(self.cell, plan.cells)))
+        kept = min((options.max_examples or 0) // 2, len(set(self.asked)) * (len(ORDINARY) + 1))
+        return replace(plan, cells=tuple(map(self.cell, plan.cells)), kept=kept)
 
     def cell(self, found: Cell) -> Cell:
         """The cell, with the loader's claims, and named by the user's files."""
@@ -158,8 +162,9 @@ class Loaded(ThisMachine):
         for index, verdict in super().verdicts(plan, options, progress):
             cell = plan.cells[index]
             if verdict.status in ("pass", "thin", "skip") or (self.always and verdict.status == "fail"):
+                left = math.inf if options.max_examples is None else options.max_examples - verdict.cases
                 with session_of(cell.implementation), poisoned_memory():
-                    self.judged = list(_judged(cell, plan, self.asked, _failing(verdict)))
+                    self.judged = list(_judged(cell, plan, self.asked, _failing(verdict), left))
                     verdict = _with(cell, plan, verdict, self.judged)
             yield index, verdict
 
@@ -180,25 +185,33 @@ def _failing(verdict: Verdict) -> Case | None:
     return parsed(verdict.failure.case) if verdict.failure is not None else None
 
 
-def _judged(cell: Cell, plan: Plan, asked: Sequence[Shape], failing: Case | None) -> Iterator[Judged]:
-    """What came of each of ``asked``, in their order; the smallest are judged first, and each once."""
+def _judged(
+    cell: Cell, plan: Plan, asked: Sequence[Shape], failing: Case | None, cases: float = math.inf
+) -> Iterator[Judged]:
+    """What came of each of ``asked``, in their order; the smallest are judged first, and each once.
+
+    They share the ``cases`` that are allowed.
+    """
     end = time.monotonic() + _ALL_SECONDS[plan.profile.name]
     done: dict[Shape, Judged] = {}
     rate = 0.0  # seconds for an element, of the shape before
     for shape in sorted(set(asked), key=lambda shape: (math.prod(shape), shape)):
-        left = end - time.monotonic()
+        left, share = end - time.monotonic(), max(cases / (len(set(asked)) - len(done)), min(cases, 1))
         if math.prod(shape) > _MOST_ELEMENTS[plan.device]:
             done[shape] = Judged(shape=shape, left_out=f"too large for a {'GPU' if plan.device == 'cuda' else 'CPU'}")
         elif left < 0 or (done and rate * math.prod(shape) > left):
             done[shape] = Judged(shape=shape, left_out="too slow for this profile")
+        elif share < 1:
+            done[shape] = Judged(shape=shape, left_out="no case is left for it: raise --max-examples")
         else:
             begun = time.monotonic()
-            done[shape] = found = _at(cell, plan, shape, failing, end)
+            done[shape] = found = _at(cell, plan, shape, failing, end, share)
+            cases -= found.cases
             rate = (time.monotonic() - begun) / max(found.cases, 1) / math.prod(shape)
     yield from (done[shape] for shape in asked)
 
 
-def _at(cell: Cell, plan: Plan, shape: Shape, failing: Case | None, end: float) -> Judged:
+def _at(cell: Cell, plan: Plan, shape: Shape, failing: Case | None, end: float, cases: float) -> Judged:
     found = Judged(shape=shape)
     for case in _cases(cell, plan, shape, failing):
         held: list[Expectation] = []
@@ -217,7 +230,7 @@ def _at(cell: Cell, plan: Plan, shape: Shape, failing: Case | None, end: float) 
         if result.failed:
             seen = finding(cell, result, plan.device, advise=False)
             return replace(found, kind=seen.kind, message=seen.message, failed=case)
-        if time.monotonic() > end:
+        if time.monotonic() > end or found.cases >= cases:
             break
     return found
 

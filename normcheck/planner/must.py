@@ -91,17 +91,16 @@ class Must:
 
     def price(self, goal: Value) -> float:
         """Seconds of what a goal builds, if all else of its case was built."""
-        axis, value = goal
-        of = self._prices.of
-        if axis in _KEYS:
-            return of(axis, value)
+        axis = self.priced_by(goal)
+        value = {EMPTY: 0, ("probe", "rows"): 1}.get(goal, None if axis == "numbers" else goal[1])
+        return self._prices.of(axis, value) if axis else 0.0
+
+    def priced_by(self, goal: Value) -> str:
+        """The axis whose price a goal has; "" if it builds nothing."""
+        axis = goal[0]
         if axis in ("eps", "clips"):
-            return of("numbers")
-        if goal == EMPTY:
-            return of("M", 0)
-        if goal == ("probe", "rows"):
-            return of("M", 1)
-        return 0.0
+            return "numbers"
+        return axis if axis in _KEYS else "M" * (goal in (EMPTY, ("probe", "rows")))
 
     def kept(self, out: Set[Any], shapes: int, cases: int) -> float:
         """Seconds to keep for what of the floor is not ``out``, and for the least shapes and cases."""

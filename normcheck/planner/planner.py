@@ -228,14 +228,17 @@ class Planner:
         if self._priced is None:
             left = self._plain.goals(self.claims) - self.record.done - self._plain.elsewhere - excused
             planned = self.record.run + len(self._plain.skipped) + sum(1 for _ in self._plain.rest())
-            return replace(self.so_far(), planned=planned, missed=in_words(left))
+            return self._told(planned, in_words(left))
         must = self._priced.must
         floor = [goal for goal in must.floor if goal not in self.record.reached | excused]
         least, shapes = must.least()
         missed = [*in_words(floor)]
         missed += [f"{cases:,} of {least:,} cases at least"] * (cases < least)
         missed += [f"{self.shapes} of {shapes} shapes at least"] * (self.shapes < shapes)
-        return replace(self.so_far(), planned=self.record.run + len(missed), missed=tuple(missed))
+        return self._told(self.record.run + len(missed), tuple(missed))
+
+    def _told(self, planned: int, missed: tuple[str, ...]) -> Coverage:
+        return replace(self.so_far(), planned=planned, missed=missed, limit=self.limit if missed else "")
 
     def so_far(self) -> Coverage:
         """What was run of the core until now, and nothing missed: of a failed cell no more is needed."""
@@ -247,17 +250,27 @@ class Planner:
             building=self.prices.building,
         )
 
-    def why_thin(self) -> str:
-        """Why the core is not finished: refused data, what building costs, its time, or the number of cases."""
-        limits, prices = self._limits, self.prices
+    @property
+    def limit(self) -> str:
+        """What ends a core that is not finished, as in a ``Coverage``."""
         if self._refusals.excused < self._refusals.given_up:
+            return "data"
+        few = self.record.run >= self._limits.cases or (self._priced is None and not self._plain.skipped)
+        return "cases" if few else "time"
+
+    def why_thin(self) -> str:
+        """Why the core is not finished, if not for the number of cases: refused data, its time, or the prices of what
+        was missed.
+        """
+        limits, prices = self._limits, self.prices
+        if self.limit == "data":
             return "kinds of data were refused"
-        if self.record.run >= limits.cases or (self._priced is None and not self._plain.skipped):
-            return f"{self.record.run:,} cases are allowed"
         if self._priced is None:
             needed = self.record.core + sum(prices.own.seconds(one, most=True) for one in self._plain.skipped)
             return f"{limits.core:g} s are allowed, about {needed:.0f} s for all"
-        return f"{limits.most:.3g} s are allowed, and {prices.told()}"
+        must = self._priced.must
+        out = [goal for goal in must.floor if goal not in self.record.reached | self._refusals.excused]
+        return f"{limits.most:.3g} s are allowed, and {prices.told({must.priced_by(goal) for goal in out})}"
 
     def _left_out(self) -> str:
         wanted = self._plain.goals(self.claims)

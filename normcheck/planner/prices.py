@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -285,16 +285,27 @@ class Prices:
         """Whether a case costs as much after another process has run it: what it built is kept nowhere."""
         return self.of("process", trust="sure") > _IDLE_SHARE * self.dearest
 
-    def told(self) -> str:
-        """The prices in words: "a new N takes 2 s, a new eps takes 33 s"."""
-        dear = {axis: self.of(axis) for axis in AXES[:-1] if axis in self._alone and self.of(axis) > self.little}
-        words = [f"a new {_WORDS.get(axis, axis)} takes {price:.2g} s" for axis, price in dear.items()]
+    @property
+    def dear(self) -> dict[str, int]:
+        """The axes that were new alone and build something -> how many samples tell their price."""
+        alone = {axis: len(self._alone[axis]) for axis in AXES[:-1] if axis in self._alone}
+        return {axis: samples for axis, samples in alone.items() if self.of(axis) > self.little}
+
+    def told(self, axes: Set[str] = frozenset()) -> str:
+        """The prices in words: "a new N takes 2 s, a new eps takes 33 s"; of these ``axes`` alone if they are dear."""
+        asked = self.dear.keys() & axes or self.dear.keys()
+        words = [f"{a_new(axis)} takes {self.of(axis):.2g} s" for axis in self.dear if axis in asked]
         return ", ".join(words) or f"whatever is new takes {self.dearest:.2g} s"
 
 
 _IDLE_SHARE = 0.6  # of the dearest price
 
 _WORDS = {"numbers": "eps", "weight_dtype": "dtype of the weight", "residual_dtype": "dtype of the residual"}
+
+
+def a_new(axis: str) -> str:
+    """A new value of an axis in words, such as "a new eps"."""
+    return f"a new {_WORDS.get(axis, axis)}"
 
 
 @lru_cache(maxsize=4096)

@@ -34,6 +34,7 @@ MARKS = {"pass": "pass", "thin": "thin", "fail": "FAIL", "skip": "skip", "error"
 INDENT = 6
 BUILDING_SECONDS = 1.0
 """A report mentions compiling and the like from so many seconds on."""
+_EVERYTHING = 10_000  # characters
 VACUOUS = 0.5
 """A report mentions that zeros would pass from this share of an output's elements on."""
 
@@ -77,7 +78,7 @@ def worst_of(worst: Iterable[tuple[str, Worst]]) -> tuple[str, Worst] | None:
 def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: bool = False) -> None:
     """Print the line of a finished cell, and its notes indented below it.
 
-    ``verbose``: also the worst of every output, and what the probes measured.
+    ``verbose``: also the worst of every output, what the probes measured, and all that was left out.
     """
     mark = "known" if verdict.known else MARKS.get(verdict.status, verdict.status)
     style = "yellow" if verdict.known else STATUS_STYLES.get(verdict.status, "bold")
@@ -97,6 +98,9 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: b
     put_lines(console, verdict.known, indent=INDENT, label="known: ", style="dim")
     if verdict.status == "thin":
         put_lines(console, verdict.detail, indent=INDENT, style="yellow")
+    if verdict.core is not None and verdict.core.left_out:
+        room = _EVERYTHING if verbose else max(console.width - INDENT, 24)
+        put(console, (short(verdict.core.left_out, room), "dim"), indent=INDENT)
     facts = _facts(verdict)
     if facts:
         put(console, ("; ".join(facts), "dim"), indent=INDENT)
@@ -140,8 +144,6 @@ def _facts(verdict: Verdict) -> list[str]:
     facts += _steadiness("other bits among other rows", "batch invariant", verdict.invariance)
     if verdict.core is not None and verdict.core.refused > MOST_REFUSED:
         facts.append(f"refuses {percent(verdict.core.refused, 1)} of what it declares")
-    if verdict.core is not None and verdict.core.left_out:
-        facts.append(short(verdict.core.left_out, 200))
     if verdict.core is not None and verdict.core.building >= BUILDING_SECONDS:
         facts.append(f"{seconds(verdict.core.building)} of compiling and the like")
     if verdict.skipped and verdict.status != "skip":

@@ -5,6 +5,7 @@ A pass has what it stands on in place of a next step, which only a terminal show
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 
@@ -13,8 +14,9 @@ from rich.console import Console
 from normcheck.reports import _text
 from normcheck.reports._cells import worst_of
 from normcheck.reports._failure import kind_words
+from normcheck.reports._remedies import REMEDIES, of_thin
 from normcheck.reports._text import STATUS_STYLES, counted, put, seconds, short
-from normcheck.result import ASLEEP, IMPORT, OUTPUTS, SweepResult, Verdict
+from normcheck.result import OUTPUTS, SweepResult, Verdict
 
 NAMED = 3
 """Failed cells named in the line; the others are counted."""
@@ -70,14 +72,6 @@ def rest(run: SweepResult) -> str:
     return head + _counts(run, cells, named=bool(head) and run.status != "pass") + _ending(run)
 
 
-REMEDIES = {
-    IMPORT: "correct the file that was not imported",
-    ASLEEP: "a kernel that computes, and does not wait for anything, is judged",
-    "": "report it, with the command and what normcheck doctor says",
-}
-"""What to do about cells that were not judged, by ``Verdict.error``."""
-
-
 def is_of_doctor(verdict: Verdict) -> bool:
     """Whether ``normcheck doctor`` lists the implementation of a skipped cell; it does not list users' files."""
     return verdict.status == "skip" and (not verdict.file or _OWN_FILES in verdict.file)
@@ -92,8 +86,11 @@ def _next(run: SweepResult) -> str:
     errors = {verdict.error for verdict in run.verdicts if verdict.status == "error"}
     if run.status == "error" and errors:
         return REMEDIES[min(errors)]  # normcheck's own first
-    if run.status == "nothing" and any(verdict.status == "thin" for verdict in run.verdicts):
-        return "more time (--time-budget), or a larger --profile"
+    thin = [verdict for verdict in run.verdicts if verdict.status == "thin"]
+    if run.status == "nothing" and thin:
+        most = run.budget.get("max_examples", math.inf)
+        required, in_python = bool(run.required), not run.argv
+        return of_thin(thin[0], profile=run.profile, most=most, required=required, in_python=in_python)
     if run.status == "nothing" and run.complete and any(map(is_of_doctor, run.verdicts)):
         return "normcheck doctor says what runs here, and what to do about what does not"
     return ""

@@ -18,7 +18,8 @@ from normcheck.reports import _text
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
 from normcheck.reports._failure import kind_words, put_failure
 from normcheck.reports._reasons import case_reasons, reasons
-from normcheck.reports._summary import REMEDIES, is_of_doctor, put_summary
+from normcheck.reports._remedies import REMEDIES
+from normcheck.reports._summary import is_of_doctor, put_summary
 from normcheck.reports._text import (
     LONGEST_MESSAGE,
     STATUS_STYLES,

@@ -39,7 +39,7 @@ def written(kernel_file: KernelFile) -> Callable[..., str]:
 
 
 ASKED = ("--device", "cpu", "--dtype", "fp16")
-FEW = (*ASKED, "--max-examples", "20")
+FEW = (*ASKED, "--max-examples", "20", "--allow-thin")
 CORE = (*ASKED, "--time-budget", "0.01")  # little beyond the core, without which nothing passes
 
 
@@ -70,12 +70,17 @@ def test_torch_passes(cli: Cli, op: str, asked: tuple[str, ...], said: str) -> N
 
 
 def test_few_cases_are_thin(cli: Cli) -> None:
+    """In the profile that runs by default as well, whether it is required or not."""
     few = ("verify", "--impl", "torch", "--op", "rmsnorm", *FEW)
-    done = cli(*few)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.rstrip().splitlines()[-1].startswith("THIN  1 of 1 cell thin: rmsnorm/torch fp16; ")
-    assert cli(*few, "--require", "torch").code == 5
-    assert cli(*few, "--require", "torch", "--allow-thin").code == 0
+    done = cli(*few[:-1])
+    assert (done.code, done.err) == (5, "")
+    assert done.last.startswith("THIN  1 of 1 cell thin: rmsnorm/torch fp16; ")
+    assert done.last.endswith(". Next: raise --max-examples")
+    assert "cases ran (--max-examples 20): no " in " ".join(done.out.split())
+    for required in ((), ("--require", "torch")):
+        assert cli(*few, *required).code == 0
+    done = cli(*few[:-1], "--require", "torch:200")
+    assert (done.code, "time" in done.last.partition("Next: ")[2]) == (5, False)
 
 
 @pytest.mark.slow

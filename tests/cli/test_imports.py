@@ -32,7 +32,7 @@ def test_it_is_looked_for_again() -> None:
 
 
 def test_it_is_looked_for_in_a_kernels_process(cli: Cli, kernel_file: KernelFile) -> None:
-    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "1", "--time-budget", "60")
+    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "1", "--allow-thin")
     done = cli("verify", "--impl", str(kernel_file(KERNEL)), *few, "--isolation")
     assert done.code == 0, done.out
     assert gc.isenabled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,7 @@ from normcheck.planner.own import RUNS
 from normcheck.planner.planner import Planner
 from normcheck.result import Coverage, Verdict
 from tests.command_line import Cli
+from tests.sample_runs import thin_cell
 
 QUICK = replace(PROFILES["quick"], seconds=0.01)
 """The core and nothing after it."""
@@ -257,6 +259,11 @@ def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
 def test_few_examples_are_thin() -> None:
     verdict, _ = verdict_of(rmsnorm, profile=replace(QUICK, max_examples=20))
     assert (verdict.status, verdict.cases) == ("thin", 20)
+    assert verdict.core is not None and verdict.core.limit == "cases"
+    assert re.fullmatch(
+        r"core not finished, 20 of \d+ cases ran \(--max-examples 20\): no .* and \d+ more", verdict.detail
+    )
+    assert len(verdict.detail) <= 2 * 74  # two lines of a narrow terminal
 
 
 def test_an_output_that_was_never_told_from_zeros_is_thin() -> None:
@@ -275,23 +282,47 @@ def test_an_output_that_was_never_told_from_zeros_is_thin() -> None:
     verdict, _ = verdict_of(empty, op="layernorm", backward=backward, **fields)
     assert verdict.status == "thin"
     assert "dx was never told from zeros" in verdict.detail
-    assert decide([verdict], Terms(required=("mine",)))[1] == ExitCode.NOTHING
+    status, _, (message,) = decide([verdict], Terms())
+    assert status == "nothing" and message.endswith("mend what its line says, or let it pass by --allow-thin")
 
 
 def test_the_gate_and_thin_cells() -> None:
     thin = Verdict(
         op="rmsnorm", implementation="mine", dtype="fp16", device="cpu", status="thin", detail="no M above 11", cases=5,
-        core=Coverage(planned=100, run=5, missed=("no M above 11",)),
+        core=Coverage(planned=100, run=5, missed=("no M above 11",), limit="time"),
     )  # fmt: skip
     full = replace(thin, status="pass", dtype="bf16", detail="", core=Coverage(planned=100, run=100))
-    assert decide([thin, full], Terms())[:2] == ("pass", ExitCode.PASS)
-    assert decide([thin, full], Terms(required=("another", "mine")))[1] == ExitCode.NOTHING
-    for profile in ("ci", "deep"):
+    steps = {
+        "quick": "choose --profile ci, whose core has more time",
+        "ci": "choose --profile deep, whose core has more time",
+        "deep": "run it on a machine that has less to do beside it",
+        "soak": "choose --profile ci, whose core has more time",
+    }
+    for profile in PROFILES:
         status, code, messages = decide([thin, full], Terms(), profile=profile)
         assert (status, code) == ("nothing", ExitCode.NOTHING)
-        assert messages == ("mine rmsnorm fp16 is thin: no M above 11; more time or --allow-thin lets it pass",)
-        assert decide([thin, full], Terms(allow_thin=True), profile=profile)[1] == ExitCode.PASS
+        assert messages == (
+            f"mine rmsnorm fp16 is thin: no M above 11; {steps[profile]}, or let it pass by --allow-thin",
+        )
+        assert decide([thin, full], Terms(allow_thin=True), profile=profile)[:2] == ("pass", ExitCode.PASS)
+        assert decide([full], Terms(), profile=profile)[1] == ExitCode.PASS
     assert decide([thin, full], Terms(required=("mine",), allow_thin=True))[1] == ExitCode.PASS
+
+
+@pytest.mark.parametrize(
+    ("limit", "in_python", "step"),
+    [
+        ("cases", False, "raise --max-examples, or let it pass by --allow-thin"),
+        ("cases", True, "raise max_examples, or let it pass by allow_thin=True"),
+        ("time", True, "choose profile=ci, whose core has more time, or let it pass by allow_thin=True"),
+        ("data", False, "take the data that it refuses, or let it pass by --allow-thin"),
+    ],
+)
+def test_a_thin_cell_is_advised_by_what_limited_it(limit: str, in_python: bool, step: str) -> None:
+    core = Coverage(planned=100, run=5, missed=("no M above 11",), limit=limit)
+    one = thin_cell(detail="core not finished", core=core)
+    _, _, (message,) = decide([one, replace(one, dtype="fp16")], Terms(), in_python=in_python)
+    assert message == f"triton rmsnorm bf16, fp16 are thin: core not finished; {step}"
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_allow_thin_does_not_excuse_it() -> None:
 
 
 def test_every_cell_that_ran() -> None:
-    assert decide([verdict(), skipped(), thin_cell(cases=100)], EACH)[1] == 0
+    assert decide([verdict(), skipped(), verdict(cases=100)], EACH)[1] == 0
     _, code, messages = decide([verdict(cases=99), skipped(), verdict(implementation="other", cases=5)], EACH)
     assert (code, len(messages)) == (5, 2)
     assert decide([verdict(cases=99)], Terms(least={"*": 10, "triton": 100}))[1] == 5  # the larger of both

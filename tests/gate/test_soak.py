@@ -46,7 +46,7 @@ def soak(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A soak in rounds of 12 cases, of one dtype."""
     short = replace(PROFILES["soak"], max_examples=12, shrink_seconds=0.0, explain_seconds=0.0)
     monkeypatch.setitem(PROFILES, "soak", short)
-    argv = ("verify", "--profile", "soak", "--no-isolation", "--op", "rmsnorm", "--device", "cpu")
+    argv = ("verify", "--profile", "soak", "--no-isolation", "--op", "rmsnorm", "--device", "cpu", "--allow-thin")
 
     def run(path: Path, *more: str, dtypes: tuple[str, ...] = ("fp16",)) -> Done:
         of = [word for dtype in dtypes for word in ("--dtype", dtype)]

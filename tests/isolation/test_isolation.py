@@ -229,7 +229,15 @@ def here(*words: str) -> Done:
 def asked(names: Iterable[str], cases: int = CASES) -> tuple[str, ...]:
     """A few cases of a cell that has time for thousands: a stall of this machine does not choose others."""
     impls = [word for name in names for word in ("--impl", f"{KILLERS}:{name}")]
-    return (*impls, "--device", "cpu", "--dtype", "fp32", "--max-examples", str(cases), "--time-budget", "240")
+    return (
+        *impls,
+        "--device",
+        "cpu",
+        "--dtype",
+        "fp32",
+        "--allow-thin",
+        *("--max-examples", str(cases), "--time-budget", "240"),
+    )
 
 
 def argv(names: Iterable[str], report: Path | str, *more: str, cases: int = CASES) -> tuple[str, ...]:
@@ -674,7 +682,7 @@ def test_a_run_that_was_begun_and_given_up_disturbs_no_other(tmp_path: Path) -> 
     """A backward that does not read what was saved is asked again, after the second run was begun: 22 such cases."""
     path = tmp_path / "recomputes.py"
     path.write_text(RECOMPUTES, encoding="utf-8")
-    few = ("--dtype", "fp32", "--max-examples", "22", "--time-budget", "100", "--device", "cpu")
+    few = ("--dtype", "fp32", "--max-examples", "22", "--allow-thin", "--time-budget", "100", "--device", "cpu")
     done = here("--impl", str(path), *few)
     assert done.code == 0, done.out
     (verdict,) = done.document["verdicts"]

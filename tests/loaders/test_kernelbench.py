@@ -43,6 +43,19 @@ def test_rmsnorm_over_dimension_1_without_a_weight(cli: Cli, tmp_path: Path, eps
         assert "shapes asked for: 2 of 2 judged" in " ".join(done.out.split())
 
 
+@pytest.mark.parametrize("most", ["1", "2", "14"])
+def test_no_more_cases_run_than_are_allowed_of_which_half_are_for_its_shapes(
+    cli: Cli, tmp_path: Path, most: str
+) -> None:
+    """The later option counts."""
+    done = run(cli, tmp_path, RMS_PROBLEM, answer(RMS.format("self.eps")), "--max-examples", most)
+    said = " ".join(done.out.split())
+    assert done.code == ExitCode.PASS and f", {most} case{'s' * (most != '1')} on " in done.last, done.out
+    judged = {"1": 0, "2": 1, "14": 2}[most]
+    assert f"shapes asked for: {judged} of 2 judged" in said
+    assert ("no case is left for it: raise --max-examples" in said) == (judged < 2)
+
+
 @pytest.mark.parametrize(
     ("forward", "body", "code", "said"),
     [

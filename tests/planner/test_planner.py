@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -99,6 +100,20 @@ def test_what_is_dear_is_said_with_its_price() -> None:
     assert "; left out: no eps 0.1, 0.5, " in left_out or ", no eps 0.1, 0.5, " in left_out
 
 
+def test_the_price_that_kept_a_part_of_the_floor_out_is_said() -> None:
+    """And no other: what a new N takes is nothing to a layout that is missing."""
+
+    def builds(case: Case) -> Iterator[tuple[Hashable, float]]:
+        yield case.layout, 60.0
+        yield case.N, 0.5
+
+    run = simulated(builds, **RANKS)
+    (missed,) = run.missed
+    assert missed.startswith("no layout ")
+    assert run.core.coverage(len(run.cases)).limit == "time"
+    assert re.fullmatch(r"41 s are allowed, and a new layout takes \d+ s", run.core.why_thin())
+
+
 def test_too_few_cases_are_said() -> None:
     run = simulated(plans, **PACKED)
     assert run.core.coverage(50).missed == ("50 of 100 cases at least",)
@@ -107,7 +122,7 @@ def test_too_few_cases_are_said() -> None:
 def test_too_many_for_the_number_of_cases_are_thin_and_say_so() -> None:
     run = simulated(blocks, profile=replace(PROFILES["quick"], max_examples=20), **RANKS)
     assert len(run.cases) == 20 and run.missed
-    assert run.core.why_thin() == "20 cases are allowed"
+    assert run.core.coverage(20).limit == "cases"
 
 
 ADDING: dict[str, Any] = {"op": "fused_add_layernorm", "weights": (True, False), "residual_dtypes": ("io", "fp32")}

@@ -40,7 +40,7 @@ SHAPES = ((5, 7), (20, 24), (3, 129))
 IMPLEMENTATIONS = (Implementation(name="few", op="rmsnorm", forward=forward, shapes=SHAPES),)
 """
 """Its core is short."""
-FEW = "--op rmsnorm --dtype fp16 --max-examples 4 --device cpu --no-isolation"
+FEW = "--op rmsnorm --dtype fp16 --max-examples 4 --allow-thin --device cpu --no-isolation"
 
 
 def expanded(text: str, inputs: dict[str, str]) -> str:

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from normcheck.reports import terminal
 from normcheck.reports.report import formats
-from normcheck.result import SweepResult
+from normcheck.result import Coverage, SweepResult
 from tests.sample_runs import run, thin_cell
 
 WHY = "no M above 63"
@@ -56,3 +57,15 @@ def test_where_a_reader_looks() -> None:
     )
     assert [(note["level"], WHY in note["message"]["text"]) for note in notes] == [("warning", True)]
     assert "| **thin** | `rmsnorm`" in text_of("markdown", run(thin_cell()))
+
+
+def test_what_a_core_left_out_is_one_line_and_all_of_it_if_that_is_asked_for() -> None:
+    left_out = f"a new eps takes 33 s: 103 cases on 9 shapes; left out: no eps {', '.join(map(str, range(40)))}"
+    cell = replace(thin_cell(), core=Coverage(planned=9, run=9, left_out=left_out))
+    for verbosity, whole in ((0, False), (1, True)):
+        stream = io.StringIO()
+        terminal.render(run(cell), terminal.console_for(stream, width=80), verbosity=verbosity)
+        lines = stream.getvalue().splitlines()
+        (start,) = [number for number, line in enumerate(lines) if line.startswith("      a new eps takes 33 s: 103 ")]
+        assert ("37, 38, 39" in " ".join(lines)) == whole
+        assert lines[start].endswith("...") != whole and max(map(len, lines[:-1])) <= 80
