@@ -98,8 +98,8 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
 def _covered(verdict: Verdict, core: Planner, plan: Plan) -> Verdict:
     """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
-        return replace(verdict, core=core.so_far())
-    coverage = core.coverage(verdict.cases)
+        return replace(verdict, core=core.account.so_far())
+    coverage = core.account.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
     gaps = [_unfinished(core, coverage, plan)] if coverage.missed else []
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
@@ -108,7 +108,7 @@ def _covered(verdict: Verdict, core: Planner, plan: Plan) -> Verdict:
 
 def _unfinished(core: Planner, coverage: Coverage, plan: Plan) -> str:
     """What a core has missed, and why, in two lines of a narrow terminal: a report's JSON names all of it."""
-    why = core.why_thin()
+    why = core.account.why_thin()
     if coverage.limit == "cases":
         of_all = "" if core.is_priced else f" of {coverage.planned:,}"
         why = f"{coverage.run:,}{of_all} cases ran ({plan.allowed})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -110,7 +110,7 @@ class Plain:
                 self.skipped.append(planned)
         return None
 
-    def one_that(self, is_free: Any, left: Set[Any]) -> Planned | None:
+    def one_that(self, is_free: Callable[[Planned], bool], left: Set[Any]) -> Planned | None:
         """The next case that covers a goal that is ``left`` and for which ``is_free`` holds; the others are let go."""
         for planned in self.rest():
             self._taken += 1
@@ -138,7 +138,8 @@ class Plain:
         costs = own.call, own.rate("row"), own.rate("column")
         if self._may_fit and costs != self._fitted:
             self._fitted = costs
-            extent = affordable(self._usual, own, self._limits.core, self._drawn)
+            most = self._limits.cases  # no more of them are ever made
+            extent = affordable(self._usual, own, self._limits.core, lambda extent: islice(self._drawn(extent), most))
         if extent != self.extent or drawn_anew:
             self.extent = extent
             self.draw()

@@ -8,9 +8,8 @@ from typing import Any
 from normcheck.cases.case import Case, Place, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import ALL_OPENED, Design, Planned, gap_at, goals_of
-from normcheck.cases.goals import Extent, sizes_of
-from normcheck.cases.missed import in_words
-from normcheck.planner.affordable import left_out
+from normcheck.cases.goals import Extent
+from normcheck.planner.account import Account
 from normcheck.planner.limits import Limits
 from normcheck.planner.own import FAST
 from normcheck.planner.paid import Paid
@@ -19,7 +18,6 @@ from normcheck.planner.priced import Priced
 from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
-from normcheck.result import Coverage
 
 _FEW = 2
 """So many cases tell what building costs; if none of them was fast, the second is repeated."""
@@ -189,6 +187,22 @@ class Planner:
         """Seconds that are left of the usual time; negative once it is over."""
         return self._limits.usual - self._limits.used - self.prices.spent + self.record.stalled
 
+    @property
+    def account(self) -> Account:
+        """What the core has covered until now."""
+        return Account(
+            declared=self._declared,
+            usual=self._usual,
+            seed=self._seed,
+            asked=self._asked,
+            limits=self._limits,
+            prices=self.prices,
+            record=self.record,
+            refusals=self._refusals,
+            plain=self._plain,
+            must=self._priced.must if self._priced is not None else None,
+        )
+
     # the order
 
     def _again(self) -> Planned:
@@ -219,78 +233,3 @@ class Planner:
         given_up = self._refusals.given_up
         self._priced = Priced(self.claims, self._design, self._limits, self.prices, self.record, given_up, self._barred)
         return self._priced
-
-    # what was asked
-
-    def coverage(self, cases: int) -> Coverage:
-        """What was run of the core, and what was missed; ``cases``: of the whole cell. The core is over."""
-        excused = self._refusals.excused
-        if self._priced is None:
-            left = self._plain.goals(self.claims) - self.record.done - self._plain.elsewhere - excused
-            planned = self.record.run + len(self._plain.skipped) + sum(1 for _ in self._plain.rest())
-            return self._told(planned, in_words(left))
-        must = self._priced.must
-        floor = [goal for goal in must.floor if goal not in self.record.reached | excused]
-        least, shapes = must.least()
-        missed = [*in_words(floor)]
-        missed += [f"{cases:,} of {least:,} cases at least"] * (cases < least)
-        missed += [f"{self.shapes} of {shapes} shapes at least"] * (self.shapes < shapes)
-        return self._told(self.record.run + len(missed), tuple(missed))
-
-    def _told(self, planned: int, missed: tuple[str, ...]) -> Coverage:
-        return replace(self.so_far(), planned=planned, missed=missed, limit=self.limit if missed else "")
-
-    def so_far(self) -> Coverage:
-        """What was run of the core until now, and nothing missed: of a failed cell no more is needed."""
-        return Coverage(
-            planned=self.record.run,
-            run=self.record.run,
-            left_out=self._left_out(),
-            refused=self._refusals.share(sizes_of(self._declared, self._plain.extent, self._seed)),
-            building=self.prices.building,
-        )
-
-    @property
-    def limit(self) -> str:
-        """What ends a core that is not finished, as in a ``Coverage``."""
-        if self._refusals.excused < self._refusals.given_up:
-            return "data"
-        few = self.record.run >= self._limits.cases or (self._priced is None and not self._plain.skipped)
-        return "cases" if few else "time"
-
-    def why_thin(self) -> str:
-        """Why the core is not finished, if not for the number of cases: refused data, its time, or the prices of what
-        was missed.
-        """
-        limits, prices = self._limits, self.prices
-        if self.limit == "data":
-            return "kinds of data were refused"
-        if self._priced is None:
-            needed = self.record.core + sum(prices.own.seconds(one, most=True) for one in self._plain.skipped)
-            return f"{limits.core:g} s are allowed, about {needed:.0f} s for all"
-        must = self._priced.must
-        out = [goal for goal in must.floor if goal not in self.record.reached | self._refusals.excused]
-        return f"{limits.most:.3g} s are allowed, and {prices.told({must.priced_by(goal) for goal in out})}"
-
-    def _left_out(self) -> str:
-        wanted = self._plain.goals(self.claims)
-        refused = in_words(goal for goal in wanted & self._refusals.excused if len(goal) == 2)
-        parts = [f"asked for: only layout {', '.join(self._declared.layouts)}"] * bool(self._asked)
-        if self._priced is not None:
-            out = self.record.reached | self._refusals.given_up
-            tail = [goal for goal in self._priced.must.tail if goal not in out]
-            facets = [name for axis, name in tail if axis == "facet"]
-            blocks = [f"{block // 2 + 1} to {block}" for axis, block in tail if axis == "block"]
-            words = [*facets, *in_words(goal for goal in tail if goal[0] not in ("facet", "block"))]
-            words += [f"no several rows at N of {', '.join(blocks)}"] * bool(blocks)
-            parts.append(f"{self._why_priced()}: {self.record.run} cases on {self.shapes} shapes")
-            parts += [f"left out: {', '.join(words)}"] * bool(words)
-        if not self.claims.shapes:
-            parts.append(left_out(self._plain.extent, self._usual, self.prices.own))
-        parts += [f"refused with whatever else: {', '.join(refused)}"] * bool(refused)
-        return "; ".join(filter(None, parts))
-
-    def _why_priced(self) -> str:
-        if self._plain.skipped:
-            return f"a core may take {self._limits.core:g} s"
-        return self.prices.told()

@@ -126,7 +126,7 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
     what: Callable[[Case], bool], refused: float | None
 ) -> None:
     core, cases = asked_of(refuses=what, ranks=(2, 3))
-    coverage, refusals = core.coverage(core.length), sum(map(what, cases))
+    coverage, refusals = core.account.coverage(core.length), sum(map(what, cases))
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert refusals <= 60
     assert coverage.run >= 75
@@ -147,15 +147,15 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
 def test_data_that_is_refused_is_missing(what: Callable[[Case], bool], missed: tuple[str, ...]) -> None:
     """No library has a limit there; a kernel that is right for easy data only has not finished its core."""
     core, _ = asked_of(refuses=what)
-    coverage = core.coverage(core.length)
+    coverage = core.account.coverage(core.length)
     assert set(missed) <= set(coverage.missed)  # what only refused cases had is missing with it
-    assert core.why_thin() == "kinds of data were refused"
+    assert core.account.why_thin() == "kinds of data were refused"
 
 
 def test_what_is_refused_with_whatever_else_is_told() -> None:
     """An eps is nothing that a declaration can leave out; nobody shall think that it was asked."""
     core, _ = asked_of(refuses=lambda case: case.eps == 1e-3)
-    coverage = core.coverage(core.length)
+    coverage = core.account.coverage(core.length)
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert coverage.left_out == "refused with whatever else: no eps 0.001"
 
@@ -190,20 +190,20 @@ def test_what_refuses_too_much_says_so_and_is_not_what_was_required() -> None:
 
 def test_a_kernel_that_is_too_slow_for_its_core_gets_what_a_pass_needs() -> None:
     core, cases = asked_of(lambda case: 0.01 + 2e-3 * case.M, replace(QUICK, core_seconds=3.0))
-    coverage = core.coverage(len(cases))
+    coverage = core.account.coverage(len(cases))
     assert coverage.missed == ()
     assert coverage.left_out.startswith(f"a core may take 3 s: {len(cases)} cases on ")
 
 
 def test_a_kernel_that_is_too_slow_even_for_that_is_thin() -> None:
     core, cases = asked_of(lambda case: 0.5, replace(QUICK, core_seconds=3.0))
-    assert core.coverage(len(cases)).missed
-    assert core.why_thin().startswith("9 s are allowed, and ")
+    assert core.account.coverage(len(cases)).missed
+    assert core.account.why_thin().startswith("9 s are allowed, and ")
 
 
 def test_dear_rows_are_said() -> None:
     core, cases = asked_of(lambda case: 3e-3 * case.M)
-    coverage = core.coverage(len(cases))
+    coverage = core.account.coverage(len(cases))
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
     assert max(case.M for case in cases) == 300
     assert coverage.left_out.endswith("ms here: no M above 300 in the core")
@@ -222,8 +222,8 @@ def test_dear_first_calls_make_no_row_dear(first: float, whole: bool) -> None:
         rows.append(step.planned.case.M)
         seconds = first if step.planned.opens else 0.001
         core.saw(step, refused=False, seconds=RUNS[step.planned.probe] * seconds)
-    assert core.coverage(core.length).missed == ()
-    assert (core.coverage(core.length).left_out == "") is whole
+    assert core.account.coverage(core.length).missed == ()
+    assert (core.account.coverage(core.length).left_out == "") is whole
     assert whole or (len(rows) == QUICK.max_examples and core.shapes > 90)
     assert max(rows) == 5000
 
@@ -247,7 +247,7 @@ def test_what_only_tall_calls_remember_is_found(from_rows: int) -> None:
 def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
     """An interpreted kernel that takes a row in small blocks: each new N is dear, and so is the next of that length."""
     core, cases = asked_of(lambda case: 0.001 + 1.5e-4 * case.N * (case.M > 0))
-    coverage = core.coverage(len(cases))
+    coverage = core.account.coverage(len(cases))
     assert coverage.missed == ()
     assert coverage.left_out.startswith("a core may take 60 s: ")
     assert coverage.left_out.endswith(

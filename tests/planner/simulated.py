@@ -129,7 +129,7 @@ class Simulated:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        return self.core.coverage(len(self.planned)).missed
+        return self.core.account.coverage(len(self.planned)).missed
 
 
 def simulated(

@@ -86,7 +86,7 @@ def test_dear_rows_are_no_building() -> None:
     """An interpreted kernel: a tall case takes long whether it is the first of its shape or not."""
     run = simulated(plain, device="cpu", call=0.01, row=5e-4, **RANKS)
     assert not run.was_priced and run.missed == ()
-    assert "a row costs 0.47 ms here" in run.core.coverage(0).left_out
+    assert "a row costs 0.47 ms here" in run.core.account.coverage(0).left_out
 
 
 def test_a_pause_of_the_machine_hides_no_dear_key() -> None:
@@ -95,7 +95,7 @@ def test_a_pause_of_the_machine_hides_no_dear_key() -> None:
 
 
 def test_what_is_dear_is_said_with_its_price() -> None:
-    left_out = simulated(kernels.compiled_by_user, **PACKED).core.coverage(100).left_out
+    left_out = simulated(kernels.compiled_by_user, **PACKED).core.account.coverage(100).left_out
     assert left_out.startswith("a new eps takes 33 s: ")
     assert "; left out: no eps 0.1, 0.5, " in left_out or ", no eps 0.1, 0.5, " in left_out
 
@@ -110,19 +110,19 @@ def test_the_price_that_kept_a_part_of_the_floor_out_is_said() -> None:
     run = simulated(builds, **RANKS)
     (missed,) = run.missed
     assert missed.startswith("no layout ")
-    assert run.core.coverage(len(run.cases)).limit == "time"
-    assert re.fullmatch(r"41 s are allowed, and a new layout takes \d+ s", run.core.why_thin())
+    assert run.core.account.coverage(len(run.cases)).limit == "time"
+    assert re.fullmatch(r"41 s are allowed, and a new layout takes \d+ s", run.core.account.why_thin())
 
 
 def test_too_few_cases_are_said() -> None:
     run = simulated(plans, **PACKED)
-    assert run.core.coverage(50).missed == ("50 of 100 cases at least",)
+    assert run.core.account.coverage(50).missed == ("50 of 100 cases at least",)
 
 
 def test_too_many_for_the_number_of_cases_are_thin_and_say_so() -> None:
     run = simulated(blocks, profile=replace(PROFILES["quick"], max_examples=20), **RANKS)
     assert len(run.cases) == 20 and run.missed
-    assert run.core.coverage(20).limit == "cases"
+    assert run.core.account.coverage(20).limit == "cases"
 
 
 ADDING: dict[str, Any] = {"op": "fused_add_layernorm", "weights": (True, False), "residual_dtypes": ("io", "fp32")}
