@@ -38,7 +38,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A case in a context. ``inputs``: of the case, and others of its shape, and the results of both in ``eager`` mode."""
+    """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both."""
 
     implementation: Implementation
     op: Op

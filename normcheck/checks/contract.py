@@ -18,8 +18,9 @@ from normcheck.result import Where
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A fault other than a wrong value. ``kind``, ``output``, ``check``, ``where``: as of a finding; ``frames``: lines of
-    a traceback."""
+    """A fault other than a wrong value. ``kind``, ``output``, ``check``, ``where``: as of a finding.
+
+    ``frames``: lines of a traceback."""
 
     kind: str
     output: str

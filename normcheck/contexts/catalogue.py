@@ -11,7 +11,8 @@ class Context:
 
     ``one_weight``: both inputs of the context have the same weight and bias. ``told``: what is wrong is a note unless
     somebody asks for the context. ``anew``: torch.compile compiles a function for it anew. ``seconds``: after which a
-    kernel is taken to hang, if that is less than what a case may take; 0 for no limit of its own.
+    kernel is taken to hang, if that is less than what a case may take; 0 for no limit of its own. ``filling``: it takes
+    a case that has work for several threads.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Context:
     told: bool = False
     anew: bool = False
     seconds: float = 0.0
+    filling: bool = False
 
 
 CONTEXTS = {
@@ -34,7 +36,7 @@ CONTEXTS = {
             one_weight=True,
         ),
         Context("thread", "two threads at once, ten times, with different inputs of one shape", seconds=30.0),
-        Context("threads", "called from another thread, with one torch thread and with four", ("cpu",)),
+        Context("threads", "called from another thread, with one torch thread and with four", ("cpu",), filling=True),
         Context("autocast", "forward under torch.autocast", told=True, anew=True),
         Context("stream", "on a side stream behind slow work, with inputs that become ready late", ("cuda",)),
         Context("device", "tensors on a GPU that is not the current one", ("cuda",)),

@@ -51,7 +51,7 @@ class Kernel(Protocol):
         ...
 
     def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
-        """The gradients of weight and bias, by name, that autograd adds up over ``batches``, in the first one's leaves."""
+        """The gradients of weight and bias, by name, that autograd adds up over ``batches``: those of the first."""
         ...
 
 

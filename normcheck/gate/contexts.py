@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from normcheck.cases.case import Case
@@ -11,41 +11,56 @@ from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
+from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.gate.plan import Plan
 from normcheck.result import HELD, NOT_TRIED, TOLD, WRONG, InContext
 from normcheck.runner.session import session_of
 
-_SHARE, _LEAST_SECONDS = 0.1, 0.3
-"""Of the seconds that a cell has taken so far contexts may take this share, or so many seconds if that is more."""
+_MORE, _MOST = (0.3, 0.08), (3.0, 0.15)
+"""Seconds, and the share of those that a cell has taken so far, of which the larger holds: after them no further shape
+is tried, and no context at all."""
 
 _SMALL, _FILLING = (60, 20_000), {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 20, 1 << 22)}
 """Elements of a small case, at least and at most, and of one that has work for several threads, or for all of a GPU."""
 
+_ROWS = 20  # as many as there are kinds of rows in a blend
+
 
 def failing_in_context(
-    cell: Cell, plan: Plan, ran: Iterable[Case], used: float
+    cell: Cell, plan: Plan, ran: Sequence[Case], used: float
 ) -> tuple[list[Result], dict[str, InContext]]:
     """The first case that is wrong in a context, in a list, or none; and how the cell did in each of the contexts.
 
-    ``ran``: cases that are right in eager mode, one of a shape; ``used``: the seconds that the cell has taken so far.
+    ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far.
     """
-    end = time.perf_counter() + max(_LEAST_SECONDS, _SHARE * used)
-    found: dict[str, InContext] = {}
-    for case in chosen(ran, plan.device):
-        for name in plan.contexts:
-            if time.perf_counter() > end and not plan.asked:
-                late = InContext(status=NOT_TRIED, why="there was no time left for it; --context tries it all the same")
-                found.setdefault(name, late)
-                continue
-            result = run_case(cell, case, replace(plan, within=(name,)), depth=Depth.OFF)
-            if result.failed:
-                found.update(result.contexts)
-                return [result], found
-            for how in result.contexts.values():
-                found[name] = _joined(found.get(name), how)
-            if name == "graph" and found[name].why:  # what a capture that failed leaves behind ends with the process
-                session_of(cell.implementation).restart()
+    begun, found = time.perf_counter(), dict[str, InContext]()
+    for name, case in _trials(plan, ran):
+        least, share = _MORE if name in found else _MOST
+        if time.perf_counter() - begun > max(least, share * used) and not plan.asked:
+            found.setdefault(name, InContext(status=NOT_TRIED, why=f"no time was left; --context {name} tries it"))
+            continue
+        result = run_case(cell, case, replace(plan, within=(name,)), depth=Depth.OFF)
+        if result.failed:
+            found.update(result.contexts)
+            return [result], found
+        for how in result.contexts.values():
+            found[name] = _joined(found.get(name), how)
+        if name == "graph" and found[name].why:  # what a capture that failed leaves behind ends with the process
+            session_of(cell.implementation).restart()
     return [], found
+
+
+def _trials(plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
+    """(context, case): each context on the case that tells most of it, then on the others."""
+    if not ran:
+        return
+    ragged, even, filling = chosen(ran, plan.device)
+    for number in range(3):
+        for name in plan.contexts:
+            every = (ragged, even, filling) if plan.device == "cuda" else (ragged, even)
+            cases = (filling,) if CONTEXTS[name].filling else every
+            if number < len(cases) and cases[number] not in cases[:number]:
+                yield name, cases[number]
 
 
 def _joined(old: InContext | None, new: InContext) -> InContext:
@@ -58,20 +73,25 @@ def _joined(old: InContext | None, new: InContext) -> InContext:
 _ORDER = (NOT_TRIED, HELD, TOLD, WRONG)
 
 
-def chosen(ran: Iterable[Case], device: str) -> tuple[Case, ...]:
-    """Of cases that have run a small ragged one, a small round one, and one that fills the device, with plain data.
+def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
+    """Of cases that have run, one at least, a small ragged one, a small round one, and one that fills the device.
 
-    If there is none of a kind, the next best stands for it.
+    If there is none of a kind, the next best stands for it. Their rows become a blend of all kinds: it shows best
+    whether eps, the mean and so on are used.
     """
-    cases = sorted((case for case in ran if case.M and case.N), key=lambda case: (case.M * case.N, case.N))
-    small, filling = _SMALL, _FILLING[device]
-    kinds = (
-        lambda case: (_outside(case, small), case.M < 2, case.N % 2 == 0, not case.bias),
-        lambda case: (_outside(case, small), case.M < 2, case.N % 64 != 0, not case.bias),
-        lambda case: (_outside(case, filling), not case.bias),
-    )
-    best = [min(cases, key=kind) for kind in kinds] if cases else []
-    return tuple(dict.fromkeys(replace(case, rows="normal", dy="normal") for case in best))
+
+    def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
+        misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
+        return (_outside(case, elements), case.M < _ROWS, misses, case.bias != ragged, case.M * case.N)
+
+    ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
+    even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))
+    filling = min(ran, key=lambda case: badness(case, _FILLING[device], ragged=False))
+    return _blended(ragged), _blended(even), _blended(filling)
+
+
+def _blended(case: Case) -> Case:
+    return replace(case, rows="blend", dy="normal")
 
 
 def _outside(case: Case, elements: tuple[int, int]) -> float:

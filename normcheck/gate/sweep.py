@@ -150,7 +150,7 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
     found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
     if not found and plan.contexts and plan.shard[0] == 1:
         used = time.perf_counter() - start
-        found, tally.contexts = failing_in_context(cell, plan, tally.plain.values(), used)
+        found, tally.contexts = failing_in_context(cell, plan, tally.plain, used)
         if found:
             return found[0]
     if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:

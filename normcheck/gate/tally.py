@@ -59,8 +59,8 @@ class Tally:
     case came in time only when it was run again. ``missing``: output -> in how many cases with rows it was not
     returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
     that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
-    ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included. ``plain``: (M, N)
-    -> the first packed case of that shape that is right. ``contexts``: as of a verdict.
+    ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included. ``plain``:
+    the packed cases that are right. ``contexts``: as of a verdict.
     """
 
     base: Model
@@ -91,7 +91,7 @@ class Tally:
     opened: Case | None = None
     excluded: dict[Convention, Case] = field(default_factory=dict)
     late: bool = False
-    plain: dict[tuple[int, int], Case] = field(default_factory=dict)
+    plain: list[Case] = field(default_factory=list)
     contexts: dict[str, InContext] = field(default_factory=dict)
 
     @property
@@ -117,8 +117,12 @@ class Tally:
         for axis, size in self.sizes:
             self.sizes[axis, size] += getattr(result.case, axis) == size and not result.seen.refused
         self.first = self.first or result
-        if result.case.layout == "contiguous" and not (result.failed or result.seen.refused or is_special(result.case)):
-            self.plain.setdefault((result.case.M, result.case.N), result.case)
+        if (
+            result.case.M
+            and result.case.layout == "contiguous"
+            and not (result.failed or result.seen.refused or is_special(result.case))
+        ):
+            self.plain.append(result.case)
         self.missing.update(result.not_returned if result.case.M else dict.fromkeys(result.not_returned, 0))
         if result.has_graph is not None:
             self.graphs.setdefault(result.has_graph, result)

@@ -98,7 +98,7 @@ _calls = [0]
 
 
 class OneBufferForDw(Right):
-    """Wrong in micro-batches: dw of every second call lies in the memory of the one before, which autograd took over."""
+    """Wrong in micro-batches: dw lies in one of eight buffers, and autograd keeps the first and adds to it."""
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -144,14 +144,14 @@ def late(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tenso
 
 def no_grad_is_quick(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Wrong: if nobody wants gradients, it forgets eps."""
-    wanted = torch.is_grad_enabled() and x.requires_grad
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     y: Tensor = Right.apply(x, weight, eps if wanted else 0.0)
     return y
 
 
 def no_grad_saves_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Right: if nobody wants gradients, it saves nothing."""
-    if torch.is_grad_enabled() and x.requires_grad:
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y: Tensor = Right.apply(x, weight, eps)
         return y
     return plain(x, weight, eps)[0]
@@ -214,11 +214,10 @@ def sums_by_thread(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float
 
 
 def no_autocast(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Told, unless asked for: under autocast y comes in the dtype of autocast."""
+    """Told, unless asked for: under autocast y comes in another dtype than that of x."""
     y: Tensor = Right.apply(x, weight, eps)
-    return y.half() if torch.is_autocast_enabled("cpu") and y.dtype == torch.float32 else y.float()[..., :] if (
-        torch.is_autocast_enabled("cpu")
-    ) else y
+    other = torch.float32 if x.dtype != torch.float32 else torch.bfloat16
+    return y.to(other) if torch.is_autocast_enabled("cpu") else y
 
 
 RIGHT = {
