@@ -282,7 +282,7 @@ class Steadiness:
     cases: Count
 
 
-HELD, NOT_TRIED, TOLD, WRONG = "held", "not tried", "told", "wrong"
+NOT_TRIED, HELD, TOLD, WRONG = "not tried", "held", "told", "wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,9 +293,15 @@ class InContext:
     against a kernel); or wrong. ``why``: what was told, or why the context, or a part of it, could not be tried.
     """
 
-    status: Annotated[str, one_of(HELD, NOT_TRIED, TOLD, WRONG)]
+    status: Annotated[str, one_of(NOT_TRIED, HELD, TOLD, WRONG)]
     cases: Count = 0
     why: str = ""
+
+    def joined(self, other: InContext) -> InContext:
+        """How a cell did that did so in some cases, and as ``other`` in more: what says most holds."""
+        order = (NOT_TRIED, HELD, TOLD, WRONG)
+        said = max(self, other, key=lambda how: order.index(how.status))
+        return InContext(status=said.status, cases=self.cases + other.cases, why=said.why)
 
 
 def three_digits(ratio: float) -> float:

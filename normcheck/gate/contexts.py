@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
 from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.gate.plan import Plan
-from normcheck.result import HELD, NOT_TRIED, TOLD, WRONG, InContext
+from normcheck.result import NOT_TRIED, InContext
 from normcheck.runner.session import session_of
 
 _MORE, _MOST = (0.3, 0.08), (3.0, 0.15)
@@ -44,7 +44,7 @@ def failing_in_context(
             found.update(result.contexts)
             return [result], found
         for how in result.contexts.values():
-            found[name] = _joined(found.get(name), how)
+            found[name] = found[name].joined(how) if name in found else how
         if name == "graph" and found[name].why:  # what a capture that failed leaves behind ends with the process
             session_of(cell.implementation).restart()
     return [], found
@@ -63,16 +63,6 @@ def _trials(plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
                 yield name, cases[number]
 
 
-def _joined(old: InContext | None, new: InContext) -> InContext:
-    """How a cell did in a context, with one more case."""
-    if old is None or _ORDER.index(new.status) > _ORDER.index(old.status):
-        old, new = new, old or InContext(status=NOT_TRIED)
-    return replace(old, cases=old.cases + new.cases)
-
-
-_ORDER = (NOT_TRIED, HELD, TOLD, WRONG)
-
-
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
     """Of cases that have run, one at least, a small ragged one, a small round one, and one that fills the device.
 
@@ -82,7 +72,8 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
 
     def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
         misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
-        return (_outside(case, elements), case.M < _ROWS, misses, case.bias != ragged, case.M * case.N)
+        bare = case.weights == NO_WEIGHT
+        return (_outside(case, elements), bare, case.M < _ROWS, misses, case.bias != ragged, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))

@@ -136,6 +136,7 @@ def _reproduce(
         findings=findings,
         not_returned=result.not_returned,
         refused=result.seen.refused,
+        contexts=result.contexts,
         pdb=not cell.loaded,
     )
     return ExitCode.FOUND if findings else ExitCode.PASS

@@ -196,11 +196,10 @@ def main_thread_only(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: flo
 
 
 def many_threads(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Wrong: with several torch threads it leaves out the last row of each share."""
+    """Wrong: with several torch threads it leaves out the first row."""
     y: Tensor = Right.apply(x, weight, eps)
-    count = torch.get_num_threads()
-    if count > 1 and y.dim() == 2 and len(y) > count:
-        y.data[len(y) // count - 1] = 0
+    if torch.get_num_threads() > 1:
+        y.data[:1] = 0
     return y
 
 
