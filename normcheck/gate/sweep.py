@@ -136,6 +136,7 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
     with poisoned_memory():
         result = run_case(cell, case, plan)
         tally.add(result, time.perf_counter() - start)
+        tally.contexts.update(result.contexts)
         failure = finding(cell, result, plan.device) if result.failed else None
         failure = failure and explained(cell, plan, result, failure)
     bare = uncounted(cell, plan.device, "skip", detail=result.refused, seconds=time.perf_counter() - start)
