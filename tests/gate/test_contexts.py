@@ -35,7 +35,9 @@ def test_a_fault_of_a_context_fails_the_run_with_a_line_that_shows_it_again(cli:
     assert "FAIL rmsnorm frozen_weight bf16: dx is wrong in another context (frozen)" in out
     assert verdict["contexts"]["inference"]["status"] == "held" and verdict["contexts"]["frozen"]["status"] == "wrong"
     words = found["reproduce"].partition(" --context ")
-    assert words[1] and cli("repro", f"{kernels.__file__}:frozen_weight", "--context", "frozen", found["case"]).code == 1
+    assert (
+        words[1] and cli("repro", f"{kernels.__file__}:frozen_weight", "--context", "frozen", found["case"]).code == 1
+    )
     assert cli("repro", f"{kernels.__file__}:frozen_weight", found["case"]).code == 0
 
 
@@ -43,7 +45,9 @@ def test_a_fault_of_a_context_fails_the_run_with_a_line_that_shows_it_again(cli:
 def test_a_right_kernel_passes_and_its_report_names_every_context(cli: Cli) -> None:
     code, out, verdict = verdict_of(cli, "right")
     assert (code, verdict["status"]) == (0, "pass")
-    assert {name: how["status"] for name, how in verdict["contexts"].items()} == dict.fromkeys(contexts_on("cpu"), "held")
+    assert {name: how["status"] for name, how in verdict["contexts"].items()} == dict.fromkeys(
+        contexts_on("cpu"), "held"
+    )
     assert "right in 6 contexts" in out
 
 
