@@ -25,10 +25,10 @@ KINDS = (
     "out_of_bounds_read",
     "out_of_bounds_write",
     "not_repeatable",
-    "context",
     "exception",
     "crash",
     "timeout",
+    "context",
 )
 """Every ``Finding.kind``."""
 

@@ -107,7 +107,7 @@ def _in_context(cell: Cell, result: Result, plan: Setting, name: str) -> Result:
         done = Tried(Problem(CONTEXT, first.output, first.message, first.frames, name), "", 0)
     if done.problem is None:
         status = HELD if done.steps else NOT_TRIED
-        return _with_context(result, name, InContext(status=status, cases=bool(done.steps), why=done.not_tried))
+        return _with_context(result, name, InContext(status=status, cases=int(done.steps > 0), why=done.not_tried))
     if context.told and not plan.asked:
         return _with_context(result, name, InContext(status=TOLD, cases=1, why=done.problem.message))
     found = _with_context(result, name, InContext(status=WRONG, cases=1, why=done.problem.message))

@@ -1,4 +1,4 @@
-"""The contexts of a cell, as ``normcheck verify`` tries them: after its core, in a part of its time, told in reports."""
+"""The contexts of a cell, as ``normcheck verify`` tries them: after its core, in a part of its time."""
 
 from __future__ import annotations
 

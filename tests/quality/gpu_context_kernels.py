@@ -1,4 +1,4 @@
-"""RMSNorms for a GPU that are right in eager mode and wrong on a stream, in a graph or on another GPU, with right twins.
+"""RMSNorms that are right in eager mode on a GPU and wrong on a stream, in a graph or on another GPU; right twins.
 
 ``normcheck verify --impl tests/quality/gpu_context_kernels.py:NAME --op rmsnorm``. ``WRONG`` has the context of each.
 """
