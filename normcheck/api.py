@@ -23,7 +23,7 @@ from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
 from normcheck.gate.options import PROMISING, VerifyOptions, built
-from normcheck.gate.plan import Plan, asked_for, profile_of
+from normcheck.gate.plan import Plan, asked_for, contexts_of, profile_of
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
@@ -31,7 +31,7 @@ from normcheck.impls.adapt import adapt, require_residual
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.reports import terminal
-from normcheck.result import SweepResult, Verdict
+from normcheck.result import CONTEXT, SweepResult, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_there
 
@@ -46,6 +46,8 @@ class Options(TypedDict, total=False):
     device: str
     timeout: float
     layout: tuple[str, ...]
+    context: tuple[str, ...]
+    contexts: bool
 
 
 def verify(
@@ -61,7 +63,8 @@ def verify(
     ``fn``: ``f(x, weight, bias, eps) -> y`` (with or without bias; a function, a closure or a torch module) together
     with ``op``, or an ``Implementation``. Shapes and dtypes of its tensors are those of ``Implementation``. The other
     arguments are the options of ``normcheck verify``, with the same defaults: ``profile``, ``max_examples``,
-    ``time_budget``, ``seed``, ``device``, ``timeout``, ``layout``; with ``case``, a case line, that case alone is run.
+    ``time_budget``, ``seed``, ``device``, ``timeout``, ``layout``, ``context``, ``contexts``. With ``case``, a case
+    line, that case alone is run, and in no context that is not asked for.
 
     ``fn`` is called in this process, since another could not import a closure. So its crash ends the test suite, and
     ``timeout`` (seconds per case) interrupts only Python code of the main thread. On a CPU, a Triton kernel needs
@@ -123,7 +126,17 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
     implementation = asked_for((case.layout,) if case else options.layout, spec, implementation)
     op_, dtypes = OPS[implementation.op], (case.dtype,) if case else options.dtype
     cells = tuple(Cell(op_, implementation, dtype, spec, options.layout) for dtype in dtypes)
-    plan = Plan(cells, profile_of(options), options.seed, device, options.timeout, in_python=True)
+    plan = Plan(
+        cells,
+        profile_of(options),
+        options.seed,
+        device,
+        options.timeout,
+        in_python=True,
+        contexts=contexts_of(options, device),
+        within=options.context if case else (),
+        asked=bool(options.context),
+    )
     with _left_as_it_was(device):
         if case is not None:
             verdicts: tuple[Verdict, ...] = (result_of(cells[0], case, plan),)
@@ -138,8 +151,10 @@ def _with_line_to_paste(verdict: Verdict, spec: str) -> Verdict:
     """``verdict``; if no command can import the function (no ``spec``), its line to paste is a call of ``verify``."""
     if verdict.failure is None or spec:
         return verdict
-    line = f"normcheck.verify(fn, op={verdict.op!r}, case={verdict.failure.case!r})"
-    return replace(verdict, failure=replace(verdict.failure, reproduce=line, explain=""))
+    found = verdict.failure
+    context = f", context=({found.check!r},)" if found.kind == CONTEXT else ""
+    line = f"normcheck.verify(fn, op={verdict.op!r}, case={found.case!r}{context})"
+    return replace(verdict, failure=replace(found, reproduce=line, explain=""))
 
 
 def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:

@@ -28,8 +28,12 @@ KINDS = (
     "exception",
     "crash",
     "timeout",
+    "context",
 )
 """Every ``Finding.kind``."""
+
+CONTEXT = "context"
+"""The ``Finding.kind`` of what is right in eager mode and wrong in the context that ``Finding.check`` names."""
 
 OTHER_ROWS, EARLIER_CALLS, LATER_CALLS = "among other rows", "after other calls", "before other calls"
 """The ``Finding.check`` of what is ``not_repeatable``, if it is known what the bits depend on; else it is ""."""
@@ -278,6 +282,28 @@ class Steadiness:
     cases: Count
 
 
+NOT_TRIED, HELD, TOLD, WRONG = "not tried", "held", "told", "wrong"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContext:
+    """How a cell did in a context, in so many ``cases``.
+
+    ``status``: held; not tried; told (something is wrong in a context that nobody asked for, and that is not held
+    against a kernel); or wrong. ``why``: what was told, or why the context, or a part of it, could not be tried.
+    """
+
+    status: Annotated[str, one_of(NOT_TRIED, HELD, TOLD, WRONG)]
+    cases: Count = 0
+    why: str = ""
+
+    def joined(self, other: InContext) -> InContext:
+        """How a cell did that did so in some cases, and as ``other`` in more: what says most holds."""
+        order = (NOT_TRIED, HELD, TOLD, WRONG)
+        said = max(self, other, key=lambda how: order.index(how.status))
+        return InContext(status=said.status, cases=self.cases + other.cases, why=said.why)
+
+
 def three_digits(ratio: float) -> float:
     """``ratio`` to three digits, or to four above 1 where three would be 1, the limit between right and wrong."""
     rounded = float(f"{ratio:.3g}")
@@ -330,7 +356,8 @@ class Verdict:
     ``spread``: for each axis of the sweep the largest ratio of any output, to three digits, at each of its values. Axes
     are ``M`` and ``N`` (a value is the power of two at or below), ``eps`` (the power of ten), ``rows``, ``dy`` and
     ``layout``. ``limits``: M or N -> the least size that the kernel itself refuses, with a message of its own.
-    ``sizes``: each that is required, such as N=16384 -> how many of its cases were judged.
+    ``sizes``: each that is required, such as N=16384 -> how many of its cases were judged. ``contexts``: name -> how
+    the cell did in it; what could not be tried makes no cell thin.
 
     ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
     the current directory is relative to it. ``source``: the SHA-256 of that file as it was judged. ``machine``: which
@@ -369,6 +396,7 @@ class Verdict:
     machine: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Count] = field(default_factory=dict)
     sizes: Mapping[str, Count] = field(default_factory=dict)
+    contexts: Mapping[str, InContext] = field(default_factory=dict)
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:

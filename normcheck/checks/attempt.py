@@ -18,8 +18,10 @@ from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
+from normcheck.checks.contexts import Tried, tried
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
+from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.errors import Broken
 from normcheck.impls.implementation import NotImported
 from normcheck.oracle.compare import Expectation
@@ -27,6 +29,7 @@ from normcheck.oracle.conventions import Convention
 from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.judging import FUSED
 from normcheck.oracle.tolerances import table
+from normcheck.result import CONTEXT, HELD, NOT_TRIED, TOLD, WRONG, InContext
 from normcheck.runner import call
 from normcheck.runner.environment import memory_bytes
 from normcheck.runner.session import session_of
@@ -65,7 +68,8 @@ def run_case(
 
     ``depth``: how far it is probed, unless it is too large. ``floors``: output -> ratio below which details are
     not needed; ``watch`` is called with all that is compared. ``upcoming``: a case that may come next, whose inputs are
-    made while the kernel's process is at work. ``conventions``: see ``check``.
+    made while the kernel's process is at work. ``conventions``: see ``check``. A case that is right is called again in
+    the contexts of the plan.
     """
     depth = min(depth, deepest(case))
     work = partial(
@@ -82,7 +86,36 @@ def run_case(
         conventions=conventions,
     )
     result = attempted(cell, case, plan, work)
+    for name in plan.within:
+        if not (result.failed or result.refused):
+            result = _in_context(cell, result, plan, name)
     return replace(result, after=session_of(cell.implementation).before) if result.failed else result
+
+
+def _in_context(cell: Cell, result: Result, plan: Setting, name: str) -> Result:
+    """``result``, with how the case did in a context. What goes wrong there is a problem of that context."""
+    case, context = result.case, CONTEXTS[name]
+    if plan.device not in context.devices:
+        needed = "a GPU" if context.devices == ("cuda",) else "a CPU"
+        return _with_context(result, name, InContext(status=NOT_TRIED, why=f"it takes {needed}"))
+    work = partial(tried, cell.implementation, cell.op, case, plan.device, result.model, name, asked=plan.asked)
+    done = attempted(cell, case, plan, work, most=context.seconds)
+    if isinstance(done, Result):
+        if done.refused:
+            return _with_context(result, name, InContext(status=NOT_TRIED, why=done.refused))
+        first = done.problems[0]
+        done = Tried(Problem(CONTEXT, first.output, first.message, first.frames, name), "", 0)
+    if done.problem is None:
+        status = HELD if done.steps else NOT_TRIED
+        return _with_context(result, name, InContext(status=status, cases=int(done.steps > 0), why=done.not_tried))
+    if context.told and not plan.asked:
+        return _with_context(result, name, InContext(status=TOLD, cases=1, why=done.problem.message))
+    found = _with_context(result, name, InContext(status=WRONG, cases=1, why=done.problem.message))
+    return replace(found, problems=(*found.problems, done.problem))
+
+
+def _with_context(result: Result, name: str, how: InContext) -> Result:
+    return replace(result, contexts={**result.contexts, name: how})
 
 
 def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) -> Result:
@@ -91,8 +124,14 @@ def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) 
     return run_case(cell, case, plan, depth=depth)
 
 
-def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T | Result:
-    """The value of ``work``, which calls the implementation; a Result with the reason if the case cannot run or end."""
+def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T], most: float = 0.0) -> T | Result:
+    """The value of ``work``, which calls the implementation; a Result with the reason if the case cannot run or end.
+
+    ``most``: seconds within which even what compiles must end, if that is less than the plan's timeout; 0 for none.
+    """
+    seconds, first_calls = plan.timeout, plan.first_calls
+    if 0 < most < seconds:
+        seconds, first_calls = most, 1.0
     refused = unclaimed(cell.op, cell.implementation, case)
     if not (refused or case.huge or case.small):
         refused = too_large(case, plan.device)
@@ -101,7 +140,7 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
     if refused:
         return Result(case, table().model, refused=refused)
     try:
-        with session_of(cell.implementation).case(case, plan.timeout, plan.first_calls):
+        with session_of(cell.implementation).case(case, seconds, first_calls):
             refused = _no_room(case, plan.device) if case.huge else ""
             if refused:
                 return Result(case, table().model, refused=refused)
@@ -110,7 +149,7 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T]) -> T
                 return Result(case, table().model, refused=reason or "supports(case) gave no reason")
             return work()
     except TimeIsUp:
-        message = f"no result after timeout={plan.timeout:g} s"
+        message = f"no result after timeout={seconds:g} s"
         return Result(case, table().model, problems=(Problem("timeout", "", message),))
     except torch.OutOfMemoryError:
         pass

@@ -60,3 +60,11 @@ class Setting(Protocol):
     @property
     def judge(self) -> str:
         """One of ``oracle.judging.JUDGES``."""
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """The contexts in which each case is called again if it is right."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asked for these contexts."""

@@ -32,6 +32,7 @@ from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
+from normcheck.result import InContext
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import session_of
@@ -48,6 +49,7 @@ class Result:
     ``after``: the earlier cases of the kernel's own process, if the case failed in one. ``conventions``: those that the
     case fits, of the ones that it may, or else of all; None if the op, or what is declared, leaves none open. ``open``:
     the keys of the model that they choose. ``late``: whether it came in time only when the case was run again.
+    ``contexts``: how the case did in each that it was tried in.
     """
 
     case: Case
@@ -66,6 +68,7 @@ class Result:
     conventions: tuple[Convention, ...] | None = None
     open: tuple[str, ...] = ()
     late: bool = False
+    contexts: Mapping[str, InContext] = field(default_factory=dict)
 
     @property
     def home(self) -> str:

@@ -13,18 +13,21 @@ from normcheck.cases.inputs import Inputs, torch_dtype
 from normcheck.cases.ops import CODES, RESIDUAL_OUT, SCALE, Op
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.oracle.quantised import formats, granularity, scale_columns
+from normcheck.result import Where
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A fault other than a wrong value. ``kind``, ``output`` and ``check``: as of a finding; ``frames``: lines of a
-    traceback."""
+    """A fault other than a wrong value. ``kind``, ``output``, ``check``, ``where``: as of a finding.
+
+    ``frames``: lines of a traceback."""
 
     kind: str
     output: str
     message: str
     frames: tuple[str, ...] = ()
     check: str = ""
+    where: Where | None = None
 
     @property
     def gpu_failed(self) -> bool:

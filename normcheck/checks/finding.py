@@ -24,7 +24,7 @@ from normcheck.impls.implementation import OVERWRITABLE
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, Checked
 from normcheck.oracle.rounding import NO_ROOM
-from normcheck.result import Finding, Larger, Term, Where
+from normcheck.result import CONTEXT, Finding, Larger, Term, Where
 
 _ALTERNATIVES: tuple[tuple[dict[str, object], str], ...] = (
     (
@@ -77,7 +77,8 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
     """
     first = _first(result)
     line = str(result.case)
-    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", *cell.named, *after, line))
+    within = ("--context", first.check) if is_of_context(first) else ()
+    reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", *cell.named, *within, *after, line))
     also = tuple(dict.fromkeys([p.output or p.kind for p in result.problems] + [c.output for c in result.wrong]))
     if isinstance(first, Problem):
         return Finding(
@@ -89,6 +90,7 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
             check=first.check,
             also=tuple(name for name in also if name not in (first.output, first.kind)),
             traceback=first.frames,
+            where=first.where,
             advice=missing_bias.advice(first, result.case)
             or own_limit.advice(first)
             or _overwriting(first)
@@ -108,6 +110,11 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
         bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, result.home)
         advice = f"{bit_lines}\n{advice}".strip()
     return replace(found, advice=advice, cause=why, explain=_explain(cell, found, device))
+
+
+def is_of_context(fault: Problem | Checked) -> bool:
+    """Whether ``fault`` is one of a context, which ``check`` names: the case alone does not show it."""
+    return isinstance(fault, Problem) and fault.kind == CONTEXT
 
 
 def _explain(cell: Cell, found: Finding, device: str) -> str:

@@ -32,7 +32,7 @@ from normcheck.errors import NormcheckError, UsageError, error_text, one_line
 from normcheck.gate import replay
 from normcheck.gate.engine import CellProgress, Order, judge_died
 from normcheck.gate.options import VerifyOptions
-from normcheck.gate.plan import Plan, profile_of, shard_of
+from normcheck.gate.plan import Plan, contexts_of, profile_of, shard_of
 from normcheck.gate.sanity import sensible
 from normcheck.gate.shards import SAME_VERSIONS
 from normcheck.gate.tally import uncounted
@@ -159,6 +159,8 @@ class Cluster:
             shard=shard_of(options.shard, profile),
             required=answer.required,
             judge=options.judge,
+            contexts=contexts_of(options, device),
+            asked=bool(options.context),
         )
         plan = timed(plan, options.timings) if options.timings else plan
         if not options.database:

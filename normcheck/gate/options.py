@@ -79,6 +79,13 @@ def layouts() -> Iterable[str]:
     return LAYOUTS
 
 
+def contexts() -> Iterable[str]:
+    """Names of contexts."""
+    from normcheck.contexts.catalogue import CONTEXTS
+
+    return CONTEXTS
+
+
 def dtypes() -> Iterable[str]:
     """Names of dtypes."""
     from normcheck.cases.dtypes import DTYPES
@@ -278,6 +285,16 @@ Sandboxed = Annotated[
 ]
 
 
+Contexts = Annotated[
+    tuple[str, ...],
+    Option(
+        help="Context in which a cell is tried after its core, such as thread or graph; may repeat. Default: all.",
+        names=contexts,
+        read=lambda value: tuple(dict.fromkeys(several(value))),
+    ),
+]
+
+
 JudgeName = Annotated[str, Option(help="fused (default): what passes is judged by few kernels; plain.", names=judges)]
 
 Solution = Annotated[
@@ -336,6 +353,14 @@ class VerifyOptions:
     ] = True
     sandbox: Sandboxed = True
     judge: JudgeName = "fused"
+    context: Contexts = ()
+    contexts: Annotated[
+        bool,
+        Option(
+            help="Try each cell in contexts after its core (default), or only in eager mode.",
+            flags=("--contexts/--no-contexts",),
+        ),
+    ] = True
     scheduler: Annotated[
         str,
         Option(
@@ -390,6 +415,8 @@ class VerifyOptions:
             raise UsageError(f"scheduler={self.scheduler}: expected no --no-isolation; other processes judge")
         if self.scheduler and self.watch:
             raise UsageError(f"scheduler={self.scheduler}: expected no --watch with it, which is for this machine")
+        if self.context and not self.contexts:
+            raise UsageError(f"context={', '.join(self.context)}: expected no --no-contexts, which leaves all out")
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
 
@@ -428,6 +455,7 @@ class ReproOptions:
         Option(help="Run kernels in processes of their own, or in this one.", flags=("--isolation/--no-isolation",)),
     ] = True
     sandbox: Sandboxed = True
+    context: Annotated[Contexts, Option(help="Also call it in this context; may repeat. Default: none.")] = ()
     dump: Annotated[
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None

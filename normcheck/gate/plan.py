@@ -14,6 +14,7 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.contexts.catalogue import contexts_on
 from normcheck.errors import UsageError, shown
 from normcheck.gate import early
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
@@ -124,8 +125,9 @@ class Plan:
     ``shard``: (K, N) runs every N-th case of each cell, from the K-th on. ``replays``: cases that the first shard runs
     before all others. ``required``: what ``--require`` says. ``judge``: one of ``oracle.judging.JUDGES``. ``workers``:
     cells that run side by side. ``expected_seconds``: what a cell took in an earlier run. ``elsewhere``: cells that
-    another shard judges. ``first_calls``: see ``checks.cell.Setting``. ``in_python``: whether a call of this package
-    asked for it, and no command. ``kept``: cases of those that a cell is allowed, for what follows its sweep.
+    another shard judges. ``contexts``: those in which a cell is tried after its core. ``first_calls``, ``within`` and
+    ``asked``: see ``checks.cell.Setting``. ``in_python``: whether a call of this package asked for it, and no command.
+    ``kept``: cases of those that a cell is allowed, for what follows its sweep.
     """
 
     cells: tuple[Cell, ...]
@@ -141,6 +143,9 @@ class Plan:
     expected_seconds: Mapping[CellKey, float] = field(default_factory=dict)
     elsewhere: frozenset[CellKey] = frozenset()
     first_calls: float = FIRST_CALLS
+    contexts: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    asked: bool = False
     in_python: bool = False
     kept: int = 0
 
@@ -198,7 +203,23 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
     required = _required(options, cells)
     early.required(required, sorted({cell.implementation.name for cell in cells}))
     shard = shard_of(options.shard, profile)
-    return Plan(cells, profile, options.seed, device, options.timeout, shard, required=required, judge=options.judge)
+    return Plan(
+        cells,
+        profile,
+        options.seed,
+        device,
+        options.timeout,
+        shard,
+        required=required,
+        judge=options.judge,
+        contexts=contexts_of(options, device),
+        asked=bool(options.context),
+    )
+
+
+def contexts_of(options: VerifyOptions, device: str) -> tuple[str, ...]:
+    """The contexts that ``options`` ask for, or all of the device; () if they ask for none."""
+    return (options.context or contexts_on(device)) if options.contexts else ()
 
 
 def profile_of(options: VerifyOptions) -> Profile:

@@ -62,7 +62,9 @@ def repro_cases(
         cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
         if loaded is not None:
             cells = list(map(loaded, cells))
-        plan = Plan(tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
+        plan = Plan(
+            tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN, within=options.context, asked=True
+        )
         with session_of(implementation), poisoned_memory():
             tally = Tally(undeclared_model(implementation, device))
             for number, (cell, case) in enumerate(zip(cells, cases, strict=True), 1):
@@ -134,6 +136,7 @@ def _reproduce(
         findings=findings,
         not_returned=result.not_returned,
         refused=result.seen.refused,
+        contexts=result.contexts,
         pdb=not cell.loaded,
     )
     return ExitCode.FOUND if findings else ExitCode.PASS

@@ -14,7 +14,7 @@ from normcheck.errors import ExitCode, UsageError, one_line
 from normcheck.gate.sanity import sensible
 from normcheck.gate.tally import derived, refusals
 from normcheck.oracle.conventions import disagreeing
-from normcheck.result import CellKey, Coverage, Steadiness, SweepResult, Uncheckable, Vacuity, Verdict, Worst
+from normcheck.result import CellKey, Coverage, InContext, Steadiness, SweepResult, Uncheckable, Vacuity, Verdict, Worst
 
 T = TypeVar("T")
 
@@ -177,6 +177,7 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
         machine=_joined([v.machine for v in parts], _listed),
         limits=_joined([v.limits for v in parts], min),
         sizes=_joined([v.sizes for v in parts], operator.add),
+        contexts=_joined([v.contexts for v in parts], InContext.joined),
     )
 
 

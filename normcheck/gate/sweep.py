@@ -22,6 +22,7 @@ from normcheck.checks.refusal import is_of_exception
 from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
+from normcheck.gate.contexts import failing_in_context
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
 from normcheck.gate.options import sizes_required
 from normcheck.gate.plan import Plan, planner_of
@@ -29,7 +30,7 @@ from normcheck.gate.shrink import Stop, seed_of, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
 from normcheck.planner.planner import Planner
-from normcheck.result import ASLEEP, Coverage, Verdict
+from normcheck.result import ASLEEP, CONTEXT, WRONG, Coverage, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -63,7 +64,9 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
     tally = Tally(undeclared_model(cell.implementation, plan.device), sizes=sizes)
     core = planner_of(cell, plan, time.perf_counter() - start)
     with poisoned_memory():
-        failed = _search(cell, plan, tally, progress, core)
+        failed = _search(cell, plan, tally, progress, core, start)
+        if failed is not None and WRONG in (how.status for how in failed.contexts.values()):
+            plan = replace(plan, within=(*failed.contexts,))
         final = failed is not None and _context_lost(cell, failed)
         failure = None
         if failed is not None:
@@ -79,9 +82,10 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
                 shown = repro_of(cell, (*torn.before, smallest.case)) if torn.before else whole_sweep(cell, plan)
                 failure = of_torn(cell, plan, tally.other_than(failed), failed) or replace(failure, advice=torn.advice)
                 failure = replace(failure, reproduce=shown)
-            if failure.where is not None and blame.alone and not torn:
+            in_context = failure.kind == CONTEXT
+            if failure.where is not None and blame.alone and not (torn or in_context):
                 failure = with_larger(failure, widened(cell, plan, smallest, failed))
-            if blame.alone and not (final or torn):
+            if blame.alone and not (final or torn or in_context):
                 failure = named(cell, plan, smallest, failed, failure)
             elif blame.needed:
                 failure = of_earlier(cell, plan, blame, failure)
@@ -150,15 +154,24 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
     with poisoned_memory():
         result = run_case(cell, case, plan)
         tally.add(result, time.perf_counter() - start)
+        tally.contexts.update(result.contexts)
         failure = finding(cell, result, plan.device) if result.failed else None
         failure = failure and explained(cell, plan, result, failure)
     bare = uncounted(cell, plan.device, "skip", detail=result.refused, seconds=time.perf_counter() - start)
     return bare if result.refused else tally.verdict(bare, cell.op, failure)
 
 
-def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner) -> Result | None:
-    """The most telling of the failing results; None if none has failed when the budget is used up."""
+def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner, start: float) -> Result | None:
+    """The most telling of the failing results; None if none has failed when the budget is used up.
+
+    ``start``: the time when the cell began.
+    """
     found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
+    if not found and plan.contexts and plan.shard[0] == 1:
+        used = time.perf_counter() - start
+        found, tally.contexts = failing_in_context(cell, plan, tally.plain, used)
+        if found:
+            return found[0]
     if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:
         found = _under_sanitizer(cell, tally)
         if found:

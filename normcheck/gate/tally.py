@@ -19,7 +19,7 @@ from normcheck.oracle.conventions import OPEN, Convention, in_words, shown
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
-from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
+from normcheck.result import Finding, InContext, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
 
 _MOST_SHOWN = 2  # conventions that a case fits
 _NONE_OF = {1: "it", 2: "either"}
@@ -59,7 +59,8 @@ class Tally:
     case came in time only when it was run again. ``missing``: output -> in how many cases with rows it was not
     returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
     that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
-    ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included.
+    ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included. ``plain``:
+    the packed cases that are right. ``contexts``: as of a verdict.
     """
 
     base: Model
@@ -90,6 +91,8 @@ class Tally:
     opened: Case | None = None
     excluded: dict[Convention, Case] = field(default_factory=dict)
     late: bool = False
+    plain: list[Case] = field(default_factory=list)
+    contexts: dict[str, InContext] = field(default_factory=dict)
 
     @property
     def floors(self) -> Mapping[str, float]:
@@ -114,6 +117,12 @@ class Tally:
         for axis, size in self.sizes:
             self.sizes[axis, size] += getattr(result.case, axis) == size and not result.seen.refused
         self.first = self.first or result
+        if (
+            result.case.M
+            and result.case.layout == "contiguous"
+            and not (result.failed or result.seen.refused or is_special(result.case))
+        ):
+            self.plain.append(result.case)
         self.missing.update(result.not_returned if result.case.M else dict.fromkeys(result.not_returned, 0))
         if result.has_graph is not None:
             self.graphs.setdefault(result.has_graph, result)
@@ -231,6 +240,7 @@ class Tally:
             spread={axis: dict(values) for axis, values in self.spread.items()},
             limits=self._least_refused(),
             sizes={f"{axis}={size}": count for (axis, size), count in self.sizes.items()},
+            contexts=dict(self.contexts),
         )
 
     def _least_refused(self) -> dict[str, int]:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
+from normcheck.contexts.perform import Performed
 from normcheck.isolation.client import Client
 from normcheck.isolation.messages import Message
-from normcheck.isolation.replies import broken_of, copied_out, is_set, raise_failure, stray
+from normcheck.isolation.replies import broken_of, copied_out, is_set, performed, raise_failure, stray
 from normcheck.isolation.shared_memory import SharedCopy, Space
 from normcheck.runner.arena import Stray, Surroundings
 from normcheck.runner.run import Forward, Pending
@@ -83,6 +84,14 @@ class RemoteRun:
         """See ``runner.run.Run``."""
         post = partial(self._post, "backward", case, dict(inputs.named()), saved)
         return self._pending(post, lambda answer, space: copied_out(space, answer, "backward"))
+
+    def within(
+        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
+    ) -> Pending[Performed]:
+        """See ``runner.run.Run``."""
+        first, second = (dict(each.named()) for each in inputs)
+        post = partial(self._post, "within", case, first, second, context=context, asked=asked)
+        return self._pending(post, lambda answer, space: performed(space, answer))
 
     def _gradients(self, cotangents: Mapping[str, Tensor], graph: object) -> dict[str, Tensor]:
         """Ask for gradients through a y whose graph the worker has kept."""

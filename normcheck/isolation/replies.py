@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from normcheck.contexts.kernel import Step
+from normcheck.contexts.perform import Performed
 from normcheck.errors import Broken, ItselfFailed, UnsupportedCase
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
@@ -59,6 +61,23 @@ def _received(space: Space, item: Mapping[str, Any], still: bool) -> Tensor:
         if space.memory.read(first, first + count) != space.memory.read(item["at"], item["at"] + count):
             raise Broken("not_repeatable", name, f"{name} {LATE} when it was returned: its memory has changed since")
     return copy
+
+
+def performed(space: Space, answer: Message) -> Performed:
+    """What a context showed, with copies of its tensors. Raises Broken if the answer is malformed."""
+    try:
+        steps = [_step(space, item) for item in answer["steps"]]
+        return Performed(tuple(steps), str(answer["not_tried"])[:1000])
+    except (KeyError, TypeError, ValueError):
+        raise nonsense("within", answer) from None
+
+
+def _step(space: Space, item: Mapping[str, Any]) -> Step:
+    of, owed = tuple(map(int, item["of"])), tuple(str(name)[:100] for name in item["owed"])
+    if not set(of) <= {0, 1}:
+        raise ValueError(f"of={of}: expected numbers of the two inputs")
+    outputs = copied_out(space, {"returned": item["returned"]}, "within")
+    return Step(str(item["words"])[:200], of, outputs, owed, bool(item["exact"]))
 
 
 def is_set(space: Space, place: Mapping[str, Any]) -> bool:

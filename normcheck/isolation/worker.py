@@ -266,6 +266,22 @@ def _warm(state: _State, message: Message) -> Message:
     return {}
 
 
+def _within(state: _State, message: Message) -> Message:
+    """Perform a context -> its steps, and why the others could not be tried."""
+    with _space(state, message) as space:
+        first, second = (inputs_of(_given(space, message[name])) for name in ("given", "saved"))
+        case, run = _plain_case(message, first.x), _run(state, message)
+        with call.poisoned_memory():
+            done = run.within(message["context"], case, (first, second), asked=message["asked"]).result()
+        steps: list[Message] = []
+        with call.without_modes():
+            for step in done.steps:
+                places = [_shared(space, name, tensor) for name, tensor in step.outputs.items()]
+                described = {"words": step.words, "of": step.of, "owed": step.owed, "exact": step.exact}
+                steps.append({**described, "returned": places})
+        return {"steps": steps, "not_tried": done.not_tried, "returned": [p for s in steps for p in s["returned"]]}
+
+
 def _backward(state: _State, message: Message) -> Message:
     with _space(state, message) as space:
         given, saved = _given(space, message["given"]), _given(space, message["saved"])
@@ -414,6 +430,7 @@ _REQUESTS: Mapping[str, Callable[[_State, Message], Message]] = {
     "forward": _forward,
     "backward": _backward,
     "gradients": _gradients,
+    "within": _within,
     "strays": _strays_of,
     "warm": _warm,
 }

@@ -26,7 +26,7 @@ from normcheck.reports._text import (
     short,
     text_of,
 )
-from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
+from normcheck.result import HELD, MOST_REFUSED, NOT_TRIED, TOLD, WRONG, CellKey, Steadiness, Verdict, Worst
 
 _STANDS_ON = len(" 200 cases, 100 shapes")
 
@@ -104,7 +104,7 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: b
     facts = _facts(verdict)
     if facts:
         put(console, ("; ".join(facts), "dim"), indent=INDENT)
-    for note in verdict.notes:
+    for note in (*_told(verdict), *verdict.notes):
         put_lines(console, note, indent=INDENT, style="dim")
     for line in measures(verdict) if verbose else ():
         put(console, (line, "dim"), indent=INDENT, hang=2)
@@ -142,6 +142,7 @@ def _facts(verdict: Verdict) -> list[str]:
         facts.append("zeros would pass: " + ", ".join(empty))
     facts += _steadiness("other bits when run again", "", verdict.repeats)
     facts += _steadiness("other bits among other rows", "batch invariant", verdict.invariance)
+    facts += _contexts(verdict)
     if verdict.core is not None and verdict.core.refused > MOST_REFUSED:
         facts.append(f"refuses {percent(verdict.core.refused, 1)} of what it declares")
     if verdict.core is not None and verdict.core.building >= BUILDING_SECONDS:
@@ -172,8 +173,23 @@ def _steadiness(differs: str, same: str, counts: Mapping[str, Steadiness]) -> li
     return [f"{same} in {counted(max(c.cases for c in counts.values()), 'case')}"] if counts and same else []
 
 
+def _contexts(verdict: Verdict) -> list[str]:
+    """``right in 5 contexts``, and which were not tried."""
+    held, rest = ([n for n, c in verdict.contexts.items() if c.status == status] for status in (HELD, NOT_TRIED))
+    facts = [f"right in {counted(len(held), 'context')}"] * bool(held)
+    return facts + [f"not tried: {', '.join(map(short, rest))}"] * bool(rest)
+
+
+def _told(verdict: Verdict) -> Iterator[str]:
+    """What is wrong in a context that nobody asked for, and why a kernel cannot be captured."""
+    for name, how in verdict.contexts.items():
+        if how.status == TOLD or (name == "graph" and how.why and how.status != WRONG):
+            yield f"context {short(name)}: {short(how.why, 300)}"
+
+
 def measures(verdict: Verdict) -> list[str]:
-    """A line for each output with its worst and the case of that, and one with what the probes measured of it."""
+    """A line for each output with its worst and the case of that, and one with what the probes measured of it; and a
+    line for each context."""
     lines = []
     for output, worst in verdict.worst.items():
         numbers = f"ratio {_text.ratio(worst.ratio)}, error {compact(worst.max_abs)}, {in_ulps(worst.max_ulp)}"
@@ -187,6 +203,9 @@ def measures(verdict: Verdict) -> list[str]:
                 probed.append(f"other bits {what} in {counts[output].differ:,} of {counts[output].cases:,}")
         if probed:
             lines.append(f"{short(output, 20)}: {', '.join(probed)}")
+    for name, how in verdict.contexts.items():
+        words = f"context {short(name)}: {how.status}" + f" in {counted(how.cases, 'case')}" * bool(how.cases)
+        lines.append(words + f"; {short(how.why, 300)}" * bool(how.why))
     return lines
 
 

@@ -23,6 +23,7 @@ TITLES = {
     "out_of_bounds_read": "reads outside its tensors",
     "out_of_bounds_write": "writes outside its tensors",
     "not_repeatable": "{output} is not the same when run again",
+    "context": "{output} is wrong in another context",
     "exception": "raised an exception",
     "crash": "crashed its process",
     "timeout": "did not finish in time",

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TextIO
 
 from rich.console import Console
@@ -36,7 +37,7 @@ from normcheck.reports._text import (
     ulps,
 )
 from normcheck.reports.report import Report
-from normcheck.result import ASLEEP, IMPORT, CellKey, Finding, SweepResult, Verdict
+from normcheck.result import ASLEEP, IMPORT, CellKey, Finding, InContext, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 
@@ -152,11 +153,13 @@ def render_case(
     findings: Sequence[Finding],
     not_returned: Sequence[str] = (),
     refused: str = "",
+    contexts: Mapping[str, InContext] = MappingProxyType({}),
     pdb: bool = True,
 ) -> None:
     """Print every check of one case as a table, a block per finding, and a last line with the outcome.
 
-    ``refused``: why its backward was refused, "" if it was not. ``pdb``: whether the debugger can stop in the kernel.
+    ``refused``: why its backward was refused, "" if it was not. ``contexts``: as of a verdict. ``pdb``: whether the
+    debugger can stop in the kernel.
     """
     words = case.split()
     cell = " ".join(short(word) for word in (words[0] if words else "", implementation, *words[1:2]) if word)
@@ -169,6 +172,8 @@ def render_case(
         put(console, ("not returned: " + ", ".join(short(output) for output in not_returned), "dim"))
     if refused:
         put_lines(console, f"backward was refused: {refused}", style="dim")
+    for name, how in contexts.items():
+        put_lines(console, f"context {name}: {how.status}{f'; {how.why}' if how.why else ''}", style="dim")
     for finding in findings:
         put(console, "")
         put_failure(console, cell, finding)

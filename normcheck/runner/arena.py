@@ -69,7 +69,10 @@ class Arena(TorchFunctionMode):
     It sees calls from Python only; ``call.poisoned_memory`` has torch poison memory that C++ code allocates.
     ``beside``: the plain values that the run's first forward returned with its tensors, for the backward; None before.
     ``plot``: where tensors on the CPU are placed as long as there is room; None, and behind that: in memory of its own.
+    ``waits``: see ``call.Unwatched``.
     """
+
+    waits = True
 
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__()

@@ -54,11 +54,14 @@ _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
 class Unwatched(nullcontext[None]):
-    """In place of an arena, for calls whose memory is not watched, such as timed ones. ``beside``: see ``Arena``."""
+    """In place of an arena, for calls whose memory is not watched, such as timed ones. ``beside``: see ``Arena``.
 
-    def __init__(self) -> None:
+    ``waits``: calls wait until a GPU has finished; if not, what is queued on it may still be under way.
+    """
+
+    def __init__(self, beside: Mapping[str, object] | None = None, *, waits: bool = True) -> None:
         super().__init__()
-        self.beside: Mapping[str, object] | None = None
+        self.beside, self.waits = beside, waits
 
     def note(self, name: str, settled: Tensor) -> None:
         """See ``Arena``: nobody asks here."""
@@ -84,7 +87,7 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
             returned = called(implementation.forward, *of_all, eps=case.eps, **named_inputs)
             named = _named(_of_several(returned, op, inputs), "forward", op.main_output)
             _settle(named, inputs.x, arena)
-        if op.adds_residual and of_forward:
+        if op.adds_residual and of_forward and arena.waits:
             _raise_if_elsewhere(_tensors(named), inputs, of_forward)
         if arena.beside is None:
             arena.beside = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
@@ -186,25 +189,35 @@ def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
         return called(lambda: dict(declared(without_seed(case))))
 
 
-def differentiable(inputs: Inputs) -> Inputs:
-    """The same inputs as leaves of autograd's graph, for an implementation without its own backward."""
-    leaves = {GRADIENT_OF[name]: tensor.detach().requires_grad_() for name, tensor in inputs.leaves.items()}
+def differentiable(inputs: Inputs, wanted: Collection[str] | None = None) -> Inputs:
+    """The same inputs as leaves of autograd's graph, for an implementation without its own backward.
+
+    ``wanted``: the names of the gradients that are wanted; None for all.
+    """
+    leaves = {
+        GRADIENT_OF[name]: tensor.detach().requires_grad_(wanted is None or name in wanted)
+        for name, tensor in inputs.leaves.items()
+    }
     return replace(inputs, **leaves)
 
 
-def autograd(outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwatched) -> dict[str, Tensor]:
+def autograd(
+    outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwatched, *, retain: bool = False
+) -> dict[str, Tensor]:
     """Gradients by torch autograd through y, and through residual_out, by name; empty if y has no graph.
 
     ``outputs``: what forward returned for ``inputs``, its leaves, which also have the cotangents. If y is wider than
-    dy, autograd itself casts dy to the dtype of y.
+    dy, autograd itself casts dy to the dtype of y. ``retain``: the graph is kept for another backward.
     """
     if "y" not in outputs or not outputs["y"].requires_grad:
         return {}
     through, cotangents = graph_outputs(outputs, inputs)
-    leaves = inputs.leaves
+    leaves = {name: leaf for name, leaf in inputs.leaves.items() if leaf.requires_grad}
+    options = {"allow_unused": True, "retain_graph": retain}
     with guarded("backward, by torch autograd through y,"), arena:
-        gradients = called(torch.autograd.grad, through, list(leaves.values()), cotangents, allow_unused=True)
-        _synchronise(inputs.x)
+        gradients = called(torch.autograd.grad, through, list(leaves.values()), cotangents, **options)
+        if arena.waits:
+            _synchronise(inputs.x)
     named = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
     return overwriting.apart(named, inputs)
 
@@ -257,13 +270,12 @@ def without_modes() -> Iterator[None]:
 
 @contextmanager
 def guarded(what: str, implementation: Implementation | None = None) -> Iterator[None]:
-    """Run code under test: ignore its warnings, print to standard error, raise its exceptions as Broken.
+    """Run code under test: quiet it, see ``quiet``; raise its exceptions as Broken.
 
     An exception in which it ``has_part_in`` no frame is normcheck's, such as of what takes a result: ItselfFailed.
     """
     try:
-        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")
+        with quiet():
             yield
     except (UnsupportedCase, Broken, ItselfFailed, KeyboardInterrupt, TimeIsUp):
         raise
@@ -278,6 +290,27 @@ def guarded(what: str, implementation: Implementation | None = None) -> Iterator
         elif said.rstrip().endswith(":"):  # a bare assert; an error that says what is wrong speaks for itself
             said = said.rstrip() + on_cpu.because_of_no_gpu(error)
         raise Broken("exception", "", f"{what} raised {said}", _frames(error, within, implementation)) from error
+
+
+_quieted = [False]  # whether a call in this process is quiet already
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Ignore the warnings of code under test, and have it print to standard error.
+
+    Both are of a process, not of a thread. So what is called within it, by whatever thread, leaves them as they are.
+    """
+    if _quieted[0]:
+        yield
+        return
+    _quieted[0] = True
+    try:
+        with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _quieted[0] = False
 
 
 def called(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -384,7 +417,7 @@ def _settle(named: Mapping[str, object], tensor: Tensor, arena: Arena | Unwatche
     A caller waits for the current stream only. So a result that changes after that stream's work was returned too
     early, which ``arena`` notes.
     """
-    if not tensor.is_cuda:
+    if not (tensor.is_cuda and arena.waits):
         return
     with without_modes():
         bits = _bits_on(tensor.device, _tensors(named))

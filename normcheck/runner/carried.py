@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import Inputs, inputs_of
+from normcheck.contexts.perform import Performed
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.arena import Stray, Surroundings
@@ -134,6 +135,14 @@ class CarriedRun:
             gradients = self._local.backward(case, inputs_of(there), saved_there).result()
         return self._brought_back(given, there, gradients)
 
+    def within(
+        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
+    ) -> Pending[Performed]:
+        """See ``Run``. Inputs are copied as they are: what lies around them is watched in other calls."""
+        there = tuple(each.each(lambda tensor: tensor.to(self._carrier.device)) for each in inputs)
+        pending = self._local.within(context, case, (there[0], there[1]), asked=asked)
+        return Pending(lambda: _here(pending.result()))
+
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """See ``Run``; ``named`` is not needed: the results on the device are known here."""
         return self._local.strays(self._returned)
@@ -166,6 +175,12 @@ class CarriedRun:
         for name, tensor in dense.items():
             self._carrier.results.require_own_memory(name, tensor, there)
         return {**returned, **dict(zip(dense, results, strict=True))}
+
+
+def _here(performed: Performed) -> Performed:
+    """What was ``performed`` on the device, on the CPU."""
+    steps = [replace(step, outputs={n: t.cpu() for n, t in step.outputs.items()}) for step in performed.steps]
+    return replace(performed, steps=tuple(steps))
 
 
 def _require_same_geometry(name: str, before: Tensor, after: Tensor) -> None:

@@ -19,8 +19,16 @@ def raise_limits() -> None:
             setattr(config, name, _MOST)
 
 
+def frames() -> int:
+    """How often torch.compile was to compile a function in this process."""
+    return _frames("total")
+
+
 def eager_calls() -> int:
     """How often torch.compile was to compile a function in this process, and ran it as it is."""
+    return _frames("total") - _frames("ok")
+
+
+def _frames(what: str) -> int:
     utils = sys.modules.get("torch._dynamo.utils")
-    frames = getattr(utils, "counters", {}).get("frames", {})
-    return int(frames.get("total", 0)) - int(frames.get("ok", 0))
+    return int(getattr(utils, "counters", {}).get("frames", {}).get(what, 0))

@@ -57,7 +57,7 @@ def _put_back(saved: Sequence[_Saved]) -> None:
     for one in saved:
         if one.elements.untyped_storage().nbytes() == one.size:
             one.elements.copy_(one.values)
-    if saved and saved[0].elements.is_cuda:
+    if saved and saved[0].elements.is_cuda and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(saved[0].elements.device)  # another process may be the next to read them
 
 

@@ -16,9 +16,11 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import OPS
+from normcheck.contexts.perform import Performed
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call, graph
 from normcheck.runner.arena import Arena, Plot, Stray, Surroundings
+from normcheck.runner.surrounded import surrounded
 
 T = TypeVar("T")
 
@@ -59,6 +61,12 @@ class Run(Protocol):
         """Ask for the implementation's own backward with the ``saved`` tensors: its gradients by name."""
         ...
 
+    def within(
+        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
+    ) -> Pending[Performed]:
+        """Ask for the calls of a context, see ``contexts.perform``; ``asked``: see ``surrounded``. Inputs stay."""
+        ...
+
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """The writes around memory that the calls allocated; ``named``: the outputs, to name the memory of each.
 
@@ -95,6 +103,12 @@ class LocalRun:
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
         """See ``Run``."""
         return Pending(partial(call.backward, self._implementation, case, inputs, saved, self._arena))
+
+    def within(
+        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
+    ) -> Pending[Performed]:
+        """See ``Run``."""
+        return Pending(partial(surrounded, self._implementation, case, context, *inputs, asked=asked))
 
     def place(self, plot: Plot | None) -> None:
         """Have the next calls allocate on ``plot``, as long as there is room. Its owner looks for strays there."""

@@ -20,6 +20,11 @@ from tests.project.pages import COMMANDS, PAGES
 GATES = tuple(re.findall(r"^- run: (normcheck .*)$", "".join(PAGES.values()), re.MULTILINE))
 REPRODUCE = re.compile(r"^FAIL [^\n]*: (\w+) is wrong \(([^\n]*)\)$.*?^Reproduce: ([^\n]*)$", re.MULTILINE | re.DOTALL)
 REDS = {page: REPRODUCE.findall(text) for page, text in PAGES.items() if REPRODUCE.search(text)}
+FAILS = {
+    "my_rmsnorm.py": "rmsnorm my_rmsnorm.py:rmsnorm fp16: y is wrong (end to end)",
+    "my_layernorm.py": "layernorm mine fp16: rstd is wrong (end to end)",
+    "my_frozen.py": "rmsnorm my_frozen.py:rmsnorm fp32: dx is wrong in another context (frozen)",
+}
 FEWER = ("--time-budget", "0.1")  # the core, a small one
 ENOUGH = ("--time-budget", "30")  # to shrink what fails to its simplest case, on a busy machine as well: it ends before
 
@@ -85,8 +90,16 @@ def four_digits(text: str) -> str:
 
 
 def test_the_examples_are_found() -> None:
-    assert set(RIGHT) == {"vacuous.py", "my_rmsnorm.py", "my_layernorm.py", "my_norm.py", "my_add.py", "my_quant.py"}
-    assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == {"my_rmsnorm.py", "my_layernorm.py"}
+    assert set(RIGHT) == {
+        "vacuous.py",
+        "my_rmsnorm.py",
+        "my_layernorm.py",
+        "my_norm.py",
+        "my_add.py",
+        "my_quant.py",
+        "my_frozen.py",
+    }
+    assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == set(FAILS)
     assert len(COMMANDS) >= 9
     for text in PAGES.values():
         for block in re.findall(r"^```python\n(?!# \S+\.py)(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -132,8 +145,8 @@ def test_a_command_does_what_it_says(command: str, cli: Cli, tmp_path: Path) -> 
         else:
             assert four_digits(block) in four_digits(done.out)
     if name == "verify" and fails:
-        red = "rmsnorm my_rmsnorm.py:rmsnorm fp16: y" if "my_rmsnorm" in command else "layernorm mine fp16: rstd"
-        assert f"FAIL {red} is wrong (end to end)" in done.out
+        (red,) = [words for file, words in FAILS.items() if file in command]
+        assert f"FAIL {red}" in done.out
         assert done.out.count("\nReproduce: ") == (1 if "--dtype" in command else 3)  # one for each dtype
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from normcheck.cases.dtypes import CODES, Format
 from normcheck.errors import NormcheckError
 from normcheck.impls.kernels import on_cpu
-from normcheck.impls.kernels.interpreted import enabled
+from normcheck.impls.kernels.interpreted import enabled, note_launch
 
 __all__ = ["Remedy", "code_bits", "enable", "enabled", "narrow_bits", "widen_bits"]
 
@@ -263,6 +263,7 @@ class Remedy:
 
 def _launched(original: Any, executor: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a grid as a GPU does: it may be a list, and infinities and NaN give no warnings."""
+    note_launch()
     asked = executor.grid
     executor.grid = (lambda meta: tuple(asked(meta))) if callable(asked) else tuple(asked)
     with np.errstate(all="ignore"):

@@ -1,0 +1,152 @@
+"""A case that is right in eager mode, called again in a context: its results must have the bits of the eager call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from normcheck.cases import guard_bands
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
+from normcheck.checks.contract import Problem, is_judgeable, usable_gradients, usable_outputs
+from normcheck.checks.where import locate
+from normcheck.contexts.catalogue import CONTEXTS, Context
+from normcheck.contexts.kernel import Step
+from normcheck.impls.implementation import Implementation
+from normcheck.oracle.judge import judge_of
+from normcheck.oracle.judging import judge_forward, judge_gradients
+from normcheck.oracle.tolerances import Model
+from normcheck.result import CONTEXT
+from normcheck.runner.arena import Surroundings
+from normcheck.runner.session import session_of
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """``problem``: what is wrong in a context, None if nothing is. ``not_tried``: why it, or a part of it, could not be
+    tried, "" if all of it was. ``steps``: how many results were compared.
+    """
+
+    problem: Problem | None
+    not_tried: str
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both."""
+
+    implementation: Implementation
+    op: Op
+    case: Case
+    model: Model
+    context: Context
+    inputs: tuple[Inputs, Inputs]
+    eager: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+
+
+def tried(
+    implementation: Implementation, op: Op, case: Case, device: str, model: Model, name: str, *, asked: bool
+) -> Tried:
+    """What the implementation does with ``case`` in the context ``name``; ``asked``: somebody asked for this context.
+
+    ``model`` judged the case. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
+    """
+    session, context = session_of(implementation), CONTEXTS[name]
+    home = session.home(case, device)
+    first, second = (make(replace(case, seed=case.seed + more), op, home) for more in (0, 1))
+    if context.one_weight:
+        second = replace(second, weight=first.weight, bias=first.bias)
+    eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
+    copies = (session.copies(first), session.copies(second))
+    performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
+    subject = _Subject(implementation, op, case, model, context, (first, second), eager)
+    problems = (problem for step in performed.steps for problem in _problems(subject, step))
+    return Tried(next(problems, None), performed.not_tried, len(performed.steps))
+
+
+def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -> dict[str, Tensor]:
+    """What forward and backward return for ``inputs`` as they are called everywhere else, by name."""
+    session = session_of(implementation)
+    run, given = session.run(Surroundings()), session.copies(inputs)
+    forward = run.forward(case, given).result()
+    found = {name: t.detach().clone() for name, t in forward.outputs.items()}
+    if op.quantises:
+        return found
+    if implementation.backward is None:
+        gradients = forward.by_autograd(given.cotangents)
+    else:
+        gradients = run.backward(case, given, forward.outputs).result()
+    return {**found, **{name: t.detach().clone() for name, t in gradients.items()}}
+
+
+def _problems(subject: _Subject, step: Step) -> Iterator[Problem]:
+    """What is wrong in a step, in the order in which a kernel computes."""
+    exact = step.exact and subject.implementation.deterministic
+    names = [name for name in ROOT_FIRST if all(name in subject.eager[number] for number in step.of)]
+    differing = []
+    for name in names:
+        expected, actual = _expected(subject, step, name), step.outputs.get(name)
+        if actual is None:
+            if name in step.owed:
+                yield _problem(subject, name, f"{name} is missing {step.words}")
+        elif (actual.shape, actual.dtype, actual.device) != (expected.shape, expected.dtype, expected.device):
+            differing.append(name)
+            if exact:
+                got, usual = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (actual, expected))
+                yield _problem(subject, name, f"{name} is {got} {step.words}: expected {usual}, as in eager mode")
+        elif not guard_bands.same_bits(actual, expected):
+            differing.append(name)
+            if exact:
+                yield _other_bits(subject, step.words, name, actual, expected)
+    if differing and not exact and len(step.of) == 1:
+        yield from _outside(subject, step)
+
+
+def _expected(subject: _Subject, step: Step, name: str) -> Tensor:
+    first, *more = (subject.eager[number][name] for number in step.of)
+    for each in more:
+        first = first + each
+    return first
+
+
+def _problem(subject: _Subject, output: str, message: str) -> Problem:
+    return Problem(CONTEXT, output, message, check=subject.context.name)
+
+
+def _other_bits(subject: _Subject, words: str, name: str, actual: Tensor, expected: Tensor) -> Problem:
+    differ = guard_bands.differing(actual, expected)
+    at = tuple(torch.nonzero(differ)[0].tolist())
+    got, usual = (float(tensor[at]) for tensor in (actual, expected))
+    message = (
+        f"{name} has other bits {words} than in eager mode: {int(differ.sum())} of {differ.numel()} elements; "
+        f"at {list(at)} got {got:.9g}, expected {usual:.9g}"
+    )
+    columns = 1 if name in STATISTICS else differ.numel() if name in ("dw", "db") else differ.shape[-1]
+    where = locate(differ.reshape(-1, columns))
+    return replace(_problem(subject, name, message), where=where)
+
+
+def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
+    """What a step returned that is outside its bound, or cannot be judged."""
+    inputs = subject.inputs[step.of[0]]
+    op, case, model = subject.op, subject.case, subject.model
+    outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model.scale)
+    of_gradients = {name: t for name, t in step.outputs.items() if name in inputs.leaves}
+    gradients, more = usable_gradients(inputs, of_gradients) if of_gradients else ({}, ())
+    for problem in (*unusable, *more):
+        yield _problem(subject, problem.output, f"{problem.message} ({step.words})")
+    if not is_judgeable(op, inputs, outputs):
+        return
+    judge = judge_of(op, case, inputs, model, {})
+    checked, saved = judge_forward(judge, outputs)
+    own_bits = subject.implementation.backward is None
+    checked += judge_gradients(judge, gradients, saved, given=False, own_bits=own_bits)
+    for c in checked:
+        if not c.comparison.ratio <= 1:
+            message = f"{c.output} is outside its bound {step.words}: error / bound is {c.comparison.ratio:.4g}"
+            yield _problem(subject, c.output, message)

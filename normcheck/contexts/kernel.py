@@ -1,0 +1,81 @@
+"""A kernel as a context calls it, and what a context hands on for judgement.
+
+A context knows how a call is surrounded. It knows neither how a kernel is called nor what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.inputs import Inputs
+
+
+class NotTried(Exception):
+    """The context could not be tried. Its text says why; that is no fault of the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A forward that was called: its tensors by name, the ``inputs`` that it got, and the plain values ``beside`` them.
+
+    The inputs are leaves of autograd's graph if the gradients are autograd's.
+    """
+
+    outputs: Mapping[str, Tensor]
+    inputs: Inputs
+    beside: Mapping[str, object] | None = None
+
+
+class Kernel(Protocol):
+    """The calls of a kernel on any inputs of one case. They raise Broken, or UnsupportedCase if its library refuses."""
+
+    @property
+    def by_autograd(self) -> bool:
+        """Whether gradients come from autograd through y: a backward of the kernel's own knows no graph."""
+        ...
+
+    def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
+        """Call forward. ``wanted``: the gradients that autograd is to give, by name; None for all.
+
+        ``waits``: on a GPU, until its work is finished.
+        """
+        ...
+
+    def backward(self, called: Called, *, retain: bool = False, waits: bool = True) -> dict[str, Tensor]:
+        """The gradients by name, none of an op that has none. ``retain``: the graph is needed again."""
+        ...
+
+    def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
+        """The gradients of weight and bias, by name, that autograd adds up over ``batches``: those of the first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a context showed: ``outputs`` by name, of which those ``owed`` must be there.
+
+    ``words``: in what surroundings ("under torch.no_grad()"). ``of``: the numbers of the inputs, 0 or 1, whose results
+    in eager mode they should be, or the sum of several. ``exact``: to the bit; if not, inside the bound.
+    """
+
+    words: str
+    of: tuple[int, ...]
+    outputs: Mapping[str, Tensor]
+    owed: tuple[str, ...] = ()
+    exact: bool = True
+
+
+def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:
+    """What forward and backward return for ``inputs``, by name."""
+    called = kernel.forward(inputs)
+    return {**called.outputs, **kernel.backward(called)}
+
+
+def copied(inputs: Inputs) -> Inputs:
+    """Copies of ``inputs``, each in memory of its own."""
+    return inputs.each(torch.clone)

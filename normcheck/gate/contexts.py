@@ -1,0 +1,91 @@
+"""The contexts of a cell, tried after its core on two or three shapes that have run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.checks.probes import Depth
+from normcheck.contexts.catalogue import CONTEXTS
+from normcheck.gate.plan import Plan
+from normcheck.result import NOT_TRIED, InContext
+from normcheck.runner.session import session_of
+
+_MORE, _MOST = (0.3, 0.08), (3.0, 0.15)
+"""Seconds, and the share of those that a cell has taken so far, of which the larger holds: after them no further shape
+is tried, and no context at all."""
+
+_SMALL, _FILLING = (60, 20_000), {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 20, 1 << 22)}
+"""Elements of a small case, at least and at most, and of one that has work for several threads, or for all of a GPU."""
+
+_ROWS = 20  # as many as there are kinds of rows in a blend
+
+
+def failing_in_context(
+    cell: Cell, plan: Plan, ran: Sequence[Case], used: float
+) -> tuple[list[Result], dict[str, InContext]]:
+    """The first case that is wrong in a context, in a list, or none; and how the cell did in each of the contexts.
+
+    ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far.
+    """
+    begun, found = time.perf_counter(), dict[str, InContext]()
+    for name, case in _trials(plan, ran):
+        least, share = _MORE if name in found else _MOST
+        if time.perf_counter() - begun > max(least, share * used) and not plan.asked:
+            found.setdefault(name, InContext(status=NOT_TRIED, why=f"no time was left; --context {name} tries it"))
+            continue
+        result = run_case(cell, case, replace(plan, within=(name,)), depth=Depth.OFF)
+        if result.failed:
+            found.update(result.contexts)
+            return [result], found
+        for how in result.contexts.values():
+            found[name] = found[name].joined(how) if name in found else how
+        if name == "graph" and found[name].why:  # what a capture that failed leaves behind ends with the process
+            session_of(cell.implementation).restart()
+    return [], found
+
+
+def _trials(plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
+    """(context, case): each context on the case that tells most of it, then on the others."""
+    if not ran:
+        return
+    ragged, even, filling = chosen(ran, plan.device)
+    for number in range(3):
+        for name in plan.contexts:
+            every = (ragged, even, filling) if plan.device == "cuda" else (ragged, even)
+            cases = (filling,) if CONTEXTS[name].filling else every
+            if number < len(cases) and cases[number] not in cases[:number]:
+                yield name, cases[number]
+
+
+def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
+    """Of cases that have run, one at least, a small ragged one, a small round one, and one that fills the device.
+
+    If there is none of a kind, the next best stands for it. Their rows become a blend of all kinds: it shows best
+    whether eps, the mean and so on are used.
+    """
+
+    def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
+        misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
+        bare = case.weights == NO_WEIGHT
+        return (_outside(case, elements), bare, case.M < _ROWS, misses, case.bias != ragged, case.M * case.N)
+
+    ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
+    even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))
+    filling = min(ran, key=lambda case: badness(case, _FILLING[device], ragged=False))
+    return _blended(ragged), _blended(even), _blended(filling)
+
+
+def _blended(case: Case) -> Case:
+    return replace(case, rows="blend", dy="normal")
+
+
+def _outside(case: Case, elements: tuple[int, int]) -> float:
+    """How far a case is from having so many elements, at least and at most: 0 if it has, else a factor."""
+    least, most = elements
+    return max(least / (case.M * case.N), case.M * case.N / most, 1.0) - 1.0

@@ -1,0 +1,69 @@
+"""Calls of a kernel in surroundings that a context makes: without an arena, with the gradients that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.inputs import Inputs
+from normcheck.cases.ops import OPS
+from normcheck.contexts.catalogue import CONTEXTS
+from normcheck.contexts.kernel import Called
+from normcheck.contexts.perform import Performed, perform
+from normcheck.impls.implementation import Implementation
+from normcheck.runner import call, compiled
+
+
+class Calls:
+    """See ``contexts.kernel.Kernel``."""
+
+    def __init__(self, implementation: Implementation, case: Case) -> None:
+        self._implementation, self._case = implementation, case
+        self.by_autograd = implementation.backward is None and not OPS[case.op].quantises
+
+    def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
+        """See ``Kernel``."""
+        given = call.differentiable(inputs, wanted) if self.by_autograd else inputs
+        unwatched = call.Unwatched(waits=waits)
+        outputs = call.forward(self._implementation, self._case, given, unwatched)
+        return Called(outputs, given, unwatched.beside)
+
+    def backward(self, called: Called, *, retain: bool = False, waits: bool = True) -> dict[str, Tensor]:
+        """See ``Kernel``."""
+        unwatched = call.Unwatched(called.beside, waits=waits)
+        if self.by_autograd:
+            own = {name: tensor.clone() for name, tensor in called.inputs.cotangents.items()}  # it may overwrite them
+            return call.autograd(called.outputs, replace(called.inputs, **own), unwatched, retain=retain)
+        if self._implementation.backward is None:
+            return {}
+        return call.backward(self._implementation, self._case, called.inputs, called.outputs, unwatched)
+
+    def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
+        """See ``Kernel``."""
+        first: Inputs | None = None
+        for inputs in batches:
+            leaves = call.differentiable(inputs)
+            if first is not None:
+                leaves = replace(leaves, weight=first.weight, bias=first.bias)
+            first = first or leaves
+            outputs = call.forward(self._implementation, self._case, leaves, call.Unwatched())
+            if not outputs["y"].requires_grad:
+                return {}
+            with call.guarded("backward, by torch autograd through y,"):
+                call.called(torch.autograd.backward, *call.graph_outputs(outputs, leaves))
+        parameters = {name: leaf for name, leaf in first.leaves.items() if name in ("dw", "db")} if first else {}
+        return {name: leaf.grad for name, leaf in parameters.items() if leaf.grad is not None}
+
+
+def surrounded(
+    implementation: Implementation, case: Case, context: str, first: Inputs, second: Inputs, *, asked: bool
+) -> Performed:
+    """What the implementation does in ``context``. ``asked``: it is tried even if torch.compile has to compile anew."""
+    if CONTEXTS[context].anew and compiled.frames() and not asked:
+        return Performed(not_tried=f"torch.compile would compile the function anew; --context {context} has it tried")
+    with call.quiet():  # once for all threads
+        return perform(context, Calls(implementation, case), first, second)

@@ -1,0 +1,138 @@
+"""One case in a context: what is wrong there alone is found, what is right there is not accused, and how it is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import normcheck
+from normcheck import Implementation
+from normcheck.contexts.catalogue import contexts_on
+from normcheck.result import CONTEXT, Verdict
+from tests.command_line import Cli
+from tests.quality import context_kernels as kernels
+
+FILE = kernels.__file__
+CASE = "rmsnorm fp32 M=40 N=33 eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
+
+
+def judged(kernel: object, *contexts: str, op: str = "rmsnorm", case: str = CASE) -> Verdict:
+    (verdict,) = normcheck.verify(kernel, op=op, case=case, context=contexts)  # type: ignore[arg-type]
+    return verdict
+
+
+@pytest.mark.parametrize("name", [name for name in kernels.WRONG if name not in ("hangs", "late")])
+def test_what_is_wrong_in_one_context_alone_is_found(name: str) -> None:
+    kernel, context, output = kernels.WRONG[name]
+    assert judged(kernel).status == "pass"
+    found = judged(kernel, context).failure
+    assert found is not None and (found.kind, found.check, found.output) == (CONTEXT, context, output)
+    assert f"--context {context} '{CASE}'" in found.reproduce or f"context=({context!r},)" in found.reproduce
+
+
+@pytest.mark.parametrize("name", kernels.RIGHT)
+def test_a_right_twin_is_right_in_every_context(name: str) -> None:
+    contexts = [context for context in contexts_on("cpu") if name != "no_autocast" or context != "autocast"]
+    verdict = judged(kernels.RIGHT[name], *contexts)
+    assert verdict.status == "pass", verdict.detail
+    assert all(verdict.contexts[context].status == "held" for context in contexts)
+
+
+def test_a_dtype_of_autocast_is_wrong_if_somebody_asks_for_that_context() -> None:
+    found = judged(kernels.no_autocast, "autocast").failure
+    assert found is not None and "under torch.autocast" in found.message
+
+
+def test_a_second_backward_that_raises_is_told_and_is_no_fault() -> None:
+    how = judged(kernels.RIGHT["frees_itself"], "again").contexts["again"]
+    assert how.status == "held" and "a second backward through one graph" in how.why
+
+
+def test_an_exception_in_a_context_is_a_finding_of_that_context() -> None:
+    def raises(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        if not torch.is_grad_enabled():
+            raise RuntimeError("no inference today")
+        return kernels.RIGHT["right"](x, weight, bias, eps=eps)
+
+    found = judged(raises, "inference").failure
+    assert found is not None and (found.kind, found.check) == (CONTEXT, "inference")
+    assert "no inference today" in found.message and found.traceback
+
+
+def test_a_missing_gradient_of_a_frozen_input_is_found() -> None:
+    def nothing_frozen(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        if x.requires_grad != weight.requires_grad:
+            x = x.detach()
+        return kernels.RIGHT["right"](x, weight, bias, eps=eps)
+
+    found = judged(nothing_frozen, "frozen").failure
+    assert found is not None and "dx is missing with a gradient wanted of x alone" in found.message
+
+
+def test_the_picture_shows_where_the_bits_differ() -> None:
+    def first_column(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
+        return y if torch.is_grad_enabled() else y.index_fill(1, torch.tensor([7]), 5.0)
+
+    found = judged(first_column, "inference").failure
+    assert found is not None and found.where is not None
+    assert found.where.summary == "only column 7 of 33, in every row"
+
+
+def test_an_implementation_that_repeats_no_bits_is_held_to_its_bound() -> None:
+    def unsteady(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
+        return y * (1 + 2.0**-23) if not torch.is_grad_enabled() else y
+
+    declared = Implementation(name="unsteady", op="rmsnorm", forward=unsteady, deterministic=False)
+    assert judged(declared, "inference").contexts["inference"].status == "held"
+    assert judged(unsteady, "inference").status == "fail"
+
+
+def test_a_backward_of_its_own_has_no_graph_and_nothing_frozen() -> None:
+    verdict = judged(Implementation(name="own", op="rmsnorm", forward=_forward, backward=_backward), "again", "frozen")
+    assert verdict.contexts["again"].status == "held"
+    assert verdict.contexts["frozen"].status == "not tried" and "of its own" in verdict.contexts["frozen"].why
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Tensor]:
+    y, rstd = kernels.plain(x, weight, eps)
+    return {"y": y if bias is None else y + bias, "rstd": rstd}
+
+
+def _backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, saved: dict[str, Tensor], *, eps: float
+) -> dict[str, Tensor]:
+    dx, dw = kernels.gradients(dy, x, weight, saved["rstd"].reshape(-1, 1))
+    return {"dx": dx, "dw": dw} | ({} if bias is None else {"db": dy.sum(0)})
+
+
+def test_a_gpu_s_context_on_a_cpu_is_not_tried_and_says_why() -> None:
+    verdict = judged(kernels.RIGHT["right"], "graph")
+    assert verdict.status == "pass" and verdict.contexts["graph"].why == "it takes a GPU"
+
+
+@pytest.mark.parametrize("impl", ["torch", "torch_native"])
+def test_kernels_of_torch_are_right_in_every_context(cli: Cli, impl: str) -> None:
+    case = CASE.replace("fp32", "bf16").replace("M=40", "M=300").replace("N=33", "N=768")
+    contexts = [word for name in contexts_on("cpu") if name != "autocast" for word in ("--context", name)]
+    done = cli("repro", impl, *contexts, case, "--device", "cpu", "--no-isolation")
+    assert done.code == 0, done.out
+    assert "context thread: held" in done.out
+
+
+@pytest.mark.slow
+def test_a_kernel_that_hangs_in_a_second_thread_is_found_in_its_own_process(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = cli("repro", f"{FILE}:hangs", "--context", "thread", CASE, "--device", "cpu", "--timeout", "3")
+    assert done.code == 1 and "is wrong in another context (thread)" in done.out
+    assert "no result after timeout=3 s" in done.out
+
+
+@pytest.mark.slow
+def test_a_result_that_is_written_again_later_is_found_in_its_own_process(cli: Cli) -> None:
+    assert cli("repro", f"{FILE}:late", CASE, "--device", "cpu").code == 0
+    done = cli("repro", f"{FILE}:late", "--context", "again", CASE, "--device", "cpu")
+    assert done.code == 1 and "y is wrong in another context (again)" in done.out

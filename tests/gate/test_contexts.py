@@ -1,0 +1,91 @@
+"""The contexts of a cell, as ``normcheck verify`` tries them: after its core, in a part of its time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normcheck.cases.case_line import parsed
+from normcheck.contexts.catalogue import CONTEXTS, contexts_on
+from normcheck.gate.contexts import chosen
+from normcheck.result import InContext
+from tests.command_line import Cli
+from tests.quality import context_kernels as kernels
+
+LINE = "rmsnorm fp16 M={m} N={n} eps=1e-05 rows=tail dy=small layout=contiguous seed=1"
+
+
+def verdict_of(cli: Cli, name: str, *more: str) -> tuple[int, str, dict[str, Any]]:
+    done = cli(
+        *("verify", "--impl", f"{kernels.__file__}:{name}", "--dtype", "bf16", "--device", "cpu"),
+        *("--max-examples", "100", "--time-budget", "60", "--report", "json:report.json", *more),
+    )
+    (verdict,) = json.loads(Path("report.json").read_text(encoding="utf-8"))["verdicts"]
+    return done.code, done.out, verdict
+
+
+@pytest.mark.slow
+def test_a_fault_of_a_context_fails_the_run_with_a_line_that_shows_it_again(cli: Cli) -> None:
+    code, out, verdict = verdict_of(cli, "frozen_weight")
+    found = verdict["failure"]
+    assert (code, found["kind"], found["check"], found["output"]) == (1, "context", "frozen", "dx")
+    assert "FAIL rmsnorm frozen_weight bf16: dx is wrong in another context (frozen)" in out
+    assert verdict["contexts"]["inference"]["status"] == "held" and verdict["contexts"]["frozen"]["status"] == "wrong"
+    words = found["reproduce"].partition(" --context ")
+    assert (
+        words[1] and cli("repro", f"{kernels.__file__}:frozen_weight", "--context", "frozen", found["case"]).code == 1
+    )
+    assert cli("repro", f"{kernels.__file__}:frozen_weight", found["case"]).code == 0
+
+
+@pytest.mark.slow
+def test_a_right_kernel_passes_and_its_report_names_every_context(cli: Cli) -> None:
+    code, out, verdict = verdict_of(cli, "right")
+    assert (code, verdict["status"]) == (0, "pass")
+    assert {name: how["status"] for name, how in verdict["contexts"].items()} == dict.fromkeys(
+        contexts_on("cpu"), "held"
+    )
+    assert "right in 6 contexts" in out
+
+
+@pytest.mark.slow
+def test_what_autocast_shows_is_told_and_fails_nothing(cli: Cli) -> None:
+    code, out, verdict = verdict_of(cli, "no_autocast")
+    assert (code, verdict["status"], verdict["contexts"]["autocast"]["status"]) == (0, "pass", "told")
+    assert "context autocast: y.dtype=torch.float32" in " ".join(out.split())
+    code, _, verdict = verdict_of(cli, "no_autocast", "--context", "autocast")
+    assert (code, verdict["failure"]["check"], list(verdict["contexts"])) == (1, "autocast", ["autocast"])
+
+
+@pytest.mark.slow
+def test_no_contexts_leaves_them_out(cli: Cli) -> None:
+    code, _, verdict = verdict_of(cli, "frozen_weight", "--no-contexts")
+    assert (code, verdict["contexts"]) == (0, {})
+
+
+def test_an_unknown_context_is_refused_with_those_that_there_are(cli: Cli) -> None:
+    done = cli("verify", "--impl", "torch", "--context", "moon")
+    assert done.code == 2 and "context=moon: expected one of inference" in done.err
+    done = cli("verify", "--impl", "torch", "--context", "thread", "--no-contexts")
+    assert done.code == 2 and "context=thread: expected no --no-contexts" in done.err
+
+
+def test_the_cases_are_a_ragged_one_a_round_one_and_one_that_fills_the_device() -> None:
+    ran = [parsed(LINE.format(m=m, n=n)) for m, n in ((1, 1), (300, 5000), (40, 33), (2, 33), (64, 128), (600, 256))]
+    cases = chosen(ran, "cpu")
+    assert [(case.M, case.N) for case in cases] == [(40, 33), (64, 128), (600, 256)]
+    assert {(case.rows, case.dy) for case in cases} == {("blend", "normal")}
+    assert {(case.M, case.N) for case in chosen(ran[:1], "cuda")} == {(1, 1)}
+
+
+def test_of_several_cases_the_status_that_says_most_holds() -> None:
+    held, late = InContext(status="held", cases=1), InContext(status="not tried", why="late")
+    assert late.joined(held).joined(late) == held
+    assert held.joined(held).cases == 2
+
+
+def test_what_can_end_a_process_is_tried_last() -> None:
+    assert list(CONTEXTS)[-1] == "graph" and "graph" not in contexts_on("cpu")

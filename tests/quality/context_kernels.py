@@ -1,0 +1,249 @@
+"""RMSNorms that are right in eager mode and wrong in a context, each with a right twin that looks like it.
+
+``normcheck verify --impl tests/quality/context_kernels.py:NAME``. ``WRONG`` has the context of each wrong one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck import Implementation
+
+Saved = dict[str, Tensor]
+
+
+def plain(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    xf = x.float()
+    rstd = torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps)
+    return (xf * rstd * weight.float()).to(x.dtype), rstd
+
+
+def gradients(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """dx, and dw in fp64, so that a sum over rows has no order that matters."""
+    xhat, wdy = x.float() * rstd, dy.float() * weight.float()
+    dx = rstd * (wdy - xhat * (wdy * xhat).mean(-1, keepdim=True))
+    dw = (dy.double() * xhat.double()).reshape(-1, x.shape[-1]).sum(0)
+    return dx.to(x.dtype), dw.to(weight.dtype)
+
+
+class Right(torch.autograd.Function):
+    """A custom Function that saves what it needs, as most do. Each fault is a subclass that changes one method."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, rstd = plain(x, weight, eps)
+        ctx.save_for_backward(x, weight, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw = gradients(dy, *ctx.saved_tensors)
+        return dx, dw, None
+
+
+class OnlyWhatIsWanted(Right):
+    """Right: computes no gradient that nobody wants."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw = gradients(dy, *ctx.saved_tensors)
+        return dx if ctx.needs_input_grad[0] else None, dw if ctx.needs_input_grad[1] else None, None
+
+
+class FrozenWeight(Right):
+    """Wrong: without a gradient of the weight it takes the factor to be 1, in dx as well."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return gradients(dy, x, torch.ones_like(weight), rstd)[0], None, None
+        return *gradients(dy, x, weight, rstd), None
+
+
+class OverwritesSaved(Right):
+    """Wrong in a second backward: the first one uses the memory of what was saved."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw = gradients(dy, *ctx.saved_tensors)
+        ctx.saved_tensors[2].data.mul_(2)
+        return dx, dw, None
+
+
+class FreesItself(Right):
+    """Right: it keeps its state beside autograd and frees it, so that a second backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, rstd = plain(x, weight, eps)
+        ctx.own = (x, weight, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        own, ctx.own = ctx.own, None
+        dx, dw = gradients(dy, *own)
+        return dx, dw, None
+
+
+_dw_buffers: dict[tuple[Any, ...], Tensor] = {}
+_calls = [0]
+
+
+class OneBufferForDw(Right):
+    """Wrong in micro-batches: dw lies in one of eight buffers, and autograd keeps the first and adds to it."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw = gradients(dy, *ctx.saved_tensors)
+        _calls[0] += 1
+        key = (dw.shape, dw.dtype, _calls[0] % _RING)
+        return dx, _dw_buffers.setdefault(key, torch.empty_like(dw)).copy_(dw).view_as(dw), None
+
+
+_RING = 8
+_ring: dict[tuple[Any, ...], Tensor] = {}
+
+
+def function(of: type[Right]) -> Callable[..., Tensor]:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        y: Tensor = of.apply(x, weight, eps)
+        return y
+
+    return forward
+
+
+def ring(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: y lies in one of eight buffers, which are used in turn."""
+    y: Tensor = Right.apply(x, weight, eps)
+    _calls[0] += 1
+    with torch.no_grad():
+        kept = _ring.setdefault((y.shape, y.dtype, _calls[0] % _RING), torch.empty_like(y)).copy_(y)
+    y.data = kept
+    return y
+
+
+def late(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: a thread writes y once more, 30 ms after it was returned."""
+    y: Tensor = Right.apply(x, weight, eps)
+
+    def write() -> None:
+        time.sleep(0.03)
+        y.data.add_(1)
+
+    threading.Thread(target=write, daemon=True).start()
+    return y
+
+
+def no_grad_is_quick(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: if nobody wants gradients, it forgets eps."""
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    y: Tensor = Right.apply(x, weight, eps if wanted else 0.0)
+    return y
+
+
+def no_grad_saves_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: if nobody wants gradients, it saves nothing."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        y: Tensor = Right.apply(x, weight, eps)
+        return y
+    return plain(x, weight, eps)[0]
+
+
+_scratch: dict[tuple[Any, ...], Tensor] = {}
+
+
+def shared_scratch(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, mine: object = None) -> Tensor:
+    """Wrong: two threads share the memory in which x becomes fp32. Right with a key that is the thread's own."""
+    key = (x.shape, x.dtype, mine)
+    scratch = _scratch.setdefault(key, torch.empty(x.shape, dtype=torch.float32))
+    scratch.copy_(x.detach())
+    time.sleep(0.0005)  # another thread takes its turn
+    y: Tensor = Right.apply(x, weight, eps)
+    rstd = torch.rsqrt(scratch.square().mean(-1, keepdim=True) + eps)
+    y.data = (scratch * rstd * weight.detach().float()).to(x.dtype)
+    return y
+
+
+def own_scratch(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    return shared_scratch(x, weight, bias, eps=eps, mine=threading.get_ident())
+
+
+_lock = threading.Lock()
+
+
+def hangs(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: off the main thread it waits for a lock that it holds."""
+    with _lock:
+        if threading.current_thread() is not threading.main_thread():
+            _lock.acquire()
+        y: Tensor = Right.apply(x, weight, eps)
+        return y
+
+
+def main_thread_only(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: in another thread than the main one it takes another eps."""
+    main = threading.current_thread() is threading.main_thread()
+    y: Tensor = Right.apply(x, weight, eps if main else eps * 2)
+    return y
+
+
+def many_threads(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: with several torch threads it leaves out the first row."""
+    y: Tensor = Right.apply(x, weight, eps)
+    if torch.get_num_threads() > 1:
+        y.data[:1] = 0
+    return y
+
+
+def sums_by_thread(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: with several torch threads it adds in another order, inside the bound."""
+    xf, count = x.float(), torch.get_num_threads()
+    squares = xf.square()
+    parts = torch.stack([part.sum(-1) for part in squares.tensor_split(count, -1)])
+    rstd = torch.rsqrt(parts.sum(0).unsqueeze(-1) / x.shape[-1] + eps)
+    return (xf * rstd * weight.float()).to(x.dtype)
+
+
+def no_autocast(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Told, unless asked for: under autocast y comes in another dtype than that of x."""
+    y: Tensor = Right.apply(x, weight, eps)
+    other = torch.float32 if x.dtype != torch.float32 else torch.bfloat16
+    return y.to(other) if torch.is_autocast_enabled("cpu") else y
+
+
+RIGHT = {
+    "right": function(Right),
+    "only_what_is_wanted": function(OnlyWhatIsWanted),
+    "frees_itself": function(FreesItself),
+    "no_grad_saves_nothing": no_grad_saves_nothing,
+    "own_scratch": own_scratch,
+    "sums_by_thread": sums_by_thread,
+    "no_autocast": no_autocast,
+}
+WRONG = {
+    "no_grad_is_quick": (no_grad_is_quick, "inference", "y"),
+    "frozen_weight": (function(FrozenWeight), "frozen", "dx"),
+    "overwrites_saved": (function(OverwritesSaved), "again", "dx"),
+    "one_buffer_for_dw": (function(OneBufferForDw), "again", "dw"),
+    "ring": (ring, "again", "y"),
+    "late": (late, "again", "y"),
+    "shared_scratch": (shared_scratch, "thread", "y"),
+    "hangs": (hangs, "thread", ""),
+    "main_thread_only": (main_thread_only, "thread", "y"),
+    "many_threads": (many_threads, "threads", "y"),
+}
+"""Name -> the kernel, the context in which it is found, and the output; "" if it does not return."""
+
+SHAPES = ((3, 129), (20, 24), (40, 33))
+IMPLEMENTATIONS = tuple(
+    Implementation(name=name, op="rmsnorm", forward=forward, biases=(False,), shapes=SHAPES)
+    for name, forward in {**RIGHT, **{name: forward for name, (forward, *_) in WRONG.items()}}.items()
+)
