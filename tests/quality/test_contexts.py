@@ -1,0 +1,30 @@
+"""The correct kernels of the audit are right in every context of a CPU: none of them is accused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+import normcheck
+from normcheck import Implementation
+from normcheck.audit.catalogue import controls
+from normcheck.cases.beyond import telling
+from normcheck.cases.claims import claims_of
+from normcheck.cases.ops import OPS
+from normcheck.contexts.catalogue import contexts_on
+
+CONTEXTS = tuple(name for name in contexts_on("cpu") if name != "autocast")  # which is told, and asked for by nobody
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", controls(), ids=lambda kernel: f"{kernel.op}-{kernel.name}")
+def test_a_correct_kernel_of_the_audit_is_accused_in_no_context(kernel: Implementation) -> None:
+    claims = claims_of(OPS[kernel.op], kernel, kernel.dtypes[0])
+    packed = (case for case in telling(claims, 0) if case.layout == "contiguous" and case.M > 1 and case.N > 1)
+    for case in islice(packed, 2):
+        line = str(replace(case, rows="blend", dy="normal"))
+        (verdict,) = normcheck.verify(kernel, case=line, context=CONTEXTS, device="cpu")
+        assert verdict.status in ("pass", "skip"), verdict.detail
+        assert verdict.status == "skip" or "held" in {how.status for how in verdict.contexts.values()}
