@@ -137,6 +137,9 @@ def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
     op, case, model = subject.op, subject.case, subject.model
     outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model.scale)
     of_gradients = {name: t for name, t in step.outputs.items() if name in inputs.leaves}
+    if of_gradients:  # those that were not asked for are the eager ones, which are right
+        eager = subject.eager[step.of[0]]
+        of_gradients = {name: eager[name] for name in inputs.leaves if name in eager} | of_gradients
     gradients, more = usable_gradients(inputs, of_gradients) if of_gradients else ({}, ())
     for problem in (*unusable, *more):
         yield _problem(subject, problem.output, f"{problem.message} ({step.words})")

@@ -1,4 +1,7 @@
-"""Contexts of torch's modes: no gradients wanted, few of them wanted, autocast."""
+"""Contexts of torch's modes: no gradients wanted, few of them wanted, autocast.
+
+A kernel may take a shorter way if a gradient is not wanted, so its results need not have the bits of the usual one.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Forward under torch.no_grad(), and with no input that wants a gradient."""
     with torch.no_grad():
         outputs = kernel.forward(copied(first)).outputs
-    yield Step("under torch.no_grad()", (0,), outputs)
+    yield Step("under torch.no_grad()", (0,), outputs, exact=False)
     if kernel.by_autograd:
         outputs = kernel.forward(copied(first), wanted=()).outputs
-        yield Step("with no input that wants a gradient", (0,), outputs)
+        yield Step("with no input that wants a gradient", (0,), outputs, exact=False)
 
 
 def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
@@ -34,7 +37,7 @@ def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         called = kernel.forward(copied(first), wanted=wanted)
         inputs = " and ".join(GRADIENT_OF[name] for name in wanted)
         words = f"with a gradient wanted of {inputs} alone"
-        yield Step(words, (0,), {**called.outputs, **kernel.backward(called)}, wanted)
+        yield Step(words, (0,), {**called.outputs, **kernel.backward(called)}, wanted, exact=False)
 
 
 def autocast(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:

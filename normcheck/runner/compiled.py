@@ -19,16 +19,16 @@ def raise_limits() -> None:
             setattr(config, name, _MOST)
 
 
-def frames() -> int:
-    """How often torch.compile was to compile a function in this process."""
-    return _frames("total")
+def graphs() -> int:
+    """How many graphs torch.compile has compiled in this process, those of ``fullgraph=True`` as well."""
+    return _counted("stats", "unique_graphs")
 
 
 def eager_calls() -> int:
     """How often torch.compile was to compile a function in this process, and ran it as it is."""
-    return _frames("total") - _frames("ok")
+    return _counted("frames", "total") - _counted("frames", "ok")
 
 
-def _frames(what: str) -> int:
+def _counted(of: str, what: str) -> int:
     utils = sys.modules.get("torch._dynamo.utils")
-    return int(getattr(utils, "counters", {}).get("frames", {}).get(what, 0))
+    return int(getattr(utils, "counters", {}).get(of, {}).get(what, 0))

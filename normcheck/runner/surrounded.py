@@ -62,8 +62,15 @@ class Calls:
 def surrounded(
     implementation: Implementation, case: Case, context: str, first: Inputs, second: Inputs, *, asked: bool
 ) -> Performed:
-    """What the implementation does in ``context``. ``asked``: it is tried even if torch.compile has to compile anew."""
-    if CONTEXTS[context].anew and compiled.frames() and not asked:
+    """What the implementation does in ``context``. ``asked``: it is tried even if torch.compile has to compile anew.
+
+    What torch.compile has compiled anew is another kernel, which need not have the bits of the first.
+    """
+    before = compiled.graphs()
+    if CONTEXTS[context].anew and before and not asked:
         return Performed(not_tried=f"torch.compile would compile the function anew; --context {context} has it tried")
     with call.quiet():  # once for all threads
-        return perform(context, Calls(implementation, case), first, second)
+        performed = perform(context, Calls(implementation, case), first, second)
+    if compiled.graphs() == before:
+        return performed
+    return replace(performed, steps=tuple(replace(step, exact=False) for step in performed.steps))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+from threading import current_thread, main_thread
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +13,7 @@ import normcheck
 from normcheck import Implementation
 from normcheck.contexts.catalogue import contexts_on
 from normcheck.result import CONTEXT, Verdict
+from normcheck.runner import compiled
 from tests.command_line import Cli
 from tests.quality import context_kernels as kernels
 
@@ -73,21 +77,37 @@ def test_a_missing_gradient_of_a_frozen_input_is_found() -> None:
 def test_the_picture_shows_where_the_bits_differ() -> None:
     def first_column(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
         y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
-        return y if torch.is_grad_enabled() else y.index_fill(1, torch.tensor([7]), 5.0)
+        return y if current_thread() is main_thread() else y.index_fill(1, torch.tensor([7]), 5.0)
 
-    found = judged(first_column, "inference").failure
+    found = judged(first_column, "thread").failure
     assert found is not None and found.where is not None
     assert found.where.summary == "only column 7 of 33, in every row"
 
 
-def test_an_implementation_that_repeats_no_bits_is_held_to_its_bound() -> None:
+def test_who_takes_another_way_without_gradients_or_repeats_no_bits_is_held_to_the_bound() -> None:
     def unsteady(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
         y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
-        return y * (1 + 2.0**-23) if not torch.is_grad_enabled() else y
+        usual = torch.is_grad_enabled() and weight.requires_grad and current_thread() is main_thread()
+        return y if usual else y * (1 + 2.0**-23)
 
     declared = Implementation(name="unsteady", op="rmsnorm", forward=unsteady, deterministic=False)
-    assert judged(declared, "inference").contexts["inference"].status == "held"
-    assert judged(unsteady, "inference").status == "fail"
+    for context in ("inference", "frozen"):
+        assert judged(declared, context).contexts[context].status == "held"
+        assert judged(unsteady, context).contexts[context].status == "held"
+    assert judged(declared, "thread").contexts["thread"].status == "held"
+    assert judged(unsteady, "thread").status == "fail"
+
+
+def test_what_torch_compile_makes_anew_in_a_context_need_not_have_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = count()
+
+    def other(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
+        return y if current_thread() is main_thread() else y * (1 + 2.0**-23)
+
+    assert judged(other, "thread").status == "fail"
+    monkeypatch.setattr(compiled, "graphs", lambda: next(graphs))
+    assert judged(other, "thread").contexts["thread"].status == "held"
 
 
 def test_a_backward_of_its_own_has_no_graph_and_nothing_frozen() -> None:
