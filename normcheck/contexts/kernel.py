@@ -39,6 +39,11 @@ class Kernel(Protocol):
         """Whether gradients come from autograd through y: a backward of the kernel's own knows no graph."""
         ...
 
+    @property
+    def one_at_a_time(self) -> str:
+        """Why two threads cannot call it at once, for a reason that is not the kernel's own; "" if they can."""
+        ...
+
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         """Call forward. ``wanted``: the gradients that autograd is to give, by name; None for all.
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
 from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied
-from normcheck.impls.kernels import interpreted
 
 _ROUNDS = 10
 _SWITCH_SECONDS = 1e-5  # Python's threads take turns so often, where they usually do each 5 ms
@@ -24,8 +23,8 @@ Results = dict[str, Tensor]
 
 def thread(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Two threads at once with ``first`` and ``second``, started together, several times."""
-    if interpreted.launched():
-        raise NotTried("Triton's interpreter, which stands for a GPU here, runs one kernel at a time")
+    if kernel.one_at_a_time:
+        raise NotTried(kernel.one_at_a_time)
     start = Barrier(2)
 
     def work(inputs: Inputs) -> list[Results]:

@@ -128,7 +128,7 @@ def with_blame(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Findin
         return failure
     needed, count = blame.needed, len(blame.result.after)
     lines = [str(case) for case in (*needed, blame.result.case)]
-    reproduce = repro_of(cell, (*needed, blame.result.case))
+    reproduce = repro_of(cell, (*needed, blame.result.case), plan.within)
     if not 0 < len(needed) <= _MOST_PASTED:
         reproduce = whole_sweep(cell, plan)
     if not spoilt(blame.result):
@@ -154,9 +154,13 @@ def _after(needed: Sequence[Case]) -> str:
     return f"; it takes {needed[0] if len(needed) == 1 else f'{len(needed)} of the cases before it'}"
 
 
-def repro_of(cell: Cell, cases: Sequence[Case]) -> str:
-    """The command that runs these cases of this cell, in this order, in one process; "" for none."""
-    words = ("normcheck", "repro", *cell.named, *map(str, cases))
+def repro_of(cell: Cell, cases: Sequence[Case], within: Sequence[str] = ()) -> str:
+    """The command that runs these cases of this cell, in this order, in one process; "" for none.
+
+    ``within``: the contexts that they are tried in.
+    """
+    contexts = (word for name in within for word in ("--context", name))
+    words = ("normcheck", "repro", *cell.named, *contexts, *map(str, cases))
     return " ".join(shlex.quote(word) for word in words) if cases else ""
 
 

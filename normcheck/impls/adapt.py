@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from normcheck.cases.ops import OPS, SCALE, Op
 from normcheck.errors import UsageError, error_text, one_line
+from normcheck.impls.implementation import ONE_MODULE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,6 +154,7 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
         return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,), given)
 
     forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
+    setattr(forward, ONE_MODULE, True)
     if not names:
         return Adapted(forward, (False,), (False,), adds)
     biases = tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag)

@@ -22,6 +22,9 @@ WEIGHT_DTYPES = ("io", "fp32")
 OVERWRITABLE = ("x", "dy", "residual")
 """The inputs that an implementation may declare to overwrite."""
 
+ONE_MODULE = "one_module"
+"""The attribute of a forward that is True if it puts the weight of each call into one module: such calls have turns."""
+
 Outputs = Mapping[str, "Tensor"]
 """Output name -> tensor, as forward and backward return them."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import Case
 from normcheck.errors import Broken, UsageError, error_text, one_line
-from normcheck.impls.implementation import Implementation
+from normcheck.impls.implementation import ONE_MODULE, Implementation
 from normcheck.loaders.entry import imported, tuples
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ class Called:
         self._made = lru_cache(maxsize=2)(self._make)
         self._refusals: dict[tuple[int, int], str | None] = {}
         self.__wrapped__: Any = None
+        setattr(self, ONE_MODULE, True)
 
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Tensor:
         """y (M, N) of x (M, N), whose rows become the problem's normed dimensions. It has no gradients."""

@@ -14,7 +14,8 @@ from normcheck.cases.ops import OPS
 from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.contexts.kernel import Called
 from normcheck.contexts.perform import Performed, perform
-from normcheck.impls.implementation import Implementation
+from normcheck.impls.implementation import ONE_MODULE, Implementation
+from normcheck.impls.kernels import interpreted
 from normcheck.runner import call, compiled
 
 
@@ -24,6 +25,14 @@ class Calls:
     def __init__(self, implementation: Implementation, case: Case) -> None:
         self._implementation, self._case = implementation, case
         self.by_autograd = implementation.backward is None and not OPS[case.op].quantises
+
+    @property
+    def one_at_a_time(self) -> str:
+        """See ``Kernel``."""
+        if interpreted.launched():
+            return "Triton's interpreter, which stands for a GPU here, runs one kernel at a time"
+        one = getattr(self._implementation.forward, ONE_MODULE, False)
+        return "normcheck puts the weight of each call into one module" if one else ""
 
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         """See ``Kernel``."""

@@ -14,7 +14,7 @@ from normcheck import Implementation
 from normcheck.contexts.catalogue import contexts_on
 from normcheck.result import CONTEXT, Verdict
 from normcheck.runner import compiled
-from tests.command_line import Cli
+from tests.command_line import Cli, KernelFile
 from tests.quality import context_kernels as kernels
 
 FILE = kernels.__file__
@@ -156,3 +156,18 @@ def test_a_result_that_is_written_again_later_is_found_in_its_own_process(cli: C
     assert cli("repro", f"{FILE}:late", CASE, "--device", "cpu").code == 0
     done = cli("repro", f"{FILE}:late", "--context", "again", CASE, "--device", "cpu")
     assert done.code == 1 and "y is wrong in another context (again)" in done.out
+
+
+def test_a_class_gets_the_weight_of_each_call_in_one_module_and_no_two_threads_at_once(
+    cli: Cli, kernel_file: KernelFile
+) -> None:
+    source = (
+        "import torch\nclass Norm(torch.nn.RMSNorm):\n    def __init__(self, n, eps):\n        super().__init__(n, eps)"
+    )
+    done = cli(
+        "repro", f"{kernel_file(source)}:Norm", *("--context", "thread"), CASE, "--device", "cpu", "--no-isolation"
+    )
+    assert done.code == 0, done.out
+    assert "context thread: not tried; normcheck puts the weight of each call into one module" in " ".join(
+        done.out.split()
+    )

@@ -117,6 +117,7 @@ class Scaled:
     gpu: Gpu
     fault: str = ""
     by_autograd: bool = False
+    one_at_a_time: str = ""
     shared: Tensor | None = None
 
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
