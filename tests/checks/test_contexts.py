@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from threading import current_thread, main_thread
 
 import pytest
@@ -98,15 +97,13 @@ def test_who_takes_another_way_without_gradients_or_repeats_no_bits_is_held_to_t
     assert judged(unsteady, "thread").status == "fail"
 
 
-def test_what_torch_compile_makes_anew_in_a_context_need_not_have_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = count()
-
+def test_one_of_several_graphs_of_torch_compile_need_not_have_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
         y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
         return y if current_thread() is main_thread() else y * (1 + 2.0**-23)
 
     assert judged(other, "thread").status == "fail"
-    monkeypatch.setattr(compiled, "graphs", lambda: next(graphs))
+    monkeypatch.setattr(compiled, "graphs", lambda: 2)
     assert judged(other, "thread").contexts["thread"].status == "held"
 
 
