@@ -15,6 +15,7 @@ SAMPLED = 6
 
 LEFT_OUT = frozenset({
     *("mB02@one_n:3", "mB02@several_rows:512"),
+    "P09@one_n:4097",
     "dx-c1-accumulated-io@long_rows",
 })  # fmt: skip
 """Pairs that would be in the sample. All but the last are known to survive quick; docs/audit.md says why. The last is
