@@ -117,19 +117,26 @@ _FRUITLESS = 50
 
 def _through(cell: Cell, plan: Plan, run: Callable[[Case], tuple[Result, float]], count: Callable[[], int]) -> None:
     """Run the sequence of ``cell`` as a sweep has it, without its large cases: its core, explicit cases, drawn ones."""
-    core, most = planner_of(cell, plan), plan.profile.max_examples
+    core, most, fruitless = planner_of(cell, plan), plan.profile.max_examples, 0
+
+    def tried(case: Case) -> tuple[Result, float]:
+        nonlocal fruitless
+        before = count()
+        result, seconds = run(case)
+        fruitless = fruitless + 1 if count() == before else 0
+        if fruitless == _FRUITLESS:
+            raise Stop
+        return result, seconds
+
     while count() < most and (step := core.next()) is not None:
-        result, seconds = run(step.planned.case)
+        result, seconds = tried(step.planned.case)
         core.saw(step, refused=bool(result.refused), seconds=seconds)
     end = time.perf_counter() + seconds_after(core, plan)
     drawn = endless(choices(core.claims), seed_of(cell, plan.seed))
-    refused = 0
     for case in chain(_explicit(cell, plan, core), drawn):
-        if count() >= most or time.perf_counter() > end or refused == _FRUITLESS:
+        if count() >= most or time.perf_counter() > end:
             return
-        before = count()
-        result, seconds = run(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
-        refused = refused + 1 if count() == before else 0
+        result, seconds = tried(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
         core.saw_another(result.case, "reason", refused=bool(result.refused), seconds=seconds)
 
 
