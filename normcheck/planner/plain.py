@@ -79,6 +79,10 @@ class Plain:
         used = ALL_OPENED + self._refusals.combinations if self.opened else self._used
         return drawn(self._refusals.claims, extent, self._seed, done=self.done, used=used)
 
+    def _allowed(self, extent: Extent) -> Iterator[Planned]:
+        """As many cases as may run: no more are ever made."""
+        return (planned for _, planned in zip(range(self._limits.cases), self._drawn(extent), strict=False))
+
     @property
     def upcoming(self) -> Planned | None:
         """The case that comes next if the present one changes nothing."""
@@ -138,8 +142,7 @@ class Plain:
         costs = own.call, own.rate("row"), own.rate("column")
         if self._may_fit and costs != self._fitted:
             self._fitted = costs
-            most = self._limits.cases  # no more of them are ever made
-            extent = affordable(self._usual, own, self._limits.core, lambda extent: islice(self._drawn(extent), most))
+            extent = affordable(self._usual, own, self._limits.core, self._allowed)
         if extent != self.extent or drawn_anew:
             self.extent = extent
             self.draw()
