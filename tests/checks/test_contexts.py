@@ -11,6 +11,7 @@ from torch import Tensor
 import normcheck
 from normcheck import Implementation
 from normcheck.contexts.catalogue import contexts_on
+from normcheck.impls.kernels import interpreted
 from normcheck.result import CONTEXT, Verdict
 from normcheck.runner import compiled
 from tests.command_line import Cli, KernelFile
@@ -18,6 +19,14 @@ from tests.quality import context_kernels as kernels
 
 FILE = kernels.__file__
 CASE = "rmsnorm fp32 M=40 N=33 eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
+
+
+@pytest.fixture(autouse=True)
+def _alone_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test has compiled or interpreted in this process is none of these kernels'."""
+    of_process, before = compiled.graphs, compiled.graphs()
+    monkeypatch.setattr(compiled, "graphs", lambda: of_process() - before)
+    monkeypatch.setattr(interpreted, "launched", lambda: False)
 
 
 def judged(kernel: object, *contexts: str, op: str = "rmsnorm", case: str = CASE) -> Verdict:

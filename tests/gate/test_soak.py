@@ -88,6 +88,7 @@ def test_ctrl_c_is_how_it_ends(kernel_file: KernelFile, tmp_path: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, as would the run
     path = kernel_file(RIGHT)
     argv = ("--impl", str(path), "--dtype", "fp16", "--op", "rmsnorm", "--device", "cpu", "--no-isolation")
+    argv += ("--allow-thin",)
     short = "import normcheck.gate.plan as p, dataclasses; from normcheck.cli.app import main; "
     short += "p.PROFILES['soak'] = dataclasses.replace(p.PROFILES['soak'], max_examples=3); main()"
     process = subprocess.Popen(
