@@ -12,7 +12,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,15 +53,22 @@ _INTERPRETER = re.compile(r"triton/runtime/(interpreter|jit)\.py$|normcheck/impl
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
-class Unwatched(nullcontext[None]):
+class Unwatched:
     """In place of an arena, for calls whose memory is not watched, such as timed ones. ``beside``: see ``Arena``.
 
     ``waits``: calls wait until a GPU has finished; if not, what is queued on it may still be under way.
     """
 
     def __init__(self, beside: Mapping[str, object] | None = None, *, waits: bool = True) -> None:
-        super().__init__()
         self.beside, self.waits = beside, waits
+        self._for_a_gpu: AbstractContextManager[object] = nullcontext()
+
+    def __enter__(self) -> None:
+        self._for_a_gpu = on_cpu.for_a_gpu()
+        self._for_a_gpu.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._for_a_gpu.__exit__(*raised)
 
     def note(self, name: str, settled: Tensor) -> None:
         """See ``Arena``: nobody asks here."""
