@@ -506,7 +506,11 @@ IMPLEMENTATIONS = tuple(Implementation(name=f.__name__, forward=f, **kernel) for
     path = written(RIGHT, both)
 
     def verdicts(name: str, seed: str) -> list[dict[str, Any]]:
-        cases = ("--max-examples", "100")  # the core, and some drawn
+        cases = (
+            "--max-examples",
+            "100",
+            "--no-contexts",
+        )  # the core, and some drawn; contexts have as long as there is
         _, document = report(cli, "--impl", f"{path}{name}", "--seed", seed, *cases)
         for verdict in document["verdicts"]:
             del verdict["seconds"], verdict["core"]["building"]
