@@ -510,7 +510,7 @@ IMPLEMENTATIONS = tuple(Implementation(name=f.__name__, forward=f, **kernel) for
             "--max-examples",
             "100",
             "--no-contexts",
-        )  # the core, and some drawn; contexts have as long as there is
+        )  # contexts have as long as there is time
         _, document = report(cli, "--impl", f"{path}{name}", "--seed", seed, *cases)
         for verdict in document["verdicts"]:
             del verdict["seconds"], verdict["core"]["building"]
