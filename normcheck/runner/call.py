@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case, without_seed
@@ -53,6 +54,17 @@ _INTERPRETER = re.compile(r"triton/runtime/(interpreter|jit)\.py$|normcheck/impl
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 
+class _WithoutGpu(TorchFunctionMode):
+    """While it is active, what names a GPU gets the CPU. What torch.compile traces is only called."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not torch.compiler.is_compiling():
+            func, args, kwargs = on_cpu.without_gpu(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
 class Unwatched:
     """In place of an arena, for calls whose memory is not watched, such as timed ones. ``beside``: see ``Arena``.
 
@@ -64,7 +76,7 @@ class Unwatched:
         self._for_a_gpu: AbstractContextManager[object] = nullcontext()
 
     def __enter__(self) -> None:
-        self._for_a_gpu = on_cpu.for_a_gpu()
+        self._for_a_gpu = _WithoutGpu() if on_cpu.answers_for_a_gpu() else nullcontext()
         self._for_a_gpu.__enter__()
 
     def __exit__(self, *raised: Any) -> None:

@@ -13,13 +13,11 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from normcheck.errors import UnsupportedCase
 
@@ -98,20 +96,9 @@ def without_gpu(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return function, args, kwargs
 
 
-class _WithoutGpu(TorchFunctionMode):
-    """While it is active, what names a GPU gets the CPU. What torch.compile traces is only called."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if not torch.compiler.is_compiling():
-            func, args, kwargs = without_gpu(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
-def for_a_gpu() -> AbstractContextManager[object]:
-    """Within it a call of code that names a GPU gets the CPU, where ``answer`` answers for one."""
-    return _WithoutGpu() if _STATE.without_gpu else nullcontext()
+def answers_for_a_gpu() -> bool:
+    """Whether ``without_gpu`` changes any call."""
+    return bool(_STATE.without_gpu)
 
 
 def because_of_no_gpu(error: BaseException) -> str:
