@@ -236,6 +236,7 @@ def asked(names: Iterable[str], cases: int = CASES) -> tuple[str, ...]:
         "--dtype",
         "fp32",
         "--allow-thin",
+        "--no-contexts",
         *("--max-examples", str(cases), "--time-budget", "240"),
     )
 
