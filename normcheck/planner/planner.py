@@ -166,7 +166,7 @@ class Planner:
         if sure or not prices.is_new:  # what is far beyond a price that is known is nobody's time
             expected = _STALL * (prices.own.seconds(planned) + prices.little + sure)
             record.stalled = min(record.stalled + max(0.0, seconds - expected), self._limits.most)
-        record.core += min(seconds, _STALL * prices.own.seconds(planned, most=True))
+        record.core += min(seconds, prices.own.seconds(planned, most=True))  # on a busy machine a core has longer
 
     def ahead(self) -> Planned | None:
         """The case at a new shape for another process to run first, None if there is none."""
