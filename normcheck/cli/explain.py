@@ -12,7 +12,6 @@ from normcheck.errors import UsageError, one_line, one_of
 from normcheck.findings import page, summary
 from normcheck.result import KINDS
 
-
 _LINK = re.compile(r"\[([^]\n]+)\]\([\w./-]+\.md\)")
 """A link to another page, of which a terminal shows the text."""
 
@@ -24,7 +23,7 @@ def _kinds(incomplete: str) -> list[str]:
 def explain(
     kind: Annotated[
         str | None,
-        typer.Argument(help="As a report names it, such as out_of_bounds_write. Default: a list.", autocompletion=_kinds),
+        typer.Argument(help="As a report names it, such as mismatch. Default: a list of all.", autocompletion=_kinds),
     ] = None,
 ) -> None:
     """What a kind of finding means, its usual cause, a kernel that shows it and the same one mended."""

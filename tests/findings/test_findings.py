@@ -1,4 +1,4 @@
-"""Every kind of finding has a page, and what a page shows is what happens: its wrong kernel is found, the other is not."""
+"""Every kind of finding has a page, whose wrong kernel is found as this kind and whose mended one is not."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def test_every_command_and_option_that_a_page_names_exists(page: str) -> None:
         if span.startswith("--"):
             assert set(re.findall(r"--[a-z-]+", span)) <= known, f"{span} is in no help of verify, audit or compare"
     lines = [span.removeprefix("normcheck ") for span in spans if re.match(r"normcheck [a-z]", span)]
-    lines += re.findall(r"normcheck ((?:verify|audit|repro|list|explain|tolerances|golden|bench|compare)\b[^`\n]*)", text)
+    lines += re.findall(
+        r"normcheck ((?:verify|audit|repro|list|explain|tolerances|golden|bench|compare)\b[^`\n]*)", text
+    )
     lines += [f"verify {said}" for said in re.findall(r"^ +arguments: (.*)$", text, re.MULTILINE)]
     lines += [line.partition(" ")[2] for line in COMMANDS if line in text]
     for line in lines:
