@@ -6,9 +6,12 @@ prints them as one line, without a traceback.
 
 from __future__ import annotations
 
+import json
+import shlex
 import traceback
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +139,25 @@ def check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> 
     for name in given:
         if name not in known:
             raise UsageError(f"{option}={name}: expected {one_of(known)}")
+
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+"""The folder that this package lies in: a checkout, if it has a pyproject.toml."""
+
+
+def to_install(extra: str) -> str:
+    """The command that installs normcheck with an extra, from where this one came: a checkout, what pip noted as its
+    origin (https://packaging.python.org/specifications/direct-url), else an index.
+    """
+    if (CHECKOUT / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{CHECKOUT}[{extra}]')}"
+    try:
+        origin = json.loads(distribution("normcheck").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    version_control = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+    source = f" @ {version_control}{origin['url']}" if origin else ""
+    return f"pip install {shlex.quote(f'normcheck[{extra}]{source}')}"
 
 
 _EXPECTED = {

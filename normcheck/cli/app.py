@@ -16,6 +16,7 @@ from normcheck.cli import imports
 from normcheck.cli import kernelbot as kernelbot_commands
 from normcheck.cli.compare import compare
 from normcheck.cli.doctor import doctor
+from normcheck.cli.explain import explain
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
 from normcheck.cli.repro import repro
@@ -150,6 +151,9 @@ def list_(
 
 
 app.command()(doctor)
+
+
+app.command()(explain)
 
 
 app.command()(tolerances)

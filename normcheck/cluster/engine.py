@@ -28,7 +28,7 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.cluster.judges import Judges, judged
 from normcheck.cluster.lines import Answer, CellName, Job, answer_of, sent
-from normcheck.errors import NormcheckError, UsageError, error_text, one_line
+from normcheck.errors import NormcheckError, UsageError, error_text, one_line, to_install
 from normcheck.gate import replay
 from normcheck.gate.engine import CellProgress, Order, judge_died
 from normcheck.gate.options import VerifyOptions
@@ -124,7 +124,7 @@ def _slurm(options: VerifyOptions) -> Any:
     try:
         from dask_jobqueue.slurm import SLURMCluster
     except ImportError:
-        raise UsageError("scheduler=slurm: expected dask-jobqueue; pip install 'normcheck[cluster]'") from None
+        raise UsageError(f"scheduler=slurm: expected dask-jobqueue; {to_install('cluster')}") from None
     try:
         cluster = SLURMCluster()
     except (ValueError, TypeError, OSError) as error:

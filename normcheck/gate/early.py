@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from normcheck.errors import UsageError, one_line, one_of
+from normcheck.errors import UsageError, one_line, one_of, to_install
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls import discovery
 from normcheck.reports.report import formats
@@ -21,7 +21,7 @@ def looked_at(options: VerifyOptions) -> None:
         targets_of(options)
     shard_parts(options.shard)
     if options.scheduler and find_spec("distributed") is None:
-        raise UsageError(f"scheduler={options.scheduler}: expected distributed; pip install 'normcheck[cluster]'")
+        raise UsageError(f"scheduler={options.scheduler}: expected distributed; {to_install('cluster')}")
     known = discovery.implementations()
     if all(spec in known for spec in options.impl) and "require" not in options.from_config:
         required(options.require, options.impl or tuple(known))

@@ -23,7 +23,7 @@ from typing import TextIO
 import torch
 from rich.console import Console
 
-from normcheck.errors import ExitCode, NormcheckError, UsageError, error_text, one_line
+from normcheck.errors import ExitCode, NormcheckError, UsageError, error_text, one_line, to_install
 from normcheck.gate.decision import concluded, terms_of
 from normcheck.gate.early import targets_of
 from normcheck.gate.options import VerifyOptions
@@ -47,7 +47,7 @@ _NAMED = 3
 def watched(options: VerifyOptions) -> tuple[str, ...]:
     """The folders of the files under test. Raises UsageError if there is none, or if nothing can watch them."""
     if find_spec("watchfiles") is None:
-        raise UsageError("watch: expected watchfiles; pip install 'normcheck[watch]'")
+        raise UsageError(f"watch: expected watchfiles; {to_install('watch')}")
     folders = dict.fromkeys(filter(None, map(_folder, options.impl)))
     if not folders:
         raise UsageError("watch: expected --impl with a file of yours, such as mine.py; nothing else changes")

@@ -66,6 +66,7 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
     put_lines(console, finding.advice, indent=2, label="Advice: ", style="cyan")
     if finding.case:
         put(console, "Case: ", finding.case, indent=2, wrap=False)
+    put(console, "Meaning: ", f"normcheck explain {short(finding.kind)}", wrap=False)
     if finding.explain:
         put(console, "Explain: ", finding.explain, wrap=False)
     if finding.reproduce:

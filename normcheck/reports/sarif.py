@@ -61,7 +61,8 @@ def plain(text: str) -> str:
 def _rule(name: str) -> Json:
     title = TITLES.get(name, name.replace("_", " ")).replace("{output}", "an output")
     text = {"text": plain(f"The implementation {title}." if "output" not in title else f"{title.capitalize()}.")}
-    return {"id": name, "shortDescription": text, "defaultConfiguration": {"level": "error"}}
+    rule: Json = {"id": name, "shortDescription": text, "defaultConfiguration": {"level": "error"}}
+    return {**rule, "help": {"text": f"normcheck explain {name}"}} if name in KINDS else rule
 
 
 def _invocation(run: SweepResult) -> Json:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
-from normcheck.errors import UsageError, one_line, one_of
+from normcheck.errors import UsageError, one_line, one_of, to_install
 from normcheck.files import resolved
 
 
@@ -49,9 +49,7 @@ def targets(
             )
         missing = [module for module in needs.get(name, ()) if find_spec(module) is None]
         if missing:
-            raise UsageError(
-                f"report={one_line(text, 200)}: expected {' and '.join(missing)}; pip install 'normcheck[plot]'"
-            )
+            raise UsageError(f"report={one_line(text, 200)}: expected {' and '.join(missing)}; {to_install('plot')}")
         found.append(Target(name, path))
     if sum(target.path == "-" for target in found) > 1:
         raise UsageError("report=...:-: expected at most one report on standard output")

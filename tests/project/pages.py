@@ -11,6 +11,14 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 
+FINDINGS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "normcheck" / "findings").glob("*.md"))
+}
+"""The page of each kind of finding; ``tests/findings`` runs what they show."""
+
+ALL = {**PAGES, **FINDINGS}
+
 SHELL = re.compile(r"^(?:<!-- ([^\n]*) -->\n)?```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """A block of commands, and the mark before it: ``ci`` or ``not run: WHY``; without one its commands are run here."""
 

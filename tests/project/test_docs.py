@@ -19,7 +19,7 @@ from normcheck.cli.app import app
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from normcheck.result import KINDS
-from tests.project.pages import BLOCKS, COMMANDS, PAGES, ROOT, prose
+from tests.project.pages import ALL, BLOCKS, COMMANDS, PAGES, ROOT, prose
 
 
 def test_four_commands_are_marked_for_ci() -> None:
@@ -67,16 +67,18 @@ def options(words: list[str]) -> tuple[str, set[str]]:
     return name, {"--help", *(o for parameter in shown for o in (*parameter.opts, *parameter.secondary_opts))}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL)
 def test_every_command_and_option_that_a_page_names_exists(page: str) -> None:
-    text = PAGES[page]
+    text = ALL[page]
     spans = re.findall(r"`([^`]+)`", " ".join(prose(text).split()))
     known = options(["verify"])[1] | options(["audit"])[1] | options(["compare"])[1]
     for span in spans:
         if span.startswith("--"):
             assert set(re.findall(r"--[a-z-]+", span)) <= known, f"{span} is in no help of verify, audit or compare"
     lines = [span.removeprefix("normcheck ") for span in spans if re.match(r"normcheck [a-z]", span)]
-    lines += re.findall(r"normcheck ((?:verify|audit|repro|list|tolerances|golden|bench|compare)\b[^`\n]*)", text)
+    lines += re.findall(
+        r"normcheck ((?:verify|audit|repro|list|explain|tolerances|golden|bench|compare)\b[^`\n]*)", text
+    )
     lines += [f"verify {said}" for said in re.findall(r"^ +arguments: (.*)$", text, re.MULTILINE)]
     lines += [line.partition(" ")[2] for line in COMMANDS if line in text]
     for line in lines:
@@ -98,10 +100,10 @@ def slug(heading: str) -> str:
 
 
 def links(page: str) -> set[str]:
-    return {link for link in re.findall(r"\]\(([^)\s]+)\)", prose(PAGES[page])) if "://" not in link}
+    return {link for link in re.findall(r"\]\(([^)\s]+)\)", prose(ALL[page])) if "://" not in link}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL)
 def test_every_link_resolves(page: str) -> None:
     for link in links(page):
         target, _, anchor = link.partition("#")
@@ -112,21 +114,21 @@ def test_every_link_resolves(page: str) -> None:
 
 
 def test_every_page_is_linked_from_another() -> None:
-    linked = {((ROOT / page).parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)}
-    assert [page for page in PAGES if page != "README.md" and (ROOT / page).resolve() not in linked] == []
+    linked = {((ROOT / page).parent / link.partition("#")[0]).resolve() for page in ALL for link in links(page)}
+    assert [page for page in ALL if page != "README.md" and (ROOT / page).resolve() not in linked] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL)
 def test_every_path_that_a_page_names_exists(page: str) -> None:
     rooms = [path.name for path in (ROOT / "normcheck").iterdir() if path.is_dir()]
-    for path in re.findall(r"`([\w.]+/(?:[\w.-]+/)*(?:[\w-]+\.\w+)?)`", PAGES[page]):
+    for path in re.findall(r"`([\w.]+/(?:[\w.-]+/)*(?:[\w-]+\.\w+)?)`", ALL[page]):
         first = path.partition("/")[0]
         if (ROOT / first).is_dir() or first in rooms:
             found = [(base / path).exists() for base in (ROOT, ROOT / "normcheck")]
             assert any(found) or "NAME" in path, path
     files = {path.name for folder in ("normcheck", "tests") for path in (ROOT / folder).rglob("*.py")}
-    invented = r"my.*|mine|vacuous|FILE"
-    for name in re.findall(rf"`(?!(?:{invented})\.py)([\w-]+\.py)`", PAGES[page]):
+    invented = r"my.*|mine|vacuous|FILE|wrong"
+    for name in re.findall(rf"`(?!(?:{invented})\.py)([\w-]+\.py)`", ALL[page]):
         assert name in files, name
 
 
@@ -149,7 +151,7 @@ def test_every_recipe_that_the_audit_page_names_exists() -> None:
 
 def test_every_kind_of_finding_is_explained() -> None:
     page = PAGES["docs/what-no-comparison-sees.md"]
-    assert {kind for kind in KINDS if f"`{kind}`" in page} == set(KINDS)
+    assert {kind for kind in KINDS if f"[`{kind}`](../normcheck/findings/{kind}.md)" in page} == set(KINDS)
 
 
 def test_every_kind_of_data_and_every_layout_is_explained() -> None:

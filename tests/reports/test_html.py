@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from normcheck.errors import UsageError
+from normcheck.errors import UsageError, to_install
 from normcheck.reports import html, json_reader
 from normcheck.reports import json as json_report
 from normcheck.reports._svg import LINES, figure, inline, pieces
@@ -283,5 +283,5 @@ def test_a_report_without_what_draws_it_is_refused_at_once(cli: Cli, monkeypatch
     monkeypatch.setattr(targets, "find_spec", lambda name: None)
     done = cli("verify", "--op", "rmsnorm", "--report", "html:out.html")
     assert done.code == 2
-    assert "report=html:out.html: expected jinja2 and matplotlib; pip install 'normcheck[plot]'" in done.err
+    assert f"report=html:out.html: expected jinja2 and matplotlib; {to_install('plot')}" in done.err
     assert json.dumps(done.out) == '""'
