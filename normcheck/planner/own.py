@@ -11,7 +11,7 @@ RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 """Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
 
 FAST = 0.03
-"""Seconds of a call with which some 250 cases fit into any time: then nobody need ask what is building."""
+"""Seconds of a call with which some 340 cases fit into any time: then nobody need ask what is building."""
 
 _JUDGING_SECONDS = {"cpu": 1e-6, "cuda": 2e-8}  # for an element, at most
 _AT_HOME_SECONDS = 1e-7  # the same for a small case of a GPU's kernel, which a CPU judges
