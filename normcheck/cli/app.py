@@ -18,6 +18,7 @@ from normcheck.cli.compare import compare
 from normcheck.cli.doctor import doctor
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
+from normcheck.cli.output import lasting
 from normcheck.cli.repro import repro
 from normcheck.cli.reward import reward
 from normcheck.cli.tolerances import tolerances
@@ -174,6 +175,13 @@ def _callback(
 
 def main() -> None:
     """Entry point of the console script: an error raised on purpose becomes one line on standard error and its code."""
+    sys.stderr = lasting(sys.stderr)
+    sys.stdout = lasting(
+        sys.stdout,
+        lambda: _complain(
+            "standard output was closed before the end: nobody reads what follows; reports that are files have it"
+        ),
+    )
     try:
         code = app(prog_name="normcheck", standalone_mode=False)  # also as python -m normcheck
     except NormcheckError as error:
@@ -189,11 +197,6 @@ def main() -> None:
             code = NormcheckError.exit_code
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except SystemExit as left:  # Click exits with 1, which here means a finding, if standard output was closed
-        if not isinstance(left.__context__, BrokenPipeError):
-            raise
-        _complain("standard output was closed before the end: expected a reader until then; reports may be missing")
-        code = NormcheckError.exit_code
     sys.exit(code or 0)
 
 

@@ -99,7 +99,10 @@ def test_what_raises_while_a_result_is_taken_is_not_the_kernels(name: str) -> No
     adding = Implementation(name="mine", op="fused_add_rmsnorm", forward=overwriting, overwrites=("x", "residual"))
     case = case_of("fused_add_rmsnorm fp32 M=3 N=8 seed=1 bias=none")
     inputs = make(case, OPS[case.op], "cpu")
-    with patch(name, fails()), pytest.raises(ItselfFailed, match=r"normcheck itself failed: RuntimeError.*call\.py:\d+"):
+    with (
+        patch(name, fails()),
+        pytest.raises(ItselfFailed, match=r"normcheck itself failed: RuntimeError.*call\.py:\d+"),
+    ):
         call.forward(adding, case, inputs, Unwatched())
 
 
