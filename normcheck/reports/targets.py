@@ -89,4 +89,3 @@ def unwritten(target: Target, write: Callable[[], None]) -> str:
     except OSError as error:
         return f"{target.shown}: it cannot be written: {error.strerror or error}"
     return ""
-
