@@ -96,10 +96,11 @@ def audit(given: Given) -> None:
     2 wrong command line; 3 normcheck itself failed; 5 nothing was exercised; 130 interrupted. With --recipe, 0
     whatever it misses.
     """
+    checked = built(AuditOptions, given)
     with imports.at_once():
         from normcheck.audit.run import audit as run_audit
 
-    raise typer.Exit(run_audit(built(AuditOptions, given), tuple(sys.argv[1:])))
+    raise typer.Exit(run_audit(checked, tuple(sys.argv[1:])))
 
 
 @app.command()
@@ -110,10 +111,14 @@ def bench(given: Given) -> None:
     Exit code: 0 measured; 1 a finding, which gets no number; 2 wrong command line; 3 normcheck itself failed; 5 nothing
     was measured; 130 interrupted.
     """
+    from normcheck.bench.early import looked_at
+
+    checked = built(BenchOptions, given)
+    looked_at(checked)
     with imports.at_once():
         from normcheck.bench.run import bench as run_bench
 
-    raise typer.Exit(run_bench(built(BenchOptions, given), tuple(sys.argv[1:])))
+    raise typer.Exit(run_bench(checked, tuple(sys.argv[1:])))
 
 
 app.command()(compare)
