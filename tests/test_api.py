@@ -173,7 +173,7 @@ def test_mistakes(fn: Any, options: dict[str, Any], expected: str) -> None:
 def test_options_are_those_of_the_command_line() -> None:
     declared = get_type_hints(VerifyOptions)
     assert get_type_hints(Options) == {name: declared[name] for name in Options.__annotations__}
-    with pytest.raises(TypeError, match="workers: expected one of profile, "):
+    with pytest.raises(TypeError, match="workers: expected one of op, dtypes, case, profile, "):
         normcheck.verify(rms, op="rmsnorm", workers=2)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match=r"seed=1\.5: expected an integer"):
         normcheck.verify(rms, op="rmsnorm", seed=1.5)  # type: ignore[arg-type]

@@ -410,7 +410,7 @@ def test_a_fault_of_normcheck_itself(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_report_that_cannot_be_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.reports.targets._writable", lambda path: True)
+    monkeypatch.setattr("normcheck.reports.targets.writable", lambda path: True)
     done = cli("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:missing/out.json")
     assert done.code not in (0, 1)
     line = done.out.rstrip().splitlines()[-1]  # which is read alone
