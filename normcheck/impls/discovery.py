@@ -120,7 +120,8 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
         return (validated(target, spec),)
     if not callable(target):
         names = [i.name for i in declared] or [n for n, value in vars(module).items() if _of_file(value, module)]
-        raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
+        there = one_line(", ".join(names), 300) or "no function or class is"
+        raise UsageError(f"impl={spec}: expected the name of what is in {location}: {there}")
     op_names = op_names or tuple(op for op in OPS if op == name)
     if not op_names:
         raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(OPS)} with it")

@@ -358,6 +358,12 @@ def test_what_is_no_file(cli: Cli, tmp_path: Path, name: str) -> None:
     assert f"impl={name}: {LINKS[name]}" in complaint(cli("verify", "--impl", name, "--op", "rmsnorm"))
 
 
+def test_a_file_without_functions_has_none_to_name(cli: Cli, written: Callable[..., str]) -> None:
+    path = written("x = 1")
+    said = complaint(cli("verify", "--impl", f"{path}:rmsnorm", "--op", "rmsnorm", "--no-isolation"))
+    assert said.endswith(f"expected the name of what is in {path}: no function or class is\n")
+
+
 def test_a_class_that_is_spelt_wrong(cli: Cli, written: Callable[..., str]) -> None:
     """What is imported is not offered: of this file, somebody means the class."""
     path = written("from pathlib import Path\nclass LlamaNorm: ...\ndef rms(x, weight, eps): ...\n")
