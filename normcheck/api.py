@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -85,22 +86,27 @@ def assert_conforms(
     allow_thin: bool = False,
     **options: Unpack[Options],
 ) -> None:
-    """Raise AssertionError, with the terminal report as its message, unless ``fn`` was checked and passes.
+    """Raise AssertionError unless ``fn`` was checked and passes. Its message is the terminal report, the last line of
+    it first, since a summary of tests shows only the first line of a message.
 
     Arguments are those of ``verify``. ``allow_thin`` accepts a pass without all of the core, as with few
     ``max_examples``. Raises UsageError for wrong arguments.
     """
     __tracebackhide__ = True
-    run = _run(fn, op, case, _options(dtypes, {**options, "allow_thin": allow_thin}))
+    run = _run(fn, op, case, _options(dtypes, options, allow_thin=allow_thin))
     if run.exit_code:
         stream = io.StringIO()
         terminal.render(run, terminal.console_for(stream, width=100))
-        raise AssertionError("\n" + stream.getvalue().rstrip())
+        report, _, outcome = stream.getvalue().strip("\n").rpartition("\n")
+        raise AssertionError(f"{outcome}\n\n{report.rstrip()}")
 
 
-def _options(dtypes: str | Sequence[str], given: Mapping[str, Any]) -> VerifyOptions:
-    for name in given.keys() - Options.__annotations__.keys() - {"allow_thin"}:
-        raise TypeError(f"{name}: expected {one_of(Options.__annotations__)}")
+def _options(dtypes: str | Sequence[str], given: Mapping[str, Any], **own: bool) -> VerifyOptions:
+    """Checked options. ``own``: those of one function that the other does not take."""
+    names = ("op", "dtypes", "case", *own, *Options.__annotations__)
+    for name in given.keys() - set(names):
+        meant = [f"did you mean {near}? " for near in get_close_matches(name, names, 1)]
+        raise TypeError(f"{name}: {''.join(meant)}expected {one_of(names)}")
     several = isinstance(dtypes, list | tuple) and dtypes and all(isinstance(dtype, str) for dtype in dtypes)
     if not several and not isinstance(dtypes, str):
         raise UsageError(f"dtypes={shown(dtypes)}: expected {one_of(DTYPES)}, or a list of them")
@@ -108,7 +114,7 @@ def _options(dtypes: str | Sequence[str], given: Mapping[str, Any]) -> VerifyOpt
         raise UsageError(f"profile=soak: expected {one_of(PROMISING)}; it ends by Ctrl-C, and no test suite does")
     wanted = tuple(dict.fromkeys(map(named, (dtypes,) if isinstance(dtypes, str) else dtypes)))
     check_names("dtypes", wanted, DTYPES)
-    return built(VerifyOptions, {**given, "dtype": wanted, "isolation": False})
+    return built(VerifyOptions, {**given, **own, "dtype": wanted, "isolation": False})
 
 
 def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:

@@ -48,6 +48,33 @@ def resolved(path: str) -> str:
         return path
 
 
+def writable(path: str) -> bool:
+    """Whether a file can be written at ``path``: by trying, since modes do not say it of /proc, or of a full disk.
+
+    What is there keeps its content, and what was not is not there afterwards.
+    """
+    try:
+        if os.path.isfile(path):
+            open(path, "ab").close()
+        elif os.path.exists(path):  # such as /dev/null, or a pipe
+            return not os.path.isdir(path) and os.access(path, os.W_OK)
+        else:
+            place = os.path.realpath(path)  # a link may lead to what is not there yet
+            os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+            os.unlink(place)
+    except (OSError, ValueError):  # also a name that no file can have
+        return False
+    return True
+
+
+def _takes_folders(folder: Path) -> bool:
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".normcheck-", dir=folder))
+    except OSError:
+        return False
+    return True
+
+
 def refuse_existing(folder: Path, option: str = "out") -> None:
     """Raise UsageError if ``folder`` exists, or if the nearest existing folder above it is not writable.
 
@@ -58,7 +85,7 @@ def refuse_existing(folder: Path, option: str = "out") -> None:
         if os.path.lexists(folder):
             raise UsageError(f"{named}: exists; expected a new folder, so remove it first")
         around = next(parent for parent in folder.resolve().parents if os.path.lexists(parent))
-        if not around.is_dir() or not os.access(around, os.W_OK):
+        if not _takes_folders(around):
             where = one_line(str(around), 200)
             raise UsageError(f"{named}: expected a folder around it that is writable, {where} is not")
     except (OSError, ValueError):  # a name that no file can have

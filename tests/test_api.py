@@ -68,7 +68,8 @@ def test_few_cases_do_not_conform_unless_that_is_meant() -> None:
     message = " ".join(str(raised.value).split())
     assert re.search(r"core not finished, 12 of \d+ cases ran \(max_examples=12\): no ", message)
     assert "; raise max_examples, or let it pass by allow_thin=True quick" in message
-    assert message.endswith(". Next: raise max_examples") and "--" not in message
+    assert message.startswith("THIN ") and "--" not in message
+    assert str(raised.value).splitlines()[0].endswith(". Next: raise max_examples")
     normcheck.assert_conforms(rms, op="rmsnorm", dtypes="fp16", allow_thin=True, **FEW)
     with pytest.raises(AssertionError, match="y is wrong"):
         normcheck.assert_conforms(wrong, op="rmsnorm", dtypes="fp16", allow_thin=True, **FEW)
@@ -82,8 +83,23 @@ def test_the_terminal_block_is_the_message() -> None:
     assert "Worst element at index" in message
     file = os.path.relpath(__file__)
     assert f"Reproduce: normcheck repro {file}:wrong 'rmsnorm fp16 M=" in message
-    assert message.splitlines()[-1].startswith("FAIL  1 of 1 cell failed: rmsnorm/wrong fp16 (y)")
+    outcome, blank, cell, *_ = message.splitlines()  # a summary of tests shows the first
+    assert outcome.startswith("FAIL  1 of 1 cell failed: rmsnorm/wrong fp16 (y)")
+    assert (blank, cell[:5], message.count(outcome)) == ("", "FAIL ", 1)
     assert "\x1b" not in message
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("dtype", "dtypes"), ("max_example", "max_examples"), ("ops", "op")])
+def test_an_argument_that_is_spelt_wrong(typed: str, meant: str) -> None:
+    given: Any = {typed: "fp16"}
+    with pytest.raises(
+        TypeError, match=f"^{typed}: did you mean {meant}\\? expected one of op, dtypes, case, allow_thin, "
+    ):
+        normcheck.assert_conforms(rms, **given)
+    with pytest.raises(
+        TypeError, match=f"^{typed}: did you mean {meant}\\? expected one of op, dtypes, case, profile, "
+    ):
+        normcheck.verify(rms, **given)
 
 
 def test_a_closure_is_reproduced_from_python() -> None:
@@ -157,7 +173,7 @@ def test_mistakes(fn: Any, options: dict[str, Any], expected: str) -> None:
 def test_options_are_those_of_the_command_line() -> None:
     declared = get_type_hints(VerifyOptions)
     assert get_type_hints(Options) == {name: declared[name] for name in Options.__annotations__}
-    with pytest.raises(TypeError, match="workers: expected one of profile, "):
+    with pytest.raises(TypeError, match="workers: expected one of op, dtypes, case, profile, "):
         normcheck.verify(rms, op="rmsnorm", workers=2)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match=r"seed=1\.5: expected an integer"):
         normcheck.verify(rms, op="rmsnorm", seed=1.5)  # type: ignore[arg-type]

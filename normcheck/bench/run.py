@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from rich.console import Console
 
-from normcheck.bench import files, judge, plot
+from normcheck.bench import files, judge
 from normcheck.bench import report as report
 from normcheck.bench.ahead import compile_all, jobs_of
 from normcheck.bench.calls import copy_times, reusable_graphs, times_of
-from normcheck.bench.options import FORMATS, BenchOptions
+from normcheck.bench.early import targets_of
+from normcheck.bench.options import BenchOptions
 from normcheck.bench.plan import cells_of, suite_for
 from normcheck.bench.speed import BACKWARD, ERROR, FAIL, MEASURED, SKIP, Bench, Point, Speed, Times
 from normcheck.bench.suites import Suite
@@ -31,8 +32,7 @@ from normcheck.errors import Broken, ExitCode, UnsupportedCase, UsageError, itse
 from normcheck.gate import decision
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls._cudnn_shelf import shelf
-from normcheck.reports._page import NEEDS
-from normcheck.reports.targets import screen, targets
+from normcheck.reports.targets import screen
 from normcheck.result import Finding
 from normcheck.runner.call import refusal
 from normcheck.runner.device import device_for
@@ -49,9 +49,7 @@ def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
     if options.suite == judge.SUITE:
         return judge.bench(options, argv)
     begun = time.perf_counter()
-    report_targets = targets(options.report, FORMATS, needs={"png": ("matplotlib",), "html": NEEDS})
-    if any(target.format == "png" for target in report_targets):
-        plot.check(target.path for target in report_targets if target.format == "png")
+    report_targets = targets_of(options)
     device = device_for(options.device)
     suite = suite_for(options, device)
     cells = cells_of(options, suite, device)

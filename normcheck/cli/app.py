@@ -19,6 +19,7 @@ from normcheck.cli.doctor import doctor
 from normcheck.cli.explain import explain
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
+from normcheck.cli.output import lasting
 from normcheck.cli.repro import repro
 from normcheck.cli.reward import reward
 from normcheck.cli.tolerances import tolerances
@@ -96,10 +97,11 @@ def audit(given: Given) -> None:
     2 wrong command line; 3 normcheck itself failed; 5 nothing was exercised; 130 interrupted. With --recipe, 0
     whatever it misses.
     """
+    checked = built(AuditOptions, given)
     with imports.at_once():
         from normcheck.audit.run import audit as run_audit
 
-    raise typer.Exit(run_audit(built(AuditOptions, given), tuple(sys.argv[1:])))
+    raise typer.Exit(run_audit(checked, tuple(sys.argv[1:])))
 
 
 @app.command()
@@ -110,10 +112,14 @@ def bench(given: Given) -> None:
     Exit code: 0 measured; 1 a finding, which gets no number; 2 wrong command line; 3 normcheck itself failed; 5 nothing
     was measured; 130 interrupted.
     """
+    from normcheck.bench.early import looked_at
+
+    checked = built(BenchOptions, given)
+    looked_at(checked)
     with imports.at_once():
         from normcheck.bench.run import bench as run_bench
 
-    raise typer.Exit(run_bench(built(BenchOptions, given), tuple(sys.argv[1:])))
+    raise typer.Exit(run_bench(checked, tuple(sys.argv[1:])))
 
 
 app.command()(compare)
@@ -178,6 +184,13 @@ def _callback(
 
 def main() -> None:
     """Entry point of the console script: an error raised on purpose becomes one line on standard error and its code."""
+    sys.stderr = lasting(sys.stderr)
+    sys.stdout = lasting(
+        sys.stdout,
+        lambda: _complain(
+            "standard output was closed before the end: nobody reads what follows; reports that are files have it"
+        ),
+    )
     try:
         code = app(prog_name="normcheck", standalone_mode=False)  # also as python -m normcheck
     except NormcheckError as error:
@@ -193,11 +206,6 @@ def main() -> None:
             code = NormcheckError.exit_code
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except SystemExit as left:  # Click exits with 1, which here means a finding, if standard output was closed
-        if not isinstance(left.__context__, BrokenPipeError):
-            raise
-        _complain("standard output was closed before the end: expected a reader until then; reports may be missing")
-        code = NormcheckError.exit_code
     sys.exit(code or 0)
 
 

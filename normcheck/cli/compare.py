@@ -29,7 +29,10 @@ def compare(
     wrong command line, or an interpreter that cannot run B; 3 normcheck itself failed; 5 nothing was compared; 130
     interrupted.
     """
+    from normcheck.compare.early import looked_at
+
     checked = built(CompareOptions, given)
+    looked_at(a, b, checked)
     from normcheck.isolation.forkserver import start_early
 
     start_early(checked.device)

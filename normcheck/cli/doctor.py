@@ -290,6 +290,7 @@ _HELD = (
     ),
     ("rights", "a kernel has no right of root", "a kernel has rights of root", "run it as a user, not as root"),
     ("programs", "a kernel starts no program with more rights", "a kernel can start sudo and the like", _NO_LANDLOCK),
+    ("spaces", "a kernel makes no namespace in which it is root", "a kernel can be root in a namespace of its own", ""),
 )
 """What the sandbox should hold: field of ``sandbox.Reach``, if it does, if it does not, and what to do then."""
 

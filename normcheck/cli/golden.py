@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,13 +33,19 @@ def record(
     Exit code: 0 recorded, and all of it holds; 1 recorded, and some of it does not hold; 2 wrong command line, or
     --out exists; 3 normcheck itself failed; 5 nothing ran and nothing was written.
     """
-    if given["isolation"]:
+    from normcheck.files import refuse_existing
+    from normcheck.gate.early import looked_at
+
+    checked = built(VerifyOptions, given)
+    looked_at(checked)
+    refuse_existing(Path(out))
+    if checked.isolation:
         from normcheck.isolation.forkserver import start_early
 
-        start_early(given["device"])
+        start_early(checked.device)
     from normcheck.golden import run
 
-    raise typer.Exit(run.record(built(VerifyOptions, given), out, tuple(sys.argv[1:])))
+    raise typer.Exit(run.record(checked, out, tuple(sys.argv[1:])))
 
 
 @app.command(name="verify")
@@ -50,6 +57,9 @@ def verify(
     Exit code: 0 all of them hold; 1 some do not; 2 a folder is no record, or was changed; 3 normcheck itself failed; 5
     nothing was checked.
     """
+    from normcheck.golden.early import looked_at
+
+    looked_at(folders)
     from normcheck.golden import run
 
     raise typer.Exit(run.verify(folders, tuple(sys.argv[1:])))
@@ -65,6 +75,9 @@ def diff(
     Exit code: 0 the same bits; 1 something moved, or is in one of them only; 2 a folder is no record, or was changed;
     3 normcheck itself failed; 5 they have no case in common.
     """
+    from normcheck.golden.early import looked_at
+
+    looked_at((a, b))
     from normcheck.golden import run
 
     raise typer.Exit(run.diff(a, b))

@@ -16,7 +16,8 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.compare import report
-from normcheck.compare.options import FORMATS, CompareOptions
+from normcheck.compare.early import targets_of
+from normcheck.compare.options import CompareOptions
 from normcheck.compare.pair import Both, Progress, bare, compared
 from normcheck.compare.results import ERROR, OUTSIDE, Compared, Pair
 from normcheck.errors import UsageError, itself_failed, one_line, one_of
@@ -27,7 +28,7 @@ from normcheck.isolation import interpreter
 from normcheck.isolation.select import select_apart
 from normcheck.oracle.judging import PLAIN
 from normcheck.reports import terminal
-from normcheck.reports.targets import screen, targets, written
+from normcheck.reports.targets import screen, written
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment
 from normcheck.runner.interruption import interruptible
@@ -36,8 +37,7 @@ from normcheck.runner.interruption import interruptible
 def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> int:
     """Compare the implementations that ``a`` and ``b`` name; returns the exit code. Raises UsageError."""
     begun = time.perf_counter()
-    own_files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in (a, b)]
-    report_targets = targets(options.report, FORMATS, [*own_files, options.interpreter])
+    report_targets = targets_of(a, b, options)
     lines = [parsed(line) for line in options.case]
     python = interpreter.found(options.interpreter) if options.interpreter else ""
     device = device_for(options.device)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from normcheck.errors import UsageError, one_line, one_of, to_install
+from normcheck.files import writable
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls import discovery
 from normcheck.reports.report import formats
@@ -19,6 +20,8 @@ def looked_at(options: VerifyOptions) -> None:
         discovery.looked_at(spec, options.op)
     if options.report:
         targets_of(options)
+    if options.trace and not writable(options.trace):
+        raise UsageError(f"trace={one_line(options.trace, 200)}: expected a path of a file that can be written")
     shard_parts(options.shard)
     if options.scheduler and find_spec("distributed") is None:
         raise UsageError(f"scheduler={options.scheduler}: expected distributed; {to_install('cluster')}")

@@ -8,6 +8,7 @@ no more than its last round.
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], en
     console = terminal.console_for(stream)
     rounds: dict[CellKey, list[Verdict]] = {cell.key: [] for cell in plan.cells}
     number, goes_on = 0, True
-    with suppress(KeyboardInterrupt), interruptible():  # also between two rounds
+    with suppress(KeyboardInterrupt), interruptible(signal.SIGINT):  # also between two rounds
         while goes_on and (left := _left(plan, rounds, options.max_examples)):
             goes_on = _round(replace(left, seed=plan.seed + number), rounds, stream, options, terms, engine)
             number += goes_on

@@ -38,6 +38,7 @@ from normcheck.reports._failure import put_failure
 from normcheck.reports._text import put
 from normcheck.reports.targets import screen
 from normcheck.result import Verdict
+from normcheck.runner.interruption import interruptible
 
 _SUFFIXES = (".py", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml")
 _PATIENCE_SECONDS = 1.0  # for a case that is under way when a file is saved
@@ -158,7 +159,7 @@ def watch(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -
     stream = screen(targets_of(options))
     console = terminal.console_for(stream)
     code = int(ExitCode.INTERRUPTED)
-    with TemporaryDirectory(prefix="normcheck-watch-") as kept, Saves(folders) as saves:
+    with TemporaryDirectory(prefix="normcheck-watch-") as kept, Saves(folders) as saves, interruptible(signal.SIGINT):
         options = options if options.database else replace(options, database=kept)
         try:
             while True:

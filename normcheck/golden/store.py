@@ -8,7 +8,6 @@ manifest names.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError, one_line, shown
 from normcheck.files import contents, write_new
 from normcheck.golden import manifest as text
+from normcheck.golden.early import names_in
 from normcheck.golden.manifest import Manifest, key_of
 from normcheck.golden.schema import Record, geometries
 
@@ -27,7 +27,6 @@ MOST_BYTES = 1 << 26
 """The largest total of a record's files of tensors: 64 MiB. Records of ours should stay under 5 MB."""
 
 _EXPECTED = "; expected the file as it was recorded: copy or record it again"
-_MOST_FILES = 80  # of a folder: reading stops there
 
 
 def write(record: Record, folder: Path) -> int:
@@ -69,7 +68,7 @@ def _file_of(implementation: str, record: Record) -> str:
 
 def read(folder: Path) -> Record:
     """The record in ``folder``. Raises UsageError, with the name of the file, for anything wrong with it."""
-    names = _names(folder)
+    names = names_in(folder)
     if text.NAME not in names:
         raise UsageError(
             f"golden={_shown(folder)}: {text.NAME} is missing; expected a folder of normcheck golden record"
@@ -85,17 +84,6 @@ def read(folder: Path) -> Record:
     for file, tensors in loaded.items():
         _check_tensors(manifest, file, tensors, f"golden={_shown(folder / file)}")
     return text.with_tensors(manifest, loaded)
-
-
-def _names(folder: Path) -> set[str]:
-    try:
-        with os.scandir(folder) as entries:
-            names = {entry.name for entry, _ in zip(entries, range(_MOST_FILES), strict=False)}
-    except (OSError, ValueError):
-        raise UsageError(f"golden={_shown(folder)}: expected a folder of normcheck golden record") from None
-    if len(names) == _MOST_FILES:
-        raise UsageError(f"golden={_shown(folder)}: has too many files; expected those of normcheck golden record")
-    return names
 
 
 def _content(path: Path, most: int) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
+import stat
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,6 +94,8 @@ def _parts(spec: str) -> tuple[str, str]:
     if not colon or spec.endswith(".py"):
         location, name = spec, ""
     if not (name or location.endswith(".py")):
+        if os.path.isdir(location):
+            raise UsageError(f"impl={spec}: is a folder, expected a Python file in it: FILE.py or FILE.py:NAME")
         forms = "a known name (" + ", ".join(implementations()) + "), FILE.py, FILE.py:NAME or MODULE:NAME"
         raise UsageError(f"impl={spec}: expected {forms}")
     return location, name
@@ -115,8 +119,9 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
     if isinstance(target, Implementation):
         return (validated(target, spec),)
     if not callable(target):
-        names = [i.name for i in declared] or [n for n, f in vars(module).items() if inspect.isfunction(f)]
-        raise UsageError(f"impl={spec}: expected the name of what is in {location}: {one_line(', '.join(names), 300)}")
+        names = [i.name for i in declared] or [n for n, value in vars(module).items() if _of_file(value, module)]
+        there = one_line(", ".join(names), 300) or "no function or class is"
+        raise UsageError(f"impl={spec}: expected the name of what is in {location}: {there}")
     op_names = op_names or tuple(op for op in OPS if op == name)
     if not op_names:
         raise UsageError(f"op is missing: impl={spec} names a function; expected --op {'|'.join(OPS)} with it")
@@ -224,6 +229,11 @@ def validated(item: object, spec: str) -> Implementation:
     return replace(item, dtypes=tuple(map(named, item.dtypes)))
 
 
+def _of_file(value: object, module: ModuleType) -> bool:
+    """Whether somebody may mean ``value`` by a name in ``module``: a function, or a class that is defined there."""
+    return inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == module.__name__)
+
+
 def _is_shape(shape: object) -> bool:
     if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(n, int) and n >= 1 for n in shape):
         return False
@@ -236,11 +246,14 @@ def _is_eps(eps: object) -> bool:
 
 def _require_file(path: Path) -> None:
     try:
-        found = path.is_file()
-    except (OSError, ValueError):  # no file can have this name
-        found = False
-    if not found:
-        raise UsageError(f"impl={str(path)[:200]}: no such file, expected the path of a Python file")
+        mode = path.stat().st_mode
+        wrong = "" if stat.S_ISREG(mode) else "is a folder" if stat.S_ISDIR(mode) else "is no regular file"
+    except (FileNotFoundError, ValueError):  # no file can have this name
+        wrong = "no such file"
+    except OSError as error:  # a circle of links, a folder that may not be read
+        wrong = (error.strerror or "no such file").lower()
+    if wrong:
+        raise UsageError(f"impl={str(path)[:200]}: {wrong}, expected the path of a Python file")
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -287,5 +300,7 @@ def _error_line(error: BaseException) -> str:
     from normcheck.impls.kernels import on_cpu  # not before: it imports numpy
 
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    placed = isinstance(error, SyntaxError) and error.lineno is not None  # its message names the place
+    known = last and not placed and not last[0].filename.startswith("<frozen ")  # not where Python itself compiles
+    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if known else ""
     return f"{one_line(error_text(error), 300)}{where}{on_cpu.because_of_no_gpu(error)}"

@@ -75,7 +75,8 @@ def found(python: str) -> str:
     if path is None or not os.path.isfile(path):
         inside = Path(python) / "bin" / "python" if python and "\0" not in python else None
         hint = f"; {one_line(str(inside), 200)} is one" if inside is not None and shutil.which(inside) else ""
-        raise UsageError(f"with={one_line(python, 200)}: {_EXPECTED}{hint}")
+        why = "is a folder" if os.path.isdir(python) else "is no program" if os.path.exists(python) else "no such file"
+        raise UsageError(f"with={one_line(python, 200)}: {why}; {_EXPECTED}{hint}")
     return os.path.abspath(path)
 
 

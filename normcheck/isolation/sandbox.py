@@ -121,7 +121,7 @@ class Sandbox:
 class Reach:
     """What a process can do to others: change a file of its user outside the sandbox, open the memory of the process
     that judges, send signals to it, set its limits, ask services of this machine by a local socket, use a right of
-    root, and get one by starting a program that has it.
+    root, get one by starting a program that has it, and have them all in a namespace of users.
     """
 
     files: bool
@@ -131,6 +131,7 @@ class Reach:
     services: bool
     rights: bool
     programs: bool
+    spaces: bool
 
     @classmethod
     def tried(cls, file: str, judge: int) -> Self:
@@ -143,6 +144,7 @@ class Reach:
             services=_works(lambda: socket.socket(socket.AF_UNIX).close()),
             rights=int(_status("CapEff"), 16) != 0,
             programs=_status("NoNewPrivs") != "1",
+            spaces=_works(_become_root),
         )
 
 
@@ -152,6 +154,15 @@ def _works(act: Callable[[], object]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _become_root() -> None:
+    """Have a child, which has one thread, make a namespace of users. Raises OSError if it may not."""
+    child = os.fork()
+    if child == 0:
+        os._exit(not _works(lambda: _called("unshare", ctypes.c_int(seccomp.NEW_USERS))))
+    if os.waitpid(child, 0)[1]:
+        raise PermissionError("unshare")
 
 
 def _status(name: str) -> str:

@@ -24,6 +24,8 @@ MOST_WORKLOADS, MOST_SOURCES = 1000, 64
 _LONGEST_AXIS = 1 << 31
 _DEEPEST = 4  # folders of a source
 
+_COMPILED = ("c++", "cpp", "cuda", "cuda_cpp")  # languages of sources that are built first, whatever calls them
+
 T = TypeVar("T", bound="_Document")
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -95,10 +97,21 @@ class Source(_Document):
 
 
 class Spec(_Document):
-    """How a solution is called."""
+    """What a solution is written in, under either effort's key, and how it is called."""
 
+    language: Name = "python"
+    languages: list[Name] = Field(default=[], max_length=16)
     entry_point: Annotated[str, Field(pattern=r"^[^:]+::[A-Za-z_][A-Za-z0-9_]*$", max_length=400)]
     destination_passing_style: bool = True
+
+    @model_validator(mode="after")
+    def _needs_no_compiler(self) -> Spec:
+        for language in (self.language, *self.languages):
+            if language.lower() in _COMPILED:
+                raise ValueError(
+                    f"language={shown(language)}: expected one that Python runs, since nothing is built here"
+                )
+        return self
 
 
 class Solution(_Document):

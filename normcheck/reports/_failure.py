@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from rich.console import Console
 
@@ -41,13 +43,21 @@ TERMS_SHOWN = 4
 TRACEBACK_LINES = 10
 
 
-def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "") -> None:
+def put_failure(
+    console: Console,
+    cell: str,
+    finding: Finding,
+    *,
+    known: str = "",
+    others: Mapping[str, Finding] = MappingProxyType({}),
+) -> None:
     """Print the block of one failure of ``cell``, such as ``rmsnorm triton bf16``. Its last line is the command.
 
-    ``known``: the reason of a known failure.
+    ``known``: the reason of a known failure. ``others``: dtype -> the same finding in it, which has a line with what is
+    not the same.
     """
     mark: Part = ("KNOWN", "bold yellow") if known else ("FAIL", "bold red")
-    put(console, mark, " ", (f"{cell}: {headline(finding)}", "bold"), hang=5)
+    put(console, mark, " ", (f"{', '.join((cell, *others))}: {headline(finding)}", "bold"), hang=5)
     put_lines(console, known, indent=2, label="Known: ")
     put_lines(console, finding.cause, indent=2, label="Cause: ", style="bold")
     if finding.explanation is not None:
@@ -64,6 +74,8 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
         _put_larger(console, finding.larger)
     _put_traceback(console, finding.traceback)
     put_lines(console, finding.advice, indent=2, label="Advice: ", style="cyan")
+    for dtype, other in others.items():
+        _put_other(console, dtype, other, finding)
     if finding.case:
         put(console, "Case: ", finding.case, indent=2, wrap=False)
     put(console, "Meaning: ", f"normcheck explain {short(finding.kind)}", wrap=False)
@@ -71,6 +83,14 @@ def put_failure(console: Console, cell: str, finding: Finding, *, known: str = "
         put(console, "Explain: ", finding.explain, wrap=False)
     if finding.reproduce:
         put(console, "Reproduce: ", (finding.reproduce, "bold"), wrap=False)
+
+
+def _put_other(console: Console, dtype: str, other: Finding, finding: Finding) -> None:
+    """How wrong it is in another dtype, and in which case if that is another one."""
+    same = finding.case.split()[2:] == other.case.split()[2:]  # after op and dtype
+    words = "; ".join(filter(None, (_times(other.ratio), "" if same else other.reproduce or other.case)))
+    if words:
+        put(console, f"Also in {dtype}: ", words, indent=2, wrap=False)
 
 
 def explanation_words(explanation: Explanation) -> str:
@@ -113,7 +133,7 @@ def _put_numbers(console: Console, finding: Finding) -> None:
         share = percent(finding.mismatched, finding.numel)
         put(console, f"Mismatched elements: {finding.mismatched:,} / {finding.numel:,} ({share})", indent=2)
     if finding.index is not None:
-        put(console, f"Worst element at {_position(finding.index)}", _times(finding.ratio), indent=2)
+        put(console, f"Worst element at {_position(finding.index)}: {_times(finding.ratio)}".rstrip(), indent=2)
     ulp = "" if finding.max_ulp is None else f", {in_ulps(finding.max_ulp)}"
     numbers: tuple[tuple[str, float | None, list[Part]], ...] = (
         ("got", finding.actual, [exact(finding.actual)]),
@@ -137,10 +157,10 @@ def _position(index: tuple[int, ...]) -> str:
 
 def _times(ratio: float | None) -> str:
     if ratio is None or math.isnan(ratio):
-        return ":"
+        return ""
     if math.isinf(ratio):
-        return ": wrong beyond any bound"
-    return f": {_text.ratio(ratio)} times what is allowed"
+        return "wrong beyond any bound"
+    return f"{_text.ratio(ratio)} times what is allowed"
 
 
 def _terms(finding: Finding) -> list[str]:

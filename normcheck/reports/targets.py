@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
 
 from normcheck.errors import UsageError, one_line, one_of, to_install
-from normcheck.files import resolved
+from normcheck.files import resolved, writable
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def targets(
         name, colon, path = text.partition(":")
         if name not in formats or not colon or not path:
             raise UsageError(f"report={text}: expected FORMAT:PATH with FORMAT {one_of(formats)}")
-        if path != "-" and not _writable(Path(path)):
+        if path != "-" and not writable(path):
             raise UsageError(
                 f"report={one_line(text, 200)}: expected a path of a file that can be written, in a folder that exists"
             )
@@ -89,14 +87,3 @@ def unwritten(target: Target, write: Callable[[], None]) -> str:
     except OSError as error:
         return f"{target.shown}: it cannot be written: {error.strerror or error}"
     return ""
-
-
-def _writable(path: Path) -> bool:
-    try:
-        if path.is_file():
-            path.open("ab").close()  # changes nothing, and is surer than the file's mode
-            return True
-        folder = path.resolve().parent
-        return not path.is_dir() and (path.exists() or (folder.is_dir() and os.access(folder, os.W_OK)))
-    except (OSError, ValueError):  # also a name that no file can have
-        return False

@@ -53,21 +53,21 @@ def write(run: SweepResult, stream: TextIO) -> None:
 def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity: int = 0) -> None:
     """Print the report of ``run``; ``cells=False`` leaves out the lines that ``live`` has printed.
 
-    ``verbosity``: below 0 only failures, messages and the last line; above 0 also all that was measured.
+    ``verbosity``: below 0 only failures, messages and the last line; above 0 also all that was measured, and a finding
+    of several dtypes in each of them.
     """
     cells = cells and verbosity >= 0
     if cells:
         columns = columns_of((verdict.key for verdict in run.verdicts), name_room(console))
         for verdict in run.verdicts:
             put_cell(console, verdict, columns, verbose=verbosity > 0)
-    alike = _alike(run.verdicts)
+    alike = _alike(run.verdicts, each=verbosity > 0)
     for verdict in run.verdicts:
         if verdict.failure is not None:
-            first, *others = alike[_apart_from_dtype(verdict)]
-            if verdict is first:
+            if verdict.key in alike:
                 put(console, "")
-                cell = ", ".join([name_of(verdict.key), *(other.dtype for other in others)])
-                put_failure(console, cell, verdict.failure, known=verdict.known)
+                others = {short(other.dtype): found for other in alike[verdict.key] if (found := other.failure)}
+                put_failure(console, name_of(verdict.key), verdict.failure, known=verdict.known, others=others)
         elif verdict.status == "fail":
             put(console, "")
             put(console, ("FAIL", "bold red"), (f" {name_of(verdict.key)}", "bold"))
@@ -89,24 +89,38 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
     put_summary(console, run)
 
 
-def _alike(verdicts: Sequence[Verdict]) -> dict[Hashable, list[Verdict]]:
-    """Failed verdicts of one implementation that differ only in their dtype, which are told once."""
+def _alike(verdicts: Sequence[Verdict], *, each: bool) -> dict[CellKey, list[Verdict]]:
+    """Of failed verdicts that show one finding in several dtypes, the key of the first -> the others.
+
+    ``each``: each has a finding of its own.
+    """
     alike: dict[Hashable, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.failure is not None:
-            alike.setdefault(_apart_from_dtype(verdict), []).append(verdict)
-    return alike
+            alike.setdefault(verdict.key if each else _apart_from_dtype(verdict, verdict.failure), []).append(verdict)
+    return {first.key: others for first, *others in alike.values()}
 
 
-def _apart_from_dtype(verdict: Verdict) -> Hashable:
-    """What is told of a failed verdict, without its dtype."""
-    finding = verdict.failure
-    assert finding is not None
-    lines = (finding.case, finding.reproduce, finding.explain)
-    case, reproduce, explain = (text.replace(f" {verdict.dtype} ", " ") for text in lines)
-    might_be = finding.explanation and replace(finding.explanation, cases=0, elements=0, others=0)
-    told = replace(finding, case=case, reproduce=reproduce, explain=explain, larger=None, explanation=might_be)
-    return verdict.op, verdict.implementation, verdict.known, repr(told)
+def _apart_from_dtype(verdict: Verdict, finding: Finding) -> Hashable:
+    """What makes a finding in two dtypes one: the same known fault, or the same place in the same case.
+
+    Numbers of a mismatch differ with the dtype; in an exception's message they may be what matters.
+    """
+    cell = (
+        verdict.op,
+        verdict.implementation,
+        verdict.known,
+        finding.kind,
+        finding.output,
+        finding.check,
+        finding.cause,
+    )
+    if finding.explanation is not None:
+        return *cell, finding.explanation.name, finding.explanation.only
+    case, reproduce = (text.replace(f" {verdict.dtype} ", " ") for text in (finding.case, finding.reproduce))
+    place = finding.where and replace(finding.where, ratios=())
+    told = "" if finding.mismatched is not None else finding.message
+    return *cell, case, reproduce, place, told, finding.also, finding.advice, finding.traceback
 
 
 def _put_section(console: Console, title: str, found: dict[str, list[tuple[Verdict, str]]], *, step: str = "") -> None:

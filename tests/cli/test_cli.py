@@ -14,6 +14,7 @@ import pytest
 
 import normcheck
 from normcheck.cases.ops import OPS
+from normcheck.cli.output import lasting
 from normcheck.impls import discovery
 from normcheck.reports.report import formats
 from normcheck.result import KINDS
@@ -262,6 +263,9 @@ MISTAKES = {
     "verify --report json:": "report=json:: expected FORMAT:PATH",
     "verify --report json:missing/out.json": "report=json:missing/out.json: expected a path",
     "verify --report json:.": "report=json:.: expected a path",
+    "verify --report json:/proc/x.json": "report=json:/proc/x.json: expected a path",
+    "verify --trace /proc/x.jsonl": "trace=/proc/x.jsonl: expected a path of a file that can be written",
+    "golden record --out /proc/x": "out=/proc/x: expected a folder around it that is writable, /proc is not",
     "verify --report json:- --report terminal:-": "at most one report on standard output",
     "verify --impl torch --require cudnn": "require=cudnn: expected one of torch",
     "verify --known-failures /dev/full": "expected a file that can be read (it is no regular file)",
@@ -301,7 +305,7 @@ def test_a_gpu_that_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_names_that_no_file_can_have(cli: Cli) -> None:
-    assert "no such file" in complaint(cli("verify", "--impl", "a" * 300 + ".py"))
+    assert "file name too long" in complaint(cli("verify", "--impl", "a" * 300 + ".py"))
     assert "expected a path" in complaint(cli("verify", "--report", "json:" + "a" * 300))
 
 
@@ -310,7 +314,7 @@ BROKEN_FILES = {
     "raise ValueError('x' * 100000)": "importing it raised ValueError: xxx",
     "import sys; sys.exit(0)": "importing it raised SystemExit",
     "import no_such_package": "importing it raised ModuleNotFoundError",
-    "def forward(": "importing it raised SyntaxError",
+    "def forward(": ".py, line 5); expected a module",  # one place
     "\0": "importing it raised",
     "": "expected IMPLEMENTATIONS in it",
     "IMPLEMENTATIONS = ()": "expected IMPLEMENTATIONS in it",
@@ -340,6 +344,31 @@ BROKEN_FILES |= {
 def test_files_that_are_wrong(cli: Cli, written: Callable[..., str], content: str) -> None:
     message = complaint(cli("verify", "--impl", written(content), *FEW))
     assert BROKEN_FILES[content] in message
+
+
+LINKS = {"circle.py": "too many levels of symbolic links", "folder.py": "is a folder", "folder": "is a folder"}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_what_is_no_file(cli: Cli, tmp_path: Path, name: str) -> None:
+    """A circle of links was no such file, and a folder brought a list of known names."""
+    (tmp_path / "circle.py").symlink_to("circle.py")
+    for folder in ("folder", "folder.py"):
+        (tmp_path / folder).mkdir()
+    assert f"impl={name}: {LINKS[name]}" in complaint(cli("verify", "--impl", name, "--op", "rmsnorm"))
+
+
+def test_a_file_without_functions_has_none_to_name(cli: Cli, written: Callable[..., str]) -> None:
+    path = written("x = 1")
+    said = complaint(cli("verify", "--impl", f"{path}:rmsnorm", "--op", "rmsnorm", "--no-isolation"))
+    assert said.endswith(f"expected the name of what is in {path}: no function or class is\n")
+
+
+def test_a_class_that_is_spelt_wrong(cli: Cli, written: Callable[..., str]) -> None:
+    """What is imported is not offered: of this file, somebody means the class."""
+    path = written("from pathlib import Path\nclass LlamaNorm: ...\ndef rms(x, weight, eps): ...\n")
+    message = complaint(cli("verify", "--impl", f"{path}:LlamaNrm", "--op", "rmsnorm"))
+    assert message.endswith(": LlamaNorm, rms\n")
 
 
 def test_functions_and_ops(cli: Cli, written: Callable[..., str]) -> None:
@@ -387,7 +416,7 @@ def test_a_fault_of_normcheck_itself(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_report_that_cannot_be_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normcheck.reports.targets._writable", lambda path: True)
+    monkeypatch.setattr("normcheck.reports.targets.writable", lambda path: True)
     done = cli("verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--report", "json:missing/out.json")
     assert done.code not in (0, 1)
     line = done.out.rstrip().splitlines()[-1]  # which is read alone
@@ -639,12 +668,34 @@ def test_as_a_module() -> None:
     complaint(Done(done.returncode, done.stdout, done.stderr))
 
 
+@pytest.mark.parametrize("lines", [True, False])
+def test_an_output_outlives_its_reader(lines: bool) -> None:
+    """As of ``normcheck verify ... | head -1``: the command goes on, and says once that somebody has left."""
+    read, write = os.pipe()
+    left: list[str] = []
+    with open(write, "w", encoding="utf-8", buffering=1 if lines else -1) as file:
+        stream = lasting(file, lambda: left.append("left"))
+        print("first", file=stream, flush=True)
+        assert (os.read(read, 100), left) == (b"first\n", [])
+        os.close(read)
+        for _ in range(3):
+            print("nobody reads this", file=stream, flush=True)
+    assert left == ["left"]
+
+
 @pytest.mark.slow
-def test_a_reader_that_leaves_is_no_finding(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_changes_no_exit_code(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     argv = [sys.executable, "-m", "normcheck", "verify", "--impl", "torch", "--op", "rmsnorm", *FEW, "--no-isolation"]
     with os.fdopen(write, "wb") as closed:
-        done = subprocess.run(argv, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120, cwd=tmp_path)
-    assert done.returncode == 3
+        done = subprocess.run(
+            [*argv, "--report", "json:out.json"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+        )
+    assert done.returncode == json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0
     assert done.stderr.startswith("normcheck: standard output was closed before the end")

@@ -162,9 +162,21 @@ def _command_lines() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("python", ["nowhere/python", "", "a\0b", "/", "."])
-def test_a_path_of_nothing_that_runs(python: str) -> None:
-    with pytest.raises(UsageError, match=r"^with=.*: expected the interpreter of an environment with torch and numpy"):
+@pytest.mark.parametrize(
+    ("python", "why"),
+    [
+        ("nowhere/python", "no such file"),
+        ("", "no such file"),
+        ("a\0b", "no such file"),
+        ("/", "is a folder"),
+        (".", "is a folder"),
+        (__file__, "is no program"),
+    ],
+)
+def test_a_path_of_nothing_that_runs(python: str, why: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"^with=.*: {why}; expected the interpreter of an environment with torch and "
+    ):
         interpreter.found(python)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from normcheck.errors import ExitCode
+from normcheck.gate.plan import PROFILES
 from tests.command_line import Cli
 from tests.plain_rmsnorm import THROUGH_AUTOGRAD
 
@@ -164,11 +166,16 @@ def test_one_finding_in_three_dtypes_is_told_once(tmp_path: Path, cli: Cli) -> N
     assert done.out.count("Reproduce: ") == 1
 
 
-def test_different_numbers_are_told_for_each_dtype(tmp_path: Path, cli: Cli) -> None:
-    file = written(tmp_path, "mine.py", RIGHT.replace("+ eps)", "+ 2 * eps)"))
-    done = cli("verify", "--impl", file, "--max-examples", "20", "--device", "cpu")
+def test_one_mistake_in_three_dtypes_is_told_once_with_three_ratios(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the README's own example, which told it three times."""
+    monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0))
+    file = written(tmp_path, "mine.py", SCALED)
+    done = cli("verify", "--impl", file, "--max-examples", "4", "--device", "cpu", "--no-isolation")
     assert done.code == ExitCode.FOUND
-    assert done.out.count("Reproduce: ") == 3
+    assert "FAIL rmsnorm mine.py:rmsnorm fp16, bf16, fp32: y is wrong" in done.out
+    assert [done.out.count(words) for words in ("Reproduce: ", "Also in bf16: ", "Also in fp32: ")] == [1, 1, 1]
 
 
 SKIPPED = """

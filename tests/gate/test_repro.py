@@ -147,7 +147,7 @@ def test_nothing_is_overwritten(run: Cli, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_turns_out_not_to_be_writable(run: Cli) -> None:
-    """To root every folder looks writable."""
+    """To root every folder looks writable, so one is made on trial."""
     code, _, err = run("torch", LINE, "--dump", "/proc/case")
     assert code == 2
     assert err.startswith("normcheck: dump=/proc/case: ")

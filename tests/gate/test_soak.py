@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -85,7 +86,6 @@ def test_what_fails_in_a_later_round_is_kept_and_not_run_again(soak: Any, kernel
 
 
 def test_ctrl_c_is_how_it_ends(kernel_file: KernelFile, tmp_path: Path) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores, as would the run
     path = kernel_file(RIGHT)
     argv = ("--impl", str(path), "--dtype", "fp16", "--op", "rmsnorm", "--device", "cpu", "--no-isolation")
     argv += ("--allow-thin",)
@@ -117,6 +117,26 @@ def test_stopped_before_a_round_was_complete(
 
     monkeypatch.setattr(soak_module, "swept", stopped)
     assert soak(kernel_file(RIGHT)).code == 130
+
+
+def test_sigint_ends_it_in_the_background_of_a_script(
+    soak: Any, kernel_file: KernelFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``normcheck verify --profile soak & ... kill -INT $!``: such a shell has SIGINT ignored from the start."""
+    swept = soak_module.swept
+
+    def stopped(*arguments: Any, **options: Any) -> Any:
+        done = swept(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)
+        return done
+
+    monkeypatch.setattr(soak_module, "swept", stopped)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert soak(kernel_file(RIGHT), "--max-examples", "24").code == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("more", [("--watch",), ("--shard", "1/2")])

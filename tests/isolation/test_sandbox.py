@@ -9,8 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -20,6 +22,7 @@ from normcheck.impls._cudnn_shelf import StoredPlan
 from normcheck.isolation import landlock, sandbox, seccomp
 from normcheck.isolation.sandbox import Reach, Sandbox
 from normcheck.isolation.select import reach, select_apart
+from tests.quality.killers import namespaces
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux holds it")
 needs_landlock = pytest.mark.skipif(not landlock.version(), reason="this Linux has no Landlock")
@@ -52,8 +55,9 @@ def test_what_a_kernel_can_reach(tmp_path: Path) -> None:
     held = reach(str(file))
     assert held == Reach(
         files=not landlock.version(), memory=False, signals=landlock.version() < 6, limits=False,
-        services=sandbox.needs_sockets(), rights=False, programs=False,
+        services=sandbox.needs_sockets(), rights=False, programs=False, spaces=False,
     )  # fmt: skip
+    assert loose.spaces == ("unshare" in cast(list[str], in_a_child(namespaces)))
 
 
 @needs_landlock
@@ -117,6 +121,23 @@ def test_seccomp_alone() -> None:
     assert filtered(lambda: socket.socket(socket.AF_UNIX)) == refused
     assert filtered(lambda: socket.socket(socket.AF_UNIX), sockets=True) == ""
     assert filtered(lambda: subprocess.run(["true"], check=True)) == ""
+
+
+def test_seccomp_lets_nobody_be_root_in_a_namespace_of_its_own() -> None:
+    """By none of three calls; threads and programs start as before, though a new C library calls clone3 for them."""
+    if in_a_child(namespaces) != ["clone", "clone3", "unshare"]:
+        pytest.skip("this system has no such namespaces for this user")
+
+    def act() -> object:
+        sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.refuse_hands_on_others(sockets=False)
+        ran: list[str] = []
+        thread = threading.Thread(target=lambda: ran.append("thread"))
+        thread.start()
+        thread.join()
+        return [*namespaces(), *ran, subprocess.run(["echo", "program"], capture_output=True, text=True).stdout]
+
+    assert in_a_child(act) == ["thread", "program\n"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may write there at all")

@@ -102,6 +102,8 @@ def test_a_folder_refuses_what_the_document_did_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "value"),
     [
+        (("spec", "language"), "cuda"),  # with an entry point in Python
+        (("spec", "languages"), ["triton", "cuda_cpp"]),
         (("spec", "entry_point"), "src/main.py"),
         (("spec", "entry_point"), "src/other.py::kernel"),
         (("spec", "entry_point"), "src/main.py::__import__('os')"),

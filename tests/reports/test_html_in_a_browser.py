@@ -42,6 +42,9 @@ const measured = frame => {{
     axes: [...inside.querySelectorAll("svg text")].slice(0, 1).map(e => shown(e).fill),
     scripts: [...inside.scripts].map(e => e.type), tall: root.scrollHeight,
     text: inside.body.innerText,
+    cut: [...inside.querySelectorAll("pre")].filter(e => e.scrollWidth > e.clientWidth).length,
+    verdicts: [...inside.querySelectorAll(".verdict")].map(e => e.getBoundingClientRect().right),
+    names: [...inside.querySelectorAll("#matrix ~ .scroll tbody th")].map(e => e.getBoundingClientRect().width),
   }};
 }};
 addEventListener("load", () => {{
@@ -88,7 +91,10 @@ def seen(
 
 
 def as_it_is() -> SweepResult:
-    return replace(failing(), verdicts=(*failing().verdicts, failed(finding(), dtype="fp32"), *passing().verdicts))
+    long = failed(replace(finding(), reproduce="normcheck repro " + "long" * 50), implementation="name" * 50)
+    return replace(
+        failing(), verdicts=(*failing().verdicts, failed(finding(), dtype="fp32"), *passing().verdicts, long)
+    )
 
 
 def of_harm() -> SweepResult:
@@ -101,7 +107,7 @@ def of_harm() -> SweepResult:
 
 @pytest.mark.parametrize("theme", COLOURS)
 def test_it_is_read_at_every_width_and_in_both_themes(tmp_path: Path, theme: str) -> None:
-    widths = (360, 1280)
+    widths = (360, 390, 1280)
     pages, complaints = seen(tmp_path, (as_it_is(), of_harm()), widths, theme)
     assert complaints == ""  # the policy refused nothing that the pages need
     for page, width in zip(pages, 2 * widths, strict=True):
@@ -111,6 +117,9 @@ def test_it_is_read_at_every_width_and_in_both_themes(tmp_path: Path, theme: str
 def require_readable(page: dict[str, Any], width: int, theme: str) -> None:
     assert page["wide"] <= page["room"] <= width, page["beyond"]  # wide tables scroll by themselves
     assert page["beyond"] == []
+    assert page["verdicts"] and max(page["verdicts"]) < width  # in sight before anybody scrolls, whatever the names
+    assert max(page["names"]) < width
+    assert page["cut"] == 0 or width > 640  # on a telephone no line of a failure's text goes on out of sight
     background, ink = COLOURS[theme]
     assert (page["background"], page["ink"]) == (background, ink)
     assert page["axes"] == [ink]

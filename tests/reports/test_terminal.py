@@ -15,7 +15,19 @@ from rich.console import Console
 
 from normcheck.reports import _picture, _text, terminal
 from normcheck.reports._cells import Screen
-from normcheck.result import KINDS, CellKey, Finding, Larger, Steadiness, SweepResult, Term, Vacuity, Verdict, Where
+from normcheck.result import (
+    KINDS,
+    CellKey,
+    Explanation,
+    Finding,
+    Larger,
+    Steadiness,
+    SweepResult,
+    Term,
+    Vacuity,
+    Verdict,
+    Where,
+)
 from tests.sample_runs import (
     CASE,
     HOSTILE,
@@ -278,6 +290,60 @@ def test_a_share_of_nothing_is_left_out(values: tuple[float, ...], words: str) -
     terms = tuple(Term(name=name, value=value) for name, value in zip(names, values, strict=False))
     text = written(run(failed(finding(terms=terms)), status="fail"), width=200)
     assert f"bound     2.0e-04 = {words}\n" in text
+
+
+def in_dtypes(*findings: Finding) -> list[Verdict]:
+    """A cell of fp16, bf16 and so on, each with its finding, whose lines are of its dtype."""
+    cells = []
+    for dtype, found in zip(("fp16", "bf16", "fp32"), findings, strict=False):
+        case, reproduce = (text.replace(" fp16 ", f" {dtype} ") for text in (found.case, found.reproduce))
+        cells.append(failed(replace(found, case=case, reproduce=reproduce), dtype=dtype))
+    return cells
+
+
+EPS = Explanation(name="eps_outside", words="eps is outside the root", cases=7, elements=28508, others=150)
+
+
+def test_one_finding_in_three_dtypes_is_told_once_with_what_differs() -> None:
+    """The same place in the same case: the ratios differ."""
+    same = in_dtypes(finding(), finding(ratio=12.0, actual=1.5), finding(ratio=math.inf, max_ulp=3.0))
+    text = written(run(*same, status="fail"))
+    assert text.count("\nReproduce: ") == 1
+    assert "\nFAIL rmsnorm mine.py fp16, bf16, fp32: dx is wrong (given the " in text
+    assert "\n  Also in bf16: 12 times what is allowed\n  Also in fp32: wrong beyond any bound\n  Case: " in text
+    each = io.StringIO()
+    terminal.render(run(*same, status="fail"), terminal.console_for(each), cells=False, verbosity=1)
+    assert each.getvalue().count("\nReproduce: ") == 3
+
+
+def test_one_known_fault_in_two_dtypes_is_told_once_with_both_lines_to_paste() -> None:
+    """Shrunk to different cases, where different elements are wrong."""
+    other = finding(
+        explanation=replace(EPS, elements=9), where=None, also=("dw",), case="rmsnorm fp16 M=1", reproduce="run this"
+    )
+    text = written(run(*in_dtypes(finding(explanation=EPS), other), status="fail"))
+    assert (text.count("Might be: "), text.count("Reproduce: ")) == (1, 1)
+    assert "\n  Also in bf16: 3.05 times what is allowed; run this\n" in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        finding(where=None),
+        finding(case="rmsnorm fp16 M=1"),
+        finding(check="end to end"),
+        finding(output="dw"),
+        finding(explanation=EPS),
+        finding(advice="another"),
+        finding(cause="another"),
+        exception(),
+    ],
+)
+def test_two_findings_are_told_apart(other: Finding) -> None:
+    for findings in ((finding(), other), (other, finding())):
+        assert written(run(*in_dtypes(*findings), status="fail")).count("\nReproduce: ") == 2
+    told = (exception(), exception(message="RuntimeError: another limit"))
+    assert written(run(*in_dtypes(*told), status="fail")).count("\nReproduce: ") == 2
 
 
 def test_a_larger_case_is_drawn_with_its_line() -> None:
