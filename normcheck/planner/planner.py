@@ -93,12 +93,6 @@ class Planner:
         coming = self._plain.upcoming
         return coming.case if self._priced is None and coming is not None else None
 
-    def coming(self, most: int) -> list[Planned]:
-        """So many of the cases that come next if the present one changes nothing; [] if that is not known."""
-        if self._priced is not None or self._refusals.question is not None or self.repeats:
-            return []
-        return self._plain.coming(most)
-
     def next(self) -> Step | None:
         """The next case; None if the core is finished, or the rest of it would take too long."""
         question, plain = self._refusals.question, self._plain
@@ -166,7 +160,7 @@ class Planner:
         if sure or not prices.is_new:  # what is far beyond a price that is known is nobody's time
             expected = _STALL * (prices.own.seconds(planned) + prices.little + sure)
             record.stalled = min(record.stalled + max(0.0, seconds - expected), self._limits.most)
-        record.core += min(seconds, prices.own.seconds(planned, most=True))  # on a busy machine a core has longer
+        record.core += min(seconds, _STALL * prices.own.seconds(planned, most=True))
 
     def ahead(self) -> Planned | None:
         """The case at a new shape for another process to run first, None if there is none."""
