@@ -66,7 +66,7 @@ def goals_of(planned: Planned) -> Set[Value | Pair]:
     return _goals_of(planned.case, planned.probe)
 
 
-@lru_cache(maxsize=256)  # a case is asked for several times: when it is made, recorded and has run
+@lru_cache(maxsize=512)  # a whole core, as a planner asks again and again what the rest of it covers
 def _goals_of(case: Case, probe: str) -> Set[Value | Pair]:
     axes = covered(case, probe)
     return frozenset([*values_of(axes), *pairs_of(axes)])
