@@ -156,7 +156,8 @@ def test_no_seed_is_unlucky(op: str) -> None:
     """Whatever the seed: one row, a few and more of each octave, round, a multiple of 8 and ragged, come in a core.
 
     Only 9 rows of 131072 are too many elements for quick. Interpreted kernels and a GPU have the same. Each op has
-    two seeds of its own, with two of the three: the sizes of a core depend on its op by the goals of residuals and scales alone.
+    two seeds of its own, with two of the three: the sizes of a core depend on its op by the goals of residuals and
+    scales alone.
     """
     turn, extents = list(OPS).index(op), (QUICK, QUICK.with_dear_rows, QUICK.on("cuda"))
     for seed, extent in ((turn, extents[turn % 3]), (turn + len(OPS), extents[(turn + 1) % 3])):
