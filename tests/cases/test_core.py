@@ -152,7 +152,7 @@ def rows_by_octave(found: Iterable[Planned]) -> dict[tuple[int, str], dict[int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
-def test_no_seed_is_unlucky(op: str) -> None:
+def test_no_seed_is_unlucky_and_each_line_of_a_core_is_a_case(op: str) -> None:
     """Whatever the seed: one row, a few and more of each octave, round, a multiple of 8 and ragged, come in a core.
 
     Only 9 rows of 131072 are too many elements for quick. Interpreted kernels and a GPU have the same. Each op has
@@ -162,6 +162,7 @@ def test_no_seed_is_unlucky(op: str) -> None:
     turn, extents = list(OPS).index(op), (QUICK, QUICK.with_dear_rows, QUICK.on("cuda"))
     for seed, extent in ((turn, extents[turn % 3]), (turn + len(OPS), extents[(turn + 1) % 3])):
         found = core(claims(op), extent, seed)
+        assert all(case_of(str(planned.case)) == planned.case for planned in found)
         counts = rows_by_octave(found)
         holes = [(*octave, band) for octave, by_band in counts.items() for band in BANDS if not by_band[band]]
         assert holes == [(131072, "a power of two", 9)], (seed, holes)
@@ -201,13 +202,6 @@ def test_another_seed_is_another_core() -> None:
     ours, theirs = ({c.case.N for c in core(claims(), QUICK, seed)} for seed in (0, 7))
     assert len(theirs - ours) >= 8
     assert core(claims(), QUICK, 7) == core(claims(), QUICK, 7)
-
-
-@pytest.mark.slow
-def test_each_line_of_a_core_is_a_case() -> None:
-    for op, seed in zip(OPS, itertools.cycle((0, 3)), strict=False):
-        for planned in core(claims(op), QUICK, seed):
-            assert case_of(str(planned.case)) == planned.case
 
 
 def test_what_was_refused_is_asked_no_more_and_nothing_else_is_lost() -> None:
