@@ -81,6 +81,12 @@ def small_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unshrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile quick without a second to shrink a case or explain it: for a test of what is found, not of words."""
+    monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0))
+
+
+@pytest.fixture
 def kernel_file(tmp_path: Path) -> KernelFile:
     """Write a kernel's source to a file of the test's folder and give its path.
 

@@ -9,6 +9,7 @@ and several.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from normcheck.cases.case import EXPANDED, Case
@@ -101,11 +102,13 @@ def width_of(columns: int) -> int:
     return max(low for low in WIDTHS if low <= columns)
 
 
+@lru_cache(maxsize=1024)
 def key_of(columns: int) -> tuple[int, str]:
     """The width of an N and its fit: what is paired with every other axis."""
     return width_of(columns), fit_of(columns)
 
 
+@lru_cache(maxsize=1024)
 def octave_of(columns: int) -> tuple[int, str]:
     """The class of an N: the block that holds such a row, 2^k for N from 2^(k-1) + 1 to 2^k, and the fit.
 

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any
 
@@ -66,7 +66,7 @@ def goals_of(planned: Planned) -> Set[Value | Pair]:
     return _goals_of(planned.case, planned.probe)
 
 
-@lru_cache(maxsize=256)  # a case is asked for several times: when it is made, recorded and has run
+@lru_cache(maxsize=512)  # a whole core, as a planner asks again and again what the rest of it covers
 def _goals_of(case: Case, probe: str) -> Set[Value | Pair]:
     axes = covered(case, probe)
     return frozenset([*values_of(axes), *pairs_of(axes)])
@@ -251,7 +251,8 @@ class Design:
             of_dy, kind = wanted["special"].startswith("dy "), wanted["special"].removeprefix("dy ")
             fixed |= {"dy": kind, "rows": "shifted"} if of_dy else {"rows": kind, "dy": "normal"}
         of_size = [(axis, value) for axis, value in wanted.items() if axis in self.candidates[0].axes]
-        for size in self._cheapest_first:
+        having = [self._having.get(own, ()) for own in of_size] or [self._cheapest_first]
+        for size in min(having, key=len):
             if any(size.axes[axis] != value for axis, value in of_size):
                 continue
             if not self._claims.fits(fixed.get("layout", ""), size.N):
@@ -260,6 +261,15 @@ class Design:
             if goal in goals_of(planned):
                 return planned
         return None
+
+    @cached_property
+    def _having(self) -> Mapping[Value, Sequence[Size]]:
+        """A value of an axis -> the sizes that have it, the cheapest first."""
+        having: dict[Value, list[Size]] = {}
+        for size in self._cheapest_first:
+            for own in size.axes.items():
+                having.setdefault(own, []).append(size)
+        return having
 
     def _every_size(self) -> list[Size]:
         pairs = list(self._sizes_of.every())
@@ -336,11 +346,12 @@ class Design:
             best[axis] = max(best[axis], number)
         lacks = [number for axis, number in best.items() if axis not in ("n", "rows")]
 
-        def undone_at(size: Size, axes: Sequence[str]) -> int:
-            return sum(min(undone[axis, size.axes[axis]], 10) for axis in axes)
+        def undone_at(sizes: Sequence[Size], axes: Sequence[str]) -> NDArray[Any]:
+            return np.array([sum(min(undone.get((axis, s.axes[axis]), 0), 10) for axis in axes) for s in sizes])
 
-        rows = np.array([undone_at(s, _OF_ROWS) + sum(min(s.M, n) for n in lacks) for s in self._of_m])
-        columns = np.array([undone_at(s, _OF_COLUMNS) for s in self._of_n])
+        heights = np.array([s.M for s in self._of_m])
+        rows = undone_at(self._of_m, _OF_ROWS) + np.minimum.outer(heights, lacks).sum(axis=1)
+        columns = undone_at(self._of_n, _OF_COLUMNS)
         of_kinds = np.minimum(self._rows, np.array([kinds["n", s.axes["n"]] for s in self._of_n])[self._n_of])
         gains = self._together + of_kinds + rows[self._m_of] + columns[self._n_of]
         return sizes[int(np.argmax(gains / self._costs))]

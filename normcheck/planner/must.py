@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from functools import lru_cache
 from typing import Any
 
 from normcheck.cases.axes import SPECIAL, Value, octave_of
@@ -48,9 +49,10 @@ def reached(planned: Planned) -> set[Any]:
     return goals | (facets_of(case.M, case.N) if tells else set())
 
 
-def facets_of(m: int, n: int) -> set[Value]:
+@lru_cache(maxsize=4096)  # every size of a core, for each case that is planned
+def facets_of(m: int, n: int) -> Set[Value]:
     """The facets of a size."""
-    return {("facet", name) for name, has in FACETS.items() if has(m, n)}
+    return frozenset(("facet", name) for name, has in FACETS.items() if has(m, n))
 
 
 def block_of(columns: int) -> Value:

@@ -86,10 +86,14 @@ def assert_same(case: Case) -> None:
 
 
 @pytest.mark.parametrize("rows", ROW_KINDS)
-def test_every_kind_of_rows(rows: str) -> None:
-    """In tiles of several rows, and of a piece of one row; an odd seed changes the sign of a NaN."""
-    for dtype in DTYPES:
-        for m, n, seed in ((20, 7, 7), (2, STEP, 8), (2, STEP + 1, 9), (1, 1025, 7)):
+def test_every_kind_of_rows(kernel: str, rows: str) -> None:
+    """In tiles of several rows, and of a piece of one row; an odd seed changes the sign of a NaN.
+
+    Interpreted, each tile with a dtype by turns.
+    """
+    turn = list(ROW_KINDS).index(rows)
+    for number, (m, n, seed) in enumerate(((20, 7, 7), (2, STEP, 8), (2, STEP + 1, 9), (1, 1025, 7)), turn):
+        for dtype in DTYPES if kernel == "c" else (DTYPES[number % len(DTYPES)],):
             assert_same(case_of(dtype=dtype, rows=rows, M=m, N=n, seed=seed))
 
 
@@ -129,8 +133,11 @@ def test_sizes(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("weights", WEIGHT_KINDS)
 @pytest.mark.parametrize("op", OPS)
-def test_weights(op: str, weights: str) -> None:
-    for dtype, weight_dtype in [(dtype, "same") for dtype in DTYPES] + [("fp16", "fp32"), ("bf16", "fp32")]:
+def test_weights(kernel: str, op: str, weights: str) -> None:
+    """Interpreted, an op with two of the five dtypes by turns."""
+    turn = list(OPS).index(op) + list(WEIGHT_KINDS).index(weights)
+    every = [(dtype, "same") for dtype in DTYPES] + [("fp16", "fp32"), ("bf16", "fp32")]
+    for dtype, weight_dtype in every if kernel == "c" else (every[turn % 5], every[(turn + 3) % 5]):
         for bias in OPS[op].biases:
             assert_same(case_of(op, dtype, M=1, weights=weights, weight_dtype=weight_dtype, bias=bias))
     assert_same(case_of(op, M=1, N=1025, weights=weights, layout="misaligned"))

@@ -15,6 +15,7 @@ DTYPES = ("fp16", "bf16", "fp32")
 """By turns: what is asked does not look at a dtype."""
 
 
+@pytest.mark.usefixtures("unshrunk")
 @pytest.mark.slow
 def test_a_backward_that_reads_behind_saved_statistics_reads_outside(cli: Cli) -> None:
     file = str(GOT_PAST / "w04_one_row.py")
@@ -42,6 +43,7 @@ def test_a_case_of_what_is_not_batch_invariant_is_reproduced(cli: Cli, dtype: st
     assert "y depends on the other rows" in done.out
 
 
+@pytest.mark.usefixtures("unshrunk")
 @pytest.mark.slow
 def test_what_is_not_batch_invariant_depends_on_the_other_rows(cli: Cli) -> None:
     file, reports = str(GOT_PAST / "w23_batch.py"), ("--report", "json:r.json", "--report", "markdown:r.md")

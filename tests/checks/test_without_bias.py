@@ -139,6 +139,7 @@ def verdict_of(cli: Cli, *argv: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("w09_pairs.py", "fp16"), ("w09d_class.py:Norm", "bf16"), ("w09d_class.py:Norm", "fp32")]
 )
+@pytest.mark.usefixtures("unshrunk")
 def test_a_weight_that_is_forgotten_without_a_bias_is_found(cli: Cli, name: str, dtype: str) -> None:
     code, verdict = verdict_of(cli, "--impl", str(GOT_PAST / name), "--op", "layernorm", "--dtype", dtype)
     assert (code, verdict["failure"]["output"]) == (1, "y")

@@ -40,7 +40,7 @@ def written(kernel_file: KernelFile) -> Callable[..., str]:
 
 
 ASKED = ("--device", "cpu", "--dtype", "fp16")
-FEW = (*ASKED, "--max-examples", "20", "--allow-thin")
+FEW = (*ASKED, "--max-examples", "10", "--allow-thin")
 CORE = (*ASKED, "--time-budget", "0.01")  # little beyond the core, without which nothing passes
 
 
@@ -77,7 +77,7 @@ def test_few_cases_are_thin(cli: Cli) -> None:
     assert (done.code, done.err) == (5, "")
     assert done.last.startswith("THIN  1 of 1 cell thin: rmsnorm/torch fp16; ")
     assert done.last.endswith(". Next: raise --max-examples")
-    assert "cases ran (--max-examples 20): no " in " ".join(done.out.split())
+    assert "cases ran (--max-examples 10): no " in " ".join(done.out.split())
     for required in ((), ("--require", "torch")):
         assert cli(*few, *required).code == 0
     done = cli(*few[:-1], "--require", "torch:200")
@@ -131,6 +131,7 @@ WRONG: dict[str, tuple[str, str, str]] = {  # body of forward -> kind, output
 
 
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.usefixtures("unshrunk")
 def test_what_is_wrong_is_a_finding(cli: Cli, written: Callable[..., str], name: str) -> None:
     body, kind, output = WRONG[name]
     path = written(RIGHT, "def forward(x, weight, bias, *, eps):", f"    {body}", DECLARED)
@@ -166,6 +167,7 @@ IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward, ba
         ("sys.exit(0)", "exception", ""),
     ],
 )
+@pytest.mark.usefixtures("unshrunk")
 def test_a_wrong_backward(cli: Cli, written: Callable[..., str], returned: str, kind: str, output: str) -> None:
     path = written(
         "import sys", RIGHT, f"def backward(dy, x, weight, bias, saved, *, eps): return {returned}", GRADIENTS
@@ -503,7 +505,7 @@ def test_the_json_report(cli: Cli, written: Callable[..., str]) -> None:
         for worst in verdict["worst"].values():
             conforms(worst, WORST)
     by_name = {verdict["implementation"]: verdict for verdict in document["verdicts"]}
-    assert (by_name["torch"]["status"], by_name["torch"]["cases"], by_name["torch"]["failure"]) == ("thin", 20, None)
+    assert (by_name["torch"]["status"], by_name["torch"]["cases"], by_name["torch"]["failure"]) == ("thin", 10, None)
     conforms(by_name[f"{path}:wrong"]["failure"], FAILURE)
     assert by_name[f"{path}:wrong"]["failure"]["ratio"] > 1
 

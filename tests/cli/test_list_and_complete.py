@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -113,43 +114,57 @@ def test_a_gpu_that_torch_could_use(text: str, library: str, device: str, tmp_pa
     assert python(code, PYTHONPATH=torch_built(tmp_path, text)).stdout.strip() == device
 
 
-def completed(words: str) -> list[str]:
-    """What bash is offered after ``words``."""
-    code = "import sys; sys.argv = ['normcheck']; from normcheck.cli.app import main; main()"
+def completed(*lines: str) -> list[list[str]]:
+    """What bash is offered after each of these lines, all in one process."""
+    code = f"""
+import contextlib, io, json, os, sys
+from normcheck.cli.app import main
+
+sys.argv, found = ["normcheck"], []
+for words in {lines!r}:
     count = str(len(words.split(" ")) - 1)
-    env = {"_NORMCHECK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
-    done = python(code, **env)
+    os.environ |= {{"_NORMCHECK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}}
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        main()
+    found.append(out.getvalue().split())
+print(json.dumps(found))
+"""
+    done = python(code)
     assert done.stderr == ""
-    return done.stdout.split()
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def test_a_shell_completes_commands_options_and_their_values() -> None:
-    assert completed("normcheck ver") == ["verify"]
-    assert "--known-failures" in completed("normcheck verify --kn")
-    assert completed("normcheck verify --op rms") == [op for op in OPS if op.startswith("rms")]
-    assert completed("normcheck verify --profile ") == ["quick", "ci", "deep", "soak"]
+    command, options, ops, profiles = completed(
+        "normcheck ver", "normcheck verify --kn", "normcheck verify --op rms", "normcheck verify --profile "
+    )
+    assert command == ["verify"]
+    assert "--known-failures" in options
+    assert ops == [op for op in OPS if op.startswith("rms")]
+    assert profiles == ["quick", "ci", "deep", "soak"]
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("verify --device c", ["cpu", "cuda"]),
-        ("audit --profile c", ["ci"]),
-        ("audit --recipe triton", ["triton-tutorial"]),
-        ("audit --regime la", ["late_rows"]),
-        ("audit --cells ", ["every", "turns"]),
-        ("audit --regime-cells ", ["one", "every"]),
-        ("audit --report ", ["json:", "html:"]),
-        ("bench --suite triton", ["triton-tutorial"]),
-        ("bench --report p", ["png:"]),
-        ("bench --dtype b", ["bf16"]),
-        ("tolerances --output d", ["dx", "dresidual", "dw", "db"]),
-        ("tolerances --impl cudnn", ["cudnn", "cudnn_graph"]),
-        ("repro triton_tutorial_", ["triton_tutorial_no_barrier"]),
-    ],
-)
-def test_every_option_that_names_something_is_completed(words: str, offered: list[str]) -> None:
-    assert completed(f"normcheck {words}") == offered
+OFFERED = {
+    "verify --device c": ["cpu", "cuda"],
+    "audit --profile c": ["ci"],
+    "audit --recipe triton": ["triton-tutorial"],
+    "audit --regime la": ["late_rows"],
+    "audit --cells ": ["every", "turns"],
+    "audit --regime-cells ": ["one", "every"],
+    "audit --report ": ["json:", "html:"],
+    "bench --suite triton": ["triton-tutorial"],
+    "bench --report p": ["png:"],
+    "bench --dtype b": ["bf16"],
+    "tolerances --output d": ["dx", "dresidual", "dw", "db"],
+    "tolerances --impl cudnn": ["cudnn", "cudnn_graph"],
+    "repro triton_tutorial_": ["triton_tutorial_no_barrier"],
+}
+"""What is typed after normcheck -> the values that are offered, of every option that names something."""
+
+
+def test_every_option_that_names_something_is_completed() -> None:
+    found = completed(*(f"normcheck {words}" for words in OFFERED))
+    assert dict(zip(OFFERED, found, strict=True)) == OFFERED
 
 
 def test_completion_imports_no_torch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from normcheck.cases.case import LAYOUTS
 from normcheck.cases.case_line import parsed
 from normcheck.errors import ExitCode, UsageError
 from normcheck.gate.options import VerifyOptions, options_of
-from normcheck.gate.plan import PROFILES
 from tests.command_line import Cli
 
 KERNELS = """
@@ -103,13 +101,14 @@ def told(cli: Cli, file: str) -> Callable[..., tuple[int, dict[str, Any], str]]:
 
 
 HEADS = ("--layout", "heads")
-FEW = ("--max-examples", "60", "--allow-thin")
+FEW = ("--max-examples", "20", "--allow-thin")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"), [("right", WAYS[0]), ("right", WAYS[1]), ("transposed", WAYS[0]), ("only_of_attention", WAYS[1])]
 )
+@pytest.mark.usefixtures("small_core")
 def test_a_right_function_passes_with_heads_alone(told: Callable[..., Any], name: str, way: str) -> None:
     code, verdict, out = told(name, *HEADS, way, "--time-budget", "1")
     assert (code, verdict["status"]) == (ExitCode.PASS, "pass"), verdict["failure"]
@@ -142,14 +141,14 @@ def test_a_wrong_function_is_found(told: Callable[..., Any], cli: Cli, file: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("asked", [(), HEADS])
+@pytest.mark.usefixtures("unshrunk")
+@pytest.mark.parametrize("asked", [("--max-examples", "60", "--allow-thin"), (*HEADS, *FEW)])
 def test_a_kernel_in_place_writes_its_own_heads_only(
-    told: Callable[..., Any], asked: tuple[str, ...], way: str, monkeypatch: pytest.MonkeyPatch
+    told: Callable[..., Any], asked: tuple[str, ...], way: str
 ) -> None:
-    monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0))
-    code, verdict, _ = told("in_place", *asked, *FEW, way)
+    code, verdict, _ = told("in_place", *asked, way)
     assert (code, verdict["failure"]) == (ExitCode.PASS, None)
-    code, verdict, out = told("beside", *asked, *FEW, way)
+    code, verdict, out = told("beside", *asked, way)
     assert (code, verdict["failure"]["kind"], verdict["failure"]["output"]) == (
         ExitCode.FOUND,
         "out_of_bounds_write",
@@ -179,7 +178,7 @@ def test_a_known_implementation_has_what_it_declares(cli: Cli) -> None:
     "layout", [layout for layout in LAYOUTS if not layout.startswith(("rank3", "heads", "trailing"))]
 )
 def test_any_layout_can_be_asked_for(told: Callable[..., Any], layout: str) -> None:
-    code, verdict, _ = told("right", "--layout", layout, "--max-examples", "40", "--allow-thin")
+    code, verdict, _ = told("right", "--layout", layout, "--max-examples", "15", "--allow-thin")
     assert (code, verdict["failure"]) == (ExitCode.PASS, None)
     assert {parsed(worst["case"]).layout for worst in verdict["worst"].values()} == {layout}
 

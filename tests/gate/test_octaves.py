@@ -42,11 +42,11 @@ def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> None:
-    """Two of five octaves for each seed, by turns: each octave is asked for with two seeds."""
+    """One of five octaves for each seed, by turns; ``cases/test_core`` counts the rows of every octave for 20 seeds."""
     octaves = sorted({high for high, _ in OCTAVES if high > 1})
     assert LONG in octaves
     for number, octave in enumerate(octaves):
-        if (number + seed) % 5 > 1:
+        if (number + seed) % 5:
             continue
         verdict = verdict_of(of_torch(octave), DTYPES[(seed + number) % 3], seed)
         assert verdict.status == "fail", (octave, verdict.dtype)
@@ -56,7 +56,7 @@ def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> No
         assert verdict.failed_at < 200, (octave, verdict.dtype)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_it_is_asked_where_rows_are_dear(seed: int) -> None:
     """As of an interpreted kernel, each of whose rows takes 5 ms: in its core, or in what a pass needs of that."""
     cell = Cell(OPS["rmsnorm"], of_torch(LONG), DTYPES[seed % 3], "tests")
@@ -69,7 +69,7 @@ def test_it_is_asked_where_rows_are_dear(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("octave", "seed"), [(8, 0), (64, 4), (1024, 1), (LONG, 3)])
+@pytest.mark.parametrize(("octave", "seed"), [(8, 4), (64, 3), (1024, 1), (LONG, 0)])
 def test_so_it_is_of_an_interpreted_kernel(octave: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock of this process: on a busy machine its rows are no dearer."""
     monkeypatch.setattr(sweep, "time", SimpleNamespace(perf_counter=time.process_time))

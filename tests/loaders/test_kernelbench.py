@@ -66,6 +66,7 @@ def test_no_more_cases_run_than_are_allowed_of_which_half_are_for_its_shapes(
         ("return x.flatten(1)", OWN, ExitCode.FOUND, "y.shape="),
     ],
 )
+@pytest.mark.usefixtures("unshrunk")
 def test_layernorm_over_three_dimensions_with_random_weights(
     cli: Cli, tmp_path: Path, forward: str, body: str, code: ExitCode, said: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -51,8 +52,7 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
 """A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least."""
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(("name", "seed"), [*zip(TABLE, cycle((0, 7)), strict=False)])
 def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) -> None:
     builds, fields, most, (cases, shapes) = TABLE[name]
     run = simulated(builds, seed=seed, **fields)
@@ -194,8 +194,9 @@ FAULTS: dict[str, Callable[[Case], bool]] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 7, 1, 2, 3])
-@pytest.mark.parametrize("builds", [blocks, plans, tuned], ids=["blocks", "plans", "tuned"])
+@pytest.mark.parametrize(
+    ("builds", "seed"), [(blocks, 0), (plans, 7), (tuned, 1), (blocks, 2), (plans, 3), (tuned, 0), (blocks, 7)]
+)
 def test_a_fault_of_one_class_of_cases_is_found_where_building_is_dear(builds: Builds, seed: int) -> None:
     cases = [case for case in simulated(builds, seed=seed, **RANKS).cases if case.rows == "blend" or case.M < 20]
     assert [name for name, shows in FAULTS.items() if not any(map(shows, cases))] == []
