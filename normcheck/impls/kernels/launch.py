@@ -23,12 +23,17 @@ _known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | float | None, **constants: Any) -> None:
     """``kernel[grid](*arguments, **constants)``. The first argument is a tensor; ``constants`` may include options.
 
-    Interpreted kernels, on CPU tensors, are called as they are.
+    Interpreted kernels, on CPU tensors, are called as they are. Triton launches on the current GPU, whatever GPU the
+    tensors lie on: there nothing would wait for the kernel.
     """
     first = arguments[0]
     assert isinstance(first, Tensor)
     if not first.is_cuda:
         kernel[grid](*arguments, **constants)
+        return
+    if first.device.index != torch.cuda.current_device():
+        with torch.cuda.device(first.device):
+            launch(kernel, grid, *arguments, **constants)
         return
     call = (kernel.fn, torch.cuda.current_device(), *constants.items(), *map(_fact, arguments))
     known = _known.get(call)
