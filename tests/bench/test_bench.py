@@ -28,7 +28,7 @@ from normcheck.bench.timing import in_turn, sets_needed, timed
 from normcheck.bench.verified import VerifiedPoint, case_of, verify
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
-from normcheck.errors import UsageError
+from normcheck.errors import UsageError, to_install
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls import _cudnn_shelf, discovery
 from normcheck.reports import targets
@@ -415,7 +415,7 @@ def test_sizes_are_pairs() -> None:
 @pytest.mark.parametrize("name", ["png", "html"])
 def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(targets, "find_spec", lambda module: None if module == "matplotlib" else module)
-    with pytest.raises(UsageError, match=rf"report={name}:out: expected matplotlib; pip install 'normcheck\[plot\]'"):
+    with pytest.raises(UsageError, match=rf"report={name}:out: expected matplotlib; {re.escape(to_install('plot'))}$"):
         bench(BenchOptions(report=(f"{name}:out",)), ())
 
 
