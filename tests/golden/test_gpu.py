@@ -64,6 +64,22 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
     assert sum(cell["seconds"] > 20 for cell in cells.values()) <= 1
 
 
+def test_on_a_gpu_no_cell_is_thin_and_every_context_that_was_tried_held() -> None:
+    """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
+    run = json.loads((FOLDER / "all_implementations_h100.json").read_text(encoding="utf-8"))
+    assert (run["profile"], run["status"], run["complete"], len(run["verdicts"])) == ("quick", "pass", True, 108)
+    assert run["seconds"] <= 220
+    for cell in run["verdicts"]:
+        assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
+        assert cell["cases"] >= 100 and cell["shapes"] >= 6
+        tried = {name: how["status"] for name, how in cell["contexts"].items()}
+        assert tried["again"] == tried["thread"] == "held"
+        assert set(tried.values()) <= {"held", "told", "not tried"}
+        assert all(how["why"] for how in cell["contexts"].values() if how["status"] != "held")
+    streams = [cell["contexts"]["stream"]["status"] for cell in run["verdicts"]]
+    assert streams.count("held") >= 107  # one cell had no time left
+
+
 def test_published_kernels_are_told_apart_by_the_sum_that_they_norm() -> None:
     """Two or more of each convention, in both dtypes; what fails rounds xhat, which is another op."""
     run = json.loads((FOLDER / "published_sums.json").read_text(encoding="utf-8"))
