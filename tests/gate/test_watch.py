@@ -23,6 +23,7 @@ from normcheck.errors import NormcheckError, UsageError
 from normcheck.gate import watch
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.watch import Saves, watched
+from normcheck.runner.interruption import interruptible
 from tests.command_line import Cli
 
 KERNEL = """
@@ -219,7 +220,7 @@ def test_a_folder_that_cannot_be_watched_is_said(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_end_by_itself_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_PATIENCE_SECONDS", 0.1)
-    with Saves((str(tmp_path),)) as saves:
+    with Saves((str(tmp_path),)) as saves, interruptible(signal.SIGINT):  # as ``watch``: a background job ignores it
         looking(saves, tmp_path)
         begun = time.monotonic()
 
