@@ -38,11 +38,11 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
 
 
-def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
-    """``normcheck verify`` without options: cases and shapes enough in nearly every cell."""
+def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_was_tried_held() -> None:
+    """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] <= 120
+    assert run["seconds"] <= 220
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
@@ -53,31 +53,15 @@ def test_every_implementation_ran_on_a_gpu_and_none_failed() -> None:
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
     assert set(cells) == expected
     for cell in cells.values():
-        assert (cell["device"], cell["failure"]) == ("cuda", None)
-        assert cell["status"] == "pass" or (cell["status"] == "thin" and cell["detail"].startswith("core not finished"))
-        assert cell["cases"] >= 100
-        assert cell["seconds"] <= 21
-        assert cell["shapes"] >= 6 or cell["implementation"] == "torch_compile"
-        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
-    assert sum(cell["shapes"] < 3 for cell in cells.values()) <= 1
-    assert sum(cell["status"] == "thin" for cell in cells.values()) <= 4
-    assert sum(cell["seconds"] > 20 for cell in cells.values()) <= 1
-
-
-def test_on_a_gpu_no_cell_is_thin_and_every_context_that_was_tried_held() -> None:
-    """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
-    run = json.loads((FOLDER / "all_implementations_h100.json").read_text(encoding="utf-8"))
-    assert (run["profile"], run["status"], run["complete"], len(run["verdicts"])) == ("quick", "pass", True, 108)
-    assert run["seconds"] <= 220
-    for cell in run["verdicts"]:
         assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
         assert cell["cases"] >= 100 and cell["shapes"] >= 6
+        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
         tried = {name: how["status"] for name, how in cell["contexts"].items()}
         assert tried["again"] == tried["thread"] == "held"
         assert set(tried.values()) <= {"held", "told", "not tried"}
         assert all(how["why"] for how in cell["contexts"].values() if how["status"] != "held")
-    streams = [cell["contexts"]["stream"]["status"] for cell in run["verdicts"]]
-    assert streams.count("held") >= 107  # one cell had no time left
+    streams = [cell["contexts"]["stream"]["status"] for cell in cells.values()]
+    assert streams.count("held") >= len(streams) - 1  # one cell had no time left
 
 
 def test_published_kernels_are_told_apart_by_the_sum_that_they_norm() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,28 @@ from normcheck.impls.kernels.launch import launch
 
 
 class Resident(torch.Tensor):
-    """A tensor of the CPU that says it is on a GPU."""
+    """A tensor of the CPU that says it is on the first GPU."""
 
     is_cuda = True
+    device = torch.device("cuda", 0)
+
+
+class Second(Resident):
+    """One that says it is on the second GPU."""
+
+    device = torch.device("cuda", 1)
+
+
+class Current:
+    """Which GPU is current, as torch tells and sets it."""
+
+    index = 0
+
+    @contextmanager
+    def device(self, wanted: torch.device) -> Iterator[None]:
+        before, self.index = self.index, wanted.index
+        yield
+        self.index = before
 
 
 class Kernel:
@@ -25,6 +46,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.on: list[int] = []
         self.launched: list[tuple[Any, ...]] = []
 
     def fn(self) -> None:
@@ -33,6 +55,7 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def ask(*arguments: Any, **constants: Any) -> Any:
             self.asked.append((grid, arguments, constants))
+            self.on.append(torch.cuda.current_device())
             return self
 
         compiled = SimpleNamespace(run=lambda *arguments: self.launched.append((grid, arguments)))
@@ -40,9 +63,12 @@ class Kernel:
 
 
 @pytest.fixture(autouse=True)
-def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def current(monkeypatch: pytest.MonkeyPatch) -> Current:
+    current = Current()
     monkeypatch.setattr(module, "_known", {})
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current.index)
+    monkeypatch.setattr(torch.cuda, "device", current.device)
+    return current
 
 
 def x_of(dtype: torch.dtype = torch.float16, *, offset: int = 0) -> torch.Tensor:
@@ -85,13 +111,20 @@ def test_a_call_that_differs_asks_anew(change: str) -> None:
     assert len(kernel.asked) == 2 and not kernel.launched
 
 
-def test_another_device_or_kernel_asks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kernel_asks_anew() -> None:
     first, second = Kernel(), Kernel()
     for kernel in (first, second):
         launch(kernel, (7,), x_of(), None, 16, 1e-5, BLOCK=16, EVEN=True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    launch(first, (7,), x_of(), None, 16, 1e-5, BLOCK=16, EVEN=True)
-    assert (len(first.asked), len(second.asked)) == (2, 1)
+    assert (len(first.asked), len(second.asked)) == (1, 1)
+
+
+def test_a_kernel_is_launched_on_the_gpu_of_its_tensors_and_compiled_for_each(current: Current) -> None:
+    """Triton launches on the current GPU, where nothing waits for a kernel that writes to another."""
+    kernel = Kernel()
+    for x in (x_of(), x_of().as_subclass(Second), x_of(), x_of().as_subclass(Second)):
+        launch(kernel, (7,), x, None, 16, 1e-5, BLOCK=16, EVEN=True)
+    assert kernel.on == [0, 1]
+    assert len(kernel.launched) == 2 and current.index == 0
 
 
 def test_a_tensor_of_the_cpu_goes_to_the_kernel_each_time() -> None:

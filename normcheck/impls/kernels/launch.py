@@ -31,11 +31,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | float 
     if not first.is_cuda:
         kernel[grid](*arguments, **constants)
         return
-    if first.device.index != torch.cuda.current_device():
+    current = torch.cuda.current_device()
+    if first.device.index != current:
         with torch.cuda.device(first.device):
             launch(kernel, grid, *arguments, **constants)
         return
-    call = (kernel.fn, torch.cuda.current_device(), *constants.items(), *map(_fact, arguments))
+    call = (kernel.fn, current, *constants.items(), *map(_fact, arguments))
     known = _known.get(call)
     if known is None:
         compiled = kernel[grid](*arguments, **constants)
