@@ -28,6 +28,10 @@ class Depth(IntEnum):
     ROWS = 3
 
 
+DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
+"""The probe of a planned case -> how deep it goes."""
+
+
 def probe(subject: Subject, *, rows: bool) -> Probed:
     """Run the case again; with ``rows`` also with the rows in another order, and with one row alone."""
     try:

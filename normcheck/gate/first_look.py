@@ -7,9 +7,9 @@ import time
 from normcheck.cases.core import drawn
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
+from normcheck.checks.probes import DEPTHS
 from normcheck.gate.blame import run_surely
 from normcheck.gate.plan import Plan, planner_of
-from normcheck.gate.sweep import DEPTHS
 from normcheck.planner.planner import Planner
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of

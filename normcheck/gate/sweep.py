@@ -17,10 +17,11 @@ from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
-from normcheck.checks.probes import Depth, not_as_before
+from normcheck.checks.probes import DEPTHS, Depth, not_as_before
 from normcheck.checks.refusal import is_of_exception
 from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
+from normcheck.gate.beside import Beside, Done
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.contexts import failing_in_context
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
@@ -190,11 +191,16 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     asked: set[Case] = set()
     number, end = -1, math.inf
 
-    def run(case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True) -> tuple[Result, float]:
+    def run(
+        case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True, done: Done | None = None
+    ) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
-        patient = not tally.late  # a kernel that hangs now and then does so twice
-        result = run_surely(cell, case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient)
-        seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
+        if done is None:
+            patient = not tally.late  # a kernel that hangs now and then does so twice
+            result = run_surely(cell, case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient)
+            seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
+        else:
+            result, seconds = done.result, done.seconds
         if own or result.failed:
             tally.add(result, seconds)
             progress(tally.cases, max(tally.floors.values(), default=0.0))
@@ -223,10 +229,18 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         for case in _replayed(cell, plan, tally):
             run(case, Depth.ROWS)
         replayed = tally.cases  # they have no number in the sequence
-        with Ahead(cell, plan, core) as ahead:
+        with Ahead(cell, plan, core) as ahead, Beside(cell, plan, core) as beside:
             while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
                 number = step.number
-                result, seconds = run(step.planned.case, DEPTHS[step.planned.probe], core.upcoming, own=step.own)
+                beside.look(step.planned, tally.floors, tally.conventions, most - tally.cases + replayed - 1)
+                done = beside.result(step.planned, tally.conventions)  # one that died may be another's victim
+                if done is not None and died(done.result):
+                    once_more, done = (() if timed_out(done.result) else done.result.after), None
+                    for case in once_more:
+                        run(case, Depth.MEMORY, own=False)
+                result, seconds = run(
+                    step.planned.case, DEPTHS[step.planned.probe], core.upcoming, own=step.own, done=done
+                )
                 core.saw(step, refused=bool(result.refused), seconds=seconds)
                 ahead.look()
         number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
@@ -262,10 +276,6 @@ def seconds_after(core: Planner, plan: Plan) -> float:
     seconds = plan.profile.seconds
     most = seconds if plan.profile.dear.share == 1.0 else seconds / 2
     return min(most, max(seconds / 4, seconds / 2 + core.seconds_left)) if core.is_priced else most
-
-
-DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
-"""The probe of a planned case -> how deep it goes."""
 
 
 def explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:

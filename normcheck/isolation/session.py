@@ -66,6 +66,11 @@ class ProcessSession:
         """One more process of the same kernel, which has been asked to import it."""
         return begun(self._spec, (self._op,), self._device, self._sandbox, self._python)
 
+    def count_calls_of(self, other: ProcessSession) -> None:
+        """Count the calls of another process of the same kernel as calls of this one."""
+        self._client.idle_seconds += other.idle_seconds
+        self._client.eager_calls = max(self.eager_calls, other.eager_calls)
+
     def restart(self, *, cleanly: bool = False) -> None:
         """See ``Session``; ``cleanly``: from a new server, which no code under test can have reached."""
         self._client.close()

@@ -88,6 +88,13 @@ class Plain:
         """The case that comes next if the present one changes nothing."""
         return self._head
 
+    def coming(self, most: int) -> list[Planned]:
+        """So many of the cases that ``next`` would return; [] while the core is opened."""
+        if not self.opened or self._shard[1] > 1:
+            return []
+        takes = self._refusals.claims.takes
+        return [planned for planned in islice(self.rest(), most) if takes(planned.case) and self._has_time(planned)]
+
     def rest(self) -> Iterator[Planned]:
         """The cases that are still to come."""
         return islice(iter(self._cases), self._taken, None)
@@ -108,11 +115,14 @@ class Plain:
             own = self.number % self._shard[1] == self._shard[0] - 1
             if not own and self.opened:
                 self.elsewhere |= goals_of(planned)
-            elif self._record.core + self._own.seconds(planned, most=True) <= self._limits.core:
+            elif self._has_time(planned):
                 return Step(planned, self.number, own)
             else:
                 self.skipped.append(planned)
         return None
+
+    def _has_time(self, planned: Planned) -> bool:
+        return self._record.core + self._own.seconds(planned, most=True) <= self._limits.core
 
     def one_that(self, is_free: Callable[[Planned], bool], left: Set[Any]) -> Planned | None:
         """The next case that covers a goal that is ``left`` and for which ``is_free`` holds; the others are let go."""

@@ -93,6 +93,12 @@ class Planner:
         coming = self._plain.upcoming
         return coming.case if self._priced is None and coming is not None else None
 
+    def coming(self, most: int) -> list[Planned]:
+        """So many of the cases that come next if the present one changes nothing; [] if that is not known."""
+        if self._priced is not None or self._refusals.question is not None or self.repeats:
+            return []
+        return self._plain.coming(most)
+
     def next(self) -> Step | None:
         """The next case; None if the core is finished, or the rest of it would take too long."""
         question, plain = self._refusals.question, self._plain

@@ -19,9 +19,9 @@ from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
 from normcheck.checks.finding import finding
+from normcheck.checks.probes import DEPTHS
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
 from normcheck.gate.blame import run_surely
-from normcheck.gate.sweep import DEPTHS
 from normcheck.gate.tally import Tally
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation import forkserver

@@ -71,7 +71,8 @@ class Trial(threading.Thread):
             self.failure = failure
 
 
-_trials: dict[Key, Trial] = {}
+_trials: dict[Key, Trial] = {}  # that have begun
+_beginning = threading.Lock()
 in_crowd = False
 """Whether other processes want the cores."""
 
@@ -95,8 +96,8 @@ def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
         if _asked[key] < (_WORTH_SECONDS_IN_CROWD if in_crowd else _WORTH_SECONDS) and not at_once:
             return False
         trial = begin(key)
-        if at_once:
-            trial.join()
+    if key.device.type in _AT_ONCE:
+        trial.join()
     if isinstance(trial.failure, NormcheckError):
         raise trial.failure
     return not trial.is_alive() and trial.failure is None
@@ -104,9 +105,11 @@ def is_trusted(judge: Judge, outputs: Mapping[str, Tensor]) -> bool:
 
 def begin(key: Key) -> Trial:
     """The trial for ``key``, begun if it was not before."""
-    if key not in _trials:
-        _trials[key] = Trial(key)
-        _trials[key].start()
+    with _beginning:
+        if key not in _trials:
+            trial = Trial(key)
+            trial.start()
+            _trials[key] = trial
     return _trials[key]
 
 

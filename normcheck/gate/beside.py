@@ -1,0 +1,137 @@
+"""Cases of a cell that idle cores take: the next ones of its order run in further processes of the same kernel.
+
+Which cases a cell has, in which order they are judged and what the planner is told follows from the order alone: a
+result that is there before its turn waits for it, and one whose turn does not come is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from normcheck.cases.core import Planned
+from normcheck.checks.attempt import died, run_case
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.checks.probes import DEPTHS
+from normcheck.gate.plan import Plan
+from normcheck.isolation.session import ProcessSession
+from normcheck.oracle import judging
+from normcheck.oracle.conventions import Convention
+from normcheck.planner.own import FAST
+from normcheck.planner.planner import Planner
+from normcheck.runner.session import session_of
+
+MOST = 4
+"""Further processes of one kernel: what judges them is one process."""
+
+_WAITING = 2  # cases for each of them, so that none is idle while the oldest result is waited for
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a case that ran before its turn. ``conventions``: those that its judge knew of."""
+
+    result: Result
+    seconds: float
+    conventions: tuple[Convention, ...] | None
+
+
+class Beside:
+    """The further processes of one cell while its ``core`` runs; ``look`` starts them, ``result`` has what they did.
+
+    On a GPU, and if the kernel builds something, other processes are worth more in compiling ahead. A kernel whose
+    calls are fast waits for its judge, and not the other way round.
+    """
+
+    def __init__(self, cell: Cell, plan: Plan, core: Planner) -> None:
+        self._cell, self._plan, self._core = cell, plan, core
+        session = session_of(cell.implementation)
+        self._session = session if isinstance(session, ProcessSession) else None
+        self._count = min(MOST, len(os.sched_getaffinity(0)) // plan.workers)
+        self._is_possible = plan.device == "cpu" and plan.shard[1] == 1 and self._session is not None
+        self._threads: ThreadPoolExecutor | None = None
+        self._own = threading.local()
+        self._sessions: list[ProcessSession] = []
+        self._running: dict[Planned, Future[Done]] = {}
+
+    def look(
+        self, present: Planned, floors: Mapping[str, float], conventions: tuple[Convention, ...] | None, room: int
+    ) -> None:
+        """Hand out what comes after the ``present`` case, of which ``room`` cases may run. Never waits.
+
+        ``floors``, ``conventions``: see ``run_case``.
+        """
+        if not self._is_possible or self._count < 2 or not self._core.prices.own.call > FAST:
+            return
+        coming = self._core.coming(min(room, _WAITING * self._count))
+        for planned in self._running.keys() - {present, *coming}:
+            self._running.pop(planned).cancel()
+        if self._threads is None and coming:
+            self._threads = ThreadPoolExecutor(self._count, initializer=self._begin)
+        for planned in coming:
+            if self._threads is not None and planned not in self._running:
+                self._running[planned] = self._threads.submit(self._done, planned, dict(floors), conventions)
+
+    def result(self, planned: Planned, conventions: tuple[Convention, ...] | None) -> Done | None:
+        """What came of a case; None if no process runs it, or if more is known of the kernel by now.
+
+        After a case that ended its process there are no more.
+        """
+        running = self._running.pop(planned, None)
+        if running is None:
+            return None
+        done = running.result()
+        if died(done.result):
+            self.stop()
+        return done if done.conventions == conventions else None
+
+    def stop(self) -> None:
+        """End the processes, for good."""
+        self._is_possible = False
+        if self._threads is None:
+            return
+        threads, self._threads = self._threads, None
+        for running in self._running.values():
+            running.cancel()
+        self._running.clear()
+        with ExitStack() as ended:
+            for session in self._sessions:
+                ended.push(session)  # a thread that was between two calls has started its process again
+                session.restart()
+            threads.shutdown(cancel_futures=True)
+        for session in self._sessions:
+            if self._session is not None:
+                self._session.count_calls_of(session)
+
+    def _begin(self) -> None:
+        """Give a new thread a process of its own."""
+        implementation = pickle.loads(pickle.dumps(self._cell.implementation))
+        self._own.cell = replace(self._cell, implementation=implementation)
+        session = session_of(implementation)
+        assert isinstance(session, ProcessSession)
+        self._sessions.append(session)
+
+    def _done(self, planned: Planned, floors: Mapping[str, float], conventions: tuple[Convention, ...] | None) -> Done:
+        begun, compiling = time.perf_counter(), judging.compiling_seconds()
+        result = run_case(
+            self._own.cell, planned.case, self._plan, floors, DEPTHS[planned.probe], conventions=conventions
+        )
+        seconds = time.perf_counter() - begun - (judging.compiling_seconds() - compiling)
+        return Done(result, seconds, conventions)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.stop()

@@ -1,0 +1,125 @@
+"""Idle cores take cases of the same cell: sooner done, and nothing else is another than with one core."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.gate.beside import Beside, Done
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.sweep import run_cell
+from normcheck.gate.tally import Tally
+from normcheck.isolation.select import select_apart
+from normcheck.result import Verdict
+
+KERNEL = """
+import os, time
+import torch
+
+called = []
+
+def rmsnorm(x, weight, bias, *, eps):
+    called.append(x.shape)
+    time.sleep({seconds})
+    {first}
+    wide = x.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+"""
+
+SOMETIMES_LATE = "time.sleep(0.3 * (hash(tuple(called)) % 25 == 0))"
+WRONG_AT_A_SIZE = "weight = weight * (1.0 + (x.shape[-1] == 768))"
+MOST = 60
+DIES_AFTER_MANY = "len(called) < 40 or os._exit(3)"
+
+
+def verdict_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    *,
+    first: str = "pass",
+    seconds: float = 0.035,
+    most: int = MOST,
+) -> tuple[Verdict, list[str]]:
+    """The verdict of a kernel that sleeps in each call, and its cases in the order in which they were counted."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    counted: list[str] = []
+
+    count = Tally.add
+
+    def add(self: Tally, result: Result, seconds: float) -> None:
+        counted.append(str(result.case))
+        count(self, result, seconds)
+
+    file = tmp_path / f"with_{cores}.py"
+    file.write_text(KERNEL.format(first=first, seconds=seconds), encoding="utf-8")
+    (implementation,) = select_apart(f"{file}:rmsnorm", ("rmsnorm",), "cpu", 60.0)
+    cell = Cell(OPS["rmsnorm"], replace(implementation, builds=False), "fp16", f"{file}:rmsnorm")
+    profile = replace(PROFILES["quick"], seconds=0.1, core_seconds=600.0, max_examples=most, shrink_seconds=0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Tally, "add", add)
+        verdict = run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0), lambda cases, worst: None)
+    return verdict, counted
+
+
+@pytest.mark.slow
+def test_the_cases_and_their_order_do_not_hang_on_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, cases = verdict_of(tmp_path, monkeypatch, 1, first=SOMETIMES_LATE)
+    assert len(cases) == alone.cases == MOST
+    result, taken = Beside.result, list[Done]()
+
+    def counted(self: Beside, *arguments: Any) -> Done | None:
+        done = result(self, *arguments)
+        taken.extend([done] * (done is not None))
+        return done
+
+    monkeypatch.setattr(Beside, "result", counted)
+    for cores in (2, 4):
+        beside, own = verdict_of(tmp_path, monkeypatch, cores, first=SOMETIMES_LATE)
+        assert own == cases
+        assert (beside.status, beside.cases, beside.shapes) == (alone.status, alone.cases, alone.shapes)
+        assert beside.worst == alone.worst
+        assert beside.core and alone.core and beside.core.missed == alone.core.missed
+        assert len(taken) > MOST / 3  # the cases that open a core run alone
+        taken.clear()
+
+
+@pytest.mark.slow
+def test_the_first_wrong_case_is_that_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, cases = verdict_of(tmp_path, monkeypatch, 1, first=WRONG_AT_A_SIZE, most=300)
+    beside, own = verdict_of(tmp_path, monkeypatch, 4, first=WRONG_AT_A_SIZE, most=300)
+    assert alone.failure is not None and beside.failure is not None
+    assert (beside.status, beside.failed_at, own) == (alone.status, alone.failed_at, cases)
+    assert "N=768" in beside.failure.case and beside.failure.kind == alone.failure.kind
+
+
+@pytest.mark.slow
+def test_one_that_dies_after_many_cases_dies_beside_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict, _ = verdict_of(tmp_path, monkeypatch, 2, first=DIES_AFTER_MANY, most=300)
+    assert verdict.failure is not None and verdict.failure.kind == "crash"
+
+
+@pytest.mark.slow
+def test_a_process_that_somebody_else_has_killed_accuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, killed = Beside.look, []
+
+    def kills(self: Beside, *arguments: Any) -> None:
+        look(self, *arguments)
+        for session in self._sessions[: 1 - len(killed)]:
+            if session.running:
+                killed.append(session)
+                session.restart()
+
+    monkeypatch.setattr(Beside, "look", kills)
+    verdict, cases = verdict_of(tmp_path, monkeypatch, 2)
+    assert killed and verdict.failure is None and len(cases) == MOST
