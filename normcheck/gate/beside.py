@@ -26,12 +26,14 @@ from normcheck.gate.plan import Plan
 from normcheck.isolation.session import ProcessSession
 from normcheck.oracle import judging
 from normcheck.oracle.conventions import Convention
-from normcheck.planner.own import FAST
 from normcheck.planner.planner import Planner
 from normcheck.runner.session import session_of
 
 MOST = 4
 """Further processes of one kernel: what judges them is one process."""
+
+_SLOW = 0.05
+"""Seconds of a case on average, at least: of a faster kernel most of the time goes into judging, which is one process's."""
 
 _WAITING = 2  # cases for each of them, so that none is idle while the oldest result is waited for
 
@@ -70,7 +72,7 @@ class Beside:
 
         ``floors``, ``conventions``: see ``run_case``.
         """
-        if not self._is_possible or self._count < 2 or not self._core.prices.own.call > FAST:
+        if not self._is_possible or self._count < 2 or self._core.record.core <= _SLOW * self._core.record.run:
             return
         coming = self._core.coming(min(room, _WAITING * self._count))
         for planned in self._running.keys() - {present, *coming}:
