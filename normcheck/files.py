@@ -32,6 +32,11 @@ def contents(path: str | Path, most: int, *, follow_links: bool = True) -> bytes
     return data
 
 
+def module_of(spec: str) -> str:
+    """The file, or the module, that the ``--impl`` of a user's kernel names; "" if it is one of normcheck's own."""
+    return spec if spec.endswith(".py") else spec.rpartition(":")[0]
+
+
 def digest(path: str) -> str:
     """The SHA-256 of a file in hexadecimal; "" if it cannot be read."""
     try:

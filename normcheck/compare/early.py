@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from normcheck.compare.options import FORMATS, CompareOptions
+from normcheck.files import module_of
 from normcheck.impls import discovery
 from normcheck.isolation import interpreter
 from normcheck.reports.targets import Target, targets
@@ -19,5 +20,4 @@ def looked_at(a: str, b: str, options: CompareOptions) -> None:
 
 def targets_of(a: str, b: str, options: CompareOptions) -> tuple[Target, ...]:
     """Where the reports go. Raises UsageError for a file that the run reads."""
-    own_files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in (a, b)]
-    return targets(options.report, FORMATS, [*own_files, options.interpreter])
+    return targets(options.report, FORMATS, [module_of(a), module_of(b), options.interpreter])

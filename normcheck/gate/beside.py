@@ -32,8 +32,8 @@ from normcheck.runner.session import session_of
 MOST = 4
 """Further processes of one kernel: what judges them is one process."""
 
-_SLOW = 0.05
-"""Seconds of a case on average, at least: of a faster kernel most of the time goes into judging, which is one process's."""
+_SLOW = 0.03
+"""Seconds of a case on average, at least: if it takes less, most of that goes into judging, which is one process's."""
 
 _WAITING = 2  # cases for each of them, so that none is idle while the oldest result is waited for
 

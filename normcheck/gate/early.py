@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from normcheck.errors import UsageError, one_line, one_of, to_install
-from normcheck.files import writable
+from normcheck.files import module_of, writable
 from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls import discovery
 from normcheck.reports.report import formats
@@ -49,6 +49,6 @@ def shard_parts(text: str) -> tuple[int, int]:
 
 def targets_of(options: VerifyOptions, read: Sequence[str] = ()) -> tuple[Target, ...]:
     """Where the reports go. Raises UsageError for a file that the run reads: one of ``read`` or of another option."""
-    files = [spec if spec.endswith(".py") else spec.rpartition(":")[0] for spec in options.impl]
+    files = map(module_of, options.impl)
     read = (*files, *read, options.known_failures, options.baseline, options.config)
     return targets(options.report, tuple(formats()), read, {name: format.needs for name, format in formats().items()})

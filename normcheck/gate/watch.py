@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 
 from normcheck.errors import ExitCode, NormcheckError, UsageError, error_text, one_line, to_install
+from normcheck.files import module_of
 from normcheck.gate.decision import concluded, terms_of
 from normcheck.gate.early import targets_of
 from normcheck.gate.options import VerifyOptions
@@ -57,7 +58,7 @@ def watched(options: VerifyOptions) -> tuple[str, ...]:
 
 def _folder(spec: str) -> str:
     """The folder of the file or package that ``spec`` names, or "". No code is run for it."""
-    name = spec if spec.endswith(".py") else spec.rpartition(":")[0]
+    name = module_of(spec)
     if name.endswith(".py"):
         return str(Path(name).resolve().parent)
     with suppress(ImportError, ValueError):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from normcheck.errors import NormcheckError, error_text
+from normcheck.files import module_of
 from normcheck.impls import _cudnn_shelf, discovery
 from normcheck.isolation import landlock, seccomp
 
@@ -71,8 +72,13 @@ class Sandbox:
 
     @classmethod
     def of(cls, spec: str) -> Self:
-        """The sandbox of what ``spec`` names: one folder for each, until this process ends."""
-        folder = os.path.join(run_folder(os.getpid()), hashlib.sha256(spec.encode()).hexdigest()[:16])
+        """The sandbox of what ``spec`` names: one folder for each file, or own implementation, until this process ends.
+
+        A plan takes it along to the processes that judge: what one process of a file compiles is there for all others
+        of that file, and for no other's.
+        """
+        whose = module_of(spec) or spec
+        folder = os.path.join(run_folder(os.getpid()), hashlib.sha256(whose.encode()).hexdigest()[:16])
         return cls(folder, _users_caches() if spec in discovery.implementations() else {})
 
     @classmethod

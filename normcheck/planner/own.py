@@ -39,7 +39,7 @@ class Own:
     @property
     def is_known(self) -> bool:
         """Whether it is known what a call takes, without building anything."""
-        return self.repeated or self.call < FAST
+        return self.call < (math.inf if self.repeated else FAST)
 
     @property
     def known(self) -> tuple[object, ...]:

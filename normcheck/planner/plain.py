@@ -18,6 +18,9 @@ from normcheck.planner.own import Own
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
 
+_LESS = 0.9
+"""The extent is asked anew only if a cost fell to this share: each time the whole core is drawn."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -150,7 +153,7 @@ class Plain:
         """Take the extent that is affordable. What a row costs can only fall."""
         own, extent = self._own, self.extent
         costs = own.call, own.rate("row"), own.rate("column")
-        if self._may_fit and costs != self._fitted:
+        if self._may_fit and not all(_LESS * was <= cost <= was for cost, was in zip(costs, self._fitted, strict=True)):
             self._fitted = costs
             extent = affordable(self._usual, own, self._limits.core, self._allowed)
         if extent != self.extent or drawn_anew:

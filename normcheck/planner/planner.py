@@ -54,6 +54,7 @@ class Planner:
         self._declared, self._usual, self._seed = claims, extent, seed
         self._limits, self._shard, self._asked, self._excuses = limits, shard, layouts, excuses
         self.prices, self.record = Prices(device), Record()
+        self.prices.own.repeated = not builds  # then any case tells what a call takes
         self.paid = Paid(self.prices, self.record, builds and shard[1] == 1)
         self._refusals = Refusals(claims, lambda claims: self._plain.goals(claims))
         fits, own = device == "cpu" and not claims.shapes, self.prices.own

@@ -160,7 +160,7 @@ def test_a_users_file_fills_no_cache_but_its_own() -> None:
     """What a judge or another kernel would run, if it came from a shared cache."""
     mine, other, own = Sandbox.of("mine.py"), Sandbox.of("other.py"), Sandbox.of("triton")
     assert (mine.caches, other.caches) == ({}, {})
-    assert mine.folder == Sandbox.of("mine.py").folder != other.folder
+    assert mine.folder == Sandbox.of("mine.py").folder == Sandbox.of("mine.py:rms").folder != other.folder
     assert {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"} <= set(own.caches)
     assert Sandbox.told(json.loads(json.dumps(own.as_message))) == own
 
