@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from normcheck.cases.case import Case
-from normcheck.cases.strategies import choices, endless
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.compare.results import SKIP, Pair, Side
 from normcheck.compare.tally import PairTally
 from normcheck.gate.plan import Plan, planner_of
-from normcheck.gate.shrink import Stop, seed_of
-from normcheck.gate.sweep import explicit, seconds_after
-from normcheck.planner.planner import Planner
+from normcheck.gate.sequence import Sequence
+from normcheck.gate.shrink import Stop
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 
@@ -75,7 +73,7 @@ def _both(one: tuple[object, ...], other: tuple[object, ...]) -> tuple[object, .
     return tuple(value for value in one if value in other)
 
 
-def compared(both: Both, plan: Plan, lines: Sequence[Case], progress: Progress) -> Pair:
+def compared(both: Both, plan: Plan, lines: Listed[Case], progress: Progress) -> Pair:
     """Both sides on the cases of ``lines``, or, without any, on those that verify would draw for A and B takes as well.
 
     Nothing that an implementation does makes it raise. Each side has a process of its own.
@@ -116,29 +114,12 @@ _FRUITLESS = 50
 
 
 def _through(cell: Cell, plan: Plan, run: Callable[[Case], tuple[Result, float]], count: Callable[[], int]) -> None:
-    """Run the sequence of ``cell`` as a sweep has it, without its large cases: its core, explicit cases, drawn ones."""
-    core, most, fruitless = planner_of(cell, plan), plan.profile.max_examples, 0
-
-    def tried(case: Case) -> tuple[Result, float]:
-        nonlocal fruitless
+    """Run the sequence of ``cell`` as verify has it, without its large cases."""
+    sequence, fruitless = Sequence(cell, plan, planner_of(cell, plan), count, large=False), 0
+    for asked in sequence:
         before = count()
-        result, seconds = run(case)
+        result, seconds = run(asked.planned.case)
         fruitless = fruitless + 1 if count() == before else 0
         if fruitless == _FRUITLESS:
-            raise Stop
-        return result, seconds
-
-    while count() < most and (step := core.next()) is not None:
-        result, seconds = tried(step.planned.case)
-        core.saw(step, refused=bool(result.refused), seconds=seconds)
-    end = time.perf_counter() + seconds_after(core, plan)
-    drawn = endless(choices(core.claims), seed_of(cell, plan.seed))
-    for case in chain(_explicit(cell, plan, core), drawn):
-        if count() >= most or time.perf_counter() > end:
             return
-        result, seconds = tried(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())))
-        core.saw_another(result.case, "reason", refused=bool(result.refused), seconds=seconds)
-
-
-def _explicit(cell: Cell, plan: Plan, core: Planner) -> Iterator[Case]:
-    return (case for case, is_large in explicit(cell, plan, core.claims) if not is_large)
+        sequence.saw(asked, refused=bool(result.refused), seconds=seconds)

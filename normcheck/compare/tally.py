@@ -42,11 +42,10 @@ class SideTally:
     def run(self, case: Case) -> Ran:
         """Run a case, and count it if it was not refused."""
         watched: list[Expectation] = []
-        begun = time.perf_counter()
         result = run_case(
             self.cell, case, self._plan, None, Depth.OFF, watched.append, conventions=self.tally.conventions
         )
-        self.tally.add(result, time.perf_counter() - begun)
+        self.tally.add(result)
         if result.failed:
             self._count(result)
         return Ran.of(result, watched)

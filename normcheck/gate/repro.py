@@ -112,7 +112,7 @@ def _reproduce(
             from normcheck.gate.dump import write
 
             write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
-        tally.add(result, 0.0)
+        tally.add(result)
         failed = result if result.failed else tally.without_graph
         findings = [finding(cell, failed, plan.device, after=lines[:-1])] if failed else []
     if reason:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
-from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size, telling
-from normcheck.cases.case import MOST_COLUMNS, Case, without_unusual
-from normcheck.cases.claims import Claims
-from normcheck.cases.strategies import choices, endless
+from normcheck.cases.beyond import telling
+from normcheck.cases.case import Case, without_unusual
+from normcheck.cases.core import Planned
 from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
@@ -27,7 +24,8 @@ from normcheck.gate.contexts import failing_in_context
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
 from normcheck.gate.options import sizes_required
 from normcheck.gate.plan import Plan, planner_of
-from normcheck.gate.shrink import Stop, seed_of, widened
+from normcheck.gate.sequence import ROWS_EVERY, Sequence
+from normcheck.gate.shrink import Stop, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.oracle import judging
 from normcheck.planner.planner import Planner
@@ -38,8 +36,6 @@ from normcheck.runner.session import session_of
 Progress = Callable[[int, float], None]
 """Called after each case with the number of cases so far and the worst ratio."""
 
-_MEMORY_EVERY = 2  # every second case has the probes of memory
-_ROWS_EVERY = 8  # every eighth case has those of rows
 _ASLEEP_SECONDS, _ASLEEP_SHARE = 3.0, 0.5  # of a cell's time: on a CPU no kernel waits for anybody so long
 _TWO_LINES = 140  # characters
 _TELLING_SECONDS = 10.0  # at most, for the search for the most telling case
@@ -154,7 +150,7 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
     tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
         result = run_case(cell, case, plan)
-        tally.add(result, time.perf_counter() - start)
+        tally.add(result)
         tally.contexts.update(result.contexts)
         failure = finding(cell, result, plan.device) if result.failed else None
         failure = failure and explained(cell, plan, result, failure)
@@ -181,80 +177,64 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
 
 
 def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner) -> list[Result]:
-    """The first failing result, or an empty list if the time or the number of cases is used up before.
-
-    The sequence is the core, explicit cases, then drawn cases. Each case in it has a number, even if
-    another shard runs it, so that all shards share one sequence.
-    """
-    most, (shard, shards) = plan.most, plan.shard
+    """The first failing result, or an empty list if the time or the number of cases is used up before."""
     found: list[Result] = []
-    asked: set[Case] = set()
-    number, end = -1, math.inf
+    asked_at_once: set[Case] = set()
+    replayed = 0
 
     def run(
-        case: Case, depth: Depth, upcoming: Case | None = None, *, own: bool = True, done: Done | None = None
+        planned: Planned, upcoming: Case | None = None, *, own: bool = True, done: Done | None = None
     ) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
         if done is None:
-            patient = not tally.late  # a kernel that hangs now and then does so twice
-            result = run_surely(cell, case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient)
+            depth, patient = DEPTHS[planned.probe], not tally.late  # a kernel that hangs now and then does so twice
+            result = run_surely(
+                cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient
+            )
             seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         else:
             result, seconds = done.result, done.seconds
         if own or result.failed:
-            tally.add(result, seconds)
+            tally.add(result)
             progress(tally.cases, max(tally.floors.values(), default=0.0))
         failed = result if result.failed else tally.without_graph
         if failed is not None:
             found.append(failed)
             raise Stop
         usual = _asked_at_once(cell, result)
-        if usual is not None and usual not in asked and tally.cases < most:
-            asked.add(usual)
-            result_of_usual, took = run(usual, Depth.MEMORY, own=own)
+        if usual is not None and usual not in asked_at_once and tally.cases < plan.most:
+            asked_at_once.add(usual)
+            result_of_usual, took = run(Planned(usual, "memory"), own=own)
             core.saw_another(usual, "memory", refused=bool(result_of_usual.refused), seconds=took)
         return result, seconds
 
-    def judge(case: Case, is_large: bool = False, upcoming: Case | None = None) -> None:
-        nonlocal number
-        number += 1
-        if number >= most or time.perf_counter() > end:
-            raise Stop
-        if number % shards == shard - 1 and not (is_large and _too_slow(case, plan, tally, end)):
-            depth = _depth(number)
-            result, seconds = run(case, depth, upcoming)
-            core.saw_another(case, depth.name.lower(), refused=bool(result.refused), seconds=seconds)
-
+    sequence = Sequence(cell, plan, core, lambda: tally.cases - replayed)
     try:
         for case in _replayed(cell, plan, tally):
-            run(case, Depth.ROWS)
+            run(Planned(case, "rows"))
         replayed = tally.cases  # they have no number in the sequence
         with Ahead(cell, plan, core) as ahead, Beside(cell, plan, core) as beside:
-            while (tally.cases - replayed if shards == 1 else core.length) < most and (step := core.next()) is not None:
-                number = step.number
-                beside.look(step.planned, tally.floors, tally.conventions, most - tally.cases + replayed - 1)
-                done = beside.result(step.planned, tally.conventions)  # one that died may be another's victim
-                if done is not None and died(done.result):
+            for asked in sequence:
+                if sequence.is_too_slow(asked):
+                    tally.too_slow[f"{asked.planned.case.M}x{asked.planned.case.N}"] = None
+                    continue
+                done = None
+                if asked.step is None:
+                    ahead.stop()
+                    beside.stop()
+                else:
+                    beside.look(asked.planned, tally.floors, tally.conventions, plan.most - tally.cases + replayed - 1)
+                    done = beside.result(asked.planned, tally.conventions)
+                if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None
                     for case in once_more:
-                        run(case, Depth.MEMORY, own=False)
-                result, seconds = run(
-                    step.planned.case, DEPTHS[step.planned.probe], core.upcoming, own=step.own, done=done
-                )
-                core.saw(step, refused=bool(result.refused), seconds=seconds)
+                        run(Planned(case, "memory"), own=False)
+                result, seconds = run(asked.planned, asked.upcoming, own=asked.own, done=done)
+                sequence.saw(asked, refused=bool(result.refused), seconds=seconds)
                 ahead.look()
-        number = core.length - 1 if shards > 1 else tally.cases - replayed - 1
-        for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
-            judge(case)  # each waits for its turn at the memory, which is not the cell's time
-        end = time.perf_counter() + seconds_after(core, plan)
-        for case, is_large in explicit(cell, plan, core.claims):
-            if core.paid.is_worth(case, plan.profile.large_share * (end - time.perf_counter())):
-                judge(case, is_large)
-        for case, upcoming in pairwise(endless(choices(core.claims), seed_of(cell, plan.seed))):
-            judge(core.where_paid(case, plan.profile.large_share * (end - time.perf_counter())), upcoming=upcoming)
     except Stop:
         pass
-    tally.failed_at = number
+    tally.failed_at = sequence.number
     return found
 
 
@@ -271,31 +251,6 @@ def _asked_at_once(cell: Cell, result: Result) -> Case | None:
     return usual if known and usual != case else None
 
 
-def seconds_after(core: Planner, plan: Plan) -> float:
-    """Seconds for the cases after a core: half as many in a run of many cells, fewer if building took all the time."""
-    seconds = plan.profile.seconds
-    most = seconds if plan.profile.dear.share == 1.0 else seconds / 2
-    return min(most, max(seconds / 4, seconds / 2 + core.seconds_left)) if core.is_priced else most
-
-
-def explicit(cell: Cell, plan: Plan, claims: Claims) -> Iterator[tuple[Case, bool]]:
-    """(case, whether it is large), of the cases between the core and the drawn ones; first of the sizes required."""
-    for axis, size in sizes_required(plan.required, cell.implementation.name):
-        for case in of_size(claims, axis, size, seed_of(cell, plan.seed)):
-            yield case, True
-    if plan.device == "cuda":
-        for case in far_apart(claims):
-            yield case, False
-    for case in model_sizes(claims, seed_of(cell, plan.seed)):
-        yield case, False
-    if plan.device == "cuda" and plan.profile.powers:
-        for case in extreme(claims, seed_of(cell, plan.seed)):
-            yield case, True
-    times = plan.profile.large_times if plan.device == "cuda" else 1
-    for case in large(claims, plan.device, times, seed_of(cell, plan.seed)):
-        yield case, True
-
-
 def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
     """The cases that failed in earlier runs, which the first shard runs. Their notes go to ``tally``."""
     replay = plan.replays.get(cell.key)
@@ -305,17 +260,10 @@ def _replayed(cell: Cell, plan: Plan, tally: Tally) -> tuple[Case, ...]:
     return tuple(case for case in replay.cases if not cell.layouts or case.layout in cell.layouts)
 
 
-def _depth(number: int) -> Depth:
-    """The depth of a case's probes. They cost runs, so not every case has all."""
-    if number % _ROWS_EVERY == 0:
-        return Depth.ROWS
-    return Depth.REASON if number % _MEMORY_EVERY else Depth.MEMORY
-
-
 def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
     """Run the first case again, after all others: its result if that fails or has other bits, else an empty list."""
     first = tally.first
-    if first is None or first.failed or not cell.implementation.deterministic or tally.cases < _ROWS_EVERY:
+    if first is None or first.failed or not cell.implementation.deterministic or tally.cases < ROWS_EVERY:
         return []
     again = run_surely(cell, first.case, plan, tally.floors, Depth.OFF, patient=not tally.late)
     problems = tuple(not_as_before(first.seen, again.seen))
@@ -353,22 +301,3 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
 def _context_lost(cell: Cell, failed: Result) -> bool:
     """Whether this process has lost its GPU's context, so that nothing runs any more; a worker would be replaced."""
     return not session_of(cell.implementation).isolated and any(map(context_lost, failed.problems))
-
-
-def _too_slow(case: Case, plan: Plan, tally: Tally, end: float) -> bool:
-    """Whether a large case is not expected to fit into the time that is left; if so, a note will name it."""
-    unknown = plan.shard[1] > 1 and tally.per_row == float("inf")  # so few cases that none of them showed it
-    expected = 0.0 if unknown else tally.per_row * case.M
-    expected += tally.per_column * case.N * (case.N > MOST_COLUMNS)
-    expected += case.M * case.N * _judging_seconds(plan)
-    slow = expected > plan.profile.large_share * (end - time.perf_counter())
-    if slow:
-        tally.too_slow[f"{case.M}x{case.N}"] = None
-    return slow
-
-
-def _judging_seconds(plan: Plan) -> float:
-    """For judging an element, forward and backward, at most: measured, for planning only."""
-    if plan.device == "cuda":
-        return 2e-9
-    return 4e-8 if plan.judge == judging.FUSED and judging.kernels_work("cpu") else 2.5e-7

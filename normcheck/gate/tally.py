@@ -77,8 +77,6 @@ class Tally:
     sizes: dict[tuple[str, int], int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     declared: dict[str, str] = field(default_factory=dict)
-    per_row: float = float("inf")
-    per_column: float = 0.0
     vacuity: dict[str, Vacuity] = field(default_factory=dict)
     repeats: dict[str, Steadiness] = field(default_factory=dict)
     invariance: dict[str, Steadiness] = field(default_factory=dict)
@@ -99,8 +97,8 @@ class Tally:
         """Output -> the largest ratio so far; the judge leaves out the details of a smaller one."""
         return {name: worst.ratio for name, worst in self.worst.items()}
 
-    def add(self, result: Result, seconds: float) -> None:
-        """Count a case that took so many ``seconds``."""
+    def add(self, result: Result) -> None:
+        """Count a case."""
         for reason in filter(None, (result.refused, result.seen.refused)):
             axis = own_limit.axis_of(reason)
             if axis:
@@ -127,10 +125,6 @@ class Tally:
         if result.has_graph is not None:
             self.graphs.setdefault(result.has_graph, result)
         self.notes.update(dict.fromkeys(result.notes[: max(0, _MOST - len(self.notes))]))
-        if result.case.M >= 8:
-            self.per_row = min(self.per_row, seconds / result.case.M)
-        if result.case.M <= 64 and result.case.N >= 4096:  # with what it took to compile
-            self.per_column = max(self.per_column, seconds / result.case.N)
         for checked in result.checked:
             name, c = checked.output, checked.comparison
             if result.case.M:

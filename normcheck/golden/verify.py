@@ -75,7 +75,7 @@ def _verdict(entries: list[RecordedCase], device: str, folder: str) -> tuple[Ver
     checks, failed = 0, list[Result]()
     for number, entry in enumerate(entries):
         result = judge_recorded(entry, device)
-        tally.add(result, 0.0)
+        tally.add(result)
         checks += len(result.checked)
         if result.failed:
             tally.failed_at = number if not failed else tally.failed_at

@@ -13,7 +13,7 @@ RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 FAST = 0.03
 """Seconds of a call with which some 340 cases fit into any time: then nobody need ask what is building."""
 
-_JUDGING_SECONDS = {"cpu": 1e-6, "cuda": 2e-8}  # for an element, at most
+_JUDGING_SECONDS = {"cpu": 2.5e-7, "cuda": 2e-9}  # for an element, forward and backward, at most
 _AT_HOME_SECONDS = 1e-7  # the same for a small case of a GPU's kernel, which a CPU judges
 _TELLING = {"row": 16, "column": 4096, "element": 16384}
 """From so many on they cost more than a call. A GPU takes many rows at once: there elements cost, not rows."""

@@ -257,7 +257,7 @@ class _Trial:
         begun, compiling = time.monotonic(), judging.compiling_seconds()
         patient = not self.hung
         result = run_surely(cases.cell, planned.case, plan, floors, depth, upcoming, conventions, patient=patient)
-        tally.add(result, 0.0)
+        tally.add(result)
         bare = tally.without_graph
         if bare is not None and result.has_graph is False and not result.failed:
             result = replace(result, problems=bare.problems)

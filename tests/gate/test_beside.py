@@ -55,9 +55,9 @@ def verdict_of(
 
     count = Tally.add
 
-    def add(self: Tally, result: Result, seconds: float) -> None:
+    def add(self: Tally, result: Result) -> None:
         counted.append(str(result.case))
-        count(self, result, seconds)
+        count(self, result)
 
     file = tmp_path / f"with_{cores}.py"
     file.write_text(KERNEL.format(first=first, seconds=seconds), encoding="utf-8")

@@ -11,13 +11,15 @@ import torch
 
 from normcheck.cases.beyond import EXTREME, LARGE
 from normcheck.cases.case import HUGE_ELEMENTS, Case
+from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS
 from normcheck.checks import attempt
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
-from normcheck.gate import sweep
-from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate import sequence, sweep
+from normcheck.gate.plan import PROFILES, Plan, planner_of
+from normcheck.gate.sequence import Asked, Sequence
 from normcheck.gate.tally import Tally
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.tolerances import table
@@ -43,10 +45,8 @@ def asked(profile: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sweep.Planner, "next", lambda self: None)
     cell = cell_of(dtype)
     plan = Plan((cell,), replace(PROFILES[profile], max_examples=80), 0, device, 1.0)
-    monkeypatch.setattr(sweep, "_judging_seconds", lambda plan: 0.0)
-    tally = Tally(table().model)
-    tally.add(Result(case_of("rmsnorm fp16 M=300 N=16"), table().model), 0.0)
-    sweep._first_failing(cell, plan, tally, lambda *_: None, sweep.planner_of(cell, plan))
+    monkeypatch.setattr(sweep.Sequence, "is_too_slow", lambda self, asked: False)
+    sweep._first_failing(cell, plan, Tally(table().model), lambda *_: None, sweep.planner_of(cell, plan))
     return seen
 
 
@@ -73,18 +73,21 @@ def test_what_each_profile_asks_for(
     assert set(LARGE[device]) <= sizes
 
 
-def test_long_rows_are_left_out_if_compiling_them_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    tally, plan = Tally(table().model), Plan((), PROFILES["ci"], 0, "cuda", 1.0)
-    case = case_of(f"rmsnorm fp16 M=2 N={2**20}")
-    monkeypatch.setattr(sweep.time, "perf_counter", lambda: 0.0)
-    tally.add(Result(case_of("rmsnorm fp16 M=300 N=16"), table().model), 0.01)
-    tally.add(Result(case_of("rmsnorm fp16 M=2 N=8200"), table().model), 0.05)
-    assert not sweep._too_slow(case, plan, tally, 45.0)
-    tally.add(Result(case_of("rmsnorm fp16 M=2 N=20000"), table().model), 3.0)
-    tally.add(Result(case_of("rmsnorm fp16 M=2 N=20000"), table().model), 0.01)
-    assert sweep._too_slow(case, plan, tally, 45.0)
-    assert not sweep._too_slow(case_of("rmsnorm fp16 M=2 N=65536"), plan, tally, 45.0)
-    assert [*tally.too_slow] == [f"2x{2**20}"]
+def test_long_rows_are_left_out_if_they_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, now = cell_of(), [0.0]
+    monkeypatch.setattr(sequence.time, "perf_counter", lambda: now[0])
+    core = planner_of(cell, Plan((cell,), PROFILES["ci"], 0, "cpu", 1.0))
+    monkeypatch.setattr(core, "next", lambda: None)
+    asked_of = Sequence(cell, Plan((cell,), PROFILES["ci"], 0, "cpu", 1.0), core, lambda: 0)
+    next(iter(asked_of))  # the time after a core begins
+    long, short = (Asked(Planned(case_of(f"rmsnorm fp16 M=2 N={n}"), "reason"), is_large=True) for n in (2**20, 8192))
+    core.saw_another(case_of("rmsnorm fp16 M=2 N=16"), "reason", refused=False, seconds=0.01)
+    assert not asked_of.is_too_slow(long)
+    core.saw_another(case_of("rmsnorm fp16 M=2 N=20000"), "reason", refused=False, seconds=1.0)
+    assert asked_of.is_too_slow(long) and not asked_of.is_too_slow(short)
+    assert not asked_of.is_too_slow(replace(long, is_large=False))
+    now[0] = 44.9
+    assert asked_of.is_too_slow(short)
 
 
 GIB = 1 << 30

@@ -30,22 +30,21 @@ def verdict_of(tally: Tally) -> Verdict:
 def test_the_worst_case_of_each_output_is_kept() -> None:
     one, other = result_of(str(SMALL)), result_of(str(TALL))
     tally = Tally(one.model)
-    tally.add(one, 0.5)
-    tally.add(other, 3.2)
+    tally.add(one)
+    tally.add(other)
     ratios = {name: [c.comparison.ratio for r in (one, other) for c in r.checked if c.output == name] for name in "y"}
     verdict = verdict_of(tally)
     assert (verdict.status, verdict.cases, verdict.shapes) == ("pass", 2, 2)
-    tally.add(result_of(str(SMALL).replace("seed=2", "seed=3")), 0.1)
+    tally.add(result_of(str(SMALL).replace("seed=2", "seed=3")))
     assert (verdict_of(tally).cases, verdict_of(tally).shapes) == (3, 2)  # other data is no other shape
     assert verdict.worst["y"].ratio == max(ratios["y"]) == tally.floors["y"]
-    assert tally.per_row == 0.2  # of cases with eight rows or more
     assert tally.first is one
 
 
 def test_a_refused_case_counts_as_its_reason_alone() -> None:
     tally = Tally(result_of().model)
     for number in range(30):
-        tally.add(replace(result_of(), refused=f"reason {number}"), 0.1)
+        tally.add(replace(result_of(), refused=f"reason {number}"))
     assert (tally.cases, tally.shapes, tally.first) == (0, set(), None)
     assert len(tally.refused) == 21  # the last is for all others
     assert tally.refused["other reasons"] == 10
@@ -56,15 +55,15 @@ def test_a_refused_case_counts_as_its_reason_alone() -> None:
 
 def test_special_values_are_not_uncheckable() -> None:
     tally = Tally(result_of().model)
-    tally.add(result_of("rmsnorm fp32 M=5 N=12 rows=nan seed=1 bias=none"), 0.1)
+    tally.add(result_of("rmsnorm fp32 M=5 N=12 rows=nan seed=1 bias=none"))
     assert tally.uncheckable == {}
-    tally.add(result_of(), 0.1)
+    tally.add(result_of())
     assert tally.uncheckable["y"] == (0, SMALL.M * SMALL.N)
 
 
 def test_a_backward_that_never_ran_is_said() -> None:
     tally = Tally(result_of().model)
-    tally.add(replace(result_of(), seen=Seen(refused="no engine")), 0.1)
+    tally.add(replace(result_of(), seen=Seen(refused="no engine")))
     assert verdict_of(tally).notes[-1] == f"{NO_BACKWARD}: no engine (1 cases)"
     assert derived({}, {}, {"no engine": 1}, 2) == ["gradients not checked where it was refused: no engine (1 cases)"]
     assert refusals({}) == ""

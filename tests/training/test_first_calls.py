@@ -95,7 +95,7 @@ def test_who_hangs_twice_is_wrong_in_its_time_and_who_hangs_once_is_not(
     assert (found.kind, found.stage) == ("wrong", "some"), found
     once = "    if not os.path.exists(FLAG):\n        open(FLAG, 'w').close()\n        time.sleep(1000)\n    return y"
     found, seconds = hurried(once)
-    assert found.kind == "thin", found
+    assert found.kind == "thin", repr(found)
     assert found.score and found.score > 0.2 and seconds > 1.9
 
 

@@ -1,0 +1,133 @@
+"""The sequence of one cell, for verify and compare: its core, cases that are named, and then drawn ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size
+from normcheck.cases.case import Case
+from normcheck.cases.core import Planned
+from normcheck.cases.strategies import choices, endless
+from normcheck.checks.cell import Cell
+from normcheck.gate.options import sizes_required
+from normcheck.gate.plan import Plan
+from normcheck.gate.shrink import seed_of
+from normcheck.planner.plain import Step
+from normcheck.planner.planner import Planner
+
+ROWS_EVERY = 8
+"""After the core every eighth case has the probes of rows, and every second those of memory: they cost runs."""
+
+_MEMORY_EVERY = 2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A case to run. ``step``: as the planner has it, None after the core; ``is_large``: it may take too long for the
+    time that is left; ``upcoming``: the case that comes next, if that is known.
+    """
+
+    planned: Planned
+    step: Step | None = None
+    is_large: bool = False
+    upcoming: Case | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether this shard counts it: others run the opening of a core to learn what is refused."""
+        return self.step is None or self.step.own
+
+
+class Sequence:
+    """Gives the cases of ``cell`` one by one; ``saw`` takes what came of each before the next.
+
+    Each case has a ``number``, even if another shard runs it, so that all shards share one sequence. It ends when the
+    time is over, or when as many cases as the plan allows were run: ``count`` tells how many.
+    """
+
+    def __init__(self, cell: Cell, plan: Plan, core: Planner, count: Callable[[], int], *, large: bool = True) -> None:
+        self._cell, self._plan, self._core, self._count, self._large = cell, plan, core, count, large
+        self._seed, self._end = seed_of(cell, plan.seed), math.inf
+        self.number = -1
+
+    def __iter__(self) -> Iterator[Asked]:
+        core, most, (shard, shards) = self._core, self._plan.most, self._plan.shard
+        while (self._count() if shards == 1 else core.length) < most and (step := core.next()) is not None:
+            self.number = step.number
+            yield Asked(step.planned, step, upcoming=core.upcoming)
+        self.number = (self._count() if shards == 1 else core.length) - 1
+        for case, is_large, upcoming in self._after():
+            self.number += 1
+            if self.number >= most or self.seconds_left < 0:
+                return
+            if self.number % shards == shard - 1:
+                yield Asked(Planned(case, _probe(self.number)), is_large=is_large, upcoming=upcoming)
+
+    def saw(self, asked: Asked, *, refused: bool, seconds: float) -> None:
+        """Take what came of a case, which took so many ``seconds``."""
+        if asked.step is not None:
+            self._core.saw(asked.step, refused=refused, seconds=seconds)
+        else:
+            self._core.saw_another(asked.planned.case, asked.planned.probe, refused=refused, seconds=seconds)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that are left for the cases after the core; no end until they have begun."""
+        return self._end - time.perf_counter()
+
+    def is_too_slow(self, asked: Asked) -> bool:
+        """Whether a large case is not expected to fit into its share of the time that is left."""
+        expected = self._core.prices.own.seconds(asked.planned, most=True)
+        return asked.is_large and expected > self._share_left
+
+    @property
+    def _share_left(self) -> float:
+        return self._plan.profile.large_share * self.seconds_left
+
+    def _after(self) -> Iterator[tuple[Case, bool, Case | None]]:
+        """(case, whether it is large, the next one) after the core."""
+        plan, core = self._plan, self._core
+        if self._large:
+            for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
+                yield case, True, None  # each waits for its turn at the memory, which is not the cell's time
+        self._end = time.perf_counter() + _seconds_after(core, plan)
+        for case, is_large in self._named():
+            if (self._large or not is_large) and core.paid.is_worth(case, self._share_left):
+                yield case, is_large, None
+        for case, upcoming in pairwise(endless(choices(core.claims), self._seed)):
+            yield core.where_paid(case, self._share_left), False, upcoming
+
+    def _named(self) -> Iterator[tuple[Case, bool]]:
+        """(case, whether it is large) between the core and the drawn cases; first of the sizes required."""
+        claims, profile, on_gpu = self._core.claims, self._plan.profile, self._plan.device == "cuda"
+        for axis, size in sizes_required(self._plan.required, self._cell.implementation.name):
+            for case in of_size(claims, axis, size, self._seed):
+                yield case, True
+        if on_gpu:
+            for case in far_apart(claims):
+                yield case, False
+        for case in model_sizes(claims, self._seed):
+            yield case, False
+        if on_gpu and profile.powers:
+            for case in extreme(claims, self._seed):
+                yield case, True
+        for case in large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed):
+            yield case, True
+
+
+def _seconds_after(core: Planner, plan: Plan) -> float:
+    """Seconds for the cases after a core: half as many in a run of many cells, fewer if building took all the time."""
+    seconds = plan.profile.seconds
+    most = seconds if plan.profile.dear.share == 1.0 else seconds / 2
+    return min(most, max(seconds / 4, seconds / 2 + core.seconds_left)) if core.is_priced else most
+
+
+def _probe(number: int) -> str:
+    """How deep the probes go of a case after the core."""
+    if number % ROWS_EVERY == 0:
+        return "rows"
+    return "reason" if number % _MEMORY_EVERY else "memory"
