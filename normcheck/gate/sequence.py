@@ -81,8 +81,7 @@ class Sequence:
 
     def is_too_slow(self, asked: Asked) -> bool:
         """Whether a large case is not expected to fit into its share of the time that is left."""
-        expected = self._core.prices.own.seconds(asked.planned, most=True)
-        return asked.is_large and expected > self._share_left
+        return asked.is_large and self._core.prices.own.runs(asked.planned, most=True) > self._share_left
 
     @property
     def _share_left(self) -> float:

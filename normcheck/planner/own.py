@@ -13,7 +13,7 @@ RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 FAST = 0.03
 """Seconds of a call with which some 340 cases fit into any time: then nobody need ask what is building."""
 
-_JUDGING_SECONDS = {"cpu": 2.5e-7, "cuda": 2e-9}  # for an element, forward and backward, at most
+_JUDGING_SECONDS = {"cpu": 1e-6, "cuda": 2e-8}  # for an element, at most
 _AT_HOME_SECONDS = 1e-7  # the same for a small case of a GPU's kernel, which a CPU judges
 _TELLING = {"row": 16, "column": 4096, "element": 16384}
 """From so many on they cost more than a call. A GPU takes many rows at once: there elements cost, not rows."""
@@ -52,10 +52,13 @@ class Own:
 
     def seconds(self, planned: Planned, *, most: bool = False) -> float:
         """Seconds of a case. ``most``: rows and columns may have built something whenever they were seen."""
-        case = planned.case
-        rates, sizes = self._rates[most], _sizes(case.M, case.N)
+        return self.runs(planned, most=most) + self._judging(planned.case)
+
+    def runs(self, planned: Planned, *, most: bool = False) -> float:
+        """The same without what judging takes at most, as far as no run has shown what it takes."""
+        rates, sizes = self._rates[most], _sizes(planned.case.M, planned.case.N)
         run = sum((rate * sizes[unit] for unit, rate in rates.items()), start=self.call if self.is_known else 0.0)
-        return RUNS[planned.probe] * run + self._judging(case)
+        return RUNS[planned.probe] * run
 
     def saw(self, planned: Planned, seconds: float, *, new: bool) -> None:
         """Take the seconds of a case; ``new``: whether it may have built something."""
