@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
+from normcheck.cases.declared import rules
 from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import COTANGENTS, inputs_of, make
 from normcheck.cases.ops import OPS
@@ -172,25 +173,9 @@ def _load(state: _State, message: Message) -> Message:
 def _described(i: Implementation, device: str) -> Message:
     place = source_location.of(i)
     return {
+        **{name: getattr(i, name) for name in rules(type(i))},
         "name": i.name,
         "op": i.op,
-        "dtypes": list(i.dtypes),
-        "ranks": list(i.ranks),
-        "biases": list(i.biases),
-        "weights": list(i.weights),
-        "lone_bias": i.lone_bias,
-        "strided": i.strided,
-        "heads": i.heads,
-        "trailing": i.trailing,
-        "weight_dtypes": list(i.weight_dtypes),
-        "residual_dtypes": list(i.residual_dtypes),
-        "overwrites": list(i.overwrites),
-        "shapes": None if i.shapes is None else [list(shape) for shape in i.shapes],
-        "epsilons": None if i.epsilons is None else list(i.epsilons),
-        "deterministic": i.deterministic,
-        "batch_invariant": i.batch_invariant,
-        "builds": i.builds,
-        "source": str(i.source),
         "unavailable": call.unavailable(i, device),
         "model": None if callable(i.model) else dict(i.model),
         "backward": i.backward is not None,

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +34,7 @@ from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
+from normcheck.cases.declared import Declared
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
 from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
@@ -211,22 +211,7 @@ def bits(tensor: Tensor) -> Tensor:
 def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     """Cases of random cores of every op and dtype, by turns."""
     order = random.Random(20)
-    every = SimpleNamespace(
-        biases=(False, True),
-        weights=(False, True),
-        lone_bias=True,
-        weight_dtypes=("io", "fp32"),
-        residual_dtypes=("io", "fp32"),
-        ranks=(2, 3),
-        strided=True,
-        heads=False,
-        trailing=False,
-        shapes=None,
-        backward=None,
-        model={},
-        batch_invariant=False,
-        epsilons=None,
-    )
+    every = Declared(weights=(False, True), lone_bias=True, residual_dtypes=("io", "fp32"), ranks=(2, 3))
     extent = PROFILES["quick"].extent
     cells = [claims_of(op, every, dtype) for op in OPS.values() for dtype in DTYPES]
     cores = [drawn(claims, extent, order.randrange(1, 10**6)) for claims in cells]
