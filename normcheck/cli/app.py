@@ -24,7 +24,8 @@ from normcheck.cli.repro import repro
 from normcheck.cli.reward import reward
 from normcheck.cli.tolerances import tolerances
 from normcheck.errors import ExitCode, NormcheckError, UsageError, one_line
-from normcheck.gate.options import ListOptions, VerifyOptions, built
+from normcheck.gate.options import ListOptions, VerifyOptions
+from normcheck.options import built
 
 app = typer.Typer(
     name="normcheck",

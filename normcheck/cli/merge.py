@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from normcheck.cli.options import Given, options
-from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import built
 
 _KEYS = ("require", "allow_thin", "known_failures", "baseline", "drift_ratio", "drift_ulp")
 

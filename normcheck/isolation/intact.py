@@ -23,6 +23,7 @@ _WATCHING = (
     "normcheck.isolation.worker",
     "normcheck.runner.arena",
     "normcheck.runner.call",
+    "normcheck.runner.kernel_errors",
     "normcheck.runner.overwriting",
     "normcheck.runner.own_memory",
     "normcheck.runner.run",

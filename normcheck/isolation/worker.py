@@ -50,6 +50,7 @@ from normcheck.isolation.shared_memory import (
 from normcheck.runner import call, compiled, nvidia_driver
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
+from normcheck.runner.kernel_errors import has_part_in
 from normcheck.runner.own_memory import Results
 from normcheck.runner.run import Forward, LocalRun
 
@@ -134,7 +135,7 @@ def _answer(state: _State, message: Message) -> Message:
     except Broken as broken:
         return {"broken": _failure(state, broken)}
     except BaseException as error:  # code under test may raise anything, KeyboardInterrupt too
-        own = isinstance(error, ItselfFailed) or not call.has_part_in(error)
+        own = isinstance(error, ItselfFailed) or not has_part_in(error)
         text = itself_failed(error) if own else f"raised {error_text(error)}"
         return {"broken": {"kind": ITSELF if own else "exception", "output": "", "message": text, "frames": []}}
 
