@@ -16,6 +16,7 @@ from typing import Any
 
 _WATCHING = (
     "normcheck.cases.guard_bands",
+    "normcheck.isolation.calls",
     "normcheck.isolation.ground",
     "normcheck.isolation.intact",
     "normcheck.isolation.messages",
