@@ -36,6 +36,7 @@ from normcheck.reports import terminal
 from normcheck.result import CONTEXT, SweepResult, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_there
+from normcheck.runner.environment import environment
 
 
 class Options(TypedDict, total=False):
@@ -150,7 +151,7 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
         else:
             verdicts = tuple(verdict_of(cell, plan, lambda cases, worst: None) for cell in cells)
     verdicts = tuple(_with_line_to_paste(verdict, spec) for verdict in verdicts)
-    run = run_of(options, plan, verdicts, begun)
+    run = run_of(options, plan, verdicts, begun, environment(device))
     return concluded(run, Terms(required=(implementation.name,), allow_thin=options.allow_thin))
 
 

@@ -27,6 +27,7 @@ def merge(
     from normcheck.gate.config import blamed, settings
     from normcheck.gate.decision import concluded, terms_of
     from normcheck.gate.early import targets_of
+    from normcheck.gate.known_failures import marked
     from normcheck.gate.run import publish
     from normcheck.gate.shards import merged
     from normcheck.reports.json_reader import read
@@ -39,4 +40,5 @@ def merge(
         targets = targets_of(checked, read=shards)
         run = merged([(file, read(file)) for file in shards])
         terms = terms_of(replace(checked, part=run.part), (*checked.require, *run.required))
+        run = replace(run, verdicts=tuple(marked(verdict, terms.known) for verdict in run.verdicts))
     raise typer.Exit(publish(concluded(run, terms), targets, screen(targets), cells=True))
