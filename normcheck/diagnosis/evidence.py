@@ -1,4 +1,4 @@
-"""What a kernel returned in one case, for the diagnosis, and the ways in which it may compute what an op leaves open."""
+"""What a kernel returned in one case, for the diagnosis, and the ways in which it may compute what an op leaves free."""
 
 from __future__ import annotations
 
