@@ -1,4 +1,4 @@
-"""What a kernel returned in one case, for the diagnosis, and the ways in which it may compute what an op leaves free."""
+"""What a kernel returned in one case, for the diagnosis, and the ways to compute what an op leaves open."""
 
 from __future__ import annotations
 
