@@ -23,7 +23,7 @@ from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
-from normcheck.gate.options import PROMISING, VerifyOptions, built
+from normcheck.gate.options import PROMISING, VerifyOptions
 from normcheck.gate.plan import Plan, asked_for, contexts_of, profile_of
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
@@ -31,10 +31,12 @@ from normcheck.impls import discovery
 from normcheck.impls.adapt import adapt, require_residual
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels.interpreter import enable, enabled
+from normcheck.options import built
 from normcheck.reports import terminal
 from normcheck.result import CONTEXT, SweepResult, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.device import device_there
+from normcheck.runner.environment import environment
 
 
 class Options(TypedDict, total=False):
@@ -149,7 +151,7 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
         else:
             verdicts = tuple(verdict_of(cell, plan, lambda cases, worst: None) for cell in cells)
     verdicts = tuple(_with_line_to_paste(verdict, spec) for verdict in verdicts)
-    run = run_of(options, plan, verdicts, begun)
+    run = run_of(options, plan, verdicts, begun, environment(device))
     return concluded(run, Terms(required=(implementation.name,), allow_thin=options.allow_thin))
 
 

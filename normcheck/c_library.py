@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from normcheck.errors import NormcheckError
-from normcheck.in_line import in_line
+from normcheck.lock import locked
 
 FLAGS = (
     "-std=gnu11", "-O2", "-ftree-vectorize", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared",
@@ -54,7 +54,7 @@ def loaded(source: Path, before: tuple[str, ...]) -> ctypes.CDLL | None:
     try:
         kept = _own_folder() / f"{source.parent.name}-{source.stem}-{key[:32]}.so"
         if not kept.is_file():
-            with in_line(kept.name, _SECONDS):  # judges that begin side by side ask for the same
+            with locked(kept.name, _SECONDS):  # judges that begin side by side ask for the same
                 if not kept.is_file():
                     _compile((compiler, *flags), text, kept)
         _refuse_others(kept)

@@ -182,5 +182,5 @@ def complaint(problem: Mapping[str, Any]) -> str:
         return f"{name} is missing: expected it"
     if problem["type"] == "value_error":  # from a validator of normcheck
         return f"{name}={problem['ctx']['error']}"
-    words = _EXPECTED.get(problem["type"], problem["msg"])  # else the words of ``result.Only``
+    words = _EXPECTED.get(problem["type"], problem["msg"])  # else the words of ``json_types.Only``
     return f"{name}={shown(problem['input'])}: expected {words}"

@@ -1,6 +1,6 @@
-"""Which of the desk's explanations is right for which planted fault.
+"""Which of the diagnosis's explanations is right for which planted fault.
 
-Written by hand from what each fault does, not from what the desk says of it: any other name is a wrong one. A fault
+Written by hand from what each fault does, not from what the diagnosis says: any other name is a wrong one. A fault
 that is not here has no right explanation, and naming one is wrong.
 """
 

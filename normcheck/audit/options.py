@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from normcheck.gate.options import Device, Dtypes, JudgeName, Ops, Option, Profile, several, within
+from normcheck.gate.options import Device, Dtypes, JudgeName, Ops, Profile
+from normcheck.options import Option, several, within
 
 ALL = "all"
 """The word for all regimes."""

@@ -158,7 +158,7 @@ def _put_controls(console: Console, audit: Audit) -> None:
 
 
 def _put_explanations(console: Console, audit: Audit) -> None:
-    """Print how many of the wrong values the desk explained, and those that it explained wrongly."""
+    """Print how many of the wrong values the diagnosis explained, and those that it explained wrongly."""
     if not audit.asked:
         return
     put(console, "")

@@ -23,8 +23,8 @@ class Outcome:
     cell was shrunk. ``cases`` ran in ``seconds``. ``what`` and ``source`` are the mutant's. ``promised``: this profile
     promises to kill it. ``regime``: the calls that have the fault, "" for all.
 
-    ``asked``: it was killed by a wrong value, and the desk was asked what that might be. ``explanation`` is what it
-    named, "" if nothing, and ``rightly`` whether that is so.
+    ``asked``: it was killed by a wrong value, and the diagnosis was asked about it. ``explanation`` is what it named,
+    "" if nothing, and ``rightly`` whether that is so.
     """
 
     id: str
@@ -135,7 +135,7 @@ class Audit:
 
     @property
     def asked(self) -> tuple[Outcome, ...]:
-        """The cells of which the desk was asked what is wrong."""
+        """The cells of which the diagnosis was asked what is wrong."""
         return tuple(outcome for outcome in self.outcomes if outcome.asked)
 
     @property

@@ -27,7 +27,7 @@ from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
 from normcheck.cases.ops import OPS, Op
 from normcheck.checks.cell import Cell
-from normcheck.desk.explain import VALUES
+from normcheck.diagnosis.explain import VALUES
 from normcheck.errors import itself_failed
 from normcheck.gate.options import PROMISING, VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan, Profile
@@ -43,7 +43,7 @@ PROMISES = PROMISING
 
 CONTROL_CASES = 30
 EXPLAIN_SECONDS = 60.0
-"""For the desk, which is asked what it knows and not how busy the machine is."""
+"""For the diagnosis: it is asked what it knows, not how busy the machine is."""
 
 TIMEOUT = VerifyOptions.timeout
 """Seconds per case."""
@@ -56,7 +56,7 @@ class Trial:
     ``name``: a mutant's id, or with ``control`` the name of a correct kernel. ``recipe``: judge by this recipe instead
     of the gate, unless it is empty. ``judge``: one of ``oracle.judging.JUDGES``. ``regime``: the fault is there only in
     the calls of this regime, unless it is empty. ``shrink``: also look for a simpler failing case. ``explain``: also
-    ask the desk what a wrong value might be.
+    ask the diagnosis what a wrong value might be.
     """
 
     name: str
@@ -173,7 +173,7 @@ def _outcome(trial: Trial) -> Outcome:
 
 
 def _explanation(trial: Trial, failure: Finding | None) -> dict[str, Any]:
-    """What the desk says of a planted fault that was found by a wrong value."""
+    """What the diagnosis says of a planted fault that was found by a wrong value."""
     if failure is None or failure.kind not in VALUES or not trial.explain:
         return {}
     name = failure.explanation.name if failure.explanation else ""

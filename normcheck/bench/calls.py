@@ -14,6 +14,7 @@ from normcheck.cases.inputs import RESIDUAL_INPUTS, Inputs, make, torch_dtype
 from normcheck.cases.ops import SCALE, Op
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call
+from normcheck.runner.kernel_errors import called, guarded
 
 Call = Callable[[], object]
 
@@ -44,8 +45,8 @@ def times_of(implementation: Implementation, op: Op, point: Point, direction: st
     if implementation.backward is None and BACKWARD in point.directions:
         inputs = [call.differentiable(one_set) for one_set in inputs]
     calls = [_CALLS[direction](implementation, point, one_set) for one_set in inputs]
-    with call.guarded(f"{direction}, while it was timed,"):
-        return call.called(_after_one_call, in_turn(calls), device)
+    with guarded(f"{direction}, while it was timed,"):
+        return called(_after_one_call, in_turn(calls), device)
 
 
 def _after_one_call(run: Call, device: str) -> Times:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from normcheck.gate.options import Device, Dtypes, Impls, Ops, Option, TimeBudget, Timeout, several
+from normcheck.gate.options import Device, Dtypes, Impls, Ops, TimeBudget, Timeout
+from normcheck.options import Option, several
 
 FORMATS = ("csv", "json", "png", "html")
 """The formats of ``--report FORMAT:PATH``."""

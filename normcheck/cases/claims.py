@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from normcheck.cases.case import (
     EXPANDED,
@@ -21,72 +21,13 @@ from normcheck.cases.case import (
     Parameters,
     head_size_near,
 )
+from normcheck.cases.declared import Declared
 from normcheck.cases.ops import OPS, Op
 
 _GAP = 8
 
 REFUSABLE = ("weight", "bias", "weight_dtype", "layout", "residual_dtype")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
-
-
-class Declared(Protocol):
-    """The fields of an implementation that claims are made from; ``impls.Implementation`` explains them."""
-
-    @property
-    def weights(self) -> Sequence[bool]:
-        """False, True."""
-
-    @property
-    def biases(self) -> Sequence[bool]:
-        """False, True."""
-
-    @property
-    def lone_bias(self) -> bool:
-        """Whether there may be a bias without a weight."""
-
-    @property
-    def weight_dtypes(self) -> Sequence[str]:
-        """io, fp32."""
-
-    @property
-    def residual_dtypes(self) -> Sequence[str]:
-        """io, fp32."""
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """2, 3, 4."""
-
-    @property
-    def strided(self) -> bool:
-        """Whether rows may have gaps between them."""
-
-    @property
-    def heads(self) -> bool:
-        """Whether x also comes as heads."""
-
-    @property
-    def trailing(self) -> bool:
-        """Whether x also has two dimensions that are normed."""
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, int]] | None:
-        """The (M, N) to use; None: any."""
-
-    @property
-    def epsilons(self) -> Sequence[float] | None:
-        """The eps to use; None: any."""
-
-    @property
-    def model(self) -> object:
-        """What is declared about the arithmetic, by key, or a function of the case."""
-
-    @property
-    def backward(self) -> object:
-        """None if gradients are autograd's."""
-
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether a row has the same bits among any other rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

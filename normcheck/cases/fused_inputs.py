@@ -21,7 +21,7 @@ from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import Op
-from normcheck.in_line import in_line
+from normcheck.lock import locked
 
 BLOCK, WARPS = 512, 4
 """Lanes of a program, one for each element of its tile, and its warps."""
@@ -112,7 +112,7 @@ def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tu
         if on_gpu and input_kernels.INTERPRETED:
             raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
         make = input_kernels.make[grid]
-        with in_line(f"inputs {call}") if on_gpu else nullcontext():  # the others find it on disk
+        with locked(f"inputs {call}") if on_gpu else nullcontext():  # the others find it on disk
             compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
         if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
             raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")

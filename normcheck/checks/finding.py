@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from normcheck.cases.case import EXPANDED, HEADS, Case
 from normcheck.cases.claims import unclaimed
+from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.bitmask_diff import bit_diff
@@ -20,7 +21,6 @@ from normcheck.checks.observe import MOVED
 from normcheck.checks.probes import Depth
 from normcheck.checks.where import how_many, locate, names_a_pattern
 from normcheck.impls import source_location
-from normcheck.impls.implementation import OVERWRITABLE
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, Checked
 from normcheck.oracle.rounding import NO_ROOM

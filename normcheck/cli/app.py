@@ -24,7 +24,8 @@ from normcheck.cli.repro import repro
 from normcheck.cli.reward import reward
 from normcheck.cli.tolerances import tolerances
 from normcheck.errors import ExitCode, NormcheckError, UsageError, one_line
-from normcheck.gate.options import ListOptions, VerifyOptions, built
+from normcheck.gate.options import ListOptions, VerifyOptions
+from normcheck.options import built
 
 app = typer.Typer(
     name="normcheck",
@@ -64,25 +65,12 @@ def verify(given: Given) -> None:
 
         files = Files.soon()
         with imports.at_once():
-            from normcheck.gate.run import run
-            from normcheck.gate.soak import soak
-            from normcheck.gate.watch import watch
+            from normcheck.cli.job import job_of
 
+            job = job_of(checked)
         if values.get("seed") == "random":
             typer.echo(f"seed {checked.seed}", err=True)  # now: a run that is killed leaves no report
-        if checked.loads:
-            from normcheck.loaders.job import check_loaded
-
-            raise typer.Exit(check_loaded(checked, tuple(sys.argv[1:]), files))
-        if checked.watch and checked.profile != "soak":
-            raise typer.Exit(watch(checked, tuple(sys.argv[1:]), files))
-        job = soak if checked.profile == "soak" else run
-        if not checked.scheduler:
-            raise typer.Exit(job(checked, tuple(sys.argv[1:]), files))
-        from normcheck.cluster.engine import cluster_of
-
-        with cluster_of(checked) as engine:
-            raise typer.Exit(job(checked, tuple(sys.argv[1:]), files, engine))
+        raise typer.Exit(job(checked, tuple(sys.argv[1:]), files))
 
 
 app.command()(merge)

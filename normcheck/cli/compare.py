@@ -10,7 +10,8 @@ import typer
 from normcheck.cli import imports
 from normcheck.cli.options import Given, offered, options
 from normcheck.compare.options import CompareOptions
-from normcheck.gate.options import VerifyOptions, built, options_of
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import built, options_of
 
 _OFFERED = offered(options_of(VerifyOptions)["impl"])
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from normcheck.cli.options import Given, options
-from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import built
 
 app = typer.Typer(
     help="Recorded outputs, judged again on any machine, without the library that made them.",

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from normcheck.cli.options import Given, options
-from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import built
 
 _KEYS = ("require", "allow_thin", "known_failures", "baseline", "drift_ratio", "drift_ulp")
 
@@ -26,6 +27,7 @@ def merge(
     from normcheck.gate.config import blamed, settings
     from normcheck.gate.decision import concluded, terms_of
     from normcheck.gate.early import targets_of
+    from normcheck.gate.known_failures import marked
     from normcheck.gate.run import publish
     from normcheck.gate.shards import merged
     from normcheck.reports.json_reader import read
@@ -38,4 +40,5 @@ def merge(
         targets = targets_of(checked, read=shards)
         run = merged([(file, read(file)) for file in shards])
         terms = terms_of(replace(checked, part=run.part), (*checked.require, *run.required))
+        run = replace(run, verdicts=tuple(marked(verdict, terms.known) for verdict in run.verdicts))
     raise typer.Exit(publish(concluded(run, terms), targets, screen(targets), cells=True))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from normcheck.gate.options import Option, options_of
+from normcheck.options import Option, options_of
 
 Given = Mapping[str, Any]
 """Option -> value, for the options that are on the command line or have a default there."""

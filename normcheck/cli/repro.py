@@ -10,7 +10,8 @@ from normcheck.cli import imports
 from normcheck.cli.options import Given, offered
 from normcheck.cli.options import options as with_options
 from normcheck.errors import UsageError
-from normcheck.gate.options import ReproOptions, VerifyOptions, built, options_of
+from normcheck.gate.options import ReproOptions, VerifyOptions
+from normcheck.options import built, options_of
 
 
 @with_options(ReproOptions)

@@ -9,7 +9,8 @@ import typer
 
 from normcheck.cli.options import Given, offered, options
 from normcheck.errors import UsageError
-from normcheck.gate.options import VerifyOptions, built, options_of
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import built, options_of
 
 
 def _outputs(incomplete: str) -> list[str]:

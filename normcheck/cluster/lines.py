@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from normcheck.errors import UsageError
-from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.options import VerifyOptions
+from normcheck.json_types import Count
+from normcheck.options import built
 from normcheck.reports.document import checked, once, text_of
-from normcheck.result import Count, Verdict
+from normcheck.result import Verdict
 
 _OF_THE_CALLER = frozenset(
     (

@@ -6,19 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from normcheck.gate.options import (
-    Device,
-    Dtypes,
-    Ops,
-    Option,
-    Profile,
-    Sandboxed,
-    Seed,
-    Timeout,
-    VerifyOptions,
-    count,
-    several,
-)
+from normcheck.gate.options import Device, Dtypes, Ops, Profile, Sandboxed, Seed, Timeout, VerifyOptions
+from normcheck.options import Option, count, several
 
 FORMATS = ("json",)
 """The formats of ``--report FORMAT:PATH``."""

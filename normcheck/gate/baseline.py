@@ -16,9 +16,10 @@ from typing import Annotated, Any
 
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.options import VerifyOptions
+from normcheck.json_types import Count, Number, Only, Whole
 from normcheck.reports.document import checked, load, plain
 from normcheck.reports.document import text_of as written
-from normcheck.result import CellKey, Count, Number, Only, SweepResult, Verdict, Whole, Worst
+from normcheck.result import CellKey, SweepResult, Verdict, Worst
 
 SCHEMA = "normcheck-baseline/1"
 FLOOR = 0.1

@@ -17,7 +17,8 @@ from typing import Any
 
 from normcheck.errors import UsageError, one_line, one_of, shown
 from normcheck.files import contents
-from normcheck.gate.options import VerifyOptions, options_of, typed
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import options_of, typed
 
 NAME = "pyproject.toml"
 LARGEST_BYTES = 1 << 20

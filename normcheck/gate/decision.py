@@ -124,16 +124,19 @@ def decide(
 
 
 def concluded(run: SweepResult, terms: Terms) -> SweepResult:
-    """``run`` with the status, exit code and messages that ``terms`` give it, and with its verdicts ``marked``."""
+    """``run`` with the status, exit code and messages that ``terms`` give it, and with its verdicts ``thinned``.
+
+    Each verdict is marked already, if its failure is known.
+    """
     status, code, messages = decide(
-        [known_failures.marked(v, terms.known) for v in run.verdicts],
+        run.verdicts,
         terms,
         complete=run.complete,
         profile=run.profile,
         most=run.budget.get("max_examples", math.inf),
         in_python=not run.argv,
     )
-    run = replace(run, verdicts=tuple(marked(verdict, terms) for verdict in run.verdicts))
+    run = replace(run, verdicts=tuple(thinned(verdict, terms) for verdict in run.verdicts))
     if terms.baseline and not terms.shard:
         messages += remarks(terms.baseline, run, part=terms.part or not run.complete)
     if terms.shard and (terms.known or terms.baseline):
@@ -145,9 +148,8 @@ def concluded(run: SweepResult, terms: Terms) -> SweepResult:
     return replace(run, status=status, exit_code=code, messages=messages)
 
 
-def marked(verdict: Verdict, terms: Terms) -> Verdict:
-    """``verdict`` as reports show it: as known if that failure is, and as thin if it lacks cases or a size required."""
-    verdict = known_failures.marked(verdict, terms.known)
+def thinned(verdict: Verdict, terms: Terms) -> Verdict:
+    """``verdict`` as reports show it: as thin if it lacks cases or a size required."""
     wanted = _lacking(verdict, terms)
     few = [f"{verdict.cases:,} of {wanted:,} required cases were judged"] * bool(wanted) + _sizes(verdict, terms)
     if not few:

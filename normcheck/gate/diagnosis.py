@@ -10,7 +10,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import finding, signature, with_larger
 from normcheck.checks.probes import Depth
-from normcheck.desk.explain import VALUES, explanation, tells
+from normcheck.diagnosis.explain import VALUES, explanation, tells
 from normcheck.gate.blame import Blame
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import clearer, widened

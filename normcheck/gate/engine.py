@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
@@ -38,7 +38,7 @@ class CellProgress(Protocol):
 
 
 class Engine(Protocol):
-    """Judges the cells of a plan."""
+    """Judges the cells of a plan, while it is open: ``engine_of`` in ``cli/job.py`` opens one."""
 
     def planned(self, options: VerifyOptions) -> Plan:
         """The plan that ``options`` ask for, ready to run. Raises UsageError."""
@@ -51,30 +51,31 @@ class Engine(Protocol):
 
 
 class ThisMachine:
-    """One cell after another in this process, or side by side in several of its own."""
+    """One cell after another in this process, or side by side in several of its own.
+
+    It is a context: at its end the processes end that judge, whatever they do.
+    """
 
     _begun: _Judges | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._begun is not None:  # the plan was not run
+            self._begun.end()
+        self._begun = None
 
     def planned(self, options: VerifyOptions) -> Plan:
         """The plan that ``options`` ask for; on return everything is ready to run it. Raises UsageError.
 
         The processes that judge are started beside, if the options tell how many there will be.
         """
-        self._end()  # of a plan that was not run
         device = device_for(options.device)
         cells = likely_cells(options, device)
         workers = workers_of(options, cells, device)
         self._begun = _Judges(device, workers, cells) if workers > 1 else None
-        try:
-            return prepared(options)
-        except BaseException:
-            self._end()
-            raise
-
-    def _end(self) -> None:
-        if self._begun is not None:
-            self._begun.end()
-        self._begun = None
+        return prepared(options)
 
     def environment(self, device: str) -> Mapping[str, str]:
         """This machine and the versions of its libraries."""
@@ -118,9 +119,6 @@ class ThisMachine:
         for index, verdict in found:
             order.add(verdict)
             yield index, verdict
-
-
-THIS_MACHINE = ThisMachine()
 
 
 class _Judges:

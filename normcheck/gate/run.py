@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TextIO
@@ -13,9 +13,10 @@ from typing import TextIO
 import torch
 
 from normcheck.errors import ExitCode
-from normcheck.gate.decision import Terms, concluded, marked, terms_of
+from normcheck.gate.decision import Terms, concluded, terms_of, thinned
 from normcheck.gate.early import targets_of
-from normcheck.gate.engine import THIS_MACHINE, Engine
+from normcheck.gate.engine import Engine
+from normcheck.gate.known_failures import marked
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
 from normcheck.gate.replay import keep
@@ -30,7 +31,7 @@ MOST_EXAMPLES = 10**15
 """What a report says if even more cases were allowed; beyond it, readers of JSON lose digits."""
 
 
-def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine = THIS_MACHINE) -> int:
+def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine) -> int:
     """Check everything that ``options`` ask for; returns the exit code. Raises UsageError before anything runs.
 
     ``files``: those that judge, which must be the same before the verdict is told. ``engine``: who judges the cells.
@@ -43,8 +44,8 @@ def run(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], eng
     terms = terms_of(options, plan.required)
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     stream = screen(targets)
-    verdicts, complete = swept(plan, stream, options, terms, engine=engine)
-    result = run_of(options, plan, verdicts, start, argv, engine)
+    verdicts, complete = swept(plan, stream, options, terms, engine)
+    result = run_of(options, plan, verdicts, start, engine.environment(plan.device), argv)
     result = concluded(replace(result, complete=complete), terms)
     result = doubted(result, begun.changed())
     return publish(result, targets, stream, verbosity=options.verbosity)
@@ -55,16 +56,19 @@ def run_of(
     plan: Plan,
     verdicts: tuple[Verdict, ...],
     start: float,
+    environment: Mapping[str, str],
     argv: tuple[str, ...] = (),
-    engine: Engine = THIS_MACHINE,
 ) -> SweepResult:
-    """The run that began at ``start`` (of time.perf_counter) with these verdicts: an error until ``concluded``."""
+    """The run that began at ``start`` (of time.perf_counter) with these verdicts: an error until ``concluded``.
+
+    ``environment``: the machine and the versions of its libraries, as an engine names them.
+    """
     return SweepResult(
         argv=argv,
         seed=plan.seed,
         profile=plan.profile.name,
         seconds=time.perf_counter() - start,
-        environment=engine.environment(plan.device),
+        environment=environment,
         status="error",
         exit_code=ExitCode.BROKEN,
         verdicts=verdicts,
@@ -107,12 +111,13 @@ def swept(
     stream: TextIO,
     options: VerifyOptions,
     terms: Terms,
+    engine: Engine,
     given_up: Callable[[], bool] = lambda: False,
-    engine: Engine = THIS_MACHINE,
 ) -> tuple[tuple[Verdict, ...], bool]:
     """The verdicts in the order of their cells, and whether the run got to its end without being interrupted.
 
-    ``given_up``: asked after each case whether to stop, as by Ctrl-C.
+    A failure that is known is marked as that when its verdict arrives. ``given_up``: asked after each case whether to
+    stop, as by Ctrl-C.
     """
     verdicts: dict[int, Verdict] = {}
     keys = [cell.key for cell in plan.cells]
@@ -127,11 +132,11 @@ def swept(
                     raise KeyboardInterrupt
 
             for index, verdict in engine.verdicts(plan, options, progress):
-                verdicts[index] = verdict
+                verdicts[index] = verdict = marked(verdict, terms.known)
                 trouble = keep(options.database, verdict) if options.database else ""
                 if trouble:
                     print(f"normcheck: {trouble}", file=sys.stderr)
-                live.verdict(marked(verdict, terms))  # ``concluded`` marks what is kept
+                live.verdict(thinned(verdict, terms))  # what is kept is held to it with all others, by ``concluded``
     except KeyboardInterrupt:
         return tuple(verdicts[index] for index in sorted(verdicts)), False
     return tuple(verdicts[index] for index in sorted(verdicts)), True

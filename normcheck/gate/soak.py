@@ -23,7 +23,7 @@ from rich.console import Console
 from normcheck.errors import UsageError
 from normcheck.gate.decision import Terms, concluded, terms_of
 from normcheck.gate.early import targets_of
-from normcheck.gate.engine import THIS_MACHINE, Engine
+from normcheck.gate.engine import Engine
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
 from normcheck.gate.run import doubted, publish, run_of, swept, write_reports
@@ -39,7 +39,7 @@ FOLDER = "normcheck-soak"
 """Where failing cases are kept, in the present folder, if ``--database`` names no other."""
 
 
-def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine = THIS_MACHINE) -> int:
+def soak(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine) -> int:
     """Run rounds until Ctrl-C or SIGTERM, or until each cell has ``--max-examples`` cases; returns the exit code.
 
     Being stopped is how such a run ends: 0 if nothing was found, 1 if something was, 130 if no round was complete.
@@ -102,7 +102,7 @@ def _round(
     engine: Engine,
 ) -> bool:
     """Run the cells of ``plan`` once and keep their verdicts; whether all were run, and nobody stopped it."""
-    verdicts, complete = swept(plan, stream, replace(options, quiet=True, verbose=False), terms, engine=engine)
+    verdicts, complete = swept(plan, stream, replace(options, quiet=True, verbose=False), terms, engine)
     for verdict in verdicts:
         seed = f"seed {plan.seed}"
         found = replace(verdict, notes=(*verdict.notes, f"found with {seed}")) if verdict.failure else verdict
@@ -122,7 +122,7 @@ def _so_far(
     rounds_done: int,
 ) -> SweepResult:
     verdicts = tuple(in_rounds(own) for own in rounds.values() if own)
-    result = run_of(options, plan, verdicts, start, argv, engine)
+    result = run_of(options, plan, verdicts, start, engine.environment(plan.device), argv)
     budget = {"max_examples": float(options.max_examples or 0), "seconds": plan.profile.seconds, "rounds": rounds_done}
     if not options.max_examples:
         del budget["max_examples"]

@@ -27,6 +27,7 @@ from normcheck.errors import ExitCode, NormcheckError, UsageError, error_text, o
 from normcheck.files import module_of
 from normcheck.gate.decision import concluded, terms_of
 from normcheck.gate.early import targets_of
+from normcheck.gate.engine import Engine
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.prepare import prepared
 from normcheck.gate.run import doubted, publish, run_of, swept
@@ -150,7 +151,7 @@ class Saves:
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-def watch(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
+def watch(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files], engine: Engine) -> int:
     """Run ``options``, and again after each save, until Ctrl-C; returns the exit code of the last whole run.
 
     Raises UsageError before anything runs.
@@ -166,7 +167,7 @@ def watch(options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -
             while True:
                 try:
                     with saves.run():
-                        code = _run(options, argv, files, saves, stream, console)
+                        code = _run(options, argv, files, saves, stream, console, engine)
                 except NormcheckError as error:  # also a file that cannot be imported while it is edited
                     print(f"normcheck: {one_line(str(error))}", file=sys.stderr)
                     code = int(error.exit_code)
@@ -195,6 +196,7 @@ def _run(
     saves: Saves,
     stream: TextIO,
     console: Console,
+    engine: Engine,
 ) -> int:
     """One run: first the cases that failed before, then all else. Its exit code; it publishes nothing if given up."""
     start = time.perf_counter()
@@ -210,20 +212,20 @@ def _run(
     complete = True
     if before:
         again = replace(plan, cells=tuple(before), profile=replace(plan.profile, max_examples=0))
-        verdicts, complete = swept(
-            again, stream, replace(options, quiet=True, verbose=False), terms, lambda: saves.saved
-        )
+        quiet = replace(options, quiet=True, verbose=False)
+        verdicts, complete = swept(again, stream, quiet, terms, engine, lambda: saves.saved)
         for verdict in verdicts:
             _put_again(console, verdict)
         found = {verdict.key: verdict for verdict in verdicts if verdict.status == "fail"}
     rest = replace(plan, cells=tuple(cell for cell in plan.cells if cell.key not in found))
     if complete and rest.cells:
-        verdicts, complete = swept(rest, stream, options, terms, lambda: saves.saved)
+        verdicts, complete = swept(rest, stream, options, terms, engine, lambda: saves.saved)
         found |= {verdict.key: verdict for verdict in verdicts}
     if saves.saved:
         return int(ExitCode.INTERRUPTED)
     told = tuple(found[cell.key] for cell in plan.cells if cell.key in found)
-    result = concluded(replace(run_of(options, plan, told, start, argv), complete=complete), terms)
+    result = run_of(options, plan, told, start, engine.environment(plan.device), argv)
+    result = concluded(replace(result, complete=complete), terms)
     result = doubted(result, begun.changed())
     _clear(console)
     return publish(result, targets_of(options), stream, cells=True, verbosity=options.verbosity)

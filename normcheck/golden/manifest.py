@@ -30,8 +30,9 @@ from normcheck.golden.schema import (
     owed,
 )
 from normcheck.golden.sealed_json import SEAL, parsed, sealed
+from normcheck.json_types import Count, Only, one_of
 from normcheck.reports.document import checked, plain
-from normcheck.result import KINDS, Count, Only, one_of
+from normcheck.result import KINDS
 
 SCHEMA = "normcheck-golden/1"
 NAME = "manifest.json"

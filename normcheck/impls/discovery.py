@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from normcheck.cases.case import MAX_ELEMENTS
+from normcheck.cases.declared import rules
 from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS
 from normcheck.errors import ImportFailed, UsageError, error_text, one_line, one_of, shown
-from normcheck.impls.implementation import DEVICES, OVERWRITABLE, WEIGHT_DTYPES, Implementation, NotImported
+from normcheck.impls.implementation import Implementation, NotImported
 
 if TYPE_CHECKING:
     from normcheck.impls.adapt import Adapted
@@ -187,61 +187,27 @@ def validated(item: object, spec: str) -> Implementation:
         raise UsageError(f"forward, backward {where}: expected functions")
     if not all(hook is None or callable(hook) for hook in (item.supports, item.unavailable)):
         raise UsageError(f"supports, unavailable {where}: expected functions")
-    if not isinstance(item.dtypes, tuple) or not item.dtypes:
-        raise UsageError(f"dtypes={shown(item.dtypes)} {where}: expected a tuple with {one_of(DTYPES)}")
+    for name, rule in rules(type(item)).items():
+        if not rule.holds(getattr(item, name)):
+            raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected {rule.words}")
     for dtype in item.dtypes:
         if not isinstance(dtype, str) or named(dtype) not in DTYPES:
             raise UsageError(f"dtypes={shown(dtype)} {where}: expected {one_of(DTYPES)}")
-    if not isinstance(item.ranks, tuple) or item.ranks not in ((2,), (2, 3), (2, 3, 4)):
-        raise UsageError(f"ranks={shown(item.ranks)} {where}: expected (2,), (2, 3) or (2, 3, 4)")
-    for name, flags in (("biases", item.biases), ("weights", item.weights)):
-        if not isinstance(flags, tuple) or not flags or not all(flag is True or flag is False for flag in flags):
-            raise UsageError(f"{name}={shown(flags)} {where}: expected a tuple with False, True or both")
-    for name in ("weight_dtypes", "residual_dtypes"):
-        if getattr(item, name) not in (WEIGHT_DTYPES[:1], WEIGHT_DTYPES):
-            expected = f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}"
-            raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected {expected}")
-    if not isinstance(item.overwrites, tuple) or not all(name in OVERWRITABLE for name in item.overwrites):
-        expected = f"a tuple with {one_of(OVERWRITABLE)}, or ()"
-        raise UsageError(f"overwrites={shown(item.overwrites)} {where}: expected {expected}")
-    if not isinstance(item.by_default, tuple) or not all(d in DEVICES for d in item.by_default):
-        raise UsageError(f"by_default={shown(item.by_default)} {where}: expected a tuple with {one_of(DEVICES)}, or ()")
     if not callable(item.model) and not isinstance(item.model, Mapping):
         raise UsageError(f"model={shown(item.model)} {where}: expected a dict, or a function of the case")
     if OPS[item.op].quantises and (callable(item.model) or item.backward is not None):
         raise UsageError(f"model, backward {where}: expected a dict, which says what the scale is, and no backward")
-    shapes: object = () if item.shapes is None else item.shapes
-    if not isinstance(shapes, tuple | list) or not all(map(_is_shape, shapes)):
-        expected = f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements"
-        raise UsageError(f"shapes={shown(shapes)} {where}: expected {expected}")
-    epsilons: object = () if item.epsilons is None else item.epsilons
-    if not isinstance(epsilons, tuple | list) or not all(map(_is_eps, epsilons)):
-        expected = "numbers, each 0 or from 1e-37 to 1e37"
-        raise UsageError(f"epsilons={shown(epsilons)} {where}: expected {expected}")
-    for name in ("strided", "heads", "trailing", "lone_bias", "deterministic", "batch_invariant"):
-        if not isinstance(getattr(item, name), bool):
-            raise UsageError(f"{name}={shown(getattr(item, name))} {where}: expected True or False")
     if item.lone_bias and False not in item.weights:
         raise UsageError(f"lone_bias=True weights={item.weights} {where}: expected False in weights with it")
     if item.trailing and item.weights != (True,):
         expected = "weights=(True,) with it: the shape of the weight says what is normed"
         raise UsageError(f"trailing=True weights={item.weights} {where}: expected {expected}")
-    return replace(item, dtypes=tuple(map(named, item.dtypes)))
+    return replace(item, **{name: rule.read(getattr(item, name)) for name, rule in rules(type(item)).items()})
 
 
 def _of_file(value: object, module: ModuleType) -> bool:
     """Whether somebody may mean ``value`` by a name in ``module``: a function, or a class that is defined there."""
     return inspect.isfunction(value) or (inspect.isclass(value) and value.__module__ == module.__name__)
-
-
-def _is_shape(shape: object) -> bool:
-    if not isinstance(shape, tuple) or len(shape) != 2 or not all(isinstance(n, int) and n >= 1 for n in shape):
-        return False
-    return bool(shape[0] * shape[1] <= MAX_ELEMENTS)
-
-
-def _is_eps(eps: object) -> bool:
-    return type(eps) in (int, float) and (eps == 0 or 1e-37 <= eps <= 1e37)  # type: ignore[operator]
 
 
 def _require_file(path: Path) -> None:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normcheck.cases.case import Case
-from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.declared import Declared
 from normcheck.errors import ImportFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-DEVICES = ("cpu", "cuda")
-"""Devices on which implementations run."""
-
-WEIGHT_DTYPES = ("io", "fp32")
-"""Dtypes of weight and bias, or of a residual: that of x ("io"), or fp32 beside x in half precision."""
-
-OVERWRITABLE = ("x", "dy", "residual")
-"""The inputs that an implementation may declare to overwrite."""
 
 ONE_MODULE = "one_module"
 """The attribute of a forward that is True if it puts the weight of each call into one module: such calls have turns."""
@@ -41,7 +31,7 @@ class NotImported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Implementation:
+class Implementation(Declared):
     """A kernel that computes an op.
 
     ``forward(x, weight, bias, *, eps, **options)`` returns y, or a dict with ``y`` and any of ``mean``, ``rstd``,
@@ -89,25 +79,3 @@ class Implementation:
     name: str
     op: str
     forward: Callable[..., Any]
-    backward: Callable[..., Any] | None = None
-    supports: Callable[[Case], str | None] | None = None
-    unavailable: Callable[[str], str | None] | None = None
-    dtypes: tuple[str, ...] = DTYPES
-    ranks: tuple[int, ...] = (2,)
-    biases: tuple[bool, ...] = (False, True)
-    weights: tuple[bool, ...] = (True,)
-    lone_bias: bool = False
-    strided: bool = True
-    heads: bool = False
-    trailing: bool = False
-    weight_dtypes: tuple[str, ...] = WEIGHT_DTYPES
-    residual_dtypes: tuple[str, ...] = WEIGHT_DTYPES[:1]
-    overwrites: tuple[str, ...] = ()
-    model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
-    shapes: tuple[tuple[int, int], ...] | None = None
-    epsilons: tuple[float, ...] | None = None
-    deterministic: bool = True
-    batch_invariant: bool = False
-    by_default: tuple[str, ...] = DEVICES
-    builds: bool = True
-    source: str = ""

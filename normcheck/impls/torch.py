@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from normcheck.cases.declared import DEVICES
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.ops import FUSED_ADD, QUANTISED, TABLE, Op
-from normcheck.impls.implementation import DEVICES, Implementation
+from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor

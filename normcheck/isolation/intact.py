@@ -16,6 +16,7 @@ from typing import Any
 
 _WATCHING = (
     "normcheck.cases.guard_bands",
+    "normcheck.isolation.calls",
     "normcheck.isolation.ground",
     "normcheck.isolation.intact",
     "normcheck.isolation.messages",
@@ -23,6 +24,7 @@ _WATCHING = (
     "normcheck.isolation.worker",
     "normcheck.runner.arena",
     "normcheck.runner.call",
+    "normcheck.runner.kernel_errors",
     "normcheck.runner.overwriting",
     "normcheck.runner.own_memory",
     "normcheck.runner.run",

@@ -26,7 +26,7 @@ _NONSENSE_SECONDS = 0.1  # one that sends nonsense goes on, but for one that was
 _TAIL_BYTES = 4000  # of a dead worker's output are reported
 _OWN_LINE = re.compile(
     r"^Extension modules: "
-    r"|/normcheck/(?:isolation/(?:server|worker)|runner/call|runner/run|runner/arena|cases/guard_bands)\.py\""
+    r"|/normcheck/(?:isolation/(?:server|worker|calls)|runner/(?:call|kernel_errors|run|arena)|cases/guard_bands)\.py\""
 )
 """Lines of a crash's traceback about normcheck's call of the kernel, which a report leaves out."""
 

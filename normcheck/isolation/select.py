@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normcheck.cases.case import Case
+from normcheck.cases.declared import of_message
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UsageError
 from normcheck.impls import discovery, source_location
@@ -138,26 +139,10 @@ def _implementation(
             backward=entry if own_backward else None,
             supports=_Question(session, "supports") if declared["supports"] else None,
             unavailable=_Unavailable(str(reason)) if reason else None,
-            dtypes=tuple(declared["dtypes"]),
-            ranks=tuple(declared["ranks"]),
-            biases=tuple(declared["biases"]),
-            weights=tuple(declared["weights"]),
-            lone_bias=bool(declared["lone_bias"]),
-            strided=bool(declared["strided"]),
-            heads=bool(declared["heads"]),
-            trailing=bool(declared["trailing"]),
-            weight_dtypes=tuple(declared["weight_dtypes"]),
-            residual_dtypes=tuple(declared["residual_dtypes"]),
-            overwrites=tuple(declared["overwrites"]),
             model=_Question(session, "model") if model is None else dict(model),
-            shapes=None if declared["shapes"] is None else tuple(tuple(shape) for shape in declared["shapes"]),
-            epsilons=None if declared["epsilons"] is None else tuple(map(float, declared["epsilons"])),
-            deterministic=bool(declared["deterministic"]),
-            batch_invariant=bool(declared["batch_invariant"]),
-            builds=bool(declared["builds"]),
-            source=str(declared["source"]),
+            **of_message(Implementation, declared),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise _nonsense(spec) from None
     return discovery.validated(described, spec)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from normcheck.in_line import in_line
+from normcheck.lock import locked
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def turn() -> Iterator[None]:
     takes too long: then both share what memory there is.
     """
     share = torch.cuda.get_per_process_memory_fraction()
-    with in_line(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)):
+    with locked(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)):
         torch.cuda.set_per_process_memory_fraction(1.0)
         try:
             yield

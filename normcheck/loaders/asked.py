@@ -118,7 +118,7 @@ class Loaded(ThisMachine):
 
     def checked(self, options: VerifyOptions, argv: tuple[str, ...], files: Future[Files]) -> int:
         """Run the cell as ``options`` ask for; returns the exit code. Raises UsageError."""
-        with self._named():
+        with self._named(), self:
             return run(self._of_cell(options), argv, files, self)
 
     def reproduced(self, lines: Sequence[str], options: ReproOptions) -> int:

@@ -16,7 +16,7 @@ from normcheck.contexts.kernel import Called
 from normcheck.contexts.perform import Performed, perform
 from normcheck.impls.implementation import ONE_MODULE, Implementation
 from normcheck.impls.kernels import interpreted
-from normcheck.runner import call, compiled
+from normcheck.runner import call, compiled, kernel_errors
 
 
 class Calls:
@@ -62,8 +62,8 @@ class Calls:
             outputs = call.forward(self._implementation, self._case, leaves, call.Unwatched())
             if not outputs["y"].requires_grad:
                 return {}
-            with call.guarded("backward, by torch autograd through y,"):
-                call.called(torch.autograd.backward, *call.graph_outputs(outputs, leaves))
+            with kernel_errors.guarded("backward, by torch autograd through y,"):
+                kernel_errors.called(torch.autograd.backward, *call.graph_outputs(outputs, leaves))
         parameters = {name: leaf for name, leaf in first.leaves.items() if name in ("dw", "db")} if first else {}
         return {name: leaf.grad for name, leaf in parameters.items() if leaf.grad is not None}
 
@@ -78,7 +78,7 @@ def surrounded(
     """
     if CONTEXTS[context].anew and compiled.graphs() and not asked:
         return Performed(not_tried=f"torch.compile would compile the function anew; --context {context} has it tried")
-    with call.quiet():  # once for all threads
+    with kernel_errors.quiet():  # once for all threads
         performed = perform(context, Calls(implementation, case), first, second)
     if not compiled.graphs():
         return performed

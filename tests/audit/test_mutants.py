@@ -21,6 +21,7 @@ from normcheck.gate.sweep import run_cell
 from normcheck.impls import discovery
 from normcheck.result import KINDS
 from tests.case_lines import NORMS
+from tests.some import some
 
 CATALOGUE = (
     "mF01", "mF02", "mF03", "mF04", "mF05", "mF06", "mF07", "mF08", "mF09", "mF10", "mF11", "mF12", "mF13", "mF14",
@@ -83,7 +84,7 @@ def test_a_mutant_breaks_what_some_op_of_its_own_has(fault: Mutant) -> None:
 
 @pytest.mark.parametrize("fault", [m for m in MUTANTS.values() if not m.not_exercised], ids=lambda m: m.id)
 def test_a_mutant_makes_what_it_says(fault: Mutant) -> None:
-    for op in fault.ops:
+    for op in some(fault.ops):
         made = fault.make(op)
         assert (made.name, made.op) == (fault.id, op)
 

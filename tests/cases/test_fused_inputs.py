@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,11 +34,13 @@ from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
+from normcheck.cases.declared import Declared
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
 from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
 from normcheck.cases.ops import OPS, Op
 from normcheck.gate.plan import PROFILES
+from tests.some import some
 
 requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRITON_INTERPRET not set")
 INTEGER = {2: torch.int16, 4: torch.int32}
@@ -93,7 +94,7 @@ def test_every_kind_of_rows(kernel: str, rows: str) -> None:
     """
     turn = list(ROW_KINDS).index(rows)
     for number, (m, n, seed) in enumerate(((20, 7, 7), (2, STEP, 8), (2, STEP + 1, 9), (1, 1025, 7)), turn):
-        for dtype in DTYPES if kernel == "c" else (DTYPES[number % len(DTYPES)],):
+        for dtype in some(DTYPES if kernel == "c" else (DTYPES[number % len(DTYPES)],)):
             assert_same(case_of(dtype=dtype, rows=rows, M=m, N=n, seed=seed))
 
 
@@ -127,7 +128,7 @@ def test_sizes(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fused_inputs, "BLOCK", 8192)  # the interpreter takes as long for a program of any width
     mixtures = zip(cycle(ROW_KINDS), cycle(DY_KINDS), cycle(LAYOUTS), cycle(DTYPES), cycle(WEIGHT_KINDS))
     start = 7 * m + n
-    for rows, dy, layout, dtype, weights in islice(mixtures, start, start + 5):
+    for rows, dy, layout, dtype, weights in some(islice(mixtures, start, start + 5)):
         assert_same(case_of(dtype=dtype, M=m, N=n, rows=rows, dy=dy, layout=layout, weights=weights))
 
 
@@ -211,22 +212,7 @@ def bits(tensor: Tensor) -> Tensor:
 def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     """Cases of random cores of every op and dtype, by turns."""
     order = random.Random(20)
-    every = SimpleNamespace(
-        biases=(False, True),
-        weights=(False, True),
-        lone_bias=True,
-        weight_dtypes=("io", "fp32"),
-        residual_dtypes=("io", "fp32"),
-        ranks=(2, 3),
-        strided=True,
-        heads=False,
-        trailing=False,
-        shapes=None,
-        backward=None,
-        model={},
-        batch_invariant=False,
-        epsilons=None,
-    )
+    every = Declared(weights=(False, True), lone_bias=True, residual_dtypes=("io", "fp32"), ranks=(2, 3))
     extent = PROFILES["quick"].extent
     cells = [claims_of(op, every, dtype) for op in OPS.values() for dtype in DTYPES]
     cores = [drawn(claims, extent, order.randrange(1, 10**6)) for claims in cells]
@@ -236,7 +222,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
 
 
 def test_cases_of_cores(kernel: str) -> None:
-    for case in core_cases(36 if kernel == "triton" else 360, elements=4000):
+    for case in some(core_cases(36 if kernel == "triton" else 360, elements=4000)):
         assert_same(case)
 
 
@@ -244,7 +230,7 @@ def test_cases_of_cores(kernel: str) -> None:
 @requires_gpu
 @pytest.mark.slow
 def test_a_gpu_makes_the_cases_of_cores_as_a_cpu_does() -> None:
-    for case in core_cases(400, elements=320_000):
+    for case in some(core_cases(400, elements=320_000)):
         assert_same(case)
         on_gpu, on_cpu = (inputs.make(case, OPS[case.op], device).each(bits) for device in ("cuda", "cpu"))
         assert differing(case, on_gpu, on_cpu) == []
@@ -266,7 +252,7 @@ LARGE = [
 @pytest.mark.parametrize("kernel", ["c"], indirect=True)
 @pytest.mark.skipif(DEVICE == "cuda", reason="the kernel of C is tested where there is no GPU")
 def test_several_slabs_on_a_cpu() -> None:
-    for case in LARGE[1:3]:
+    for case in some(LARGE[1:3]):
         assert_same(case)
 
 

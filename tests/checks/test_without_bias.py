@@ -26,6 +26,7 @@ from normcheck.impls.discovery import implementations
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.call import poisoned_memory
 from tests.command_line import Cli, KernelFile
+from tests.some import some
 
 GOT_PAST = Path(__file__).parents[1] / "quality" / "got_past"
 WITH_BIAS = tuple(name for name, op in OPS.items() if op.takes_bias)
@@ -71,7 +72,7 @@ def test_torch_and_the_clean_kernel_pass(op: str, fields: dict[str, Any]) -> Non
     kernels = [next(i for i in implementations()["torch"] if i.op == op)]
     if not OPS[op].adds_residual:
         kernels.append(CLEAN.implementation("clean", op))
-    for kernel in kernels:
+    for kernel in some(kernels):
         with poisoned_memory():
             result = check(kernel, OPS[op], case, "cpu")
         assert not result.failed, (kernel.name, result.problems, result.wrong)
@@ -81,7 +82,7 @@ def test_torch_and_the_clean_kernel_pass(op: str, fields: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("fault", WITHOUT_BIAS, ids=lambda fault: fault.id)
 def test_a_fault_without_a_bias_shows_there_and_nowhere_else(fault: Any) -> None:
-    for op in fault.ops:
+    for op in some(fault.ops):
         made, case = mutants()[fault.id].make(op), case_of(op)
         with poisoned_memory():
             assert not check(made, OPS[op], replace(case, bias=True), "cpu").failed

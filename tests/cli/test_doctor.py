@@ -19,6 +19,7 @@ from normcheck.errors import Broken
 from normcheck.impls import discovery
 from normcheck.isolation.sandbox import Reach
 from normcheck.runner import nvidia_driver
+from tests.some import some
 
 ROOT = Path(doctor.__file__).parents[1]
 
@@ -57,8 +58,8 @@ def test_every_reason_of_a_known_implementation_has_a_step_of_its_own(
             monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
             for module in ("_optional", "triton"):
                 monkeypatch.setattr(f"normcheck.impls.{module}.find_spec", lambda name: None)
-        for found in discovery.implementations().values():
-            for implementation in found:
+        for found in some(discovery.implementations().values()):
+            for implementation in some(found):
                 reason = implementation.unavailable(device) if implementation.unavailable else None
                 if reason:
                     assert not step_for(reason, "LINK").startswith("see "), reason

@@ -14,7 +14,8 @@ import torch
 from normcheck.cases.ops import OPS
 from normcheck.cli import list as catalogue
 from normcheck.cli.options import offered
-from normcheck.gate.options import VerifyOptions, options_of
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import options_of
 
 ROOT = Path(catalogue.__file__).parents[1]
 
@@ -174,7 +175,8 @@ from normcheck.audit.options import AuditOptions
 from normcheck.bench.options import BenchOptions
 from normcheck.cli.options import offered
 from normcheck.cli.tolerances import _outputs
-from normcheck.gate.options import VerifyOptions, options_of
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import options_of
 assert _outputs('')
 for kind in (VerifyOptions, AuditOptions, BenchOptions):
     for option in options_of(kind).values():

@@ -13,7 +13,8 @@ import pytest
 from normcheck.errors import UsageError
 from normcheck.gate.baseline import FLOOR, document, drifted, read, remarks, text_of
 from normcheck.gate.decision import Terms, concluded
-from normcheck.gate.options import VerifyOptions, built
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import built
 from normcheck.result import SweepResult, Verdict, Worst
 from tests.sample_runs import CASE, failed, finding, run, skipped, verdict
 

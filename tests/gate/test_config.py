@@ -9,8 +9,9 @@ import pytest
 
 from normcheck.errors import UsageError
 from normcheck.gate.config import KEYS, LARGEST_BYTES, blamed, load, settings
-from normcheck.gate.options import VerifyOptions, built, profiles
+from normcheck.gate.options import VerifyOptions, profiles
 from normcheck.gate.plan import PROFILES
+from normcheck.options import built
 
 
 def project(folder: Path, *lines: str) -> Path:

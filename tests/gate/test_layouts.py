@@ -14,7 +14,8 @@ from normcheck import verify
 from normcheck.cases.case import LAYOUTS
 from normcheck.cases.case_line import parsed
 from normcheck.errors import ExitCode, UsageError
-from normcheck.gate.options import VerifyOptions, options_of
+from normcheck.gate.options import VerifyOptions
+from normcheck.options import options_of
 from tests.command_line import Cli
 
 KERNELS = """

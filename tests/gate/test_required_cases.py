@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from normcheck.errors import UsageError
-from normcheck.gate.decision import Terms, concluded, decide, marked, terms_of
-from normcheck.gate.options import MOST_REQUIRED, VerifyOptions, built, requirement
+from normcheck.gate.decision import Terms, concluded, decide, terms_of, thinned
+from normcheck.gate.options import MOST_REQUIRED, VerifyOptions, requirement
+from normcheck.options import built
 from tests.command_line import Cli, KernelFile
 from tests.sample_runs import failed, finding, run, skipped, thin_cell, verdict
 
@@ -96,8 +97,8 @@ def test_in_every_report_it_is_thin() -> None:
     told = concluded(run(few, verdict(dtype="fp16")), HUNDRED).verdicts
     assert [v.status for v in told] == ["thin", "pass"]
     assert told[0].detail == "61 of 100 required cases were judged"
-    assert marked(thin_cell(), HUNDRED).detail.endswith("belong together; 31 of 100 required cases were judged")
-    assert marked(skipped(), EACH) == skipped()
+    assert thinned(thin_cell(), HUNDRED).detail.endswith("belong together; 31 of 100 required cases were judged")
+    assert thinned(skipped(), EACH) == skipped()
 
 
 def test_a_shard_is_not_held_to_it() -> None:

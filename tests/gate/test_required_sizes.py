@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normcheck.gate.decision import concluded, decide, marked, terms_of
+from normcheck.gate.decision import concluded, decide, terms_of, thinned
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.shards import one_verdict
 from normcheck.result import Verdict
@@ -58,7 +58,7 @@ def test_the_report_says_that_the_cell_is_thin() -> None:
     (told,) = concluded(run(cell(0, 9000)), WIDE).verdicts
     assert told.status == "thin"
     assert told.detail.startswith("N=16384 is required, and its kernel refuses N of 9000")
-    assert marked(cell(1), WIDE) == cell(1)
+    assert thinned(cell(1), WIDE) == cell(1)
 
 
 def test_shards_are_held_to_it_together() -> None:

@@ -14,7 +14,7 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError
 from normcheck.gate import engine, workers
-from normcheck.gate.engine import THIS_MACHINE, Order
+from normcheck.gate.engine import Order, ThisMachine
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.prepare import selected
@@ -91,7 +91,7 @@ def test_the_judges_of_a_crowd_have_the_longer_limit(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(engine, "spread", spread)
     monkeypatch.setattr(workers, "cores_here", lambda: 4)
-    assert list(THIS_MACHINE.verdicts(plan(9, "cpu"), VerifyOptions(workers=6), lambda *_: None)) == []
+    assert list(ThisMachine().verdicts(plan(9, "cpu"), VerifyOptions(workers=6), lambda *_: None)) == []
     assert [each.timeout for each in given] == [180.0] * 9
 
 
@@ -103,7 +103,7 @@ def test_one_cell_needs_no_pool(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     one = ("verify", "--impl", "torch", "--op", "rmsnorm", "--device", "cpu", "--workers", "8", "--dtype")
     assert cli(*one, "fp16").out.count("NOTHING CHECKED  1 cell skipped") == 1
     with pytest.raises(TypeError):
-        next(THIS_MACHINE.verdicts(plan(2, "cpu"), VerifyOptions(workers=2), lambda *_: None))
+        next(ThisMachine().verdicts(plan(2, "cpu"), VerifyOptions(workers=2), lambda *_: None))
 
 
 @pytest.mark.parametrize(
@@ -160,21 +160,21 @@ def test_processes_that_judge_begin_while_the_plan_is_made(
     monkeypatch.setattr(engine, "verdict_of", lambda *_: None)
     monkeypatch.setattr(engine, "prepared", lambda options: plan(cells, "cpu"))
     options = VerifyOptions(impl=("mine.py",), op=("rmsnorm",), dtype=("fp16", "bf16"), workers=9, device="cpu")
-    here = engine.ThisMachine()
-    list(here.verdicts(here.planned(options), options, lambda *_: None))
+    with ThisMachine() as here:
+        list(here.verdicts(here.planned(options), options, lambda *_: None))
     (begun,) = Begun.made
     assert (begun.workers, begun.words) == (2, words)
     assert used == {1: [], 2: [begun], 3: [None]}[cells]
 
 
-def test_they_end_with_the_next_plan_if_theirs_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_end_with_their_machine_if_their_plan_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Begun, "made", [])
     monkeypatch.setattr(engine, "Pool", Begun)
     monkeypatch.setattr(engine, "prepared", lambda options: plan(3, "cpu"))
-    here = engine.ThisMachine()
-    for _ in range(2):
+    with ThisMachine() as here:
         here.planned(VerifyOptions(impl=("mine.py",), workers=9, device="cpu"))
-    assert [one.words for one in Begun.made] == [["begun", "ended"], ["begun"]]
+        assert [one.words for one in Begun.made] == [["begun"]]
+    assert [one.words for one in Begun.made] == [["begun", "ended"]]
 
 
 def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_they_end_if_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Begun, "made", [])
     monkeypatch.setattr(engine, "Pool", Begun)
     monkeypatch.setattr(engine, "prepared", wrong)
-    with pytest.raises(UsageError):
-        engine.ThisMachine().planned(VerifyOptions(impl=("mine.py",), workers=9, device="cpu"))
+    with pytest.raises(UsageError), ThisMachine() as here:
+        here.planned(VerifyOptions(impl=("mine.py",), workers=9, device="cpu"))
     assert [one.words for one in Begun.made] == [["begun", "ended"]]
 
 

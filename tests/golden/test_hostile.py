@@ -29,6 +29,7 @@ from normcheck.golden.record import record_plan
 from normcheck.golden.sealed_json import parsed, sealed
 from normcheck.golden.verify import verify_folder
 from tests.command_line import Cli
+from tests.some import some
 
 NAME = "pairwise_fma"
 FILE = f"{NAME}.safetensors"
@@ -326,7 +327,7 @@ def test_what_is_no_file_of_these_tensors_is_refused(folder: Path, what: str) ->
 def test_tensors_of_another_kind_are_refused(folder: Path, what: str) -> None:
     """One after another, every tensor that there is."""
     kept = loaded(folder)
-    for name in list(kept)[:: 1 if what in ("dtype", "shape") else 9]:
+    for name in some(list(kept)[:: 1 if what in ("dtype", "shape") else 9]):
         t = kept[name]
         other = {
             "dtype": {name: t.to(torch.float32 if t.dtype != torch.float32 else torch.float16)},

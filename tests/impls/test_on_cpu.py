@@ -23,7 +23,7 @@ from triton.language.extra import libdevice
 
 from normcheck.errors import ExitCode, UnsupportedCase
 from normcheck.impls.kernels.on_cpu import LIBDEVICE
-from normcheck.runner.call import guarded
+from normcheck.runner.kernel_errors import guarded
 from tests.command_line import Cli
 
 KERNEL = """

@@ -34,7 +34,7 @@ class Here:
     def __init__(self, implementation: Implementation) -> None:
         self.memory = HostMemory()
         device = HostMemory()
-        self.state = worker._State(
+        self.state = worker.State(
             self.memory, sandboxed=False, mirror=Mirror(self.memory, device), implementation=implementation
         )
         self.far_from = self.memory.address, self.memory.address + (1 << 20)

@@ -19,6 +19,7 @@ import normcheck as package
 from tests.command_line import normcheck
 from tests.isolation.test_isolation import CHEAT, REACH, SABOTAGE
 from tests.quality import reward_hacks
+from tests.some import some
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a kernel has no process of its own")
 
@@ -116,7 +117,7 @@ def test_a_late_result_and_a_patched_clock_are_cheating_in_a_training_loop(tmp_p
         "declares_the_easiest, shapes=((1, 1),), epsilons=(1e-5,)": ("wrong", "of 12 cases are right"),
         "knows_the_cases": ("cheating", "imported normcheck.checks"),
     }
-    for number, (one, (kind, words)) in enumerate(says.items()):
+    for number, (one, (kind, words)) in enumerate(some(says.items())):
         path = tmp_path / f"hack{number}.py"
         path.write_text(f"{source}\nIMPLEMENTATIONS = (hack({one}),)\n", encoding="utf-8")
         found = package.reward(path, "rmsnorm", 1.0, dtypes=("fp32",), device="cpu", seed=11)

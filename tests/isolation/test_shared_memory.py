@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normcheck.cases.guard_bands import NAN, copy, placed
@@ -73,14 +74,24 @@ RUBBISH = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), RUBBISH, min_size=1))
+@example({"offset": 1})
+@example({"at": 4})
 def test_what_is_no_place_is_refused(changes: dict[str, Any]) -> None:
     """Or it is another place within the memory."""
     try:
         tensor = tensor_at(MEMORY, {**GOOD, **changes})
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         return
-    assert tensor.storage_offset() >= 0
-    assert tensor.untyped_storage().nbytes() <= MEMORY.size
+    place = {**GOOD, **changes}
+    begin = MEMORY.part(0, MEMORY.size).data_ptr() + place["at"]
+    assert begin + place["bytes"] <= MEMORY.part(0, MEMORY.size).data_ptr() + MEMORY.size
+    for end in ends(tensor):
+        assert begin <= tensor.data_ptr() <= end.data_ptr() <= begin + place["bytes"] - end.element_size()
+
+
+def ends(tensor: Tensor) -> list[Tensor]:
+    """The last element in memory, or nothing of a tensor without elements."""
+    return [tensor[tuple(size - 1 for size in tensor.shape)]] if tensor.numel() else []
 
 
 @settings(deadline=None)

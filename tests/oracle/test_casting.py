@@ -31,6 +31,7 @@ from normcheck.gate.sweep import run_cell
 from normcheck.oracle import casting, forward_bounds, reference, rounding
 from normcheck.oracle.forward_bounds import EXACT
 from normcheck.oracle.tolerances import Model
+from tests.some import some
 
 BY_NAME = TABLE
 OP = BY_NAME["rmsnorm_llama"]
@@ -95,7 +96,7 @@ def test_no_correct_kernel_is_accused(make: Implementation) -> None:
 def test_every_kind_of_data(dtype: str, rows: str) -> None:
     """Two makes of every kind of dy, one with weights of the io dtype and one with fp32 weights: they take turns."""
     makes, turn = llama_makes(), sorted(ROW_KINDS).index(rows)
-    for seed, dy in enumerate(sorted(set(DY_KINDS) - set(NOT_FINITE))):
+    for seed, dy in enumerate(some(sorted(set(DY_KINDS) - set(NOT_FINITE)))):
         for number, name in enumerate(("sequential_two_pass_in_io", "strided32_rsqrt_2ulp")):
             weight_dtype = ("same", "fp32")[(turn + seed + number) % 2]
             fields = {"rows": rows, "dy": dy, "seed": seed, "M": 20, "N": 33, "eps": (1e-5, 1e-12, 0.5)[seed % 3]}
@@ -143,9 +144,9 @@ def test_y_is_the_definition_in_mpmath(dtype: str) -> None:
     y = casting.output_y(one, cast, reference.scale(OP, inputs.weight), io)[0].y
     weights = [mpmath.mpf(v) for v in inputs.weight.tolist()]
     with mpmath.workdps(60):
-        for i, row in enumerate(inputs.x.tolist()):
+        for i, row in enumerate(some(inputs.x.tolist())):
             root = mpmath.sqrt(sum(mpmath.mpf(v) ** 2 for v in row) / case.N + mpmath.mpf(case.eps))
-            for j, v in enumerate(row):
+            for j, v in enumerate(some(row)):
                 with mpmath.workprec(io.p):  # mpmath rounds to nearest, ties to even
                     xhat = +(mpmath.mpf(v) / root)
                 assert float(y[i, j]) == float(xhat * weights[j]), (i, j)

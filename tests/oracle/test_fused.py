@@ -44,6 +44,7 @@ from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model, table
 from tests.case_lines import NORMS
+from tests.some import some
 
 CLIPS = (-0.5, 2.0)
 SMALL = [
@@ -119,7 +120,7 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
 def test_both_judges_find_the_same(kernels: str, op: str, fields: dict[str, object]) -> None:
     """A blend in every dtype; interpreted, each in one by turns."""
     turn = (list(OPS).index(op) + SMALL.index(fields)) % len(DTYPES)
-    for dtype in DTYPES if fields.get("rows") == "blend" and kernels == "c" else DTYPES[turn : turn + 1]:
+    for dtype in some(DTYPES if fields.get("rows") == "blend" and kernels == "c" else DTYPES[turn : turn + 1]):
         assert difference(case_of(op, dtype, **fields)) == ""
 
 
@@ -203,7 +204,7 @@ def with_nan(right: trial.Kernel) -> Iterator[tuple[str, trial.Kernel]]:
 @pytest.mark.parametrize(("kernels", "op"), EACH, indirect=["kernels"])
 def test_a_nan_in_any_output_is_not_passed(op: str) -> None:
     case = case_of(op, "bf16", M=2, N=300)
-    for name, kernel in with_nan(trial.right_kernel(OPS[op], case, make(case, OPS[op], DEVICE))):
+    for name, kernel in some(with_nan(trial.right_kernel(OPS[op], case, make(case, OPS[op], DEVICE)))):
         assert not trial._passes(judge_for(case), kernel, name)
 
 
@@ -224,7 +225,7 @@ def test_on_a_cpu_what_is_not_finite_is_judged_as_well(op: str) -> None:
     """Rows without a bound, and elements without one, are counted and not compared, as the plain judge does."""
     every = ((5, 40, "fp16"), (1, 1, "bf16"), (2, 600, "fp32"), (23, 7, "bf16"))
     for number, (rows, dy) in enumerate(product(("nan", "inf", "largest", "blend"), ("normal", "nan", "inf"))):
-        for m, n, dtype in every[(number + JUDGED.index(op)) % 2 :: 2]:
+        for m, n, dtype in some(every[(number + JUDGED.index(op)) % 2 :: 2]):
             case = case_of(op, dtype, M=m, N=n, rows=rows, dy=dy)
             assert difference(case) == ""
             assert difference(case, own_bits=True) == ""
@@ -254,7 +255,7 @@ def test_what_is_wrong_is_judged_by_the_plain_judge() -> None:
     case = case_of("layernorm", "fp16", M=3, N=8)
     op = OPS[case.op]
     right = trial.right_kernel(op, case, make(case, op, DEVICE))
-    for name, kernel in trial.wrong_kernels(right):
+    for name, kernel in some(trial.wrong_kernels(right)):
         for one in (judge_for(case, fused=True), judge_for(case)):
             checked, saved = judging.judge_forward(one, kernel.outputs)
             checked += judging.judge_gradients(one, kernel.gradients, saved, given=True)
@@ -394,7 +395,7 @@ def test_ratios_alone_are_the_same(kernels: str, op: str, turn: int, monkeypatch
         pytest.skip("a small case is not aligned as the specialised kernels expect")
     every = (("blend", "probe", (4, 16)), ("normal", "normal", (4, 16)), ("offset", "small", (1, 8)))
     ahead = JUDGED.index(op)
-    for number, (rows, weights, tile) in enumerate(every):
+    for number, (rows, weights, tile) in enumerate(some(every)):
         if kernels == "triton" and DEVICE == "cpu" and number != (turn + ahead) % len(every):
             continue
         case = case_of(op, DTYPES[turn], M=9, N=24, rows=rows, weights=weights, dy="correlated")

@@ -15,7 +15,7 @@ from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
-from normcheck.desk.known import known
+from normcheck.diagnosis.known import known
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation

@@ -672,11 +672,11 @@ def edits_what_judges(number: int) -> None:
 
 def patches_the_probes(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """A right y, one element written behind it, and nobody left to see that."""
-    from normcheck.isolation import worker
-    from normcheck.runner import arena, call
+    from normcheck.isolation import calls
+    from normcheck.runner import arena, call, own_memory
 
     arena.Arena.strays = arena.Arena.clean = lambda *_, **__: []
-    worker._strays = worker._require_own_memory = lambda *_, **__: []
+    calls._strays = own_memory.Results.require_own_memory = lambda *_, **__: []
     call.poisoned_memory = contextlib.nullcontext
     y = torch.empty_like(x).copy_(innocent(x, weight, bias, eps=eps))
     y.as_strided((y.numel() + 1,), (1,))[-1] = 7.0

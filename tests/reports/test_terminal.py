@@ -43,6 +43,7 @@ from tests.sample_runs import (
     verdict,
     where,
 )
+from tests.some import some
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
 
@@ -216,7 +217,7 @@ def test_reproduce_is_never_broken(stream: type[io.StringIO]) -> None:
 
 def test_reproduce_ends_its_block() -> None:
     text = written(failing())
-    for block in text.split("\nFAIL ")[1:3]:
+    for block in some(text.split("\nFAIL ")[1:3]):
         if "Case:" in block:
             assert block.split("\n\n")[0].split("\n")[-1].startswith("Reproduce: normcheck repro mine.py ")
 

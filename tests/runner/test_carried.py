@@ -21,6 +21,7 @@ from normcheck.runner.run import LocalRun
 from normcheck.runner.session import LocalSession, copied
 from tests.case_lines import case_of
 from tests.plain_rmsnorm import CASE, forward, plain
+from tests.some import some
 
 FAULTS = ("mA03", "mR01", "mW05", "mD02", "mF04", "X07", "X15", "P02", "P11")
 
@@ -138,7 +139,7 @@ def test_a_case_has_the_same_result(fault: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Carrier, "home", carries)
     got = findings()
     CARRIER.begin("")
-    for one, other in zip(got, expected, strict=True):
+    for one, other in some(zip(got, expected, strict=True)):
         assert [(c.output, c.check, c.comparison.ratio) for c in one.checked] == [
             (c.output, c.check, c.comparison.ratio) for c in other.checked
         ]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck.in_line import in_line
+from normcheck.lock import locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def launch(name: str, way: Way, grid: tuple[int, ...], *arguments: Tensor | int 
         return
     kernel = _kernel(name)
     begun = time.perf_counter()
-    with in_line(f"{way} {key}") if on_gpu else nullcontext():  # all but the first find it on disk
+    with locked(f"{way} {key}") if on_gpu else nullcontext():  # all but the first find it on disk
         compiled = _compiled(kernel, way.specialised)[grid](*arguments, **constants)
     if threading.current_thread() is threading.main_thread():
         _note_compiling(time.perf_counter() - begun)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import CODES, Format
-from normcheck.desk.faults.fault import BF16, FP16, Fault, fault, quantising_ops
-from normcheck.desk.formula import TEXTBOOK, Call, stored, truncated
+from normcheck.diagnosis.faults.fault import BF16, FP16, Fault, fault, quantising_ops
+from normcheck.diagnosis.formula import TEXTBOOK, Call, stored, truncated
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.quantised import Span, quantised
 

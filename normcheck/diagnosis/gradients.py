@@ -10,10 +10,10 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import DRESIDUAL
-from normcheck.desk.evidence import Evidence
-from normcheck.desk.expected import Expected, bounded, moved
-from normcheck.desk.formula import Call
-from normcheck.desk.forward import cast_of, rows_of
+from normcheck.diagnosis.evidence import Evidence
+from normcheck.diagnosis.expected import Expected, bounded, moved
+from normcheck.diagnosis.formula import Call
+from normcheck.diagnosis.forward import cast_of, rows_of
 from normcheck.oracle import backward_bounds, bitmask, casting, reference
 from normcheck.oracle.backward_bounds import Block, Doubt
 from normcheck.oracle.forward_bounds import StatisticsBound

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
-from normcheck.desk.evidence import Evidence
-from normcheck.desk.expected import Expected
-from normcheck.desk.formula import Call
+from normcheck.diagnosis.evidence import Evidence
+from normcheck.diagnosis.expected import Expected
+from normcheck.diagnosis.formula import Call
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.quantised import NOTHING, SMALL_SCALE, Span
 from normcheck.oracle.rounding import Rules

@@ -1,7 +1,7 @@
 """A norm in fp64 as a chain of small steps, so that a known fault is the few steps in which it differs.
 
 ``Formula()`` is the textbook's. The planted faults of an audit are steps of an fp32 kernel and are written apart from
-these: the score of the desk is worth something only because neither knows the other.
+these: the score of the diagnosis is worth something only because neither knows the other.
 """
 
 from __future__ import annotations

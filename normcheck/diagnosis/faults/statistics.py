@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.desk.faults.fault import (
+from normcheck.diagnosis.faults.fault import (
     BF16,
     FP16,
     Fault,
@@ -21,7 +21,7 @@ from normcheck.desk.faults.fault import (
     sum_n,
     whole_blocks,
 )
-from normcheck.desk.formula import TEXTBOOK, Call, through
+from normcheck.diagnosis.formula import TEXTBOOK, Call, through
 
 
 def _eps(name: str, words: str, eps: Callable[[Call], float]) -> Fault:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import OPS, Op
-from normcheck.desk.formula import Call, Formula, stored
+from normcheck.diagnosis.formula import Call, Formula, stored
 
 BF16, FP16 = FORMATS["bf16"], FORMATS["fp16"]
 

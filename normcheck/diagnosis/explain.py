@@ -22,12 +22,12 @@ from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
-from normcheck.desk.evidence import Evidence, evidence, other_ways, ways
-from normcheck.desk.faults.fault import Fault, biased_ops
-from normcheck.desk.faults.statistics import ALWAYS, stale_eps
-from normcheck.desk.fit import explains, is_wrong, predicted
-from normcheck.desk.formula import TEXTBOOK, Way
-from normcheck.desk.known import known
+from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
+from normcheck.diagnosis.faults.fault import Fault, biased_ops
+from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
+from normcheck.diagnosis.fit import explains, is_wrong, predicted
+from normcheck.diagnosis.formula import TEXTBOOK, Way
+from normcheck.diagnosis.known import known
 from normcheck.oracle.special import is_special
 from normcheck.result import Explanation
 

@@ -1,4 +1,4 @@
-"""Kernels that once got past: what the desk names for those that are wrong by their values, and how many it names."""
+"""Kernels that once got past: what the diagnosis names for those with wrong values, and how many it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
-from normcheck.desk.explain import explanation
+from normcheck.diagnosis.explain import explanation
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.device import device_for

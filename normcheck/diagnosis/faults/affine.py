@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.desk.faults.fault import (
+from normcheck.diagnosis.faults.fault import (
     BF16,
     FP16,
     Fault,
@@ -23,7 +23,7 @@ from normcheck.desk.faults.fault import (
     storing,
     zero_centered_ops,
 )
-from normcheck.desk.formula import TEXTBOOK, Call, Step, stored, through, truncated
+from normcheck.diagnosis.formula import TEXTBOOK, Call, Step, stored, through, truncated
 from normcheck.oracle.rounding import half_ulp
 
 

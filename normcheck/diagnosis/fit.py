@@ -15,11 +15,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from normcheck.desk.evidence import Evidence
-from normcheck.desk.expected import Expected, Forward
-from normcheck.desk.formula import BACKWARD, TEXTBOOK, Formula, Way, by_autograd
-from normcheck.desk.forward import call_of, forward
-from normcheck.desk.gradients import gradients
+from normcheck.diagnosis.evidence import Evidence
+from normcheck.diagnosis.expected import Expected, Forward
+from normcheck.diagnosis.formula import BACKWARD, TEXTBOOK, Formula, Way, by_autograd
+from normcheck.diagnosis.forward import call_of, forward
+from normcheck.diagnosis.gradients import gradients
 
 
 def explains(formula: Formula, found: Evidence, way: Way) -> bool:

@@ -21,12 +21,12 @@ from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
-from normcheck.desk import explain
-from normcheck.desk.evidence import Evidence, evidence, ways
-from normcheck.desk.explain import explanation
-from normcheck.desk.fit import explains
-from normcheck.desk.formula import TEXTBOOK, Way
-from normcheck.desk.known import FAULTS, known
+from normcheck.diagnosis import explain
+from normcheck.diagnosis.evidence import Evidence, evidence, ways
+from normcheck.diagnosis.explain import explanation
+from normcheck.diagnosis.fit import explains
+from normcheck.diagnosis.formula import TEXTBOOK, Way
+from normcheck.diagnosis.known import FAULTS, known
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.conventions import keys
@@ -44,7 +44,7 @@ def cell_of(implementation: Implementation, dtype: str = "fp16") -> Cell:
 
 
 def told(implementation: Implementation, dtype: str = "fp16", **case: Any) -> Explanation | None:
-    """What the desk says of the failure of a small case."""
+    """What the diagnosis says of the failure of a small case."""
     cell = cell_of(implementation, dtype)
     values: dict[str, Any] = {"M": 9, "N": 40, "eps": 1e-3, "seed": 9, **case}
     clips = cell.op.clips((0.0, 6.0)) if cell.op.clamped else ()

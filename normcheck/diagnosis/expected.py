@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.desk.formula import Call
+from normcheck.diagnosis.formula import Call
 from normcheck.oracle.forward_bounds import StatisticsBound
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck.desk.faults.fault import (
+from normcheck.diagnosis.faults.fault import (
     Fault,
     clamped_ops,
     fault,
 )
-from normcheck.desk.formula import TEXTBOOK, Call, Step, stored
+from normcheck.diagnosis.formula import TEXTBOOK, Call, Step, stored
 
 
 def _reversed(c: Call) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normcheck.desk.faults.fault import (
+from normcheck.diagnosis.faults.fault import (
     by_tile,
     centered_ops,
     chain_n,
@@ -13,7 +13,7 @@ from normcheck.desk.faults.fault import (
     sum_n,
     whole_blocks,
 )
-from normcheck.desk.formula import TEXTBOOK, Call
+from normcheck.diagnosis.formula import TEXTBOOK, Call
 
 
 def _c1(c: Call) -> Tensor:

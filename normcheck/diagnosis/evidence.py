@@ -1,6 +1,4 @@
-"""What a kernel returned in one case, as the desk looks at it, and the ways in which it may compute what an op leaves
-open.
-"""
+"""What a kernel returned in one case, for the diagnosis, and the ways to compute what an op leaves open."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import SCALE, Op
 from normcheck.checks.check import Result
-from normcheck.desk.expected import Forward
-from normcheck.desk.formula import Way
+from normcheck.diagnosis.expected import Forward
+from normcheck.diagnosis.formula import Way
 from normcheck.oracle import reference, residual, rounding
 from normcheck.oracle.conventions import OPEN, keys, with_convention
 from normcheck.oracle.judge import bits_of

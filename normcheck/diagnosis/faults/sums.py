@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.desk.faults.fault import (
+from normcheck.diagnosis.faults.fault import (
     BF16,
     FP16,
     Fault,
@@ -22,7 +22,7 @@ from normcheck.desk.faults.fault import (
     storing,
     zero_centered_ops,
 )
-from normcheck.desk.formula import TEXTBOOK, Call, Step, stored, through
+from normcheck.diagnosis.formula import TEXTBOOK, Call, Step, stored, through
 
 
 def _over(choose: Callable[[int], Tensor]) -> Callable[[Call, Tensor], Tensor]:

@@ -10,10 +10,10 @@ from torch import Tensor
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import format_of
 from normcheck.cases.ops import RESIDUAL_OUT
-from normcheck.desk.codes import codes
-from normcheck.desk.evidence import Evidence
-from normcheck.desk.expected import Expected, Forward, bounded, moved
-from normcheck.desk.formula import Call, Formula, Way
+from normcheck.diagnosis.codes import codes
+from normcheck.diagnosis.evidence import Evidence
+from normcheck.diagnosis.expected import Expected, Forward, bounded, moved
+from normcheck.diagnosis.formula import Call, Formula, Way
 from normcheck.oracle import bitmask, casting, forward_bounds, reference, residual
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound

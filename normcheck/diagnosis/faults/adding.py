@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck.desk.faults.fault import BF16, Fault, adding_ops, fault, reads_as_packed, storing
-from normcheck.desk.formula import Call, stored, through, truncated
+from normcheck.diagnosis.faults.fault import BF16, Fault, adding_ops, fault, reads_as_packed, storing
+from normcheck.diagnosis.formula import Call, stored, through, truncated
 
 
 def _fault(name: str, words: str, **more: Any) -> Fault:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from normcheck.in_line import in_line
+from normcheck.lock import locked
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def stay(what: str, seconds: float, times: Any, together: Any) -> None:
     together.wait()  # a fork takes long on a busy machine
-    with in_line(what, seconds):
+    with locked(what, seconds):
         times.put(("in", time.monotonic()))
         time.sleep(0.3)
         times.put(("out", time.monotonic()))
@@ -51,7 +51,7 @@ def test_threads_wait_as_well() -> None:
     inside, most = threading.Semaphore(1), []
 
     def one(_: int) -> None:
-        with in_line("threads", 30.0):
+        with locked("threads", 30.0):
             most.append(inside.acquire(blocking=False))
             time.sleep(0.05)
             inside.release()
@@ -69,12 +69,13 @@ def test_a_line_ends_with_the_process_that_is_first_in_it() -> None:
     assert times.get(timeout=30)[0] == "in" and first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     begun = time.monotonic()
-    with in_line("killed", 30.0):
+    with locked("killed", 30.0):
         assert time.monotonic() - begun < 20
     first.join()
 
 
 def test_if_the_folder_takes_no_file_nobody_waits(folder: Path) -> None:
     (folder / f"normcheck-{os.getuid()}").symlink_to("/dev/null")  # somebody else's: it is not followed
-    with in_line("a", 30.0), in_line("a", 30.0):
-        pass
+    begun = time.monotonic()
+    with locked("a", 30.0), locked("a", 30.0):
+        assert time.monotonic() - begun < 20

@@ -7,9 +7,9 @@ the order of its sums, or on what memory held before, is not.
 from __future__ import annotations
 
 from normcheck.cases.ops import Op
-from normcheck.desk.faults import adding, affine, bits, codes, dx, statistics, sums
-from normcheck.desk.faults.fault import Fault
-from normcheck.desk.formula import BACKWARD
+from normcheck.diagnosis.faults import adding, affine, bits, codes, dx, statistics, sums
+from normcheck.diagnosis.faults.fault import Fault
+from normcheck.diagnosis.formula import BACKWARD
 
 FAULTS: tuple[Fault, ...] = (
     *statistics.FAULTS,

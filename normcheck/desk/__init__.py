@@ -1,1 +1,0 @@
-"""The desk says what a wrong output might be: known one-line faults, fitted to everything that the kernel returned."""
