@@ -172,3 +172,13 @@ def test_the_versions_of_python_are_those_that_ci_runs() -> None:
         if step.get("uses", "").startswith("actions/setup-python@")
     ]
     assert {str(versions[0]), str(versions[-1])} == set(jobs)
+
+
+def test_the_changelog_names_what_is_needed() -> None:
+    said = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("### What it needs")[2]
+    bounds = {asked.name: next(iter(asked.specifier)).version for asked in map(Requirement, PROJECT["dependencies"])}
+    python = PROJECT["requires-python"].removeprefix(">=")
+    assert f"Python {python} or newer, torch {bounds['torch']} and Triton {bounds['triton']} or newer" in said
+    extras = said.partition("Extras: ")[2].partition(".")[0]
+    assert {name.strip("`") for name in extras.split(", ")} == set(PROJECT["optional-dependencies"])
+    assert f"## {normcheck.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
