@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -54,3 +56,15 @@ def test_all_that_they_bring_has_a_tested_version() -> None:
     for requirement in asked_for():
         brought(requirement, found)
     assert found - pinned() == set()
+
+
+def test_the_weekly_job_asks_for_the_lowest_versions_that_are_promised() -> None:
+    """By the line of the workflow itself; pip then refuses bounds that cannot all be met at once."""
+    weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text(encoding="utf-8"))
+    runs = [step["run"] for step in weekly["jobs"]["lowest"]["steps"] if "run" in step]
+    (line, install) = (run for run in runs if "lowest.txt" in run)
+    command = line.removesuffix(" > lowest.txt")
+    said = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    bounds = {f"{asked.name}=={next(iter(asked.specifier)).version}" for asked in asked_for()}
+    assert set(said.split()) == bounds
+    assert install == "pip install -c lowest.txt -e '.[test]'"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
+from typing import Any
 
 import pytest
 
@@ -110,3 +112,24 @@ DEFAULTS = {f"--{field.name.replace('_', '-')}": field.default for field in data
 def test_a_page_has_the_default_of_an_option(option: str) -> None:
     said = re.findall(rf"`{option}` \(([\d.]+)(?: s)?\)", "".join(PAGES.values()))
     assert said and {float(number) for number in said} == {float(DEFAULTS[option])}
+
+
+def record(name: str) -> list[dict[str, Any]]:
+    """The verdicts of a run on a GPU that is kept."""
+    verdicts = json.loads((ROOT / "golden" / "gpu" / f"{name}.json").read_text(encoding="utf-8"))["verdicts"]
+    assert {verdict["status"] for verdict in verdicts} == {"pass"}
+    return list(verdicts)
+
+
+def test_the_page_on_speed_quotes_the_runs_that_are_kept() -> None:
+    page = "docs/speed.md"
+    seconds = json.loads((ROOT / "golden/gpu/all_implementations.json").read_text(encoding="utf-8"))["seconds"]
+    cells = record("all_implementations")
+    least = min(cells, key=lambda cell: (cell["cases"], cell["shapes"]))
+    cases = sum(cell["cases"] for cell in cells)
+    row = f"{len(cells)} cells in {seconds:.0f} s, none failed, none thin; {cases:,} cases, "
+    assert f"{row}the least {least['cases']} on {least['shapes']} shapes" in PAGES[page]
+    four = ("layernorm", "layernorm_relu_bitmask", "layernorm_zero_centered", "rmsnorm")
+    assert f"{sum(cell['cases'] for name in four for cell in record(name)):,} cases with all probes" in PAGES[page]
+    llama = record("rmsnorm_llama")
+    assert f"pass: {sum(cell['cases'] for cell in llama):,} cases" in PAGES[page] and len(llama) == 6
