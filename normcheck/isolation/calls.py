@@ -18,7 +18,6 @@ from normcheck.cases.inputs import COTANGENTS, inputs_of, make
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, UsageError
 from normcheck.impls.implementation import Implementation
-from normcheck.isolation.ground import Plot, on_plot
 from normcheck.isolation.intact import torch_as_it_is
 from normcheck.isolation.messages import Message
 from normcheck.isolation.replies import NOT_PLAIN
@@ -30,6 +29,7 @@ from normcheck.isolation.shared_memory import (
     Space,
     tensor_at,
 )
+from normcheck.isolation.watched_memory import Region, in_region
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.device import device_for
@@ -44,7 +44,7 @@ class State:
     """State of the worker: its implementation, the shared memory, and the runs that later requests may need.
 
     ``shared``: device memory of the parent; ``mirror``: device memory in which the kernel finds what ``memory`` has.
-    ``plots``: where the latest call, the last one, and earlier ones allocated. ``touched``: what has been replaced of
+    ``regions``: where the latest call, the last one, and earlier ones allocated. ``touched``: what has been replaced of
     torch since, see ``intact``.
     """
 
@@ -58,7 +58,7 @@ class State:
     returned: dict[str, Tensor] = field(default_factory=dict)
     forwards: deque[tuple[int, Forward]] = field(default_factory=lambda: deque(maxlen=_KEPT_RUNS))
     results: Results = field(default_factory=Results)
-    plots: list[Plot] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
     calls: int = 0
     touched: Callable[[], str] = field(default_factory=torch_as_it_is)
 
@@ -232,15 +232,15 @@ def _plain_case(message: Message, x: Tensor) -> Case:
 
 
 def _run(state: State, message: Message) -> LocalRun:
-    """The run to which a call belongs, which begins with its first call; what it allocates is placed on its plot."""
-    plot = state.plots[-1] if message.get("plot") else Plot(state.memory, 0, 0, tuple(state.plots))
+    """The run to which a call belongs, which begins with its first call; what it allocates is placed in its region."""
+    region = state.regions[-1] if message.get("region") else Region(state.memory, 0, 0, tuple(state.regions))
     for number, run in state.runs:
         if number == message["run"]:
-            run.place(plot)
+            run.place(region)
             return run
     inputs, fresh, allocated = (PATTERNS[name] for name in message["surroundings"])
     run = LocalRun(state.chosen, Surroundings(inputs, fresh, allocated))
-    run.place(plot)
+    run.place(region)
     state.runs.append((message["run"], run))
     state.returned.clear()
     return run
@@ -279,7 +279,7 @@ def _shared(space: Space, name: str, tensor: Tensor) -> Message:
     described: Message = {"name": name, "device": tensor.device.type}
     if tensor.device.type != space.memory.device:
         return described
-    lies = on_plot(space.memory, tensor)
+    lies = in_region(space.memory, tensor)
     if lies is not None:
         described |= {"lies": lies, "packed": tensor.is_contiguous() and not tensor.is_neg()}
     return {**described, **space.copy_in_dense(tensor)}

@@ -175,7 +175,7 @@ class Client:
         self._give_up()
         worker = self._running()
         if space is not None:
-            message |= {**self._where(space), "plot": self._plot(worker, space, message)}
+            message |= {**self._where(space), "region": self._region(worker, space, message)}
         self._unanswered = str(message["do"])
         self._number += 1
         self._used = max(self._used, message.get("out", 0))
@@ -188,7 +188,7 @@ class Client:
         Also if it does not tell where it has allocated, or has returned the memory of an earlier result again.
         """
         answer, worker = self._received()
-        self.strays = worker.ground.look(answer)
+        self.strays = worker.watched.look(answer)
         return answer
 
     def _received(self) -> tuple[Message, Worker]:
@@ -223,7 +223,7 @@ class Client:
         if self._unanswered and self.alive:
             answer, worker = self._received()
             with suppress(Broken):  # it is about a call that nobody asks for any more
-                worker.ground.look(answer)
+                worker.watched.look(answer)
 
     def _where(self, space: Space) -> Message:
         """What the worker must know of the memory of ``space``; once, the handle that opens it."""
@@ -232,11 +232,11 @@ class Client:
         known, self._opened = self._opened is space.memory, space.memory
         return {"opened": "" if known else space.memory.handle}
 
-    def _plot(self, worker: Worker, space: Space, message: Message) -> tuple[int, int] | None:
+    def _region(self, worker: Worker, space: Space, message: Message) -> tuple[int, int] | None:
         """Where a call may allocate that gets what lies in ``space``: its first byte and the end; None on a GPU."""
         if self._device != "cpu":
             return None
-        return worker.ground.lay(space.next - space.first, PATTERNS[message["surroundings"][-1]])
+        return worker.watched.lay(space.next - space.first, PATTERNS[message["surroundings"][-1]])
 
     def _device_memory(self) -> DeviceMemory:
         if not self._own_bytes:

@@ -17,7 +17,7 @@ from typing import Any
 _WATCHING = (
     "normcheck.cases.guard_bands",
     "normcheck.isolation.calls",
-    "normcheck.isolation.ground",
+    "normcheck.isolation.watched_memory",
     "normcheck.isolation.intact",
     "normcheck.isolation.messages",
     "normcheck.isolation.shared_memory",

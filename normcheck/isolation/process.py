@@ -15,10 +15,10 @@ from contextlib import suppress
 from normcheck.errors import Broken
 from normcheck.isolation import forkserver
 from normcheck.isolation.descendants import busy_seconds, kill_children, kill_descendants
-from normcheck.isolation.ground import Ground
 from normcheck.isolation.messages import Garbled, Inbox, Message, packed
 from normcheck.isolation.sandbox import Sandbox, close_memory
 from normcheck.isolation.shared_memory import HostMemory
+from normcheck.isolation.watched_memory import WatchedMemory
 
 _LOOK_SECONDS = 0.1  # after so long it is looked whether a process that does not answer does anything
 _ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
@@ -48,7 +48,7 @@ class Worker:
             close_memory()
             sandbox.make()
         self.memory = HostMemory()
-        self.ground = Ground(self.memory)
+        self.watched = WatchedMemory(self.memory)
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
         self._python = python

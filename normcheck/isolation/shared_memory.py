@@ -63,7 +63,7 @@ class HostMemory:
     """Shared memory of the CPU. ``fd``: the file behind it, which the other process maps as well.
 
     Tensors that are passed lie before byte ``size``. From there to ``end`` is what a kernel's process allocates from,
-    see ``ground``.
+    see ``watched_memory``.
     """
 
     device = "cpu"

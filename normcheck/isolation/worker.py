@@ -26,7 +26,6 @@ from normcheck.errors import (
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.calls import CALLS, State, failure, held
-from normcheck.isolation.ground import Plot
 from normcheck.isolation.intact import WATCHED, watched
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.replies import ITSELF
@@ -35,6 +34,7 @@ from normcheck.isolation.settling import close_all_but, settle
 from normcheck.isolation.shared_memory import (
     HostMemory,
 )
+from normcheck.isolation.watched_memory import Region
 from normcheck.runner import call, compiled, nvidia_driver
 from normcheck.runner.device import device_for
 from normcheck.runner.kernel_errors import has_part_in
@@ -60,15 +60,15 @@ def serve(control: socket.socket) -> None:
     replaced = watched()
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
-        if message.get("plot"):
-            first, end = message["plot"]
-            state.plots.append(Plot(state.memory, first, end, tuple(state.plots)))
+        if message.get("region"):
+            first, end = message["region"]
+            state.regions.append(Region(state.memory, first, end, tuple(state.regions)))
         answer = _answer(state, message)
         if own := replaced():
             text = f"replaced {own}{WATCHED}"
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
-        if message.get("plot"):
-            answer["plot"] = _allocated(state)
+        if message.get("region"):
+            answer["region"] = _allocated(state)
         if eager := compiled.eager_calls():
             answer["eager"] = eager
         control.sendall(packed({**answer, "number": message.get("number")}))
@@ -93,10 +93,10 @@ def _answer(state: State, message: Message) -> Message:
 
 
 def _allocated(state: State) -> Message:
-    """What the call took of its plot, and what is still in use of this one and those of earlier calls."""
-    kept = [block for plot in state.plots for block in plot.kept]
-    blocks = state.plots[-1].blocks
-    state.plots = [plot for plot in state.plots if plot.kept]
+    """What the call took of its region, and what is still in use of this one and those of earlier calls."""
+    kept = [block for region in state.regions for block in region.kept]
+    blocks = state.regions[-1].blocks
+    state.regions = [region for region in state.regions if region.kept]
     return {"blocks": blocks, "kept": kept}
 
 

@@ -48,7 +48,7 @@ class Stray(NamedTuple):
     where: str
 
 
-class Plot(Protocol):
+class Region(Protocol):
     """Memory that somebody else has laid with the pattern around allocated blocks, and looks at after the call."""
 
     def take(self, count: int, band: int, size: int) -> Tensor | None:
@@ -59,7 +59,7 @@ class Plot(Protocol):
         ...
 
     def end_of(self, storage: int) -> int | None:
-        """The address behind the block whose storage begins at this address, here or on the plot of an earlier call."""
+        """The address behind the block whose storage begins at this address, here or in an earlier call's region."""
         ...
 
 
@@ -68,7 +68,7 @@ class Arena(TorchFunctionMode):
 
     It sees calls from Python only; ``call.poisoned_memory`` has torch poison memory that C++ code allocates.
     ``beside``: the plain values that the run's first forward returned with its tensors, for the backward; None before.
-    ``plot``: where tensors on the CPU are placed as long as there is room; None, and behind that: in memory of its own.
+    ``region``: where tensors on the CPU are placed while there is room; None, and behind that: in memory of its own.
     ``waits``: see ``call.Unwatched``.
     """
 
@@ -78,7 +78,7 @@ class Arena(TorchFunctionMode):
         super().__init__()
         self._fresh, self._around = surroundings.fresh, surroundings.allocated
         self.beside: Mapping[str, object] | None = None
-        self.plot: Plot | None = None
+        self.region: Region | None = None
         self._blocks: list[tuple[Tensor, int, int, torch.dtype]] = []  # integer buffer; start, end, dtype of the tensor
         self._settled: list[tuple[str, Tensor]] = []  # name of a result, and whether it was whole when it was returned
 
@@ -113,7 +113,7 @@ class Arena(TorchFunctionMode):
         except RuntimeError as error:
             if not held or "not resizable" not in str(error):
                 raise
-            for each in held:  # what lies on a plot cannot grow beyond its bands
+            for each in held:  # what lies in a region cannot grow beyond its bands
                 each.restore()
                 _move(each.tensor, each.tensor.clone())
             return func(*args, **kwargs)
@@ -133,15 +133,15 @@ class Arena(TorchFunctionMode):
         for buffer, _, end, _ in self._blocks:
             if buffer.data_ptr() == place:
                 return place + end * buffer.element_size()
-        return None if self.plot is None else self.plot.end_of(place)
+        return None if self.region is None else self.region.end_of(place)
 
     def _on_plot(self, like: Tensor, fresh: bool) -> Tensor | None:
-        """A tensor of this geometry on the plot, poisoned if it is ``fresh``; None if there is no room."""
-        if self.plot is None or like.is_cuda:
+        """A tensor of this geometry in the region, poisoned if it is ``fresh``; None if there is no room."""
+        if self.region is None or like.is_cuda:
             return None
         shape, stride, size = tuple(like.shape), tuple(like.stride()), like.element_size()
         band, extent = guard_bands.footprint(shape, stride, size)
-        place = self.plot.take(extent * size, band * size, size)
+        place = self.region.take(extent * size, band * size, size)
         if place is None:
             return None
         if fresh and (size == 1 or self._fresh is not self._around):  # what was laid has elements of two bytes

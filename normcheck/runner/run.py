@@ -19,7 +19,7 @@ from normcheck.cases.ops import OPS
 from normcheck.contexts.perform import Performed
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call, graph
-from normcheck.runner.arena import Arena, Plot, Stray, Surroundings
+from normcheck.runner.arena import Arena, Region, Stray, Surroundings
 from normcheck.runner.surrounded import surrounded
 
 T = TypeVar("T")
@@ -110,9 +110,9 @@ class LocalRun:
         """See ``Run``."""
         return Pending(partial(surrounded, self._implementation, case, context, *inputs, asked=asked))
 
-    def place(self, plot: Plot | None) -> None:
-        """Have the next calls allocate on ``plot``, as long as there is room. Its owner looks for strays there."""
-        self._arena.plot = plot
+    def place(self, region: Region | None) -> None:
+        """Have the next calls allocate in ``region``, as long as there is room. Its owner looks for strays there."""
+        self._arena.region = region
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
         """See ``Run``."""

