@@ -22,7 +22,7 @@ from normcheck.checks.contexts import Tried, tried
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
 from normcheck.contexts.catalogue import CONTEXTS
-from normcheck.errors import Broken
+from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import NotImported
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import Convention
@@ -153,6 +153,8 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T], most
         return Result(case, table().model, problems=(Problem("timeout", "", message),))
     except torch.OutOfMemoryError:
         pass
+    except UnsupportedCase as unsupported:  # in a context, as memory that was there is another's now
+        return Result(case, table().model, refused=str(unsupported))
     except Broken as broken:
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Implementation
+from normcheck.checks import attempt
 from normcheck.contexts.catalogue import contexts_on
 from normcheck.impls.kernels import interpreted
 from normcheck.result import CONTEXT, Verdict
@@ -70,6 +71,18 @@ def test_an_exception_in_a_context_is_a_finding_of_that_context() -> None:
     found = judged(raises, "inference").failure
     assert found is not None and (found.kind, found.check) == (CONTEXT, "inference")
     assert "no inference today" in found.message and found.traceback
+
+
+def test_a_context_for_which_memory_is_missing_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory that was there for the case may be another cell's by then."""
+
+    def full(*_: object, **__: object) -> None:
+        raise normcheck.UnsupportedCase("needs 1.3 GiB of shared memory, and there are 1.3 GiB")
+
+    monkeypatch.setattr(attempt, "tried", full)
+    verdict = judged(kernels.RIGHT["right"], "inference")
+    how = verdict.contexts["inference"]
+    assert (verdict.status, how.status) == ("pass", "not tried") and "shared memory" in how.why
 
 
 def test_a_missing_gradient_of_a_frozen_input_is_found() -> None:
