@@ -63,9 +63,11 @@ class Kernel:
 
 
 @pytest.fixture(autouse=True)
-def current(monkeypatch: pytest.MonkeyPatch) -> Current:
+def current(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Current:
     current = Current()
     monkeypatch.setattr(module, "_known", {})
+    if request.node.get_closest_marker("gpu"):
+        return current
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current.index)
     monkeypatch.setattr(torch.cuda, "device", current.device)
     return current
