@@ -10,7 +10,8 @@ from typing import TextIO
 import torch
 
 from normcheck.cases.axes import Value
-from normcheck.cases.core import ALL_OPENED, Design, core
+from normcheck.cases.core import core
+from normcheck.cases.design import ALL_OPENED, Design
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS

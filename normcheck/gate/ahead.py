@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
 from normcheck.gate.plan import Plan

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 from normcheck.checks.attempt import died, run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size
 from normcheck.cases.case import Case
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks.cell import Cell
 from normcheck.gate.options import sizes_required

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case, without_unusual
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from normcheck.cases.core import Planned
 from normcheck.cases.goals import Extent
+from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 
 _SHARE = 0.5

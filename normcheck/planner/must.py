@@ -8,8 +8,9 @@ from typing import Any
 
 from normcheck.cases.axes import SPECIAL, Value, octave_of
 from normcheck.cases.case import PARAMETERS
-from normcheck.cases.core import Design, Planned, goals_of
 from normcheck.cases.data_kinds import NOT_FINITE
+from normcheck.cases.design import Design
+from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.limits import DEAR_SECONDS, Limits
 from normcheck.planner.own import RUNS
 from normcheck.planner.prices import Prices

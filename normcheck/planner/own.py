@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from normcheck.cases.case import Case
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 
 RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
 """Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""

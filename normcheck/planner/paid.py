@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case, Parameters, place_of, with_parameters
-from normcheck.cases.core import Planned, gap_at
+from normcheck.cases.planned import Planned, gap_at
 from normcheck.planner.prices import Prices, Trust
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import with_value

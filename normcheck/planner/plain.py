@@ -10,8 +10,10 @@ from typing import Any
 
 from normcheck.cases.axes import Pair, Value
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import ALL_OPENED, Planned, drawn, goals_of
+from normcheck.cases.core import drawn
+from normcheck.cases.design import ALL_OPENED
 from normcheck.cases.goals import Extent, Goals, goals
+from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.affordable import affordable
 from normcheck.planner.limits import Limits
 from normcheck.planner.own import Own

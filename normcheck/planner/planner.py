@@ -7,8 +7,9 @@ from typing import Any
 
 from normcheck.cases.case import Case, Place, place_of
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import ALL_OPENED, Design, Planned, gap_at, goals_of
+from normcheck.cases.design import ALL_OPENED, Design
 from normcheck.cases.goals import Extent
+from normcheck.cases.planned import Planned, gap_at, goals_of
 from normcheck.planner.account import Account
 from normcheck.planner.limits import Limits
 from normcheck.planner.own import FAST

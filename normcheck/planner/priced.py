@@ -9,7 +9,8 @@ from typing import Any
 from normcheck.cases.axes import ORDINARY
 from normcheck.cases.case import PARAMETERS, Case, Place, place_of
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import Design, Planned, Size, goals_of
+from normcheck.cases.design import Design
+from normcheck.cases.planned import Planned, Size, goals_of
 from normcheck.planner.limits import Limits
 from normcheck.planner.must import Must, block_of, facets_of, reached
 from normcheck.planner.own import RUNS

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normcheck.cases.case import Case, with_rows
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 
 AXES = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normcheck.cases.case import Case, Place, place_of
-from normcheck.cases.core import Planned, goals_of
+from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.must import reached
 
 

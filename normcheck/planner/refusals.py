@@ -10,9 +10,9 @@ from typing import Any
 from normcheck.cases.axes import Pair, Value, band_of, covered, key_of, octave_of, pairs_of, parts_of, row_class
 from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, head_size_near, parameters_of, with_parameters
 from normcheck.cases.claims import Claims, refusable
-from normcheck.cases.core import GAPS, Planned, goals_of
 from normcheck.cases.goals import Goals, Sizes
 from normcheck.cases.ops import OPS
+from normcheck.cases.planned import GAPS, Planned, goals_of
 
 _FRUITLESS = 20  # refusals that gave no new pair
 _OFTEN = 8

@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import islice
 
 from normcheck.cases.case import Case
-from normcheck.cases.core import Planned, drawn
+from normcheck.cases.core import drawn
+from normcheck.cases.planned import Planned
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks.attempt import died
 from normcheck.checks.cell import Cell

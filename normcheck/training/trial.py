@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS, Op
+from normcheck.cases.planned import Planned
 from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, undeclared_model

@@ -23,11 +23,12 @@ from normcheck.cases.axes import (
 from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.claims import Claims, claims_of
-from normcheck.cases.core import Planned, core, drawn, goals_of
+from normcheck.cases.core import core, drawn
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
+from normcheck.cases.planned import Planned, goals_of
 from normcheck.cases.strategies import choices, endless
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation

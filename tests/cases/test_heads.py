@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from normcheck.cases import guard_bands
 from normcheck.cases.case import HEAD_SIZES, HEADS, LAYOUTS, Case, with_rows
 from normcheck.cases.claims import Claims, claims_of, unclaimed
-from normcheck.cases.core import core, goals_of
+from normcheck.cases.core import core
 from normcheck.cases.data_kinds import ROW_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
@@ -20,6 +20,7 @@ from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import make
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
+from normcheck.cases.planned import goals_of
 from normcheck.cases.strategies import cases, choices, within
 from normcheck.errors import UsageError
 from normcheck.gate.plan import PROFILES

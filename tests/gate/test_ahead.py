@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from normcheck.cases.case import Case
-from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS
+from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
 from normcheck.gate import ahead

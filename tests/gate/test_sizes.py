@@ -11,8 +11,8 @@ import torch
 
 from normcheck.cases.beyond import EXTREME, LARGE
 from normcheck.cases.case import HUGE_ELEMENTS, Case
-from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS
+from normcheck.cases.planned import Planned
 from normcheck.checks import attempt
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normcheck.cases.case import STRIDED, Case, with_rows
-from normcheck.cases.core import Planned
 from normcheck.cases.ops import OPS
+from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan, Profile, planner_of
 from normcheck.impls.implementation import Implementation

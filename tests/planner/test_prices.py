@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from normcheck.cases.core import Planned
+from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 from normcheck.planner.prices import Prices
 from tests.case_lines import case_of

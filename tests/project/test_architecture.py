@@ -48,7 +48,7 @@ FORBIDDEN = {
     "result.py": ("torch",),
     "audit/score.py": ("torch", "normcheck"),
     "audit/mutants/*.py": ("normcheck.oracle", "normcheck.gate"),
-    "audit/mutants/regimes.py": ("normcheck.cases.core", "normcheck.cases.strategies"),
+    "audit/mutants/regimes.py": ("normcheck.cases.core", "normcheck.cases.design", "normcheck.cases.strategies"),
     "bench/speed.py": ("torch",),
     "golden/*.py": ("pickle", "normcheck.impls.kernels", "torch.load"),
     "golden/results.py": ("torch", "normcheck.oracle"),

@@ -1,0 +1,396 @@
+"""The covering design of a core: its cases cover every goal of ``goals``, and those that find the most faults for their
+cost come first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normcheck.cases.axes import (
+    OCTAVES,
+    OF_WEIGHT,
+    ORDINARY,
+    PAIRS,
+    ROWS_OF_CLASS,
+    Value,
+    band_of,
+    key_of,
+    octave_of,
+    row_class,
+)
+from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, STRIDED, Case
+from normcheck.cases.claims import REFUSABLE, Claims
+from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
+from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
+from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, gap_at, goals_of
+
+ALL_OPENED = 1000
+"""A value of ``used`` above the number of cases that open any core."""
+
+_OF_NO_WEIGHT: Mapping[str, Any] = {"weight_dtype": "same", "weights": NO_WEIGHT}
+
+_OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = (
+    ("M", "m", "band"),
+    ("N", "n", "width", "fit", "whole", "octave"),
+    ("residual", "residual_dtype", "scale"),
+)
+"""The axes that M decides, those that N decides, and those of an op that adds a residual or quantises."""
+
+_CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_SOME_OPS)
+"""The other axes of a case, in the order in which the design chooses their values."""
+
+
+_HEADS_IN_TURN = (64, 128, 256)
+
+
+class Design:
+    """Makes one core, greedily: the size that covers most for its cost, then the values that cover most.
+
+    ``steady``: gaps are those of ``gap_at``; else they vary.
+    """
+
+    def __init__(
+        self, claims: Claims, extent: Extent, seed: int, done: Goals, used: int, *, steady: bool = False
+    ) -> None:
+        self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
+        self._sizes_of = sizes_of(claims, extent, seed)
+        self.heights = self._sizes_of.heights
+        self.axes = axes_of(claims, self._sizes_of)
+        self.left: set[Any] = set(goals(claims, extent, seed)) - done
+        self._undone, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much is left of it; of kinds of rows
+        self._weigh(self.left, 1)
+        self.candidates = self._every_size()
+        self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
+        self._with_rows = [size for size in self.candidates if size.M]
+        self._rows = np.array([size.M for size in self._with_rows])
+        self._of_m, self._m_of = _numbered(self._with_rows, lambda size: size.M)
+        self._of_n, self._n_of = _numbered(self._with_rows, lambda size: size.N)
+        self._costs = np.array([size.cost for size in self._with_rows])
+        self._at: dict[Any, list[int]] = {}  # goal -> which of these sizes cover it, whatever else a case has
+        for index, size in enumerate(self._with_rows):
+            for goal in self.left.intersection(size.together):
+                self._at.setdefault(goal, []).append(index)
+        self._together = np.zeros(len(self._with_rows))  # what a size is worth for these goals
+        for sizes in self._at.values():
+            self._together[sizes] += _SIZE_WORTH
+        self.number = min(used, sum(1 for _ in opening(claims)))  # of the present case, from 1
+        self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
+
+    def cases(self) -> Iterator[Planned]:
+        """The cases, until no goal is left that a case can cover."""
+        for m, n, rows, fixed in list(opening(self._claims))[self._used :]:
+            fixed = self._claimed(fixed)
+            size = self._exactly(m, n) if fixed.get("layout") == HEADS else self.like(m, n)
+            self.number += 1
+            if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
+                yield replace(self.recorded(self.filled(size, {**fixed, "rows": rows})), opens=self.number)
+        yield from map(self.recorded, self._after_opening())
+        while (planned := self._next()) is not None:
+            yield self.recorded(planned)
+
+    def _claimed(self, fixed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``fixed``, with the simplest layout and eps of the claims in place of those that they have not."""
+        if fixed.get("eps", self.axes["eps"][0]) not in self.axes["eps"]:
+            fixed = {**fixed, "eps": self.axes["eps"][0]}
+        asked = fixed.get("layout", self._claims.layouts[0])
+        return fixed if asked in self._claims.layouts else {**fixed, "layout": self._claims.layouts[0]}
+
+    def _admits(self, axis: str, value: Any) -> bool:
+        return axis not in REFUSABLE or self._claims.admits(axis, value)
+
+    def recorded(self, planned: Planned) -> Planned:
+        """This case, whose goals are left no more."""
+        new = self.left & goals_of(planned)
+        self.left -= new
+        self._weigh(new, -1)
+        for goal in new & self._at.keys():
+            self._together[self._at[goal]] -= _SIZE_WORTH
+        return planned
+
+    def _weigh(self, goals: Iterable[Any], sign: int) -> None:
+        """Count what these goals add to what is left of each value: a value itself 8, a pair 1 for each of its two."""
+        for goal in goals:
+            if len(goal) == 2:
+                self._undone[goal] += 8 * sign
+                continue
+            one, other = PAIRS[goal[0]]
+            into = self._kinds if other == "rows" else self._undone
+            into[one, goal[1]] += sign
+            into[other, goal[2]] += sign
+
+    def lacks(self, size: Size, special: str) -> bool:
+        """Whether a case of this size with this special value covers a goal that is left."""
+        pairs = ((number, size.axes[axis], special) for axis, number in _WITH_SPECIAL)
+        return ("special", special) in self.left or any(pair in self.left for pair in pairs)
+
+    def _next(self) -> Planned | None:
+        """The next case, None if no case covers a goal that is left."""
+        self.number += 1
+        if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
+            planned = self.filled(self._in_turn(self._best_size()), {})
+            if goals_of(planned) & self.left:
+                return planned
+        return next(filter(None, map(self._covering, sorted(self.left, key=repr))), None)
+
+    def _covering(self, goal: Any) -> Planned | None:
+        """The cheapest case that covers this goal, None if there is none."""
+        wanted = dict([goal] if len(goal) == 2 else zip(PAIRS[goal[0]], goal[1:], strict=True))
+        if "empty" in wanted:
+            wanted = {"M": 0, **dict([wanted["empty"]])}
+        fixed = {axis: value for axis, value in wanted.items() if axis in (*_CHOSEN, "probe")}
+        if "special" in wanted:
+            of_dy, kind = wanted["special"].startswith("dy "), wanted["special"].removeprefix("dy ")
+            fixed |= {"dy": kind, "rows": "shifted"} if of_dy else {"rows": kind, "dy": "normal"}
+        of_size = [(axis, value) for axis, value in wanted.items() if axis in self.candidates[0].axes]
+        having = [self._having.get(own, ()) for own in of_size] or [self._cheapest_first]
+        for size in min(having, key=len):
+            if any(size.axes[axis] != value for axis, value in of_size):
+                continue
+            if not self._claims.fits(fixed.get("layout", ""), size.N):
+                continue
+            planned = self.filled(size, fixed)
+            if goal in goals_of(planned):
+                return planned
+        return None
+
+    @cached_property
+    def _having(self) -> Mapping[Value, Sequence[Size]]:
+        """A value of an axis -> the sizes that have it, the cheapest first."""
+        having: dict[Value, list[Size]] = {}
+        for size in self._cheapest_first:
+            for own in size.axes.items():
+                having.setdefault(own, []).append(size)
+        return having
+
+    def _every_size(self) -> list[Size]:
+        pairs = list(self._sizes_of.every())
+        if self._seed:
+            random.Random(f"{self._seed} sizes").shuffle(pairs)
+        return [self.size(m, n) for m, n in pairs]
+
+    def size(self, m: int, n: int) -> Size:
+        """The size of so many rows and columns."""
+        width, fit = key_of(n)
+        axes: dict[str, Any] = {
+            "M": m,
+            "N": n,
+            "m": row_class(m),
+            "n": (width, fit),
+            "width": width,
+            "fit": fit,
+            "whole": n,
+            "shape": (m, n),
+        }
+        axes |= {"band": band_of(m), "octave": octave_of(n), "several": n if m > 1 else 0}
+        cost = _CASE_COST_ROWS + (m + m * (n == 1)) + m * n / 4000  # one column shows few faults, so it counts twice
+        pairs = [(number, axes[one], axes[other]) for number, one, other in _OF_SIZES]
+        together = (*pairs, ("shape", (m, n)), ("several", axes["several"]))
+        return Size(M=m, N=n, axes=axes, cost=cost, together=together)
+
+    def _exactly(self, m: int, n: int) -> Size | None:
+        """The size (m, n), or one like it if this core has declared sizes, or no others of its classes."""
+        known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+        allowed = self._claims.admits("M", m) and self._claims.admits("N", n)
+        if self._claims.shapes or not (known and allowed and self._claims.fits(HEADS, n)):
+            return self.like(m, n)
+        return self.size(m, n)
+
+    def _after_opening(self) -> Iterator[Planned]:
+        """A long row, if another N costs little; and as many rows as batches have that kernels compute in different
+        ways, if they are to be one.
+        """
+        sizes = [*[(*LONG_ROWS, {"rows": "tail"})] * self._extent.fine]
+        if self._claims.batch_invariant:
+            sizes += [(m, n, {**self._claimed(NEUTRAL), "rows": "shifted", "probe": "rows"}) for m, n in BATCHES]
+        for m, n, fixed in sizes if not (self._claims.shapes or self._claims.only_heads) else ():
+            known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+            allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and n <= self._extent.columns
+            if known and allowed and m <= self._extent.rows:
+                self.number += 1
+                yield self.filled(self.size(m, n), fixed)
+
+    def like(self, m: int, n: int) -> Size | None:
+        """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
+        if self._claims.shapes:
+            return self.candidates[self.number % len(self.candidates)] if m and self.candidates else None
+        rows, columns = self._sizes_of.heights.get(row_class(m), ()), self._sizes_of.widths.get(key_of(n), ())
+        if not rows or not columns:
+            return None
+        alike = [own for own in columns if octave_of(own) == octave_of(n)] or columns
+        height = self._in_place_of(m, rows, ROWS_OF_CLASS[row_class(m)])
+        return self.size(height, self._in_place_of(n, alike, OCTAVES[octave_of(n)]))
+
+    def _in_place_of(self, size: int, own: Sequence[int], every: Sequence[int]) -> int:
+        """The one of its ``own`` sizes at the place that ``size`` has among ``every`` of its class.
+
+        Without a seed of the run it is ``size`` itself, if this core has it.
+        """
+        return size if size in own and not self._seed else own[min(every.index(size), len(own) - 1)]
+
+    def _best_size(self) -> Size:
+        """The size at which a case covers most for its cost, estimated before its other values are chosen."""
+        undone, kinds, sizes = self._undone, self._kinds, self._with_rows
+        if not sizes:
+            return self.candidates[0]
+        best: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
+        for (axis, _), number in kinds.items():
+            best[axis] = max(best[axis], number)
+        lacks = [number for axis, number in best.items() if axis not in ("n", "rows")]
+
+        def undone_at(sizes: Sequence[Size], axes: Sequence[str]) -> NDArray[Any]:
+            return np.array([sum(min(undone.get((axis, s.axes[axis]), 0), 10) for axis in axes) for s in sizes])
+
+        heights = np.array([s.M for s in self._of_m])
+        rows = undone_at(self._of_m, _OF_ROWS) + np.minimum.outer(heights, lacks).sum(axis=1)
+        columns = undone_at(self._of_n, _OF_COLUMNS)
+        of_kinds = np.minimum(self._rows, np.array([kinds["n", s.axes["n"]] for s in self._of_n])[self._n_of])
+        gains = self._together + of_kinds + rows[self._m_of] + columns[self._n_of]
+        return sizes[int(np.argmax(gains / self._costs))]
+
+    def _in_turn(self, size: Size) -> Size:
+        """``size``; if there are only heads, its M with another N at each turn."""
+        n = _HEADS_IN_TURN[self.number % len(_HEADS_IN_TURN)]
+        known = (size.M, n) in {(s.M, s.N) for s in self.candidates} if self._claims.only_heads else False
+        return self.size(size.M, n) if known else size
+
+    def filled(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
+        """A case of this size whose other values cover as many goals that are left as they can."""
+        values = dict(fixed)
+        chosen: dict[str, tuple[Any, ...]] = {axis: (value,) for axis, value in size.axes.items()}
+        for axis in _CHOSEN:
+            if axis not in self.axes and axis in ("clips", *_OF_SOME_OPS):
+                continue
+            if axis not in values:
+                values[axis] = self._choice(axis, size, chosen, values)
+            if axis == "weight" and not values[axis]:
+                lone = random.Random(f"lone bias {self.number}").choice(self._claims.lone_biases)
+                lone = values.get("bias", lone) and self._claims.lone_bias
+                values |= {**_OF_NO_WEIGHT, "bias": lone}
+            said = values["weight"] if axis in OF_WEIGHT else True
+            chosen[axis] = _expanded(axis, values[axis], size.M) if said else ()
+        case = self._case(size, values)
+        if "probe" in values:
+            return Planned(case, values["probe"])
+        return Planned(case, self._probe(size, case))
+
+    def _choice(self, axis: str, size: Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
+        options: Sequence[Any] = self._claims.values(axis) if axis == "weight" else self.axes[axis]
+        if axis == "weight" and (len(options) == 1 or not values.keys().isdisjoint(OF_WEIGHT)):
+            return options[0]  # with a weight, if there may be one: a fixed value says something of it
+        if axis == "layout":
+            options = tuple(layout for layout in options if self._claims.fits(layout, size.N))
+        if not options:
+            return NEUTRAL[axis]
+        if not size.M:
+            return next((o for o in options if ("empty", (axis, o)) in self.left), options[0])
+        if axis == "rows":
+            options = ("blend", *ORDINARY)
+        elif axis == "layout" and "dy" in values:  # an expanded dy has no kind
+            options = tuple(layout for layout in options if layout not in EXPANDED) or options
+        if self._seed and axis != "weight":
+            options = random.Random(f"{self._seed} {axis} {self.number}").sample(list(options), len(options))
+        first = axis == "weight" or (axis == "rows" and len(ORDINARY) < size.M)  # with a weight, a blend
+        turn = 0 if first else self.number % len(options)
+        options = (*options[turn:], *options[:turn])
+        pairs = [(i, chosen[other], True) for i, other in _AS_FIRST[axis] if other in chosen]
+        pairs += [(i, chosen[one], False) for i, one in _AS_SECOND[axis] if one in chosen]
+        return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), pairs))
+
+    def _gain(self, axis: str, values: Iterable[Any], pairs: Sequence[tuple[int, tuple[Any, ...], bool]]) -> float:
+        """How many of the goals that are left these values of an axis cover, with the values chosen before.
+
+        ``pairs``: the index of each pair of axes, the values chosen of the other, and whether this axis is its first.
+        """
+        gain, left = 0.0, self.left
+        for value in values:
+            if (axis, value) in left:
+                gain += 4
+            for number, others, first in pairs:
+                for other in others:
+                    if ((number, value, other) if first else (number, other, value)) in left:
+                        gain += 1
+        return gain
+
+    def _case(self, size: Size, values: Mapping[str, Any]) -> Case:
+        layout = values["layout"]
+        return Case(
+            op=self._claims.op.name,
+            dtype=self._claims.dtype,
+            M=size.M,
+            N=size.N,
+            eps=values["eps"],
+            rows=values["rows"],
+            dy="normal" if layout in EXPANDED else values["dy"],
+            layout=layout,
+            seed=random.Random(f"{self._seed} {self.number}").randrange(1, 10**6) if self._seed else self.number,
+            weights=values["weights"],
+            weight_dtype=values["weight_dtype"],
+            bias=values["bias"],
+            gap=values["gap"] if "gap" in values else self._gap(size.N, layout),
+            options=self._claims.op.clips(values.get("clips", ())),
+            **{axis: values[axis] for axis in _OF_SOME_OPS if axis in values},
+        )
+
+    def _gap(self, n: int, layout: str) -> int:
+        if self._steady:
+            return gap_at(n, layout)
+        if layout == HEADS:
+            return HEAD_GAPS[self.number % len(HEAD_GAPS)]
+        return GAPS[self.number % len(GAPS)] if layout in STRIDED else 0
+
+    def _probe(self, size: Size, case: Case) -> str:
+        """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""
+        if not size.M:
+            return "memory"
+        for probe in ("rows", "memory"):
+            if probe == "rows" and size.M < 2:
+                continue
+            new = goals_of(Planned(case, probe)) & self.left
+            if probe == "rows" and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
+                new &= {(_M_WITH_PROBE, row_class(size.M), "rows")}
+            if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
+                return probe
+        return "memory" if size.M <= _MOST_RERUN_ROWS else "reason"
+
+
+_AS_FIRST = {axis: [(i, b) for i, (a, b) in enumerate(PAIRS) if a == axis] for axis in _CHOSEN}
+_AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for axis in _CHOSEN}
+"""Axis -> the pairs that have it as first or second axis, by index, and the other axis of each."""
+
+_WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
+_M_WITH_PROBE = PAIRS.index(("m", "probe"))
+_OF_SIZES = tuple((PAIRS.index((one, other)), one, other) for one, other in (("m", "n"), ("band", "octave")))
+_SIZE_WORTH = 16
+"""How many pairs a new size is worth: what is wrong for one class of sizes shows in no other."""
+_CASE_COST_ROWS = 12
+"""The fixed cost of a case, in rows of an interpreted kernel."""
+_MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
+"""Cases up to these M are run with their rows in another order whenever a goal needs it, and always a second time."""
+
+
+def _numbered(sizes: Sequence[Size], of: Callable[[Size], int]) -> tuple[list[Size], NDArray[np.intp]]:
+    """The last of these sizes with each value of ``of``, and for each size the number of its value."""
+    last = {of(size): size for size in sizes}
+    numbers = {value: number for number, value in enumerate(last)}
+    return [*last.values()], np.array([numbers[of(size)] for size in sizes], np.intp)
+
+
+def _needs_own_case(goal: Any) -> bool:
+    """Whether a goal needs a case that covers little else: one without rows, or with special values."""
+    axes = goal[:1] if len(goal) == 2 else PAIRS[goal[0]]
+    return "special" in axes or "empty" in axes
+
+
+def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
+    """The values of an axis that one choice covers: a blend of rows has many kinds."""
+    if axis == "rows" and value == "blend":
+        return ORDINARY[:rows]
+    return (value,)

@@ -1,0 +1,61 @@
+"""A case of a core with the depth of its probes, what it covers, and its sizes and gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from normcheck.cases.axes import Pair, Value, covered, pairs_of, values_of
+from normcheck.cases.case import HEADS, LAYOUTS, STRIDED, Case
+
+GAPS = (3, 8, 1, 64)
+"""The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
+
+HEAD_GAPS = (0, 0, 8, 0, 0, 64)
+"""The gaps behind heads. Elsewhere heads lie side by side, or so that each begins at an aligned address."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case of a core; ``probe``: how deep its probes go, one of ``axes.PROBES``.
+
+    ``opens``: the number of the case among those that open a core, from 1; 0 for a case that comes after them.
+    """
+
+    case: Case
+    probe: str
+    opens: int = 0
+
+
+def goals_of(planned: Planned) -> Set[Value | Pair]:
+    """The values and pairs that a planned case covers."""
+    return _goals_of(planned.case, planned.probe)
+
+
+@lru_cache(maxsize=512)  # a whole core, as a planner asks again and again what the rest of it covers
+def _goals_of(case: Case, probe: str) -> Set[Value | Pair]:
+    axes = covered(case, probe)
+    return frozenset([*values_of(axes), *pairs_of(axes)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A size that a core may have. ``axes``: axis -> the value that this size has of it. ``cost``: in rows.
+
+    ``together``: the goals that its M and its N cover together.
+    """
+
+    M: int
+    N: int
+    axes: Mapping[str, Any]
+    cost: float
+    together: tuple[Any, ...]
+
+
+def gap_at(n: int, layout: str) -> int:
+    """The gap where a kernel may be compiled for its divisibility: the same in all cases of this N and layout."""
+    if layout == HEADS:
+        return HEAD_GAPS[n // 8 % len(HEAD_GAPS)]
+    return GAPS[(n + LAYOUTS.index(layout)) % len(GAPS)] if layout in STRIDED else 0
