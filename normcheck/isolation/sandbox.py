@@ -48,9 +48,22 @@ _CACHES = {
     "TORCH_EXTENSIONS_DIR": "extensions",
     "CUDA_CACHE_PATH": "cuda",
     _cudnn_shelf.FOLDER: "plans",
+    "CUPY_CACHE_DIR": "cupy",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "HELION_CACHE_DIR": "helion",
+    "MPLCONFIGDIR": "matplotlib",
+    "NUMBA_CACHE_DIR": "numba",
+    "QUACK_CACHE_DIR": "quack",
+    "TILELANG_CACHE_DIR": "tilelang",
+    "TVM_FFI_CACHE_DIR": "tvm_ffi",
+    "XDG_CACHE_HOME": "cache",
     "TMPDIR": "tmp",
 }
-"""Variable of the environment that says where a compiler keeps what it has made -> its folder in a sandbox."""
+"""Variable of the environment that says where a compiler keeps what it has made -> its folder in a sandbox.
+
+HOME stays: packages look there for what they only read, and so does who looks for models, by HF_HOME."""
 
 _ANSWERED = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 """What inductor asks again in each new folder of caches: it compiles a test for each set of vector instructions that
@@ -108,7 +121,8 @@ class Sandbox:
 
         What this system does not have is left out: ``Reach`` tells.
         """
-        os.environ.update({**_ANSWERED, **os.environ, **self._own, **self.caches})
+        models = os.path.join(_users_caches()["XDG_CACHE_HOME"], "huggingface")
+        os.environ.update({"HF_HOME": models, **_ANSWERED, **os.environ, **self._own, **self.caches})
         tempfile.tempdir = self._own["TMPDIR"]
         if sys.platform != "linux":
             return

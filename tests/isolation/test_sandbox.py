@@ -165,6 +165,23 @@ def test_a_users_file_fills_no_cache_but_its_own() -> None:
     assert Sandbox.told(json.loads(json.dumps(own.as_message))) == own
 
 
+@pytest.mark.parametrize("variable", ["CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "TVM_FFI_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_tool_that_is_asked_for_a_place_writes_in_the_sandbox(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it would write to a folder in HOME, and an import of it would end with a PermissionError."""
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
+    mine = Sandbox.of("mine.py")
+    mine.make()
+
+    def act() -> list[str]:
+        mine.enter()
+        file = Path(os.environ[variable], "compiled")
+        file.write_text("by the tool", encoding="utf-8")
+        return [str(file.parent.parent), os.environ["HF_HOME"]]
+
+    assert in_a_child(act) == [mine.folder, "/of/the/user/huggingface"]
+
+
 def test_plans_of_cudnn_are_shared_by_processes_of_one_spec() -> None:
     plan = StoredPlan({"x": 1}, b"of one process")
 
