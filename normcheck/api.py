@@ -20,6 +20,7 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.checks.contexts import UNTRIED
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
     layout: tuple[str, ...]
     context: tuple[str, ...]
     contexts: bool
+    require_context: tuple[str, ...]
 
 
 def verify(
@@ -66,8 +68,8 @@ def verify(
     ``fn``: ``f(x, weight, bias, eps) -> y`` (with or without bias; a function, a closure or a torch module) together
     with ``op``, or an ``Implementation``. Shapes and dtypes of its tensors are those of ``Implementation``. The other
     arguments are the options of ``normcheck verify``, with the same defaults: ``profile``, ``max_examples``,
-    ``time_budget``, ``seed``, ``device``, ``timeout``, ``layout``, ``context``, ``contexts``. With ``case``, a case
-    line, that case alone is run, and in no context that is not asked for.
+    ``time_budget``, ``seed``, ``device``, ``timeout``, ``layout``, ``context``, ``contexts``,
+    ``require_context``. With ``case``, a case line, that case alone is run, and in no context that is not asked for.
 
     ``fn`` is called in this process, since another could not import a closure. So its crash ends the test suite, and
     ``timeout`` (seconds per case) interrupts only Python code of the main thread. On a CPU, a Triton kernel needs
@@ -142,8 +144,9 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
         options.timeout,
         in_python=True,
         contexts=contexts_of(options, device),
-        within=options.context if case else (),
+        within=tuple(dict.fromkeys((*options.context, *options.require_context))) if case else (),
         asked=bool(options.context),
+        held_to=options.require_context,
     )
     with _left_as_it_was(device):
         if case is not None:
@@ -160,7 +163,8 @@ def _with_line_to_paste(verdict: Verdict, spec: str) -> Verdict:
     if verdict.failure is None or spec:
         return verdict
     found = verdict.failure
-    context = f", context=({found.check!r},)" if found.kind == CONTEXT else ""
+    option = "require_context" if found.message.startswith(UNTRIED) else "context"
+    context = f", {option}=({found.check!r},)" if found.kind == CONTEXT else ""
     line = f"normcheck.verify(fn, op={verdict.op!r}, case={found.case!r}{context})"
     return replace(verdict, failure=replace(found, reproduce=line, explain=""))
 

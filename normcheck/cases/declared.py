@@ -21,6 +21,9 @@ DEVICES = ("cpu", "cuda")
 WEIGHT_DTYPES = ("io", "fp32")
 """Dtypes of weight and bias, or of a residual: that of x ("io"), or fp32 beside x in half precision."""
 
+CONTEXT_NAMES = ("inference", "frozen", "again", "thread", "threads", "autocast", "stream", "device", "graph")
+"""The contexts that an implementation may declare to hold in, see ``contexts.catalogue``."""
+
 OVERWRITABLE = ("x", "dy", "residual")
 """The inputs that an implementation may declare to overwrite."""
 
@@ -78,6 +81,7 @@ _RANKS = Rule("(2,), (2, 3) or (2, 3, 4)", _one_of((2,), (2, 3), (2, 3, 4)))
 _IO_OR_WIDER = Rule(f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}", _one_of(WEIGHT_DTYPES[:1], WEIGHT_DTYPES))
 _INPUTS = Rule(f"a tuple with {one_of(OVERWRITABLE)}, or ()", _tuple_of(_one_of(*OVERWRITABLE)))
 _DEVICES = Rule(f"a tuple with {one_of(DEVICES)}, or ()", _tuple_of(_one_of(*DEVICES)))
+_CONTEXTS = Rule(f"a tuple with {one_of(CONTEXT_NAMES)}, or ()", _tuple_of(_one_of(*CONTEXT_NAMES)))
 _SHAPES = Rule(f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements", _few(_is_shape), _each(tuple))
 _EPSILONS = Rule("numbers, each 0 or from 1e-37 to 1e37", _few(_is_eps), _each(float))
 _SOURCE = Rule(
@@ -110,6 +114,7 @@ class Declared:
     batch_invariant: Annotated[bool, _FLAG] = False
     by_default: Annotated[tuple[str, ...], _DEVICES] = DEVICES
     builds: Annotated[bool, _FLAG] = True
+    contexts: Annotated[tuple[str, ...], _CONTEXTS] = ()
     source: Annotated[str, _SOURCE] = ""
 
 

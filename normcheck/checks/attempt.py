@@ -18,7 +18,7 @@ from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
-from normcheck.checks.contexts import Tried, tried
+from normcheck.checks.contexts import UNTRIED, Tried, tried
 from normcheck.checks.contract import Problem
 from normcheck.checks.probes import Depth
 from normcheck.contexts.catalogue import CONTEXTS
@@ -98,17 +98,21 @@ def _in_context(cell: Cell, result: Result, plan: Setting, name: str) -> Result:
     if plan.device not in context.devices:
         needed = "a GPU" if context.devices == ("cuda",) else "a CPU"
         return _with_context(result, name, InContext(status=NOT_TRIED, why=f"it takes {needed}"))
-    work = partial(tried, cell.implementation, cell.op, case, plan.device, result.model, name, asked=plan.asked)
+    held_to = name in (*plan.held_to, *cell.implementation.contexts)
+    asked = plan.asked or held_to
+    work = partial(tried, cell.implementation, cell.op, case, plan.device, result.model, name, asked=asked)
     done = attempted(cell, case, plan, work, most=context.seconds)
     if isinstance(done, Result):
         if done.refused:
             return _with_context(result, name, InContext(status=NOT_TRIED, why=done.refused))
         first = done.problems[0]
         done = Tried(Problem(CONTEXT, first.output, first.message, first.frames, name), "", 0)
+    if done.problem is None and done.prevented and held_to:
+        done = replace(done, problem=Problem(CONTEXT, "", f"{UNTRIED}: {done.not_tried}", check=name))
     if done.problem is None:
         status = HELD if done.steps else NOT_TRIED
         return _with_context(result, name, InContext(status=status, cases=int(done.steps > 0), why=done.not_tried))
-    if context.told and not plan.asked:
+    if context.told and not asked:
         return _with_context(result, name, InContext(status=TOLD, cases=1, why=done.problem.message))
     found = _with_context(result, name, InContext(status=WRONG, cases=1, why=done.problem.message))
     return replace(found, problems=(*found.problems, done.problem))

@@ -66,5 +66,9 @@ class Setting(Protocol):
         """The contexts in which each case is called again if it is right."""
 
     @property
+    def held_to(self) -> tuple[str, ...]:
+        """The contexts that must be tried: if the kernel prevents one of them, that is a finding."""
+
+    @property
     def asked(self) -> bool:
         """Whether somebody asked for these contexts."""

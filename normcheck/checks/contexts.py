@@ -24,16 +24,21 @@ from normcheck.result import CONTEXT
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import session_of
 
+UNTRIED = "cannot be tried in this context"
+"""Begins the message of a kernel that is held to a context, and prevents it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """``problem``: what is wrong in a context, None if nothing is. ``not_tried``: why it, or a part of it, could not be
-    tried, "" if all of it was. ``steps``: how many results were compared.
+    tried, "" if all of it was; ``prevented``: whether the kernel prevents it. ``steps``: how many results were
+    compared.
     """
 
     problem: Problem | None
     not_tried: str
     steps: int
+    prevented: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ def tried(
     performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
     subject = _Subject(implementation, op, case, model, context, (first, second), eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))
-    return Tried(next(problems, None), performed.not_tried, len(performed.steps))
+    return Tried(next(problems, None), performed.not_tried, len(performed.steps), performed.prevented)
 
 
 def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -> dict[str, Tensor]:

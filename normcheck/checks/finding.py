@@ -16,6 +16,7 @@ from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
+from normcheck.checks.contexts import UNTRIED
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import MOVED
 from normcheck.checks.probes import Depth
@@ -71,13 +72,19 @@ def worst_ratio(result: Result) -> float:
     return first.comparison.ratio if isinstance(first, Checked) else math.inf
 
 
+def _option_of(first: Problem | Checked) -> str:
+    """The option of ``normcheck repro`` with which a finding in a context shows again."""
+    untried = isinstance(first, Problem) and first.message.startswith(UNTRIED)
+    return "--require-context" if untried else "--context"
+
+
 def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, after: Sequence[str] = ()) -> Finding:
     """The finding of a failed ``result``. ``advise``: also try whether another declared model, or packed rows, would
     pass. ``after``: the lines of the cases before it in a process that were asked for, to be pasted with its own.
     """
     first = _first(result)
     line = str(result.case)
-    within = ("--context", first.check) if is_of_context(first) else ()
+    within = (_option_of(first), first.check) if is_of_context(first) else ()
     reproduce = " ".join(shlex.quote(word) for word in ("normcheck", "repro", *cell.named, *within, *after, line))
     also = tuple(dict.fromkeys([p.output or p.kind for p in result.problems] + [c.output for c in result.wrong]))
     if isinstance(first, Problem):

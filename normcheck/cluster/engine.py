@@ -161,6 +161,7 @@ class Cluster:
             judge=options.judge,
             contexts=contexts_of(options, device),
             asked=bool(options.context),
+            held_to=options.require_context,
         )
         plan = timed(plan, options.timings) if options.timings else plan
         if not options.database:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normcheck.cases.guard_bands import NAN, as_integers
 from normcheck.cases.inputs import Inputs
-from normcheck.contexts.kernel import Called, Kernel, NotTried, Step, both, copied
+from normcheck.contexts.kernel import Called, Kernel, NotTried, Prevented, Step, both, copied
 from normcheck.errors import Broken
 
 _LATE_CYCLES = 20_000_000
@@ -79,7 +79,7 @@ def graph(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
 
 
 def _captured(kernel: Kernel, given: Inputs, *, backward: bool) -> _Captured:
-    """The graph of a call on ``given``. Raises NotTried with the operation that cannot be captured, and its line."""
+    """The graph of a call on ``given``. Raises Prevented with the operation that cannot be captured, and its line."""
     captured, refused = torch.cuda.CUDAGraph(), ""
     called: Called | None = None
     gradients: dict[str, Tensor] = {}
@@ -92,9 +92,9 @@ def _captured(kernel: Kernel, given: Inputs, *, backward: bool) -> _Captured:
                 refused = _why(broken)
                 raise
     except Broken as broken:
-        raise NotTried(refused or _why(broken)) from broken
+        raise Prevented(refused or _why(broken)) from broken
     except RuntimeError as error:  # the capture itself ends with an error, whatever was raised in it
-        raise NotTried(refused or f"it cannot be captured: {str(error).splitlines()[0]}") from error
+        raise Prevented(refused or f"it cannot be captured: {str(error).splitlines()[0]}") from error
     assert called is not None
     return _Captured(captured, given, {**called.outputs, **gradients})
 

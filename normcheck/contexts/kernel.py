@@ -19,6 +19,10 @@ class NotTried(Exception):
     """The context could not be tried. Its text says why; that is no fault of the kernel."""
 
 
+class Prevented(NotTried):
+    """What the kernel does itself prevents the context: that is a fault if it is held to the context."""
+
+
 @dataclass(frozen=True, slots=True)
 class Called:
     """A forward that was called: its tensors by name, the ``inputs`` that it got, and the plain values ``beside`` them.

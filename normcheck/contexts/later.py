@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from normcheck.cases.inputs import Inputs
-from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied
+from normcheck.contexts.kernel import Kernel, Prevented, Step, both, copied
 from normcheck.errors import Broken
 
 _FURTHER_CALLS = 12
@@ -33,5 +33,5 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         yield Step("in a backward that keeps its graph", (0,), gradients)
         gradients = kernel.backward(called)
     except Broken as broken:
-        raise NotTried(f"a second backward through one graph: {broken.message}") from broken
+        raise Prevented(f"a second backward through one graph: {broken.message}") from broken
     yield Step("in a second backward through one graph", (0,), gradients)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
 from normcheck.contexts import gpu, later, modes, threads
-from normcheck.contexts.kernel import Kernel, NotTried, Step
+from normcheck.contexts.kernel import Kernel, NotTried, Prevented, Step
 from normcheck.errors import UnsupportedCase, error_text, one_line
 
 _WORK: Mapping[str, Callable[[Kernel, Inputs, Inputs], Iterator[Step]]] = {
@@ -28,10 +28,13 @@ _WORK: Mapping[str, Callable[[Kernel, Inputs, Inputs], Iterator[Step]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """The ``steps`` of a context that could be tried. ``not_tried``: why others could not, "" if all were."""
+    """The ``steps`` of a context that could be tried. ``not_tried``: why others could not, "" if all were;
+    ``prevented``: whether the kernel prevents them.
+    """
 
     steps: tuple[Step, ...] = ()
     not_tried: str = ""
+    prevented: bool = False
 
 
 def perform(name: str, kernel: Kernel, first: Inputs, second: Inputs) -> Performed:
@@ -45,7 +48,7 @@ def perform(name: str, kernel: Kernel, first: Inputs, second: Inputs) -> Perform
             copies = {name: _copy(tensor) for name, tensor in step.outputs.items()}
             steps.append(replace(step, outputs=copies))
     except NotTried as why:
-        return Performed(tuple(steps), one_line(str(why), 500))
+        return Performed(tuple(steps), one_line(str(why), 500), isinstance(why, Prevented))
     except UnsupportedCase as refused:
         return Performed(tuple(steps), one_line(error_text(refused), 500))
     return Performed(tuple(steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
@@ -34,9 +34,10 @@ def failing_in_context(
     ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far.
     """
     begun, found = time.perf_counter(), dict[str, InContext]()
-    for name, case in _trials(plan, ran):
+    for name, case in _trials(cell, plan, ran):
         least, share = _MORE if name in found else _MOST
-        if time.perf_counter() - begun > max(least, share * used) and not plan.asked:
+        is_over = time.perf_counter() - begun > max(least, share * used)
+        if is_over and not plan.asked and name not in held_to(cell, plan):
             found.setdefault(name, InContext(status=NOT_TRIED, why=f"no time was left; --context {name} tries it"))
             continue
         result = run_case(cell, case, replace(plan, within=(name,)), depth=Depth.OFF)
@@ -50,14 +51,33 @@ def failing_in_context(
     return [], found
 
 
-def _trials(plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
+def held_to(cell: Cell, plan: Plan) -> tuple[str, ...]:
+    """The contexts that a cell must be tried in: those asked for, and of those that it declares what its device has."""
+    if not plan.contexts:
+        return ()
+    declared = (name for name in cell.implementation.contexts if plan.device in CONTEXTS[name].devices)
+    return tuple(dict.fromkeys((*plan.held_to, *declared)))
+
+
+def missing(cell: Cell, plan: Plan, found: Mapping[str, InContext]) -> list[str]:
+    """What a pass lacks of the contexts that its cell is held to, in words."""
+    names = held_to(cell, plan) if plan.shard[0] == 1 else ()
+    untried = {
+        name: found[name].why if name in found else "no case of it ran"
+        for name in names
+        if name not in found or found[name].status == NOT_TRIED
+    }
+    return [f"it must hold in the context {name}, which was not tried: {why}" for name, why in untried.items()]
+
+
+def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
     """(context, case): each context on the case that tells most of it, then on the others."""
     ran = [case for case in ran if not case.huge]  # of those only one has its inputs in memory
     if not ran:
         return
     ragged, even, filling = chosen(ran, plan.device)
     for number in range(3):
-        for name in plan.contexts:
+        for name in dict.fromkeys((*plan.contexts, *held_to(cell, plan))):
             every = (ragged, even, filling) if plan.device == "cuda" else (ragged, even)
             cases = (filling,) if CONTEXTS[name].filling else every
             if number < len(cases) and cases[number] not in cases[:number]:

@@ -205,6 +205,16 @@ Contexts = Annotated[
 ]
 
 
+RequiredContexts = Annotated[
+    tuple[str, ...],
+    Option(
+        help="Context that must be tried and hold; may repeat. One that the kernel prevents is a finding.",
+        names=contexts,
+        read=lambda value: tuple(dict.fromkeys(several(value))),
+    ),
+]
+
+
 JudgeName = Annotated[str, Option(help="fused (default): what passes is judged by few kernels; plain.", names=judges)]
 
 Solution = Annotated[
@@ -271,6 +281,7 @@ class VerifyOptions:
             flags=("--contexts/--no-contexts",),
         ),
     ] = True
+    require_context: RequiredContexts = ()
     scheduler: Annotated[
         str,
         Option(
@@ -325,8 +336,9 @@ class VerifyOptions:
             raise UsageError(f"scheduler={self.scheduler}: expected no --no-isolation; other processes judge")
         if self.scheduler and self.watch:
             raise UsageError(f"scheduler={self.scheduler}: expected no --watch with it, which is for this machine")
-        if self.context and not self.contexts:
-            raise UsageError(f"context={', '.join(self.context)}: expected no --no-contexts, which leaves all out")
+        for name, asked in (("context", self.context), ("require_context", self.require_context)):
+            if asked and not self.contexts:
+                raise UsageError(f"{name}={', '.join(asked)}: expected no --no-contexts, which leaves all out")
         if self.quiet and self.verbose:
             raise UsageError("quiet, verbose: expected one of -q and -v, or neither")
 
@@ -366,6 +378,7 @@ class ReproOptions:
     ] = True
     sandbox: Sandboxed = True
     context: Annotated[Contexts, Option(help="Also call it in this context; may repeat. Default: none.")] = ()
+    require_context: RequiredContexts = ()
     dump: Annotated[
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None

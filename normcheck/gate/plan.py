@@ -146,6 +146,7 @@ class Plan:
     contexts: tuple[str, ...] = ()
     within: tuple[str, ...] = ()
     asked: bool = False
+    held_to: tuple[str, ...] = ()
     in_python: bool = False
     kept: int = 0
 
@@ -214,12 +215,15 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
         judge=options.judge,
         contexts=contexts_of(options, device),
         asked=bool(options.context),
+        held_to=options.require_context,
     )
 
 
 def contexts_of(options: VerifyOptions, device: str) -> tuple[str, ...]:
     """The contexts that ``options`` ask for, or all of the device; () if they ask for none."""
-    return (options.context or contexts_on(device)) if options.contexts else ()
+    if not options.contexts:
+        return ()
+    return tuple(dict.fromkeys((*(options.context or contexts_on(device)), *options.require_context)))
 
 
 def profile_of(options: VerifyOptions) -> Profile:

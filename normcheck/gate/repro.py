@@ -63,7 +63,15 @@ def repro_cases(
         if loaded is not None:
             cells = list(map(loaded, cells))
         plan = Plan(
-            tuple(cells), PROFILES["quick"], 0, device, timeout, judge=PLAIN, within=options.context, asked=True
+            tuple(cells),
+            PROFILES["quick"],
+            0,
+            device,
+            timeout,
+            judge=PLAIN,
+            within=(*options.context, *options.require_context),
+            asked=True,
+            held_to=options.require_context,
         )
         with session_of(implementation), poisoned_memory():
             tally = Tally(undeclared_model(implementation, device))

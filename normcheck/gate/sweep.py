@@ -20,7 +20,7 @@ from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.beside import Beside, Done
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
-from normcheck.gate.contexts import failing_in_context
+from normcheck.gate.contexts import failing_in_context, missing
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
 from normcheck.gate.options import sizes_required
 from normcheck.gate.plan import Plan, planner_of
@@ -92,17 +92,18 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
     verdict = tally.verdict(bare, cell.op, failure)
     if not with_coverage:
         return verdict
-    verdict = _covered(verdict, core, plan)
+    verdict = _covered(verdict, core, cell, plan)
     return _awake(verdict, session_of(cell.implementation).idle_seconds) if plan.device == "cpu" else verdict
 
 
-def _covered(verdict: Verdict, core: Planner, plan: Plan) -> Verdict:
+def _covered(verdict: Verdict, core: Planner, cell: Cell, plan: Plan) -> Verdict:
     """``verdict`` with the coverage of its core; a pass becomes thin if the core was not finished."""
     if verdict.status != "pass":  # the search ended with the failure
         return replace(verdict, core=core.account.so_far())
     coverage = core.account.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
     gaps = [_unfinished(core, coverage, plan)] if coverage.missed else []
+    gaps += missing(cell, plan, verdict.contexts)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
 

@@ -74,6 +74,9 @@ class Implementation(Declared):
     ``by_default``: the devices on which a known implementation is checked if ``--impl`` names none. On others, and
     with () on all, it is checked only if ``--impl`` names it. ``builds=False``: a known one that compiles, tunes and
     plans nothing, so that a run may begin with it, when all processes start, and slow calls then are no first calls.
+
+    ``contexts``: those that it promises to hold in, such as ``("graph",)``. It is a finding if it prevents one of them,
+    as a kernel does that waits for the GPU while a graph is captured.
     """
 
     name: str

@@ -144,7 +144,8 @@ def _within(state: State, message: Message) -> Message:
                 places = [_shared(space, name, tensor) for name, tensor in step.outputs.items()]
                 described = {"words": step.words, "of": step.of, "owed": step.owed, "exact": step.exact}
                 steps.append({**described, "returned": places})
-        return {"steps": steps, "not_tried": done.not_tried, "returned": [p for s in steps for p in s["returned"]]}
+        said = {"not_tried": done.not_tried, "prevented": done.prevented}
+        return {"steps": steps, **said, "returned": [p for s in steps for p in s["returned"]]}
 
 
 def _backward(state: State, message: Message) -> Message:

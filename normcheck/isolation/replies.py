@@ -67,7 +67,7 @@ def performed(space: Space, answer: Message) -> Performed:
     """What a context showed, with copies of its tensors. Raises Broken if the answer is malformed."""
     try:
         steps = [_step(space, item) for item in answer["steps"]]
-        return Performed(tuple(steps), str(answer["not_tried"])[:1000])
+        return Performed(tuple(steps), str(answer["not_tried"])[:1000], answer["prevented"] is True)
     except (KeyError, TypeError, ValueError):
         raise nonsense("within", answer) from None
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Implementation
+from normcheck.cases.declared import CONTEXT_NAMES
 from normcheck.checks import attempt
-from normcheck.contexts.catalogue import contexts_on
+from normcheck.contexts.catalogue import CONTEXTS, contexts_on
+from normcheck.errors import UsageError
 from normcheck.impls.kernels import interpreted
 from normcheck.result import CONTEXT, Verdict
 from normcheck.runner import compiled
@@ -83,6 +85,35 @@ def test_a_context_for_which_memory_is_missing_is_not_tried(monkeypatch: pytest.
     verdict = judged(kernels.RIGHT["right"], "inference")
     how = verdict.contexts["inference"]
     assert (verdict.status, how.status) == ("pass", "not tried") and "shared memory" in how.why
+
+
+PREVENTS = kernels.RIGHT["frees_itself"]  # a second backward, which nobody owes who has not promised it
+
+
+def test_a_promised_context_that_the_kernel_prevents_is_a_finding() -> None:
+    (asked,) = normcheck.verify(PREVENTS, op="rmsnorm", case=CASE, require_context=("again",))
+    promised = Implementation(name="mine", op="rmsnorm", forward=PREVENTS, contexts=("again",))
+    (declared,) = normcheck.verify(promised, case=CASE, context=("again",))
+    for found in (asked.failure, declared.failure):
+        assert found is not None and (found.kind, found.check) == (CONTEXT, "again")
+        assert found.message.startswith("cannot be tried in this context: a second backward")
+        assert "require_context=('again',)" in found.reproduce
+    assert judged(PREVENTS, "again").status == "pass"
+
+
+def test_a_promised_context_that_this_machine_lacks_makes_a_cell_thin(cli: Cli) -> None:
+    within = ("--max-examples", "30", "--context", "inference", "--require-context", "graph")
+    done = cli("verify", "--impl", f"{FILE}:right", "--op", "rmsnorm", "--dtype", "fp32", *within)
+    assert done.code == 5
+    assert "it must hold in the context graph, which was not tried: it takes a GPU" in " ".join(done.out.split())
+
+
+def test_the_contexts_that_can_be_promised_are_all_of_them() -> None:
+    assert tuple(CONTEXTS) == CONTEXT_NAMES
+    with pytest.raises(UsageError, match="contexts="):
+        normcheck.verify(Implementation(name="mine", op="rmsnorm", forward=PREVENTS, contexts=("graphs",)), case=CASE)
+    with pytest.raises(UsageError, match="expected no --no-contexts"):
+        normcheck.verify(PREVENTS, op="rmsnorm", contexts=False, require_context=("again",))
 
 
 def test_a_missing_gradient_of_a_frozen_input_is_found() -> None:
