@@ -111,7 +111,7 @@ class Ahead:
         helpers, self._helpers = self._helpers, []
         self._left += len(helpers)
         if helpers:
-            self.core.alone()
+            self.core.prices.forget_warmed()
         for helper in helpers:
             helper.end()
 

@@ -79,11 +79,6 @@ class Planner:
         return self._priced is not None
 
     @property
-    def shapes(self) -> int:
-        """How many shapes have run."""
-        return len(self.record.shapes)
-
-    @property
     def repeats(self) -> bool:
         """Whether the next case is the one before it again, with other data: it tells what is built."""
         own = self.prices.own
@@ -177,11 +172,7 @@ class Planner:
     def compiled(self, planned: Planned, *, well: bool) -> None:
         """Another process has run this case; ``well``: without an error."""
         if self._priced is not None:
-            self._priced.compiled(planned, well=well)
-
-    def alone(self) -> None:
-        """No other process runs cases first any more."""
-        self.prices.forget_warmed()
+            self._priced.candidates.compiled(planned, well=well)
 
     # what follows a core
 
@@ -234,10 +225,9 @@ class Planner:
                 self._plain.draw()
 
     def _price(self) -> Priced:
-        plain = self._plain
+        plain, given_up = self._plain, self._refusals.given_up
         plain.drawn_for = self._refusals.version
         number = ALL_OPENED + plain.number + 1
         self._design = Design(self.claims, plain.extent, self._seed, plain.done, number, steady=True)
-        given_up = self._refusals.given_up
         self._priced = Priced(self.claims, self._design, self._limits, self.prices, self.record, given_up, self._barred)
         return self._priced

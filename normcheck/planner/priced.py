@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
 from typing import Any
 
-from normcheck.cases.axes import ORDINARY
-from normcheck.cases.case import PARAMETERS, Case, Place, place_of
+from normcheck.cases.case import Case, Place, place_of
 from normcheck.cases.claims import Claims
 from normcheck.cases.design import Design
-from normcheck.cases.planned import Planned, Size, goals_of
+from normcheck.cases.planned import Planned, goals_of
+from normcheck.planner.candidates import Candidates
 from normcheck.planner.limits import Limits
-from normcheck.planner.must import Must, block_of, facets_of, reached
+from normcheck.planner.must import Must, reached
 from normcheck.planner.own import RUNS
 from normcheck.planner.prices import AXES, Prices
 from normcheck.planner.record import Record
@@ -22,9 +22,6 @@ _OTHER_KEYS = 3
 
 _ENOUGH_SHARE = 0.6
 """After this share of the usual time nothing is built that a pass does not need."""
-
-_PLACES = 40  # the latest ones, beside which cases are considered
-_SIZES = 6  # new sizes that are considered
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,10 @@ class Priced:
     ) -> None:
         self._claims, self._design, self._limits, self._prices = claims, design, limits, prices
         self._record, self._given_up, self._barred = record, given_up, barred
+        self.candidates = Candidates(claims, design, prices, record)
         self.must = Must(design, limits, prices, len(claims.shapes))
         self._worth: dict[Place, int] = {}  # what a case at a place covers at most
         self._since_paid = 0  # cases since the latest key
-        self._asked: dict[tuple[int, int], Planned] = {}  # shapes of which another process builds the key
-        self._warmed: dict[tuple[int, int], Planned] = {}  # and of which one has
 
     @property
     def elapsed(self) -> float:
@@ -106,9 +102,11 @@ class Priced:
         for place, first in sorted(latest, key=lambda one: one[1].N == 1):  # which shows few faults
             if not first.M or self._worth.get(place, 1) < 1:
                 continue
-            planned = self._at(first)
+            planned = self.candidates.at(first)
             if not goals_of(planned) & self._design.left:
-                planned = next((one for one in self._special(first) if goals_of(one) & self._design.left), planned)
+                planned = next(
+                    (one for one in self.candidates.special(first) if goals_of(one) & self._design.left), planned
+                )
             self._worth[place] = len(goals_of(planned) & self._design.left)
             if self._worth[place] and self._prices.building_of(planned) <= self._prices.little:
                 return planned
@@ -117,25 +115,12 @@ class Priced:
     def ahead(self) -> Planned | None:
         """The case at a new shape for another process to run first, None if there is none."""
         out = self._record.reached | self._given_up
-        new = self._new_sizes({goal for goal in self.must.tail if goal not in out})
-        size = next((size for size in new if (size.M, size.N) not in {**self._asked, **self._warmed}), None)
-        base = next((case for case in reversed(self._record.places.values()) if case.M), None)
-        if size is None or base is None:
-            return None
-        planned = self._asked[size.M, size.N] = self._at(base, size, **self._plain)
-        return planned
-
-    def compiled(self, planned: Planned, *, well: bool) -> None:
-        """Another process has run this case; ``well``: without an error."""
-        self._asked.pop((planned.case.M, planned.case.N), None)
-        self._warmed[planned.case.M, planned.case.N] = planned
-        if well:
-            self._prices.warm(planned)
+        return self.candidates.ahead({goal for goal in self.must.tail if goal not in out})
 
     def _other_data(self) -> Planned | None:
         """Other data at a place that was paid for, if no goal is left there and cases are missing."""
         known = [case for case in self._record.places.values() if case.M]
-        return self._at(known[self._record.run % len(known)], probe="memory") if known else None
+        return self.candidates.at(known[self._record.run % len(known)], probe="memory") if known else None
 
     def _fits(self, offer: _Offer, floor: Set[Any], few: int) -> bool:
         """Whether there is time: the longest for the floor, at sure prices, so that one slow sample cannot keep out
@@ -178,7 +163,7 @@ class Priced:
 
     def _offers(self, wanted: Set[Any]) -> list[_Offer]:
         offers, latest = [], next(reversed(self._record.places.values()), None)
-        for planned in self._candidates(wanted):
+        for planned in self.candidates.of(wanted):
             case = planned.case
             new, own = goals_of(planned) & self._design.left, reached(planned) & wanted
             possible = self._claims.takes(case) and self._claims.fits(case.layout, case.N)
@@ -188,86 +173,6 @@ class Priced:
             untried = latest is not None and any(not self._prices.is_tried(axis) for axis in _changed(latest, case))
             offers.append(_Offer(planned, likely, sure, new, own, untried))
         return offers
-
-    def _candidates(self, wanted: Set[Any]) -> Iterator[Planned]:
-        """Cases at new sizes that tell most, and beside the latest places: one thing new."""
-        known = [case for case in reversed(self._record.places.values()) if case.M][:_PLACES]
-        if not known:
-            return
-        base, sizes = known[0], {(size.M, size.N): size for size in self._design.candidates}
-        for size in self._new_sizes(wanted):
-            if (size.M, size.N) not in self._asked:
-                yield self._at(base, size, **self._plain)
-                yield self._at(base, size, **self._plain, **self._other_parameters())
-        yield from (planned for shape, planned in self._warmed.items() if shape not in self._record.shapes)
-        yield from self._beside(max(known, key=lambda case: (case.N > 1, min(case.M, 20))), wanted)
-        for m, heights in self._design.heights.items():
-            shape = heights[0], base.N
-            if shape in sizes and (("m", m) in wanted or (m and shape not in self._record.shapes)):
-                yield self._at(base, sizes[shape], **self._plain)
-        for axis, value in sorted((goal for goal in wanted if goal[0] in _BY_KIND), key=repr):
-            fixed = of_special(value) if axis == "special" else {axis: value}
-            usual = {"layout": self._plain["layout"]} if "dy" in fixed else {}
-            for case in [one for one in known if one.M > 1 or axis != "probe"][:3]:
-                yield self._at(case, **{"probe": "memory", **usual, **fixed})
-
-    def _beside(self, case: Case, wanted: Set[Any]) -> Iterator[Planned]:
-        """Cases with one other parameter, layout or number."""
-        for axis in (*PARAMETERS, "layout", "eps", "clips"):
-            for value in self._design.axes.get(axis, ()):
-                if (axis, value) in wanted or axis == "bias":
-                    yield self._at(case, **{axis: value, "probe": "memory"})
-
-    @property
-    def _plain(self) -> dict[str, Any]:
-        return {"layout": self._claims.values("layout")[0], "probe": "memory"}
-
-    def _other_parameters(self) -> dict[str, Any]:
-        """Parameters one of which no case had, else the simplest."""
-        every = [dict(zip(PARAMETERS, own, strict=True)) for own in self._claims.parameters]
-        new = (own for own in every if any(goal not in self._record.reached for goal in own.items()))
-        return next(new, every[0])
-
-    def _new_sizes(self, wanted: Set[Any]) -> list[Size]:
-        """The new sizes that have most of what is wanted, the smaller ones first."""
-
-        def told(size: Size) -> int:
-            own = facets_of(size.M, size.N) | {(axis, size.axes[axis]) for axis in ("m", "n")}
-            return len((own | {block_of(size.N)} if size.M > 1 < size.N else own) & wanted)
-
-        new = (size for size in self._design.candidates if size.M and (size.M, size.N) not in self._record.shapes)
-        return sorted(new, key=lambda size: (-told(size), size.M * size.N))[:_SIZES]
-
-    def _at(self, like: Case, size: Size | None = None, **fixed: Any) -> Planned:
-        """A case at the place of another: its parameters, layout and size, if no other is given, and its numbers if
-        these may be dear. No row runs alone if that may be dear, unless it is asked for.
-        """
-        held: dict[str, Any] = {axis: getattr(like, axis) for axis in (*PARAMETERS, "layout")}
-        if self._prices.of("numbers") > self._prices.little:
-            held |= {"eps": like.eps, "clips": tuple(value for _, value in like.options)}
-        size = size or self._design.size(like.M, like.N)
-        if len(ORDINARY) < size.M and "rows" not in fixed and "probe" in fixed:
-            held["rows"] = "blend"  # what is new meets every kind of rows
-        planned = self._design.filled(size, {**held, **fixed})
-        dear = "probe" not in fixed and self._prices.building_of(planned) > self._prices.little
-        return replace(planned, probe="memory") if dear and planned.probe == "rows" else planned
-
-    def _special(self, first: Case) -> Iterator[Planned]:
-        size = self._design.size(first.M, first.N)
-        for value in self._design.axes["special"]:
-            if self._design.lacks(size, value):
-                yield self._at(first, None, **of_special(value), probe="memory")
-
-
-_BY_KIND = ("rows", "dy", "weights", "special", "probe", "residual", "scale")
-"""The axes that a case at any place may cover."""
-
-
-def of_special(value: str) -> dict[str, str]:
-    """The kinds of rows and dy of a case with this value of the axis "special"."""
-    if value.startswith("dy "):
-        return {"dy": value.removeprefix("dy "), "rows": "shifted"}
-    return {"rows": value, "dy": "normal"}
 
 
 def _changed(one: Case, other: Case) -> Iterable[str]:

@@ -90,7 +90,7 @@ class CellCases:
     @property
     def shapes(self) -> int:
         """The number of shapes that have run."""
-        return self._core.shapes
+        return len(self._core.record.shapes)
 
     @property
     def narrow(self) -> bool:

@@ -224,7 +224,7 @@ def test_dear_first_calls_make_no_row_dear(first: float, whole: bool) -> None:
         core.saw(step, refused=False, seconds=RUNS[step.planned.probe] * seconds)
     assert core.account.coverage(core.length).missed == ()
     assert (core.account.coverage(core.length).left_out == "") is whole
-    assert whole or (len(rows) == QUICK.max_examples and core.shapes > 90)
+    assert whole or (len(rows) == QUICK.max_examples and len(core.record.shapes) > 90)
     assert max(rows) == 5000
 
 
