@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,10 +116,10 @@ def test_a_process_that_somebody_else_has_killed_accuses_nobody(
 
     def kills(self: Beside, *arguments: Any) -> None:
         look(self, *arguments)
-        for session in self._sessions[: 1 - len(killed)]:
-            if session.running:
-                killed.append(session)
-                session.restart()
+        workers = [session._client._worker for session in self._sessions]
+        for worker in [worker for worker in workers if worker is not None and worker.alive][: 1 - len(killed)]:
+            killed.append(worker)
+            os.kill(worker.pid, signal.SIGKILL)
 
     monkeypatch.setattr(Beside, "look", kills)
     verdict, cases = verdict_of(tmp_path, monkeypatch, 2)
