@@ -174,8 +174,6 @@ class Planner:
         if self._priced is not None:
             self._priced.candidates.compiled(planned, well=well)
 
-    # what follows a core
-
     def where_paid(self, case: Case, seconds: float) -> Case:
         """This case if it builds nothing, or is one of the few that may, for ``seconds``; else its data elsewhere."""
         steady = replace(case, gap=gap_at(case.N, case.layout)) if self.is_priced else case
@@ -201,8 +199,6 @@ class Planner:
             plain=self._plain,
             must=self._priced.must if self._priced is not None else None,
         )
-
-    # the order
 
     def _again(self) -> Planned:
         latest = next(reversed(self.record.places.values()))
