@@ -198,10 +198,9 @@ def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     asked, done = iter(shapes), list[tuple[int, bool]]()
     core: Any = SimpleNamespace(
         is_priced=True,
-        prices=SimpleNamespace(warming_is_idle=False),
+        prices=SimpleNamespace(warming_is_idle=False, forget_warmed=lambda: None),
         ahead=lambda: next(asked, None),
         compiled=lambda planned, *, well: done.append((planned.case.N, well)),
-        alone=lambda: None,
     )
     with ahead.Ahead(cell, Plan((cell,), PROFILES["quick"], 0, "cpu", 60.0), core) as one:
         for _ in range(20):

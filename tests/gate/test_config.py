@@ -37,6 +37,7 @@ isolation = true
 sandbox = false
 context = ["thread", "again"]
 contexts = true
+require_context = ["again"]
 require = ["mine"]
 allow_thin = true
 known_failures = "known.txt"

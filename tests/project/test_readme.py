@@ -24,6 +24,7 @@ FAILS = {
     "my_rmsnorm.py": "rmsnorm my_rmsnorm.py:rmsnorm fp16, bf16, fp32: y is wrong (end to end)",
     "my_layernorm.py": "layernorm mine fp16: rstd is wrong (end to end)",
     "my_frozen.py": "rmsnorm my_frozen.py:rmsnorm fp32: dx is wrong in another context (frozen)",
+    "my_promise.py": "rmsnorm mine fp32: something is wrong in another context (again)",
 }
 FEWER = ("--time-budget", "0.1")  # the core, a small one
 ENOUGH = ("--time-budget", "30")  # to shrink what fails to its simplest case, on a busy machine as well: it ends before
@@ -98,6 +99,7 @@ def test_the_examples_are_found() -> None:
         "my_add.py",
         "my_quant.py",
         "my_frozen.py",
+        "my_promise.py",
     }
     assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == set(FAILS)
     assert len(COMMANDS) >= 9
