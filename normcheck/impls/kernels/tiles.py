@@ -59,15 +59,14 @@ def tile(
     """Choose the tile for rows of N elements, of which one program takes at most ``max_block`` columns at once.
 
     On a GPU a program has about ``elements``, 16 to a thread, so that narrow rows share it, and 64 rows at most. The
-    interpreter takes milliseconds for a program of any size: it gets 65536 elements, 256 rows, four times the columns.
+    interpreter takes milliseconds for a program of any size: it gets 65536 elements, and 256 rows at most.
     ``chosen``: block -> the tile to take on a GPU, in place of that rule, if a block is a whole row; ``wide``: the tile
     of rows wider than those.
     """
     if on_gpu and wide is not None and max(chosen) < N:
         return replace(wide, rows=min(wide.rows, power_of_two(M)))
-    most_rows, most_columns = (64, max_block) if on_gpu else (256, 4 * max_block)
-    block = min(max(power_of_two(N), BYTE), most_columns)
-    rows = min(power_of_two(M), max((elements if on_gpu else 65536) // block, 1), most_rows)
+    block = min(max(power_of_two(N), BYTE), max_block)
+    rows = min(power_of_two(M), max((elements if on_gpu else 65536) // block, 1), 64 if on_gpu else 256)
     if on_gpu and block >= N and block in chosen:
         best = chosen[block]
         return replace(best, rows=min(best.rows, power_of_two(M)))
