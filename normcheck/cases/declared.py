@@ -84,9 +84,7 @@ _DEVICES = Rule(f"a tuple with {one_of(DEVICES)}, or ()", _tuple_of(_one_of(*DEV
 _CONTEXTS = Rule(f"a tuple with {one_of(CONTEXT_NAMES)}, or ()", _tuple_of(_one_of(*CONTEXT_NAMES)))
 _SHAPES = Rule(f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements", _few(_is_shape), _each(tuple))
 _EPSILONS = Rule("numbers, each 0 or from 1e-37 to 1e37", _few(_is_eps), _each(float))
-_SOURCE = Rule(
-    "a link or a path", lambda value: value is None or isinstance(value, str | PathLike), lambda value: str(value or "")
-)
+_SOURCE = Rule("a link or a path", _is_source, lambda value: str(value or ""))
 
 
 @dataclass(frozen=True, kw_only=True)

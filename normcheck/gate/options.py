@@ -195,12 +195,16 @@ Sandboxed = Annotated[
 ]
 
 
+def _each_once(value: object) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(several(value)))
+
+
 Contexts = Annotated[
     tuple[str, ...],
     Option(
         help="Context in which a cell is tried after its core, such as thread or graph; may repeat. Default: all.",
         names=contexts,
-        read=lambda value: tuple(dict.fromkeys(several(value))),
+        read=_each_once,
     ),
 ]
 
@@ -210,7 +214,7 @@ RequiredContexts = Annotated[
     Option(
         help="Context that must be tried and hold; may repeat. One that the kernel prevents is a finding.",
         names=contexts,
-        read=lambda value: tuple(dict.fromkeys(several(value))),
+        read=_each_once,
     ),
 ]
 
