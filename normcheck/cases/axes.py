@@ -222,12 +222,10 @@ def values_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Value]:
             yield axis, value
 
 
-def pairs_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Pair]:
+def pairs_of(axes: Mapping[str, tuple[Any, ...]]) -> list[Pair]:
     """Every pair of PAIRS in ``axes``, as ``covered`` returns them."""
-    for number, (one, other) in enumerate(PAIRS):
-        for a in axes.get(one, ()):
-            for b in axes.get(other, ()):
-                yield number, a, b
+    get = axes.get
+    return [(i, a, b) for i, (one, other) in enumerate(PAIRS) for a in get(one, ()) for b in get(other, ())]
 
 
 def parts_of(goal: Value | Pair) -> tuple[Value, ...]:

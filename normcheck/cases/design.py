@@ -5,14 +5,10 @@ cost come first.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from normcheck.cases.axes import (
     OCTAVES,
@@ -31,18 +27,15 @@ from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, gap_at, goals_of
+from normcheck.cases.worth import Worth
 
 ALL_OPENED = 1000
 """A value of ``used`` above the number of cases that open any core."""
 
 _OF_NO_WEIGHT: Mapping[str, Any] = {"weight_dtype": "same", "weights": NO_WEIGHT}
 
-_OF_ROWS, _OF_COLUMNS, _OF_SOME_OPS = (
-    ("M", "m", "band"),
-    ("N", "n", "width", "fit", "whole", "octave"),
-    ("residual", "residual_dtype", "scale"),
-)
-"""The axes that M decides, those that N decides, and those of an op that adds a residual or quantises."""
+_OF_SOME_OPS = ("residual", "residual_dtype", "scale")
+"""The axes of an op that adds a residual or quantises."""
 
 _CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_SOME_OPS)
 """The other axes of a case, in the order in which the design chooses their values."""
@@ -65,22 +58,9 @@ class Design:
         self.heights = self._sizes_of.heights
         self.axes = axes_of(claims, self._sizes_of)
         self.left: set[Any] = set(goals(claims, extent, seed)) - done
-        self._undone, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much is left of it; of kinds of rows
-        self._weigh(self.left, 1)
         self.candidates = self._every_size()
         self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
-        self._with_rows = [size for size in self.candidates if size.M]
-        self._rows = np.array([size.M for size in self._with_rows])
-        self._of_m, self._m_of = _numbered(self._with_rows, lambda size: size.M)
-        self._of_n, self._n_of = _numbered(self._with_rows, lambda size: size.N)
-        self._costs = np.array([size.cost for size in self._with_rows])
-        self._at: dict[Any, list[int]] = {}  # goal -> which of these sizes cover it, whatever else a case has
-        for index, size in enumerate(self._with_rows):
-            for goal in self.left.intersection(size.together):
-                self._at.setdefault(goal, []).append(index)
-        self._together = np.zeros(len(self._with_rows))  # what a size is worth for these goals
-        for sizes in self._at.values():
-            self._together[sizes] += _SIZE_WORTH
+        self._worth = Worth([size for size in self.candidates if size.M], self.left)
         self.number = min(used, sum(1 for _ in opening(claims)))  # of the present case, from 1
         self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
 
@@ -110,21 +90,8 @@ class Design:
         """This case, whose goals are left no more."""
         new = self.left & goals_of(planned)
         self.left -= new
-        self._weigh(new, -1)
-        for goal in new & self._at.keys():
-            self._together[self._at[goal]] -= _SIZE_WORTH
+        self._worth.covered(new)
         return planned
-
-    def _weigh(self, goals: Iterable[Any], sign: int) -> None:
-        """Count what these goals add to what is left of each value: a value itself 8, a pair 1 for each of its two."""
-        for goal in goals:
-            if len(goal) == 2:
-                self._undone[goal] += 8 * sign
-                continue
-            one, other = PAIRS[goal[0]]
-            into = self._kinds if other == "rows" else self._undone
-            into[one, goal[1]] += sign
-            into[other, goal[2]] += sign
 
     def lacks(self, size: Size, special: str) -> bool:
         """Whether a case of this size with this special value covers a goal that is left."""
@@ -135,7 +102,7 @@ class Design:
         """The next case, None if no case covers a goal that is left."""
         self.number += 1
         if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
-            planned = self.filled(self._in_turn(self._best_size()), {})
+            planned = self.filled(self._in_turn(self._worth.best() or self.candidates[0]), {})
             if goals_of(planned) & self.left:
                 return planned
         return next(filter(None, map(self._covering, sorted(self.left, key=repr))), None)
@@ -234,26 +201,6 @@ class Design:
         Without a seed of the run it is ``size`` itself, if this core has it.
         """
         return size if size in own and not self._seed else own[min(every.index(size), len(own) - 1)]
-
-    def _best_size(self) -> Size:
-        """The size at which a case covers most for its cost, estimated before its other values are chosen."""
-        undone, kinds, sizes = self._undone, self._kinds, self._with_rows
-        if not sizes:
-            return self.candidates[0]
-        best: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
-        for (axis, _), number in kinds.items():
-            best[axis] = max(best[axis], number)
-        lacks = [number for axis, number in best.items() if axis not in ("n", "rows")]
-
-        def undone_at(sizes: Sequence[Size], axes: Sequence[str]) -> NDArray[Any]:
-            return np.array([sum(min(undone.get((axis, s.axes[axis]), 0), 10) for axis in axes) for s in sizes])
-
-        heights = np.array([s.M for s in self._of_m])
-        rows = undone_at(self._of_m, _OF_ROWS) + np.minimum.outer(heights, lacks).sum(axis=1)
-        columns = undone_at(self._of_n, _OF_COLUMNS)
-        of_kinds = np.minimum(self._rows, np.array([kinds["n", s.axes["n"]] for s in self._of_n])[self._n_of])
-        gains = self._together + of_kinds + rows[self._m_of] + columns[self._n_of]
-        return sizes[int(np.argmax(gains / self._costs))]
 
     def _in_turn(self, size: Size) -> Size:
         """``size``; if there are only heads, its M with another N at each turn."""
@@ -368,19 +315,10 @@ _AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for 
 _WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
 _M_WITH_PROBE = PAIRS.index(("m", "probe"))
 _OF_SIZES = tuple((PAIRS.index((one, other)), one, other) for one, other in (("m", "n"), ("band", "octave")))
-_SIZE_WORTH = 16
-"""How many pairs a new size is worth: what is wrong for one class of sizes shows in no other."""
 _CASE_COST_ROWS = 12
 """The fixed cost of a case, in rows of an interpreted kernel."""
 _MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
 """Cases up to these M are run with their rows in another order whenever a goal needs it, and always a second time."""
-
-
-def _numbered(sizes: Sequence[Size], of: Callable[[Size], int]) -> tuple[list[Size], NDArray[np.intp]]:
-    """The last of these sizes with each value of ``of``, and for each size the number of its value."""
-    last = {of(size): size for size in sizes}
-    numbers = {value: number for number, value in enumerate(last)}
-    return [*last.values()], np.array([numbers[of(size)] for size in sizes], np.intp)
 
 
 def _needs_own_case(goal: Any) -> bool:

@@ -63,24 +63,23 @@ class Runs:
         self._values: dict[_Values, None] = {}
         self._numbers: tuple[dict[Hashable, int], ...] = tuple({} for _ in AXES)
         self._rows = np.empty((256, len(AXES)), np.int32)  # the values as numbers
-        self._projected: dict[tuple[int, ...], set[_Values]] = {}  # axes -> their values
 
     def __len__(self) -> int:
         return len(self._values)
 
     def copy(self) -> Runs:
         """The same, to which more may be added."""
-        return self._of(self._values)
+        runs = Runs()
+        runs._values, runs._rows = dict(self._values), self._rows.copy()
+        runs._numbers = tuple(map(dict, self._numbers))
+        return runs
 
     def without_warmed(self) -> Runs:
         """Those of this process."""
-        return self._of(values for values in self._values if not values[-1])
-
-    @staticmethod
-    def _of(every: Iterable[_Values]) -> Runs:
         runs = Runs()
-        for values in every:
-            runs.add(values)
+        for values in self._values:
+            if not values[-1]:
+                runs.add(values)
         return runs
 
     def add(self, values: _Values) -> None:
@@ -91,20 +90,12 @@ class Runs:
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._rows[len(self)] = [own.setdefault(v, len(own)) for own, v in zip(self._numbers, values, strict=True)]
         self._values[values] = None
-        for axes, known in self._projected.items():
-            known.add(tuple(values[i] for i in axes))
 
     def differing(self, values: _Values) -> NDArray[np.bool_]:
         """For each that has run, in which axes it differs from these values."""
         wanted = [own.get(value, -1) for own, value in zip(self._numbers, values, strict=True)]
         differing: NDArray[np.bool_] = self._rows[: len(self)] != np.array(wanted, np.int32)
         return differing
-
-    def among(self, axes: tuple[int, ...]) -> set[_Values]:
-        """The combinations of the values of these axes alone."""
-        if axes not in self._projected:
-            self._projected[axes] = {tuple(one[i] for i in axes) for one in self._values}
-        return self._projected[axes]
 
 
 class Prices:
@@ -199,14 +190,9 @@ class Prices:
     def _building(self, own: _Values, trust: Trust) -> float:
         if trust != "worst" and not self.dearest:
             return 0.0
-        prices = [self.of(axis, value, trust) for axis, value in zip(AXES, own, strict=True)]
-        dear = tuple(i for i, price in enumerate(prices) if price > 0)
-        known = self._runs.among(dear)
-        mine = tuple(own[i] for i in dear)
-        if mine in known:
-            return 0.0
-        nearest = (sum(prices[i] for i, a, b in zip(dear, mine, one, strict=True) if a != b) for one in known)
-        return min(min(nearest, default=self.dearest), self.dearest)
+        prices = np.array([self.of(axis, value, trust) for axis, value in zip(AXES, own, strict=True)])
+        nearest = (self._runs.differing(own) @ prices).min(initial=self.dearest)
+        return float(nearest)
 
     def ahead(self, cases: Iterable[Planned], most: float, trust: Trust) -> float:
         """Seconds that these cases are expected to build for, one after the other; counted up to ``most``."""

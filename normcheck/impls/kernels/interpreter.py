@@ -10,7 +10,7 @@ A conversion to e4m3fn or e5m2 is wrong there too: it rounds ties away from zero
 exponent the result is half of what it should be (31 becomes 16). Here it is to nearest even, and saturates, as a GPU's.
 
 Three more things change, none of them a value: numpy's floating-point warnings are off inside a kernel,
-triton.language is patched once a launch, and ``range(n)`` works in triton 3.6 under numpy 2.4.
+triton.language is patched once, and ``range(n)`` works in triton 3.6 under numpy 2.4.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Remedy:
         self._wrap(self.interpreter.ScanOps, "cumprod", self._reduced_wide)
         self._wrap(self.interpreter.GridExecutor, "__call__", _launched)
         self._wrap(self.interpreter, "_patch_lang_tensor", _with_index)
-        self.interpreter._patch_lang = _patch_once_per_launch(self.interpreter)
+        self.interpreter._patch_lang = _patch_once(self.interpreter)
+        self._wrap(self.interpreter, "_get_np_dtype", _of_scalar())
 
     def _wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Replace ``owner.name`` by ``wrapper(original, self, ...)``."""
@@ -276,31 +277,36 @@ def _with_index(original: Any, tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda scalar: int(scalar.handle.data.item()))
 
 
-def _patch_once_per_launch(interpreter: Any) -> Callable[[Any], Any]:
-    """``_patch_lang``, which every nested jit call repeats, made to do its work once for each launch and module.
+def _of_scalar() -> Callable[[Callable[[Any], Any], Any], Any]:
+    """The dtype of numpy, known for each scalar: triton makes a table of all of them for each answer."""
+    known: dict[Any, Any] = {}
 
-    What it does depends only on which modules of triton.language a function sees. Until the launch restores them, a
-    second time changes nothing, and costs a third of a launch.
+    def of(original: Callable[[Any], Any], dtype: Any) -> Any:
+        scalar = dtype.scalar
+        if scalar.is_ptr():  # has no hash
+            return original(dtype)
+        if scalar not in known:
+            known[scalar] = original(scalar)
+        return known[scalar]
+
+    return of
+
+
+def _patch_once(interpreter: Any) -> Callable[[Any], Any]:
+    """``_patch_lang``, which every launch and nested jit call repeats, made to do its work once for each module.
+
+    What it does depends only on which modules of triton.language a function sees. It is never undone: nothing but
+    interpreted kernels uses these modules here, and patching anew takes a fifth of a launch.
     """
     original = interpreter._patch_lang
     patched: set[int] = set()
 
     def patch(fn: Any) -> Any:
         modules = {id(v) for v in fn.__globals__.values() if v is interpreter.tl or v is interpreter.tl.core}
-        if patched and modules <= patched:
-            return interpreter._LangPatchScope()
-        outermost = not patched
-        scope = original(fn)
-        patched.update(modules)
-        if outermost:
-            restore = scope.restore
-
-            def restore_and_forget() -> None:
-                patched.clear()
-                restore()
-
-            scope.restore = restore_and_forget
-        return scope
+        if not modules or not modules <= patched:
+            original(fn)
+            patched.update(modules)
+        return interpreter._LangPatchScope()
 
     return patch
 

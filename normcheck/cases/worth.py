@@ -1,0 +1,99 @@
+"""What each size of a core would add, estimated before the other values of a case are chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normcheck.cases.axes import PAIRS, Value
+from normcheck.cases.planned import Size
+
+_OF_ROWS, _OF_COLUMNS = ("M", "m", "band"), ("N", "n", "width", "fit", "whole", "octave")
+"""The axes that M decides, and those that N decides."""
+
+_OF_VALUE, _OF_SIZE = 8, 16
+"""How many pairs a value is worth that no case has, and a new size: what is wrong for one class of sizes shows in no
+other."""
+
+_MOST = 10
+"""What is left of one value counts up to this."""
+
+
+class Worth:
+    """What the goals that are ``left`` make each of these ``sizes``, of one row or more, worth."""
+
+    def __init__(self, sizes: Sequence[Size], left: Set[Any]) -> None:
+        self._sizes = sizes
+        self._left_of, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much; how many kinds of rows
+        self._weigh(left, 1)
+        self._costs, self._rows = np.array([s.cost for s in sizes]), np.array([s.M for s in sizes])
+        self._of_m = _Alike(sizes, "M", _OF_ROWS)
+        self._of_n = _Alike(sizes, "N", _OF_COLUMNS)
+        self._at: dict[Any, list[int]] = {}  # goal -> which of these sizes cover it, whatever else a case has
+        for index, size in enumerate(sizes):
+            for goal in left & set(size.together):
+                self._at.setdefault(goal, []).append(index)
+        self._together = np.zeros(len(sizes))  # what a size is worth for these goals
+        for indices in self._at.values():
+            self._together[indices] += _OF_SIZE
+
+    def covered(self, goals: Set[Any]) -> None:
+        """Take these goals, which were left, for covered."""
+        self._weigh(goals, -1)
+        for goal in goals & self._at.keys():
+            self._together[self._at[goal]] -= _OF_SIZE
+
+    def _weigh(self, goals: Iterable[Any], sign: int) -> None:
+        """Count what these goals add to what is left of each value: a pair counts 1 for each of its two."""
+        for goal in goals:
+            if len(goal) == 2:
+                self._left_of[goal] += _OF_VALUE * sign
+                continue
+            one, other = PAIRS[goal[0]]
+            into = self._kinds if other == "rows" else self._left_of
+            into[one, goal[1]] += sign
+            into[other, goal[2]] += sign
+
+    def best(self) -> Size | None:
+        """The size at which a case covers most for its cost; None if there is no size."""
+        if not self._sizes:
+            return None
+        fewest: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
+        for (axis, _), number in self._kinds.items():
+            fewest[axis] = max(fewest[axis], number)
+        lacks = [number for axis, number in fewest.items() if axis not in ("n", "rows")]
+        rows = self._of_m.left(self._left_of) + np.minimum.outer(self._of_m.sizes, lacks).sum(axis=1)
+        columns = self._of_n.left(self._left_of)
+        kinds = np.array([self._kinds[key] for key in self._of_n.keys_of("n")])
+        gains = self._together + np.minimum(self._rows, kinds[self._of_n.number_of])
+        gains += rows[self._of_m.number_of] + columns[self._of_n.number_of]
+        return self._sizes[int(np.argmax(gains / self._costs))]
+
+
+class _Alike:
+    """Sizes that have one M, or one N, taken together. ``sizes``: these M or N; ``number_of``: the one of each size."""
+
+    def __init__(self, sizes: Sequence[Size], axis: str, axes: Sequence[str]) -> None:
+        last = {size.axes[axis]: size for size in sizes}
+        numbers = {value: number for number, value in enumerate(last)}
+        self.sizes = np.array(list(last))
+        self.number_of = np.array([numbers[size.axes[axis]] for size in sizes], np.intp)
+        self._last = list(last.values())
+        keys = [[(of, size.axes[of]) for of in axes] for size in self._last]
+        self._values = list(dict.fromkeys(key for own in keys for key in own))
+        place = {key: number for number, key in enumerate(self._values)}
+        self._places = np.array([[place[key] for key in own] for own in keys], np.intp).reshape(len(keys), -1)
+
+    def keys_of(self, axis: str) -> list[Value]:
+        """The value of this axis that each has."""
+        return [(axis, size.axes[axis]) for size in self._last]
+
+    def left(self, left_of: Mapping[Any, int]) -> NDArray[np.int64]:
+        """What is left of the values of each."""
+        left = np.minimum(np.array([left_of.get(value, 0) for value in self._values], np.int64), _MOST)
+        total: NDArray[np.int64] = left[self._places].sum(axis=1)
+        return total
