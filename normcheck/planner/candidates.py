@@ -15,7 +15,6 @@ from normcheck.planner.must import block_of, facets_of
 from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 
-_PLACES = 40  # the latest ones, beside which cases are considered
 _SIZES = 6  # new sizes that are considered
 
 _BY_KIND = ("rows", "dy", "weights", "special", "probe", "residual", "scale")
@@ -49,7 +48,7 @@ class Candidates:
 
     def of(self, wanted: Set[Any]) -> Iterator[Planned]:
         """Cases at new sizes that tell most, and beside the latest places: one thing new."""
-        known = [case for case in reversed(self._record.places.values()) if case.M][:_PLACES]
+        known = [case for case in reversed(self._record.places.values()) if case.M]
         if not known:
             return
         base, sizes = known[0], {(size.M, size.N): size for size in self._design.candidates}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
@@ -19,9 +18,6 @@ from normcheck.planner.limits import Limits
 from normcheck.planner.own import Own
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
-
-_LESS = 0.9
-"""The extent is asked anew only if a cost fell to this share: each time the whole core is drawn."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,6 @@ class Plain:
         self.skipped: list[Planned] = []
         self.elsewhere: set[Value | Pair] = set()
         self._used = 0
-        self._fitted = (math.inf,) * 3
         self.draw()
 
     def goals(self, claims: Claims) -> Goals:
@@ -108,10 +103,9 @@ class Plain:
         """The next case of this shard for which a core has time; None if there is none."""
         if not self.opened and not (self._head and self._head.opens):
             self.opened = True
-            self._fit(drawn_anew=self.drawn_for != self._refusals.version)
-        elif self.opened and self.extent != self._usual:
-            self._fit()  # a call may have been dear, not rows
-        while self._head is not None or self._drawn_again():
+            if not self._fit() and self.drawn_for != self._refusals.version:
+                self.draw()
+        while self._head is not None or self._drawn_again() or self._fit():
             planned = self._pop()
             self.number += 1
             self._used = max(self._used, planned.opens)
@@ -151,13 +145,15 @@ class Plain:
         self.draw()
         return self._head is not None
 
-    def _fit(self, *, drawn_anew: bool = False) -> None:
-        """Take the extent that is affordable. What a row costs can only fall."""
-        own, extent = self._own, self.extent
-        costs = own.call, own.rate("row"), own.rate("column")
-        if self._may_fit and not all(_LESS * was <= cost <= was for cost, was in zip(costs, self._fitted, strict=True)):
-            self._fitted = costs
-            extent = affordable(self._usual, own, self._limits.core, self._allowed)
-        if extent != self.extent or drawn_anew:
-            self.extent = extent
-            self.draw()
+    def _fit(self) -> bool:
+        """Take the extent that is affordable, and draw if it is another. A cost may turn out to be less than it seemed:
+        it is asked again when a core that had to be smaller is at its end.
+        """
+        if not self._may_fit or not self.opened:
+            return False
+        extent = affordable(self._usual, self._own, self._limits.core - self._record.core, self._allowed)
+        if extent == self.extent:
+            return False
+        self.extent = extent
+        self.draw()
+        return True

@@ -16,7 +16,7 @@ from normcheck.planner.own import FAST
 from normcheck.planner.paid import Paid
 from normcheck.planner.plain import Plain, Step
 from normcheck.planner.priced import Priced
-from normcheck.planner.prices import Prices
+from normcheck.planner.prices import SLACK, Prices
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
 
@@ -25,9 +25,6 @@ _FEW = 2
 
 _CHEAP_SHARE = 0.25
 """The plain order comes back if what it builds takes no more than this share of the time that is left."""
-
-_STALL = 3.0
-"""A case that takes so many times what was expected was stalled."""
 
 
 class Planner:
@@ -161,9 +158,9 @@ class Planner:
         sure = prices.building_of(planned, "sure")
         prices.saw(planned, seconds)
         if sure or not prices.is_new:  # what is far beyond a price that is known is nobody's time
-            expected = _STALL * (prices.own.seconds(planned) + prices.little + sure)
+            expected = SLACK * (prices.own.seconds(planned) + prices.little + sure)
             record.stalled = min(record.stalled + max(0.0, seconds - expected), self._limits.most)
-        record.core += min(seconds, _STALL * prices.own.seconds(planned, most=True))
+        record.core += min(seconds, SLACK * prices.own.seconds(planned, most=True))
 
     def ahead(self) -> Planned | None:
         """The case at a new shape for another process to run first, None if there is none."""

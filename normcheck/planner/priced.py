@@ -17,12 +17,6 @@ from normcheck.planner.own import RUNS
 from normcheck.planner.prices import AXES, Prices
 from normcheck.planner.record import Record
 
-_OTHER_KEYS = 3
-"""Without a bias, with fp32 weights, and with both: each is a key beside those of the shapes."""
-
-_ENOUGH_SHARE = 0.6
-"""After this share of the usual time nothing is built that a pass does not need."""
-
 
 @dataclass(frozen=True)
 class _Offer:
@@ -88,7 +82,7 @@ class Priced:
         goes_on = self.elapsed + self._prices.dearest <= limits.usual or record.run < cases
         if best is not None and best.untried and record.run < cases and free is not None and goes_on:
             best = None
-        elif best is None and self.elapsed <= limits.used + _ENOUGH_SHARE * limits.usual:
+        elif best is None and self.elapsed <= limits.used + limits.usual / 2:
             best = max(offers, key=self._rate_of_rest, default=None)
         if best is not None:
             self._since_paid *= best.likely <= self._prices.little
@@ -144,7 +138,7 @@ class Priced:
     @property
     def _time_of_facets(self) -> float:
         limits, prices = self._limits, self._prices
-        keys = self.must.least()[1] + _OTHER_KEYS
+        keys = self.must.least()[1] + len(self._claims.parameters) - 1  # each is a key beside those of the shapes
         return max(limits.usual, min(limits.used + prices.starting + keys * prices.dearest, limits.most))
 
     def _opens(self, case: Case) -> bool:

@@ -29,8 +29,8 @@ a case. Kinds of data are none of it: they lie in tensors."""
 _APART = {"M": (0, 1), "N": (1,)}
 """Sizes of which no other tells: compilers treat them apart."""
 
-_SLACK = 3.0
-"""A case may take so many times what its own runs take before the rest counts as building."""
+SLACK = 3.0
+"""A case may take so many times what was expected; the rest is what it builds, or else a stall."""
 
 _SLOW_CALLS = 8
 """Building that takes fewer calls than this is none worth planning for."""
@@ -174,7 +174,7 @@ class Prices:
     def _beyond(self, sample: _Sample) -> float:
         """What a case took beyond its own runs, by what is known of these now."""
         if sample not in self._beyonds:
-            beyond = sample.seconds - _SLACK * self.own.seconds(sample.planned)
+            beyond = sample.seconds - SLACK * self.own.seconds(sample.planned)
             self._beyonds[sample] = beyond if beyond > self.little else 0.0
         return self._beyonds[sample]
 
@@ -210,7 +210,7 @@ class Prices:
 
     def saw(self, planned: Planned, seconds: float) -> None:
         """Take what a case took."""
-        own = _SLACK * self.own.seconds(planned, most=True) if self.own.call < math.inf else 0.0
+        own = SLACK * self.own.seconds(planned, most=True) if self.own.call < math.inf else 0.0
         self.spent += seconds
         self.building += max(0.0, seconds - own)
         values = _values(planned.case)
@@ -268,8 +268,8 @@ class Prices:
 
     @property
     def warming_is_idle(self) -> bool:
-        """Whether a case costs as much after another process has run it: what it built is kept nowhere."""
-        return self.of("process", trust="sure") > _IDLE_SHARE * self.dearest
+        """Whether a case costs half as much or more after another process has run it: what it built is kept nowhere."""
+        return 2 * self.of("process", trust="sure") > self.dearest
 
     @property
     def dear(self) -> dict[str, int]:
@@ -283,8 +283,6 @@ class Prices:
         words = [f"{a_new(axis)} takes {self.of(axis):.2g} s" for axis in self.dear if axis in asked]
         return ", ".join(words) or f"whatever is new takes {self.dearest:.2g} s"
 
-
-_IDLE_SHARE = 0.6  # of the dearest price
 
 _WORDS = {"numbers": "eps", "weight_dtype": "dtype of the weight", "residual_dtype": "dtype of the residual"}
 
