@@ -1,16 +1,13 @@
-"""Fill the tensors of a case by one kernel, with the bits of ``inputs.fill``, which defines them.
+"""Fill the tensors of a case on a CPU by one kernel of C, with the bits of ``inputs.fill``, which defines them.
 
-On a GPU it is Triton's in ``input_kernels.py``, imported when it is first needed, for a machine may have none; on a CPU
-that of C in ``input_kernels.c``.
+A GPU takes milliseconds for the plain way, and a kernel of its own seconds to be compiled.
 """
 
 from __future__ import annotations
 
 import struct
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,24 +18,16 @@ from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.ops import Op
-from normcheck.lock import locked
-
-BLOCK, WARPS = 512, 4
-"""Lanes of a program, one for each element of its tile, and its warps."""
 
 
 class Unavailable(Exception):
     """The kernel cannot be compiled here. The message is its reason."""
 
 
-_known: dict[tuple[int, torch.dtype, torch.dtype], Any] = {}
-"""Device, dtype of x, dtype of weight -> the compilation. Triton's own search for it takes longer than the launch."""
-
-
 def fill(
     case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor | None, bias: Tensor | None, slab: int, nan_bits: int
 ) -> None:
-    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on the current GPU or on a CPU.
+    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on a CPU.
 
     ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
     Raises Unavailable if the kernel cannot be compiled here.
@@ -60,31 +49,19 @@ def fill(
     if weight is None:  # the kernel always makes one: nobody gets this one
         weight = x.new_empty(case.N)
     tensors = x, dy, weight, weight if bias is None else bias
-    if not (x.is_cuda or interpreted):
-        _call(tensors, numbers)
-        return
-    columns = -(-n // BLOCK)
-    tiles = m * columns if n > BLOCK // 2 else -(-m // (BLOCK // n))
-    _launch((columns + tiles, 1, 1), tensors, numbers)
+    library = c_library.loaded(_SOURCE, _lines())
+    if library is None:
+        raise Unavailable("there is no C compiler, or nothing that it makes can be loaded")
+    of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), TYPES[tensor.dtype]))
+    c_library.call(library, "make", (*of_tensors, *numbers))
 
-
-interpreted = False
-"""Whether Triton's kernel, interpreted, fills tensors on a CPU: to test it where there is no GPU."""
 
 TYPES = {getattr(torch, fmt.torch_name): number for number, fmt in enumerate(FORMATS.values())}
 """Dtype -> its number in C, where ``OF_TYPES`` are its names."""
 
 OF_TYPES = {name.upper(): number for number, name in enumerate(FORMATS)}
 
-_SOURCE = Path(__file__).with_name("input_kernels.c")
-
-
-def _call(tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
-    library = c_library.loaded(_SOURCE, _lines())
-    if library is None:
-        raise Unavailable("there is no C compiler, or nothing that it makes can be loaded")
-    of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), TYPES[tensor.dtype]))
-    c_library.call(library, "make", (*of_tensors, *numbers))
+_SOURCE = Path(__file__).with_name("fused_inputs.c")
 
 
 @cache
@@ -97,31 +74,6 @@ def _lines() -> tuple[str, ...]:
     of_weights = {"SMALL_WEIGHTS": WEIGHT_KINDS.index("small"), "PROBE": WEIGHT_KINDS.index("probe")}
     others = {"KINDS": len(ROWS), "X": 0, "DY": 1, "ROW": 2, "WEIGHT": 3, "BIAS": 4}
     return c_library.definitions({**of_rng, **most, **kinds, **of_dy, **of_weights, **OF_TYPES, **others})
-
-
-def _launch(grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[int, ...]) -> None:
-    on_gpu = tensors[0].is_cuda
-    call = (torch.cuda.current_device() if on_gpu else -1, tensors[0].dtype, tensors[2].dtype)
-    compiled = _known.get(call)
-    if compiled is not None:
-        compiled[grid](*tensors, *numbers, BLOCK)
-        return
-    try:
-        from normcheck.cases import input_kernels
-
-        if on_gpu and input_kernels.INTERPRETED:
-            raise Unavailable("TRITON_INTERPRET=1: on a GPU the interpreter is slower than the plain way")
-        make = input_kernels.make[grid]
-        with locked(f"inputs {call}") if on_gpu else nullcontext():  # the others find it on disk
-            compiled = make(*tensors, *numbers, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False)
-        if on_gpu and any(compiled.src.signature[name] != "i64" for name in input_kernels.INTEGERS):
-            raise Unavailable("Triton made numbers of 32 bits of small ones, which do not fit the next case")
-    except (Unavailable, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # no Triton, no compiler, no folder to write to: whatever there may be
-        raise Unavailable(str(error)) from error
-    if on_gpu:
-        _known[call] = compiled
 
 
 def _bits(value: float) -> int:

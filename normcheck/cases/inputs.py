@@ -5,9 +5,7 @@ Every random number is a hash of its position; only exact or singly rounded fp64
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
@@ -29,7 +27,7 @@ from normcheck.cases.data_kinds import (
     Field,
     weights,
 )
-from normcheck.cases.dtypes import DTYPES, FORMATS, Format
+from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
 from normcheck.cases.ops import DRESIDUAL, OPS, RELU6, Op
 from normcheck.cases.rng import hashed, normal, uniform
@@ -120,12 +118,12 @@ def format_of(dtype: torch.dtype) -> Format:
 
 
 def make(case: Case, op: Op, device: str) -> Inputs:
-    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), by one kernel if that works there and pays."""
+    """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), on a CPU by one kernel if that works."""
     if case.layout == HEADS:
         return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
     made = _unfilled(case, device)
     known = case.weights in (*WEIGHT_KINDS, NO_WEIGHT)
-    if known and _is_for_kernel(case, device) and _kernel_fits(case.dtype, case.weight_format, device):
+    if known and device == "cpu" and _kernel_fits(case.dtype, case.weight_format):
         fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
@@ -217,38 +215,8 @@ def slab_height(case: Case) -> int:
     return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
 
 
-def _is_for_kernel(case: Case, device: str) -> bool:
-    """Whether the case is so large that it pays to compile the kernel, or the kernel is there. On a CPU all are."""
-    if device == "cpu":
-        return True
-    key = case.dtype, case.weight_format
-    if case.M * case.N >= SLAB_ELEMENTS:
-        _compiled.add(key)
-    return key in _compiled
-
-
-_compiled: set[tuple[str, str]] = set()
-
-
-def compile_soon(device: str, first: int) -> None:
-    """Have a thread compile the kernel for every pair of dtypes, unless it is on disk, from the ``first`` one on.
-
-    Processes that begin side by side so compile different ones.
-    """
-    pairs = [(dtype, weight) for dtype in DTYPES for weight in dict.fromkeys((dtype, "fp32"))]
-    pairs = pairs[first % len(pairs) :] + pairs[: first % len(pairs)]
-
-    def compile_all() -> None:
-        for pair in pairs:
-            with suppress(Exception):  # who needs it meets that again
-                if _kernel_fits(*pair, device):
-                    _compiled.add(pair)
-
-    threading.Thread(target=compile_all, daemon=True).start()
-
-
 @cache
-def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
+def _kernel_fits(dtype: str, weight_format: str) -> bool:
     """Whether the kernel for these dtypes works here, and makes two small cases as ``fill`` does, to the bit."""
     op = OPS["layernorm_relu_bitmask"]
     like = Case(
@@ -263,7 +231,7 @@ def _kernel_fits(dtype: str, weight_format: str, device: str) -> bool:
         options=op.clips(RELU6),
     )
     for case in (like, replace(like, N=1025)):  # several rows in a tile; a piece of one row
-        plain, fused = _unfilled(case, device), _unfilled(case, device)
+        plain, fused = _unfilled(case, "cpu"), _unfilled(case, "cpu")
         fill(case, op, plain)
         try:
             fused_inputs.fill(case, op, fused.x, fused.dy, fused.weight, fused.bias, slab_height(case), nan_bits(case))

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.inputs import compile_soon
 from normcheck.gate.options import VerifyOptions
 from normcheck.impls import discovery
 from normcheck.oracle import judging
-from normcheck.runner.device import device_for
 
 CORES_A_CELL = 2
 """A cell keeps two processes at work: one judges while the other, the kernel's, computes what is judged next."""
@@ -85,8 +83,6 @@ def start_judge(device: str, workers: int) -> None:
     take_share(device, share)
     if patience(workers) > 1:
         judging.be_in_crowd()
-    if device_for(device) == "cuda":
-        compile_soon(device, first=number_of_this_process())
 
 
 def number_of_this_process() -> int:

@@ -1,33 +1,19 @@
-# ruff: noqa: E402  (the interpreter is enabled before triton is imported)
-"""The kernels that make inputs write the bits of ``inputs.fill``: Triton's on a GPU, or interpreted on a CPU, and that
-of C.
+"""The kernel of C that makes inputs on a CPU writes the bits of ``inputs.fill``, and so does a GPU.
 
 Whole buffers are compared, with the bands and gaps around the elements.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-from normcheck.impls.kernels import interpreter
-
-DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else "cpu"
-if DEVICE == "cpu":
-    interpreter.enable()
 
 from normcheck.cases import fused_inputs, inputs
 from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
@@ -42,20 +28,10 @@ from normcheck.cases.ops import OPS, Op
 from normcheck.gate.plan import PROFILES
 from tests.some import some
 
-requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRITON_INTERPRET not set")
+requires_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 INTEGER = {2: torch.int16, 4: torch.int32}
-STEP = fused_inputs.BLOCK // 2
-"""The widest row of which a tile has several."""
-
-
-@pytest.fixture(autouse=True, params=["triton"] if DEVICE == "cuda" else ["triton", "c"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of the two kernels fills tensors."""
-    monkeypatch.setattr(fused_inputs, "interpreted", DEVICE == "cpu" and request.param == "triton")
-    return str(request.param)
-
-
-of_triton = pytest.mark.parametrize("kernel", ["triton"], indirect=True)
+STEP = 256
+"""Elements of a piece of C."""
 
 
 def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: Any) -> Case:
@@ -66,14 +42,14 @@ def case_of(op: str = "layernorm", dtype: str = "fp16", **fields: Any) -> Case:
 
 
 def fused(case: Case, op: Op | None = None) -> Inputs:
-    made = _unfilled(case, DEVICE)
+    made = _unfilled(case, "cpu")
     op = op or OPS[case.op]
     fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     return made
 
 
-def plain(case: Case, op: Op | None = None) -> Inputs:
-    made = _unfilled(case, DEVICE)
+def plain(case: Case, op: Op | None = None, device: str = "cpu") -> Inputs:
+    made = _unfilled(case, device)
     fill(case, op or OPS[case.op], made)
     return made
 
@@ -87,26 +63,19 @@ def assert_same(case: Case) -> None:
 
 
 @pytest.mark.parametrize("rows", ROW_KINDS)
-def test_every_kind_of_rows(kernel: str, rows: str) -> None:
-    """In tiles of several rows, and of a piece of one row; an odd seed changes the sign of a NaN.
-
-    Interpreted, each tile with a dtype by turns.
-    """
-    turn = list(ROW_KINDS).index(rows)
-    for number, (m, n, seed) in enumerate(((20, 7, 7), (2, STEP, 8), (2, STEP + 1, 9), (1, 1025, 7)), turn):
-        for dtype in some(DTYPES if kernel == "c" else (DTYPES[number % len(DTYPES)],)):
+def test_every_kind_of_rows(rows: str) -> None:
+    """Of one piece, and of several; an odd seed changes the sign of a NaN."""
+    for m, n, seed in ((20, 7, 7), (2, STEP, 8), (2, STEP + 1, 9), (1, 1025, 7)):
+        for dtype in some(DTYPES):
             assert_same(case_of(dtype=dtype, rows=rows, M=m, N=n, seed=seed))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_dy_in_every_layout(kernel: str, layout: str) -> None:
-    """Interpreted, each layout with a dtype and a width by turns."""
-    turn = LAYOUTS.index(layout)
-    for number, dy in enumerate(DY_KINDS, turn):
-        for dtype in DTYPES if kernel == "c" else (DTYPES[number % len(DTYPES)],):
+def test_every_dy_in_every_layout(layout: str) -> None:
+    for dy in some(DY_KINDS):
+        for dtype in some(DTYPES):
             assert_same(case_of(dtype=dtype, dy=dy, rows="shifted", layout=layout))
-        if kernel == "c" or number % 2:
-            assert_same(case_of(dy=dy, layout=layout, N=STEP + 1, M=2))
+        assert_same(case_of(dy=dy, layout=layout, N=STEP + 1, M=2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -122,10 +91,8 @@ def test_a_nan_in_a_dy_that_all_rows_share(dtype: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 7, 129, 1025])
 @pytest.mark.parametrize("m", [0, 1, 2, 20, 65])
-def test_sizes(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes(m: int, n: int) -> None:
     """Each with another mixture of kinds."""
-    if m * n > 20 * 129 and DEVICE == "cpu":
-        monkeypatch.setattr(fused_inputs, "BLOCK", 8192)  # the interpreter takes as long for a program of any width
     mixtures = zip(cycle(ROW_KINDS), cycle(DY_KINDS), cycle(LAYOUTS), cycle(DTYPES), cycle(WEIGHT_KINDS))
     start = 7 * m + n
     for rows, dy, layout, dtype, weights in some(islice(mixtures, start, start + 5)):
@@ -134,12 +101,10 @@ def test_sizes(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("weights", WEIGHT_KINDS)
 @pytest.mark.parametrize("op", OPS)
-def test_weights(kernel: str, op: str, weights: str) -> None:
-    """Interpreted, an op with two of the five dtypes by turns."""
-    turn = list(OPS).index(op) + list(WEIGHT_KINDS).index(weights)
+def test_weights(op: str, weights: str) -> None:
     every = [(dtype, "same") for dtype in DTYPES] + [("fp16", "fp32"), ("bf16", "fp32")]
-    for dtype, weight_dtype in every if kernel == "c" else (every[turn % 5], every[(turn + 3) % 5]):
-        for bias in OPS[op].biases:
+    for dtype, weight_dtype in every:
+        for bias in some(OPS[op].biases):
             assert_same(case_of(op, dtype, M=1, weights=weights, weight_dtype=weight_dtype, bias=bias))
     assert_same(case_of(op, M=1, N=1025, weights=weights, layout="misaligned"))
 
@@ -168,13 +133,11 @@ def test_large_seeds() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_kernel_that_makes_other_bits_is_not_used(kernel: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted, not each tensor in each dtype."""
+def test_a_kernel_that_makes_other_bits_is_not_used(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = _kernel_fits.__wrapped__
-    assert fits(dtype, "fp32", DEVICE)
+    assert fits(dtype, "fp32")
     right = fused_inputs.fill
-    tensors = ("x", "dy", "weight", "bias")
-    for wrong in tensors if kernel == "c" else tensors[DTYPES.index(dtype) :: len(DTYPES)]:
+    for wrong in ("x", "dy", "weight", "bias"):
 
         def one_bit(*given: Any, wrong: str = wrong) -> None:
             right(*given)
@@ -183,7 +146,7 @@ def test_a_kernel_that_makes_other_bits_is_not_used(kernel: str, dtype: str, mon
             integers.view(-1)[-1] ^= 1
 
         monkeypatch.setattr(fused_inputs, "fill", one_bit)
-        assert not fits(dtype, "fp32", DEVICE)
+        assert not fits(dtype, "fp32")
 
 
 def test_without_a_compiler_the_plain_way_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,17 +154,7 @@ def test_without_a_compiler_the_plain_way_is_used(monkeypatch: pytest.MonkeyPatc
         raise fused_inputs.Unavailable("Failed to find C compiler")
 
     monkeypatch.setattr(fused_inputs, "fill", no_compiler)
-    assert not _kernel_fits.__wrapped__("fp16", "fp16", DEVICE)
-
-
-@of_triton
-def test_whatever_the_compiler_raises_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from normcheck.cases import input_kernels
-
-    monkeypatch.setattr(fused_inputs, "_known", {})
-    monkeypatch.setattr(input_kernels, "make", None)
-    with pytest.raises(fused_inputs.Unavailable, match="NoneType"):
-        fused(case_of())
+    assert not _kernel_fits.__wrapped__("fp16", "fp16")
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -221,8 +174,8 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     return islice((case for case in by_turns if elements >= case.M * case.N and case.weights in known), count)
 
 
-def test_cases_of_cores(kernel: str) -> None:
-    for case in some(core_cases(36 if kernel == "triton" else 360, elements=4000)):
+def test_cases_of_cores() -> None:
+    for case in some(core_cases(360, elements=4000)):
         assert_same(case)
 
 
@@ -231,7 +184,6 @@ def test_cases_of_cores(kernel: str) -> None:
 @pytest.mark.slow
 def test_a_gpu_makes_the_cases_of_cores_as_a_cpu_does() -> None:
     for case in some(core_cases(400, elements=320_000)):
-        assert_same(case)
         on_gpu, on_cpu = (inputs.make(case, OPS[case.op], device).each(bits) for device in ("cuda", "cpu"))
         assert differing(case, on_gpu, on_cpu) == []
 
@@ -249,8 +201,6 @@ LARGE = [
 """Of several slabs, with offsets beyond 2^31 bytes and 2^31 elements."""
 
 
-@pytest.mark.parametrize("kernel", ["c"], indirect=True)
-@pytest.mark.skipif(DEVICE == "cuda", reason="the kernel of C is tested where there is no GPU")
 def test_several_slabs_on_a_cpu() -> None:
     for case in some(LARGE[1:3]):
         assert_same(case)
@@ -259,62 +209,6 @@ def test_several_slabs_on_a_cpu() -> None:
 @pytest.mark.gpu
 @requires_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LARGE, ids=lambda case: f"{case.M}x{case.N}")
-def test_large_cases(case: Case) -> None:
-    assert_same(case)
-
-
-COMPILED = """
-import sys
-import threading
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from normcheck.cases.fused_inputs import BLOCK, WARPS
-from normcheck.cases.input_kernels import INTEGERS, make
-
-types = {"x_ptr": "*bf16", "dy_ptr": "*bf16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "BLOCK": "constexpr"}
-source = ASTSource(fn=make, signature={**types, **dict.fromkeys(INTEGERS, "i64")}, constexprs={"BLOCK": BLOCK})
-options = {"num_warps": WARPS, "enable_fp_fusion": sys.argv[1] == "True"}
-built = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-print(built.asm["ptx"])
-"""
-
-
-@of_triton
-@pytest.mark.slow
-def test_no_product_and_sum_become_one_operation() -> None:
-    """Compiled for an H100, which needs none here: an fma would round once where the definition rounds twice."""
-
-    def ptx(fusion: bool) -> str:
-        environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(inputs.__file__).parents[2])}
-        command = [sys.executable, "-c", COMPILED, str(fusion)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    assert "fma.rn.f64" in ptx(True)
-    plain = ptx(False)
-    assert "fma." not in plain and ".ftz" not in plain
-    assert not re.search(r"(add|sub|mul)\.f64", plain)  # without .rn, ptxas itself may make an fma of two
-
-
-def test_processes_side_by_side_compile_other_kernels_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that cannot be compiled keeps no other from it."""
-    asked: dict[int, list[tuple[str, str]]] = {}
-
-    def fits(dtype: str, weight: str, device: str) -> bool:
-        asked[first].append((dtype, weight))
-        if dtype == "bf16":
-            raise RuntimeError("no memory")
-        return weight == dtype
-
-    monkeypatch.setattr(inputs, "_kernel_fits", fits)
-    monkeypatch.setattr(inputs, "_compiled", set())
-    for first in range(6):
-        asked[first] = []
-        before = set(threading.enumerate())
-        inputs.compile_soon("cuda", first)
-        for thread in set(threading.enumerate()) - before:
-            thread.join()
-    assert [own[0] for own in asked.values()] == [*asked[0], asked[0][0]]
-    assert {frozenset(own) for own in asked.values()} == {frozenset(asked[0])} and len(asked[0]) == 5
-    assert inputs._compiled == {("fp16", "fp16"), ("fp32", "fp32")}
+@pytest.mark.parametrize("case", LARGE[:6], ids=lambda case: f"{case.M}x{case.N}")
+def test_a_gpu_makes_large_cases_as_a_cpu_does(case: Case) -> None:
+    assert differing(case, plain(case, device="cuda").each(bits), fused(case).each(bits)) == []

@@ -30,7 +30,6 @@ FORBIDDEN = {
     "oracle/*.py": LIBRARIES,
     "oracle/fused/*.py": tuple(set(LIBRARIES) - {"triton"}),
     "cases/*.py": LIBRARIES,
-    "cases/input_kernels.py": tuple(set(LIBRARIES) - {"triton"}),
     "cases/rng.py": ("normcheck",),
     "cases/case.py": ("torch",),
     "runner/call.py": LIBRARIES,

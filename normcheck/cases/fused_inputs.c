@@ -1,6 +1,6 @@
-/* The tensors of a case on a CPU: the same bits as the plain way in inputs.py, which defines them, and as the Triton
- * kernel in input_kernels.py, whose lines these are. fused_inputs.py writes the numbers of kinds before this text. fp64
- * is rounded after each operation, then to fp32, then to the stored dtype.
+/* The tensors of a case on a CPU: the same bits as the plain way in inputs.py, which defines them. fused_inputs.py
+ * writes the numbers of kinds before this text. fp64 is rounded after each operation, then to fp32, then to the stored
+ * dtype.
  */
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 typedef double tile[TILE];
 
-/* the arguments: those of the Triton kernel, in its order, with the dtype of each tensor */
+/* the arguments, in the order of fused_inputs.py, with the dtype of each tensor */
 struct make {
     int64_t x_ptr, x_type, dy_ptr, dy_type, weight_ptr, weight_type, bias_ptr, bias_type;
     int64_t M, N, x_stride, dy_stride, dy_elements, slab, start, row_kind, dy_kind, only_row, nan_bits;
