@@ -17,11 +17,11 @@ from normcheck.audit.mutants.regimes import Regime
 from normcheck.audit.mutants.under import under, without_fault
 from normcheck.cases.case import Case
 from normcheck.cases.core import drawn
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import Op
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.probes import Depth
 from normcheck.gate.plan import Plan
 from normcheck.runner.call import poisoned_memory
 

@@ -10,11 +10,11 @@ import torch
 
 from normcheck.bench.speed import Point
 from normcheck.cases.case import GIVEN_SCALES, RETURNED, Case
+from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import run_case, too_large
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, context_lost
 from normcheck.checks.finding import finding
-from normcheck.checks.probes import Depth
 from normcheck.gate.plan import Plan
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.tolerances import table

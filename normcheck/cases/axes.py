@@ -14,6 +14,7 @@ from typing import Any
 
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS, RELU6
 
 Value = tuple[str, Any]
@@ -163,8 +164,8 @@ WITHOUT_ROWS = ("n", "layout", "weight", "bias", "weight_dtype")
 """The axes that cases with M=0 vary: a value of the axis "empty" is one of these axes with one of its values."""
 
 
-def covered(case: Case, probe: str) -> Mapping[str, tuple[Any, ...]]:
-    """Axis -> the values that ``case`` covers, if its probes go as deep as ``probe``, one of PROBES.
+def covered(case: Case, probe: Depth) -> Mapping[str, tuple[Any, ...]]:
+    """Axis -> the values that ``case`` covers, if it is probed as far as ``probe``.
 
     A case without rows, or with special values, covers few axes: such a case shows little about the others. One without
     a weight covers no value of the axes that say more of a weight.
@@ -208,11 +209,6 @@ def of_weight(case: Case) -> Iterator[Value]:
     """Each axis of OF_WEIGHT with the value of ``case``."""
     for axis in OF_WEIGHT:
         yield axis, getattr(case, axis)
-
-
-PROBES = ("reason", "memory", "rows")
-"""How deep the probes of a case go, the cheapest first. "reason": only the cause of a wrong value; "memory": also a
-second run in other memory; "rows": also runs with the rows in another order."""
 
 
 def values_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Value]:

@@ -24,6 +24,7 @@ from normcheck.cases.axes import (
 )
 from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, STRIDED, Case
 from normcheck.cases.claims import REFUSABLE, Claims
+from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, gap_at, goals_of
@@ -176,7 +177,7 @@ class Design:
         """
         sizes = [*[(*LONG_ROWS, {"rows": "tail"})] * self._extent.fine]
         if self._claims.batch_invariant:
-            sizes += [(m, n, {**self._claimed(NEUTRAL), "rows": "shifted", "probe": "rows"}) for m, n in BATCHES]
+            sizes += [(m, n, {**self._claimed(NEUTRAL), "rows": "shifted", "probe": Depth.ROWS}) for m, n in BATCHES]
         for m, n, fixed in sizes if not (self._claims.shapes or self._claims.only_heads) else ():
             known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
             allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and n <= self._extent.columns
@@ -293,19 +294,19 @@ class Design:
             return HEAD_GAPS[self.number % len(HEAD_GAPS)]
         return GAPS[self.number % len(GAPS)] if layout in STRIDED else 0
 
-    def _probe(self, size: Size, case: Case) -> str:
+    def _probe(self, size: Size, case: Case) -> Depth:
         """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""
         if not size.M:
-            return "memory"
-        for probe in ("rows", "memory"):
-            if probe == "rows" and size.M < 2:
+            return Depth.MEMORY
+        for probe in (Depth.ROWS, Depth.MEMORY):
+            if probe == Depth.ROWS and size.M < 2:
                 continue
             new = goals_of(Planned(case, probe)) & self.left
-            if probe == "rows" and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
-                new &= {(_M_WITH_PROBE, row_class(size.M), "rows")}
+            if probe == Depth.ROWS and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
+                new &= {(_M_WITH_PROBE, row_class(size.M), Depth.ROWS)}
             if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
                 return probe
-        return "memory" if size.M <= _MOST_RERUN_ROWS else "reason"
+        return Depth.MEMORY if size.M <= _MOST_RERUN_ROWS else Depth.REASON
 
 
 _AS_FIRST = {axis: [(i, b) for i, (a, b) in enumerate(PAIRS) if a == axis] for axis in _CHOSEN}

@@ -20,7 +20,6 @@ from normcheck.cases.axes import (
     OF_WEIGHT,
     ORDINARY,
     PAIRS,
-    PROBES,
     ROWS_OF_CLASS,
     SPECIAL,
     WHOLE,
@@ -37,6 +36,7 @@ from normcheck.cases.axes import (
 from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, weight_kinds
+from normcheck.cases.depth import Depth
 
 _FEW_HEADS = 6
 """Rows that are several tokens of several heads. If there are only heads, small cases have so many."""
@@ -134,7 +134,7 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         "rows": ORDINARY,
         "dy": tuple(kind for kind in DY_KINDS if kind not in NOT_FINITE),
         "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
-        "probe": PROBES[1:],
+        "probe": (Depth.MEMORY, Depth.ROWS),
     }
     if claims.op.quantises or not set(claims.values("layout")).difference(EXPANDED):  # then dy has no kind of its own
         axes |= {"dy": (), "special": SPECIAL}
@@ -174,7 +174,7 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
     rows = pair.get("m")
     if rows is not None and (not rows or rows > extent.paired_rows):
         return False
-    if pair.get("probe") == "rows" and rows == 1:
+    if pair.get("probe") == Depth.ROWS and rows == 1:
         return False  # there are no other rows
     if "special" in pair:
         own = ("nan",) if "m" not in pair else ("nan", "inf", "dy nan")

@@ -8,6 +8,7 @@ from typing import Any
 from normcheck.cases.case import HEADS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import CODE_WEIGHTS
+from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import CODES
 
 BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096, 64))
@@ -30,7 +31,11 @@ _OF_HEADS = ((20, 128, 0), (5, 64, 0), (3, 256, 0), (1, 128, 8), (24, 64, 64), (
 
 def opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
     """M, N, rows and other fixed values of the cases that open a core: they find the most faults for their cost."""
-    plain = {"layout": "contiguous", "eps": NEUTRAL["eps"], "probe": "memory"}  # what these build, a new size builds
+    plain = {
+        "layout": "contiguous",
+        "eps": NEUTRAL["eps"],
+        "probe": Depth.MEMORY,
+    }  # what these build, a new size builds
     yield 5, 7, "normal", {**NEUTRAL, **plain}
     yield 20, 24, "blend", plain
     yield 2, 1536, "tail", plain

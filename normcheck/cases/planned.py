@@ -9,6 +9,7 @@ from typing import Any
 
 from normcheck.cases.axes import Pair, Value, covered, pairs_of, values_of
 from normcheck.cases.case import HEADS, LAYOUTS, STRIDED, Case
+from normcheck.cases.depth import Depth
 
 GAPS = (3, 8, 1, 64)
 """The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
@@ -19,13 +20,13 @@ HEAD_GAPS = (0, 0, 8, 0, 0, 64)
 
 @dataclass(frozen=True)
 class Planned:
-    """A case of a core; ``probe``: how deep its probes go, one of ``axes.PROBES``.
+    """A case of a core; ``probe``: how far it is probed.
 
     ``opens``: the number of the case among those that open a core, from 1; 0 for a case that comes after them.
     """
 
     case: Case
-    probe: str
+    probe: Depth
     opens: int = 0
 
 
@@ -35,7 +36,7 @@ def goals_of(planned: Planned) -> Set[Value | Pair]:
 
 
 @lru_cache(maxsize=512)  # a whole core, as a planner asks again and again what the rest of it covers
-def _goals_of(case: Case, probe: str) -> Set[Value | Pair]:
+def _goals_of(case: Case, probe: Depth) -> Set[Value | Pair]:
     axes = covered(case, probe)
     return frozenset([*values_of(axes), *pairs_of(axes)])
 

@@ -14,13 +14,13 @@ import torch
 from normcheck.cases.case import HUGE_ELEMENTS, Case
 from normcheck.cases.claims import layouts_of, unclaimed
 from normcheck.cases.data_kinds import ROWS
+from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
 from normcheck.checks.contexts import UNTRIED, Tried, tried
 from normcheck.checks.contract import Problem
-from normcheck.checks.probes import Depth
 from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import NotImported
@@ -71,7 +71,8 @@ def run_case(
     made while the kernel's process is at work. ``conventions``: see ``check``. A case that is right is called again in
     the contexts of the plan.
     """
-    depth = min(depth, deepest(case))
+    most = deepest(case)
+    depth = most if depth.reaches(most) else depth
     work = partial(
         check,
         cell.implementation,

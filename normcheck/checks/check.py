@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS, RESIDUAL_OUT, ROOT_FIRST, SCALE, Op
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
 from normcheck.checks.conventions import fitting
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
 from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
-from normcheck.checks.probes import Depth, probe
+from normcheck.checks.probes import probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.undeclared import undeclared
@@ -129,7 +130,7 @@ def check(
     try:
         model = model or model_of(implementation, case, device)
         forward = run.forward(case, given)
-        zeros = depth >= Depth.MEMORY and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
+        zeros = depth.reaches(Depth.MEMORY) and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
         judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
         if session.isolated and home == "cpu":  # while the kernel's process is at work
             anticipate(judge)
@@ -151,9 +152,9 @@ def check(
     done = written(implementation, pristine, given) + strays(run, result.seen.named)
     if done:
         result = replace(result, problems=(*result.problems, *done))
-    if saved is None or depth < (Depth.REASON if result.failed else Depth.MEMORY):
+    if saved is None or not depth.reaches(Depth.REASON if result.failed else Depth.MEMORY):
         return result
-    probed = _probed(running, result, saved, second, rows=depth >= Depth.ROWS and not result.failed)
+    probed = _probed(running, result, saved, second, rows=depth == Depth.ROWS and not result.failed)
     return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
 
 

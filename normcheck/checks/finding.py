@@ -10,6 +10,7 @@ from dataclasses import replace
 from normcheck.cases.case import EXPANDED, HEADS, Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.declared import OVERWRITABLE
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.bitmask_diff import bit_diff
@@ -19,7 +20,6 @@ from normcheck.checks.check import Result, check
 from normcheck.checks.contexts import UNTRIED
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import MOVED
-from normcheck.checks.probes import Depth
 from normcheck.checks.where import how_many, locate, names_a_pattern
 from normcheck.impls import source_location
 from normcheck.oracle.compare import Comparison

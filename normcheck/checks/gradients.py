@@ -10,11 +10,11 @@ from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
 from normcheck.checks.contract import Problem, usable_gradients
 from normcheck.checks.observe import Started, set_apart, start, with_bits
-from normcheck.checks.probes import Depth
 from normcheck.checks.refusal import refused_clearly, told_as_missing
 from normcheck.checks.repeatability import other_surroundings
 from normcheck.errors import UnsupportedCase
@@ -93,7 +93,7 @@ class InFlight:
 
     def second_if_probed(self) -> Started | None:
         """Start the second run, if the probes of a passing case need it."""
-        return self.second() if self.depth >= Depth.MEMORY else None
+        return self.second() if self.depth.reaches(Depth.MEMORY) else None
 
 
 def autograd_checks(

@@ -7,7 +7,6 @@ once. A run with the rows in another order answers the next ones.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
 
 from normcheck.checks.batch_invariance import among_other_rows
 from normcheck.checks.contract import Problem
@@ -17,19 +16,6 @@ from normcheck.checks.rerun import Probed, Subject, first_difference, refused_ag
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.result import EARLIER_CALLS
 from normcheck.runner.call import refusal
-
-
-class Depth(IntEnum):
-    """How far a case is probed: not; only for the reason of a failure; by a second run; among other rows as well."""
-
-    OFF = 0
-    REASON = 1
-    MEMORY = 2
-    ROWS = 3
-
-
-DEPTHS = {"reason": Depth.REASON, "memory": Depth.MEMORY, "rows": Depth.ROWS}
-"""The probe of a planned case -> how deep it goes."""
 
 
 def probe(subject: Subject, *, rows: bool) -> Probed:

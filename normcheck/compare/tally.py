@@ -8,11 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
-from normcheck.checks.probes import Depth
 from normcheck.compare.measure import Moved, Off, Ran, differences
 from normcheck.compare.results import DIFFER, OUTSIDE, SAME, SKIP, Errors, OutputPair, Pair, Side
 from normcheck.gate.plan import Plan

@@ -17,11 +17,11 @@ from typing import Any
 from normcheck.cases.case import NO_WEIGHT, RETURNED, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import RESIDUAL_KINDS
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import Op
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
-from normcheck.checks.probes import Depth
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps

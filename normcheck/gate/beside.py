@@ -21,7 +21,6 @@ from normcheck.cases.planned import Planned
 from normcheck.checks.attempt import died, run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.probes import DEPTHS
 from normcheck.gate.plan import Plan
 from normcheck.isolation.session import ProcessSession
 from normcheck.oracle import judging
@@ -124,9 +123,7 @@ class Beside:
 
     def _done(self, planned: Planned, floors: Mapping[str, float], conventions: tuple[Convention, ...] | None) -> Done:
         begun, compiling = time.perf_counter(), judging.compiling_seconds()
-        result = run_case(
-            self._own.cell, planned.case, self._plan, floors, DEPTHS[planned.probe], conventions=conventions
-        )
+        result = run_case(self._own.cell, planned.case, self._plan, floors, planned.probe, conventions=conventions)
         seconds = time.perf_counter() - begun - (judging.compiling_seconds() - compiling)
         return Done(result, seconds, conventions)
 

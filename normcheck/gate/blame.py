@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.probes import Depth
 from normcheck.gate.earlier import SEARCH_SECONDS, Alone, OutOfTime, Search, crashed, differences, spoilt
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk

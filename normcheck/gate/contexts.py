@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.probes import Depth
 from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.gate.plan import Plan
 from normcheck.result import NOT_TRIED, InContext

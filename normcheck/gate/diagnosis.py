@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import run_alone, run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import finding, signature, with_larger
-from normcheck.checks.probes import Depth
 from normcheck.diagnosis.explain import VALUES, explanation, tells
 from normcheck.gate.blame import Blame
 from normcheck.gate.plan import Plan

@@ -7,7 +7,6 @@ import time
 from normcheck.cases.core import drawn
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
-from normcheck.checks.probes import DEPTHS
 from normcheck.gate.blame import run_surely
 from normcheck.gate.plan import Plan, planner_of
 from normcheck.planner.planner import Planner
@@ -30,7 +29,7 @@ def first_look(cell: Cell, plan: Plan) -> tuple[Planner, str]:
             began = time.perf_counter()
             if began > end:
                 return core, f"only {core.record.run} cases ran in {_SECONDS:g} s"
-            result = run_surely(cell, step.planned.case, plan, {}, DEPTHS[step.planned.probe])
+            result = run_surely(cell, step.planned.case, plan, {}, step.planned.probe)
             if result.failed:
                 return core, f"it fails in {result.case}: normcheck verify says how"
             core.saw(step, refused=bool(result.refused), seconds=time.perf_counter() - began)

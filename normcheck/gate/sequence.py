@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks.cell import Cell
@@ -125,8 +126,8 @@ def _seconds_after(core: Planner, plan: Plan) -> float:
     return min(most, max(seconds / 4, seconds / 2 + core.seconds_left)) if core.is_priced else most
 
 
-def _probe(number: int) -> str:
+def _probe(number: int) -> Depth:
     """How deep the probes go of a case after the core."""
     if number % ROWS_EVERY == 0:
-        return "rows"
-    return "reason" if number % _MEMORY_EVERY else "memory"
+        return Depth.ROWS
+    return Depth.REASON if number % _MEMORY_EVERY else Depth.MEMORY

@@ -20,12 +20,12 @@ from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
 from normcheck.cases.case import HEADS, Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.strategies import Choices, cases, choices, within
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import signature, worst_ratio
-from normcheck.checks.probes import Depth
 from normcheck.gate.plan import Plan
 
 T = TypeVar("T")

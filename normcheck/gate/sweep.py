@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case, without_unusual
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
-from normcheck.checks.probes import DEPTHS, Depth, not_as_before
+from normcheck.checks.probes import not_as_before
 from normcheck.checks.refusal import is_of_exception
 from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
@@ -188,7 +189,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     ) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
         if done is None:
-            depth, patient = DEPTHS[planned.probe], not tally.late  # a kernel that hangs now and then does so twice
+            depth, patient = planned.probe, not tally.late  # a kernel that hangs now and then does so twice
             result = run_surely(
                 cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient
             )
@@ -205,14 +206,14 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         usual = _asked_at_once(cell, result)
         if usual is not None and usual not in asked_at_once and tally.cases < plan.most:
             asked_at_once.add(usual)
-            result_of_usual, took = run(Planned(usual, "memory"), own=own)
-            core.saw_another(usual, "memory", refused=bool(result_of_usual.refused), seconds=took)
+            result_of_usual, took = run(Planned(usual, Depth.MEMORY), own=own)
+            core.saw_another(usual, Depth.MEMORY, refused=bool(result_of_usual.refused), seconds=took)
         return result, seconds
 
     sequence = Sequence(cell, plan, core, lambda: tally.cases - replayed)
     try:
         for case in _replayed(cell, plan, tally):
-            run(Planned(case, "rows"))
+            run(Planned(case, Depth.ROWS))
         replayed = tally.cases  # they have no number in the sequence
         with Ahead(cell, plan, core) as ahead, Beside(cell, plan, core) as beside:
             for asked in sequence:
@@ -229,7 +230,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
                 if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None
                     for case in once_more:
-                        run(Planned(case, "memory"), own=False)
+                        run(Planned(case, Depth.MEMORY), own=False)
                 result, seconds = run(asked.planned, asked.upcoming, own=asked.own, done=done)
                 sequence.saw(asked, refused=bool(result.refused), seconds=seconds)
                 ahead.look()

@@ -17,11 +17,11 @@ from normcheck.cases.axes import ORDINARY
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.data_kinds import RESIDUAL_KINDS, weight_kinds
+from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import finding
-from normcheck.checks.probes import Depth
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.engine import CellProgress, ThisMachine
 from normcheck.gate.options import ReproOptions, VerifyOptions

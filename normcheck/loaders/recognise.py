@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.finding import worst_ratio
-from normcheck.checks.probes import Depth
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.implementation import Implementation

@@ -9,6 +9,7 @@ from typing import Any
 from normcheck.cases.axes import ORDINARY
 from normcheck.cases.case import PARAMETERS, Case
 from normcheck.cases.claims import Claims
+from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.planned import Planned, Size
 from normcheck.planner.must import block_of, facets_of
@@ -66,18 +67,18 @@ class Candidates:
             fixed = of_special(value) if axis == "special" else {axis: value}
             usual = {"layout": self._plain["layout"]} if "dy" in fixed else {}
             for case in [one for one in known if one.M > 1 or axis != "probe"][:3]:
-                yield self.at(case, **{"probe": "memory", **usual, **fixed})
+                yield self.at(case, **{"probe": Depth.MEMORY, **usual, **fixed})
 
     def _beside(self, case: Case, wanted: Set[Any]) -> Iterator[Planned]:
         """Cases with one other parameter, layout or number."""
         for axis in (*PARAMETERS, "layout", "eps", "clips"):
             for value in self._design.axes.get(axis, ()):
                 if (axis, value) in wanted or axis == "bias":
-                    yield self.at(case, **{axis: value, "probe": "memory"})
+                    yield self.at(case, **{axis: value, "probe": Depth.MEMORY})
 
     @property
     def _plain(self) -> dict[str, Any]:
-        return {"layout": self._claims.values("layout")[0], "probe": "memory"}
+        return {"layout": self._claims.values("layout")[0], "probe": Depth.MEMORY}
 
     def _other_parameters(self) -> dict[str, Any]:
         """Parameters one of which no case had, else the simplest."""
@@ -107,14 +108,14 @@ class Candidates:
             held["rows"] = "blend"  # what is new meets every kind of rows
         planned = self._design.filled(size, {**held, **fixed})
         dear = "probe" not in fixed and self._prices.building_of(planned) > self._prices.little
-        return replace(planned, probe="memory") if dear and planned.probe == "rows" else planned
+        return replace(planned, probe=Depth.MEMORY) if dear and planned.probe == Depth.ROWS else planned
 
     def special(self, first: Case) -> Iterator[Planned]:
         """Cases at the place of this one with the special values that are left there."""
         size = self._design.size(first.M, first.N)
         for value in self._design.axes["special"]:
             if self._design.lacks(size, value):
-                yield self.at(first, None, **of_special(value), probe="memory")
+                yield self.at(first, None, **of_special(value), probe=Depth.MEMORY)
 
 
 def of_special(value: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from normcheck.cases.axes import SPECIAL, Value, octave_of
 from normcheck.cases.case import PARAMETERS
 from normcheck.cases.data_kinds import NOT_FINITE
+from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.limits import DEAR_SECONDS, Limits
@@ -76,7 +77,7 @@ class Must:
         kinds = [(axis, value) for axis in _KINDS for value in axes.get(axis, ())]
         eps = [("eps", value) for value in axes["eps"]]
         empty = [EMPTY] * (0 in axes["m"])
-        several = [("probe", "rows")] * any(size.M > 1 for size in sizes)
+        several = [("probe", Depth.ROWS)] * any(size.M > 1 for size in sizes)
         self.floor: tuple[Value, ...] = (*keys, *empty, *several, *kinds, *eps[:_FEW_EPS])
         possible = set[Value]().union(*(facets_of(size.M, size.N) for size in sizes))
         facets = [facet for facet in (("facet", name) for name in FACETS) if facet in possible]
@@ -95,7 +96,7 @@ class Must:
     def price(self, goal: Value) -> float:
         """Seconds of what a goal builds, if all else of its case was built."""
         axis = self.priced_by(goal)
-        value = {EMPTY: 0, ("probe", "rows"): 1}.get(goal, None if axis == "numbers" else goal[1])
+        value = {EMPTY: 0, ("probe", Depth.ROWS): 1}.get(goal, None if axis == "numbers" else goal[1])
         return self._prices.of(axis, value) if axis else 0.0
 
     def priced_by(self, goal: Value) -> str:
@@ -103,11 +104,11 @@ class Must:
         axis = goal[0]
         if axis in ("eps", "clips"):
             return "numbers"
-        return axis if axis in _KEYS else "M" * (goal in (EMPTY, ("probe", "rows")))
+        return axis if axis in _KEYS else "M" * (goal in (EMPTY, ("probe", Depth.ROWS)))
 
     def kept(self, out: Set[Any], shapes: int, cases: int) -> float:
         """Seconds to keep for what of the floor is not ``out``, and for the least shapes and cases."""
         least_cases, least_shapes = self.least()
         shape = min(self._prices.of("M"), self._prices.of("N"))
         keys = sum(self.price(goal) for goal in self.floor if goal not in out) + max(0, least_shapes - shapes) * shape
-        return keys + max(0, least_cases - cases) * RUNS["memory"] * self._prices.own.call
+        return keys + max(0, least_cases - cases) * RUNS[Depth.MEMORY] * self._prices.own.call

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 
-RUNS = {"reason": 1.0, "memory": 2.0, "rows": 5.5}
-"""Depth of a case's probes -> its cost in runs of the kernel, counted in the probes' calls."""
+RUNS = {Depth.REASON: 1.0, Depth.MEMORY: 2.0, Depth.ROWS: 5.5}
+"""How far a case is probed -> its cost in runs of the kernel, counted in the probes' calls."""
 
 FAST = 0.03
 """Seconds of a call with which some 340 cases fit into any time: then nobody need ask what is building."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case, Parameters, place_of, with_parameters
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned, gap_at
 from normcheck.planner.prices import Prices, Trust
 from normcheck.planner.record import Record
@@ -47,4 +48,4 @@ class Paid:
         return replace(there, eps=like.eps, options=like.options) if dear else there
 
     def _builds(self, case: Case, trust: Trust = "likely") -> float:
-        return self.prices.building_of(Planned(case, "memory"), trust)
+        return self.prices.building_of(Planned(case, Depth.MEMORY), trust)

@@ -7,6 +7,7 @@ from typing import Any
 
 from normcheck.cases.case import Case, Place, place_of
 from normcheck.cases.claims import Claims
+from normcheck.cases.depth import Depth
 from normcheck.cases.design import ALL_OPENED, Design
 from normcheck.cases.goals import Extent
 from normcheck.cases.planned import Planned, gap_at, goals_of
@@ -97,7 +98,7 @@ class Planner:
         """The next case; None if the core is finished, or the rest of it would take too long."""
         question, plain = self._refusals.question, self._plain
         if question is not None:
-            return Step(Planned(question.case, "memory"), plain.number, plain.opened or self._shard[0] == 1)
+            return Step(Planned(question.case, Depth.MEMORY), plain.number, plain.opened or self._shard[0] == 1)
         if self._priced is not None and plain.drawn_for != self._refusals.version:
             self._price()
         if self.repeats:
@@ -146,7 +147,7 @@ class Planner:
         elif self.paid.may_build and self.record.run > 1:
             self._choose(seconds)
 
-    def saw_another(self, case: Case, probe: str, *, refused: bool, seconds: float) -> None:
+    def saw_another(self, case: Case, probe: Depth, *, refused: bool, seconds: float) -> None:
         """Take what came of a case that is not of the core: its cost, and that it was not refused."""
         if not refused:
             self._refusals.ran(case)
@@ -199,7 +200,7 @@ class Planner:
 
     def _again(self) -> Planned:
         latest = next(reversed(self.record.places.values()))
-        return Planned(replace(latest, seed=latest.seed + 1), "memory")
+        return Planned(replace(latest, seed=latest.seed + 1), Depth.MEMORY)
 
     def _choose(self, seconds: float) -> None:
         """Leave the plain order if what it builds is too dear, and go back to it if that is not so any more."""

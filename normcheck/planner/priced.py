@@ -8,6 +8,7 @@ from typing import Any
 
 from normcheck.cases.case import Case, Place, place_of
 from normcheck.cases.claims import Claims
+from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.candidates import Candidates
@@ -114,7 +115,7 @@ class Priced:
     def _other_data(self) -> Planned | None:
         """Other data at a place that was paid for, if no goal is left there and cases are missing."""
         known = [case for case in self._record.places.values() if case.M]
-        return self.candidates.at(known[self._record.run % len(known)], probe="memory") if known else None
+        return self.candidates.at(known[self._record.run % len(known)], probe=Depth.MEMORY) if known else None
 
     def _fits(self, offer: _Offer, floor: Set[Any], few: int) -> bool:
         """Whether there is time: the longest for the floor, at sure prices, so that one slow sample cannot keep out
@@ -129,7 +130,7 @@ class Priced:
         worst = prices.building_of(offer.planned, "worst")
         if worst <= prices.little and goes_on:
             return True
-        end += limits.at_once * RUNS["memory"] * prices.own.call  # what follows it at its key
+        end += limits.at_once * RUNS[Depth.MEMORY] * prices.own.call  # what follows it at its key
         out = record.reached | self._given_up | offer.wanted
         kept = self.must.kept(out, len(record.shapes) + opens, record.run + 1)
         time = self._time_of_facets if any(goal[0] == "facet" for goal in offer.wanted) else limits.usual

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normcheck.cases.case import Case, with_rows
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 
@@ -185,7 +186,9 @@ class Prices:
     def building_of(self, planned: Planned, trust: Trust = "likely") -> float:
         """Seconds that a case is expected to build for. A probe of rows also runs a row alone."""
         total = self._building(_values(planned.case), trust)
-        return total + (self._building(_values(with_rows(planned.case, 1)), trust) if planned.probe == "rows" else 0.0)
+        return total + (
+            self._building(_values(with_rows(planned.case, 1)), trust) if planned.probe == Depth.ROWS else 0.0
+        )
 
     def _building(self, own: _Values, trust: Trust) -> float:
         if trust != "worst" and not self.dearest:
@@ -215,7 +218,7 @@ class Prices:
         self.building += max(0.0, seconds - own)
         values = _values(planned.case)
         new = self._new(values)
-        if planned.probe == "rows" and len(self._runs) and not new:
+        if planned.probe == Depth.ROWS and len(self._runs) and not new:
             values = _values(with_rows(planned.case, 1))
             new = self._new(values)
         known = self.own.known
@@ -254,7 +257,7 @@ class Prices:
         return tuple(axis for axis, differs in zip(AXES, nearest, strict=True) if differs)
 
     def _run(self, planned: Planned, process: str = "") -> None:
-        for case in (planned.case, with_rows(planned.case, 1)) if planned.probe == "rows" else (planned.case,):
+        for case in (planned.case, with_rows(planned.case, 1)) if planned.probe == Depth.ROWS else (planned.case,):
             self._runs.add((*_values(case)[:-1], process))
 
     def warm(self, planned: Planned) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from normcheck.cases.axes import Pair, Value, band_of, covered, key_of, octave_of, pairs_of, parts_of, row_class
 from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, head_size_near, parameters_of, with_parameters
 from normcheck.cases.claims import Claims, refusable
+from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Goals, Sizes
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import GAPS, Planned, goals_of
@@ -142,7 +143,7 @@ class Refusals:
         if self.claims.shapes:
             self.claims = self.claims.without_shape((case.M, case.N))
         self.combinations += 1
-        whole = {axis: values for axis, values in covered(case, "memory").items() if axis in _STRUCTURAL}
+        whole = {axis: values for axis, values in covered(case, Depth.MEMORY).items() if axis in _STRUCTURAL}
         together: set[Value | Pair] = {pair for pair in pairs_of(whole) if pair not in done | self.given_up}
         self._fruitless += not together
         if not together and self._fruitless > _FRUITLESS:

@@ -11,6 +11,7 @@ from itertools import islice
 
 from normcheck.cases.case import Case
 from normcheck.cases.core import drawn
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks.attempt import died
@@ -114,7 +115,7 @@ class CellCases:
         self._step = self._step or self._core.free()
         if self._step is not None:
             return self._step.planned
-        return Planned(self._where_paid(), "memory") if self.dear and self.shapes else None
+        return Planned(self._where_paid(), Depth.MEMORY) if self.dear and self.shapes else None
 
     def _where_paid(self) -> Case:
         if self._others is None:

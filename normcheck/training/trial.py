@@ -19,7 +19,6 @@ from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
 from normcheck.checks.finding import finding
-from normcheck.checks.probes import DEPTHS
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
 from normcheck.gate.blame import run_surely
 from normcheck.gate.tally import Tally
@@ -253,7 +252,7 @@ class _Trial:
         """
         seconds = max(FIRST_CALL_SECONDS, end - time.monotonic())
         plan = replace(cases.plan, timeout=self.asked.case_seconds if self.hung else seconds, first_calls=1.0)
-        depth, floors, conventions = DEPTHS[planned.probe], tally.floors, tally.conventions
+        depth, floors, conventions = planned.probe, tally.floors, tally.conventions
         begun, compiling = time.monotonic(), judging.compiling_seconds()
         patient = not self.hung
         result = run_surely(cases.cell, planned.case, plan, floors, depth, upcoming, conventions, patient=patient)

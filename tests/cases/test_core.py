@@ -24,6 +24,7 @@ from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.claims import Claims, claims_of
 from normcheck.cases.core import core, drawn
+from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
@@ -231,7 +232,7 @@ def test_dear_rows_leave_out_the_tall_ones_only() -> None:
 
 def test_other_rows_are_asked_once_at_least_in_each_class_of_rows() -> None:
     """New values in memory that was used before, and a row alone: a kernel may choose its way by M."""
-    asked = [planned.case.M for planned in core(claims(), QUICK, 0) if planned.probe == "rows"]
+    asked = [planned.case.M for planned in core(claims(), QUICK, 0) if planned.probe == Depth.ROWS]
     for least, most in ((2, 8), (9, 63), (64, 255), (256, 4096), (4097, 65535)):
         assert any(least <= m <= most for m in asked)
     assert sum(m > 20 for m in asked) == 3
@@ -270,5 +271,5 @@ def test_whatever_is_missing_has_words() -> None:
 def test_a_pair_names_two_axes() -> None:
     assert all(one != other for one, other in PAIRS)
     case = Case(op="layernorm", dtype="fp16", M=20, N=24, rows="blend")
-    pairs = {goal for goal in goals_of(Planned(case, "memory")) if len(goal) == 3}
+    pairs = {goal for goal in goals_of(Planned(case, Depth.MEMORY)) if len(goal) == 3}
     assert (PAIRS.index(("n", "rows")), (2, "a multiple of 8"), "subnormal") in pairs

@@ -18,12 +18,12 @@ from torch import Tensor
 from normcheck import Implementation
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.checks.finding import finding
-from normcheck.checks.probes import Depth
 from normcheck.impls.adapt import adapt
 from normcheck.reports._failure import put_failure
 from normcheck.result import Finding

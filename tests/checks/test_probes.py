@@ -15,11 +15,11 @@ from normcheck.audit import catalogue
 from normcheck.audit.mutants.kernel import CLEAN, Kernel, KernelCall
 from normcheck.audit.mutants.residual import Adding
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
-from normcheck.checks.probes import Depth
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.adapt import adapt

@@ -14,10 +14,10 @@ from normcheck import Implementation
 from normcheck.audit.mutants.correct import rmsnorm
 from normcheck.audit.mutants.kernel import CLEAN, Kernel
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
-from normcheck.checks.probes import Depth
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shards import merged
 from normcheck.gate.sweep import run_cell

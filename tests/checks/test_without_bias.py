@@ -16,6 +16,7 @@ from normcheck.cases.axes import covered
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.claims import claims_of, unclaimed
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS, RELU6
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
@@ -106,7 +107,7 @@ def test_what_is_declared_about_a_bias_is_obeyed(op: str) -> None:
 def test_a_core_has_both_in_the_order_of_the_op(op: str) -> None:
     claims = Cell(OPS[op], Implementation(name="mine", op=op, forward=lambda *_, **__: None), "fp16", "tests").claims
     assert claims.biases == OPS[op].biases
-    assert covered(case_of(op), "reason")["bias"] == (False,)
+    assert covered(case_of(op), Depth.REASON)["bias"] == (False,)
 
 
 @pytest.mark.parametrize(

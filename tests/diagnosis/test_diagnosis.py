@@ -16,11 +16,11 @@ from normcheck.audit import catalogue
 from normcheck.audit.explanations import RIGHT
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of, scales_of
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.probes import Depth
 from normcheck.diagnosis import explain
 from normcheck.diagnosis.evidence import Evidence, evidence, ways
 from normcheck.diagnosis.explain import explanation

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
@@ -194,7 +195,7 @@ def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))  # three of them
     mine = Implementation(name="mine", op="rmsnorm", forward=lambda *_, **__: None)
     cell = Cell(OPS["rmsnorm"], mine, "fp16", "mine.py")
-    shapes = [Planned(Case(op="rmsnorm", dtype="fp16", M=2, N=n), "memory") for n in range(1, 9)]
+    shapes = [Planned(Case(op="rmsnorm", dtype="fp16", M=2, N=n), Depth.MEMORY) for n in range(1, 9)]
     asked, done = iter(shapes), list[tuple[int, bool]]()
     core: Any = SimpleNamespace(
         is_priced=True,

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import signature
-from normcheck.checks.probes import Depth
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shrink import Stop, clearer, search, seed_of, shrunk, widened
 from normcheck.impls.implementation import Implementation

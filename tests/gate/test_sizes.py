@@ -11,12 +11,12 @@ import torch
 
 from normcheck.cases.beyond import EXTREME, LARGE
 from normcheck.cases.case import HUGE_ELEMENTS, Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
 from normcheck.checks import attempt
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.probes import Depth
 from normcheck.gate import sequence, sweep
 from normcheck.gate.plan import PROFILES, Plan, planner_of
 from normcheck.gate.sequence import Asked, Sequence
@@ -80,10 +80,12 @@ def test_long_rows_are_left_out_if_they_would_take_too_long(monkeypatch: pytest.
     monkeypatch.setattr(core, "next", lambda: None)
     asked_of = Sequence(cell, Plan((cell,), PROFILES["ci"], 0, "cpu", 1.0), core, lambda: 0)
     next(iter(asked_of))  # the time after a core begins
-    long, short = (Asked(Planned(case_of(f"rmsnorm fp16 M=2 N={n}"), "reason"), is_large=True) for n in (2**20, 8192))
-    core.saw_another(case_of("rmsnorm fp16 M=2 N=16"), "reason", refused=False, seconds=0.01)
+    long, short = (
+        Asked(Planned(case_of(f"rmsnorm fp16 M=2 N={n}"), Depth.REASON), is_large=True) for n in (2**20, 8192)
+    )
+    core.saw_another(case_of("rmsnorm fp16 M=2 N=16"), Depth.REASON, refused=False, seconds=0.01)
     assert not asked_of.is_too_slow(long)
-    core.saw_another(case_of("rmsnorm fp16 M=2 N=20000"), "reason", refused=False, seconds=1.0)
+    core.saw_another(case_of("rmsnorm fp16 M=2 N=20000"), Depth.REASON, refused=False, seconds=1.0)
     assert asked_of.is_too_slow(long) and not asked_of.is_too_slow(short)
     assert not asked_of.is_too_slow(replace(long, is_large=False))
     now[0] = 44.9

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import Problem
-from normcheck.checks.probes import Depth
 from normcheck.gate import blame
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell

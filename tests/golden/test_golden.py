@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import CONTROLS
+from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
@@ -102,7 +103,6 @@ def test_every_entry_of_a_correct_kernel_holds(record: Record) -> None:
 def test_a_record_is_checked_as_a_run_is(record: Record) -> None:
     """The same checks as of the implementation itself, none fewer."""
     from normcheck.checks.check import check
-    from normcheck.checks.probes import Depth
 
     by_name = {(c.name, c.op): c for c in CONTROLS}
     for entry in some(record.entries[::5]):

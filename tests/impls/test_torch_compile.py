@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.check import Result, check
-from normcheck.checks.probes import Depth
 from normcheck.impls import torch_compile
 from normcheck.impls.torch_compile import IMPLEMENTATIONS
 from normcheck.runner.call import poisoned_memory

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.check import Result, check
-from normcheck.checks.probes import Depth
 from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton_tutorial import IMPLEMENTATIONS
 

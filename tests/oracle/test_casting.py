@@ -17,12 +17,12 @@ from normcheck.audit.mutants.correct import KERNELS
 from normcheck.audit.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
+from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import make, torch_dtype
 from normcheck.cases.ops import OPS as TABLE
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
-from normcheck.checks.probes import Depth
 from normcheck.errors import UsageError
 from normcheck.gate.options import ReproOptions
 from normcheck.gate.plan import PROFILES, Plan

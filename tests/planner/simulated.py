@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from normcheck.cases.case import STRIDED, Case, with_rows
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
@@ -169,7 +170,7 @@ def simulated(
             continue
         seconds = (call + row * case.M) * RUNS[step.planned.probe]
         seconds += FIRST_SECONDS * (not run.planned) + 3.0 * (len(run.planned) in pauses)
-        for one in (case, with_rows(case, 1)) if step.planned.probe == "rows" else (case,):
+        for one in (case, with_rows(case, 1)) if step.planned.probe == Depth.ROWS else (case,):
             for key, price in builds(one) if one.M or without_rows else ():
                 seconds += price * (key not in built)
                 built.add(key)

@@ -7,12 +7,13 @@ from functools import partial
 
 import pytest
 
+from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 from normcheck.planner.prices import Prices
 from tests.case_lines import case_of
 
-FIRST = Planned(case_of("rmsnorm fp16 M=5 N=24"), "memory")
+FIRST = Planned(case_of("rmsnorm fp16 M=5 N=24"), Depth.MEMORY)
 about = partial(pytest.approx, abs=0.02)
 
 
@@ -70,8 +71,8 @@ def test_a_probe_of_rows_runs_a_row_alone() -> None:
     prices = known((like(M=1), 3.0))
     prices.forget_warmed()
     other = known((like(M=7), 0.001), (like(N=40), 3.0))
-    assert prices.building_of(replace(like(M=5), probe="rows")) == 0  # M = 1 has run
-    assert other.building_of(replace(like(M=5), probe="rows")) > 0
+    assert prices.building_of(replace(like(M=5), probe=Depth.ROWS)) == 0  # M = 1 has run
+    assert other.building_of(replace(like(M=5), probe=Depth.ROWS)) > 0
 
 
 def test_eps_and_limits_are_numbers_that_a_kernel_may_be_built_for() -> None:
@@ -124,7 +125,7 @@ def test_what_rows_cost_on_a_gpu_is_what_their_elements_cost() -> None:
 def price_of_a_tall_case(device: str) -> float:
     own = Own(device)
     few, wide, tall = (
-        Planned(case_of(f"rmsnorm fp16 {size}"), "memory") for size in ("M=5 N=24", "M=300 N=768", "M=65537 N=3")
+        Planned(case_of(f"rmsnorm fp16 {size}"), Depth.MEMORY) for size in ("M=5 N=24", "M=300 N=768", "M=65537 N=3")
     )
     for planned, seconds in ((few, 0.02), (few, 0.02), (wide, 0.1), (wide, 0.1)):
         own.saw(planned, seconds, new=False)

@@ -19,11 +19,11 @@ import torch
 
 from normcheck.cases import strategies
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import check
-from normcheck.checks.probes import Depth
 from normcheck.gate import sweep as sweeping
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
