@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -71,7 +72,8 @@ def tried(
     performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
     subject = _Subject(implementation, op, case, model, context, (first, second), eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))
-    return Tried(next(problems, None), performed.not_tried, len(performed.steps), performed.prevented)
+    of_second = _outside(subject, Step("with other inputs of its shape", (1,), eager[1]))  # they have not been judged
+    return Tried(next(chain(of_second, problems), None), performed.not_tried, len(performed.steps), performed.prevented)
 
 
 def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -> dict[str, Tensor]:

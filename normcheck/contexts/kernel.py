@@ -88,3 +88,9 @@ def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:
 def copied(inputs: Inputs) -> Inputs:
     """Copies of ``inputs``, each in memory of its own."""
     return inputs.each(torch.clone)
+
+
+def fill(given: Inputs, values: Inputs) -> None:
+    """Copy ``values`` to the memory of ``given``."""
+    for (_, own), (_, new) in zip(given.named(), values.named(), strict=True):
+        own.copy_(new)

@@ -10,16 +10,25 @@ from collections.abc import Iterator
 import torch
 
 from normcheck.cases.inputs import GRADIENT_OF, Inputs
-from normcheck.contexts.kernel import Kernel, NotTried, Step, copied
+from normcheck.contexts.kernel import Kernel, NotTried, Step, copied, fill
 
 _PARAMETERS = ("dw", "db")
 
 
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """Forward under torch.no_grad(), and with no input that wants a gradient."""
-    with torch.no_grad():
-        outputs = kernel.forward(copied(first)).outputs
-    yield Step("under torch.no_grad()", (0,), outputs, exact=False)
+    """Forward under torch.no_grad(), with other values in the same memory, as when weights are loaded anew, and in
+    other memory; and with no input that wants a gradient.
+    """
+    given = copied(first)
+    for words, number, values, inputs in (
+        ("", 0, first, given),
+        (" with other values in the memory of its inputs", 1, second, given),
+        (" with inputs in other memory", 0, second, copied(first)),
+    ):
+        fill(given, values)
+        with torch.no_grad():
+            outputs = kernel.forward(inputs).outputs
+        yield Step(f"under torch.no_grad(){words}", (number,), outputs, exact=False)
     if kernel.by_autograd:
         outputs = kernel.forward(copied(first), wanted=()).outputs
         yield Step("with no input that wants a gradient", (0,), outputs, exact=False)
