@@ -21,7 +21,10 @@ DEVICES = ("cpu", "cuda")
 WEIGHT_DTYPES = ("io", "fp32")
 """Dtypes of weight and bias, or of a residual: that of x ("io"), or fp32 beside x in half precision."""
 
-CONTEXT_NAMES = ("inference", "frozen", "again", "thread", "threads", "autocast", "stream", "device", "graph")
+CONTEXT_NAMES = (
+    *("inference", "frozen", "again", "thread", "threads", "autocast"),
+    *("compile", "stream", "device", "graph"),
+)
 """The contexts that an implementation may declare to hold in, see ``contexts.catalogue``."""
 
 OVERWRITABLE = ("x", "dy", "residual")

@@ -44,23 +44,33 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both."""
+    """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both.
+
+    ``models``: each has a convention that the case fits; what is judged may fit any of them.
+    """
 
     implementation: Implementation
     op: Op
     case: Case
-    model: Model
+    models: tuple[Model, ...]
     context: Context
     inputs: tuple[Inputs, Inputs]
     eager: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 def tried(
-    implementation: Implementation, op: Op, case: Case, device: str, model: Model, name: str, *, asked: bool
+    implementation: Implementation,
+    op: Op,
+    case: Case,
+    device: str,
+    models: tuple[Model, ...],
+    name: str,
+    *,
+    asked: bool,
 ) -> Tried:
     """What the implementation does with ``case`` in the context ``name``; ``asked``: somebody asked for this context.
 
-    ``model`` judged the case. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
+    ``models``: those that the case fits. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
     """
     session, context = session_of(implementation), CONTEXTS[name]
     home = session.home(case, device)
@@ -70,7 +80,7 @@ def tried(
     eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
     copies = (session.copies(first), session.copies(second))
     performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
-    subject = _Subject(implementation, op, case, model, context, (first, second), eager)
+    subject = _Subject(implementation, op, case, models, context, (first, second), eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))
     of_second = _outside(subject, Step("with other inputs of its shape", (1,), eager[1]))  # they have not been judged
     return Tried(next(chain(of_second, problems), None), performed.not_tried, len(performed.steps), performed.prevented)
@@ -140,9 +150,13 @@ def _other_bits(subject: _Subject, words: str, name: str, actual: Tensor, expect
 
 
 def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
-    """What a step returned that is outside its bound, or cannot be judged."""
+    """What a step returned that is outside its bound, or cannot be judged, by the model that it fits best."""
+    yield from min(([*_outside_by(model, subject, step)] for model in subject.models), key=len)
+
+
+def _outside_by(model: Model, subject: _Subject, step: Step) -> Iterator[Problem]:
     inputs = subject.inputs[step.of[0]]
-    op, case, model = subject.op, subject.case, subject.model
+    op, case = subject.op, subject.case
     outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model.scale)
     of_gradients = {name: t for name, t in step.outputs.items() if name in inputs.leaves}
     if of_gradients:  # those that were not asked for are the eager ones, which are right
@@ -155,8 +169,7 @@ def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
         return
     judge = judge_of(op, case, inputs, model, {})
     checked, saved = judge_forward(judge, outputs)
-    own_bits = subject.implementation.backward is None
-    checked += judge_gradients(judge, gradients, saved, given=False, own_bits=own_bits)
+    checked += judge_gradients(judge, gradients, saved, given=False, own_bits=True)  # a backward got its forward's own
     for c in checked:
         if not c.comparison.ratio <= 1:
             message = f"{c.output} is outside its bound {step.words}: error / bound is {c.comparison.ratio:.4g}"

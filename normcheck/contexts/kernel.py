@@ -59,6 +59,10 @@ class Kernel(Protocol):
         """The gradients by name, none of an op that has none. ``retain``: the graph is needed again."""
         ...
 
+    def compiled(self) -> Kernel:
+        """The same kernel, with each of its functions inside torch.compile. Raises NotTried if that is impossible."""
+        ...
+
     def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
         """The gradients of weight and bias, by name, that autograd adds up over ``batches``: those of the first."""
         ...

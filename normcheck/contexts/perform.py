@@ -20,6 +20,7 @@ _WORK: Mapping[str, Callable[[Kernel, Inputs, Inputs], Iterator[Step]]] = {
     "thread": threads.thread,
     "threads": threads.threads,
     "autocast": modes.autocast,
+    "compile": modes.inside_compile,
     "stream": gpu.stream,
     "device": gpu.device,
     "graph": gpu.graph,

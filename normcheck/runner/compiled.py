@@ -7,6 +7,8 @@ then is not what was compiled. Nothing here imports torch._dynamo, which takes s
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 
 _MOST = 1 << 20  # more than a process has cases
 
@@ -29,6 +31,24 @@ def eager_calls() -> int:
     return _counted("frames", "total") - _counted("frames", "ok")
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Count nothing that torch.compile does in the block: normcheck has it compile, and not the kernel."""
+    before = {of: dict(_counts(of)) for of in ("stats", "frames")}
+    try:
+        yield
+    finally:
+        for of, counts in before.items():
+            now = _counts(of)
+            now.clear()
+            now.update(counts)
+
+
 def _counted(of: str, what: str) -> int:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return int(getattr(utils, "counters", {}).get(of, {}).get(what, 0))
+    return int(_counts(of).get(what, 0))
+
+
+def _counts(of: str) -> MutableMapping[str, int]:
+    """torch._dynamo's own counter."""
+    counters: Mapping[str, MutableMapping[str, int]] = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return counters.get(of, {})

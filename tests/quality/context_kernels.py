@@ -273,6 +273,20 @@ def no_autocast(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -
     return y.to(other) if torch.is_autocast_enabled("cpu") else y
 
 
+def another_when_compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: inside torch.compile it forgets eps."""
+    y: Tensor = Right.apply(x, weight, 0.0 if torch.compiler.is_compiling() else eps)
+    return y
+
+
+def plain_when_compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: inside torch.compile it is torch's own formula, whose gradients torch derives."""
+    if torch.compiler.is_compiling():
+        return plain(x, weight, eps)[0]
+    y: Tensor = Right.apply(x, weight, eps)
+    return y
+
+
 RIGHT = {
     "right": function(Right),
     "only_what_is_wanted": function(OnlyWhatIsWanted),
@@ -282,6 +296,7 @@ RIGHT = {
     "converted_by_version": converted_by_version,
     "sums_by_thread": sums_by_thread,
     "no_autocast": no_autocast,
+    "plain_when_compiled": plain_when_compiled,
 }
 WRONG = {
     "no_grad_is_quick": (no_grad_is_quick, "inference", "y"),
@@ -297,6 +312,7 @@ WRONG = {
     "weight_by_thread": (weight_by_thread, "thread", "y"),
     "hangs": (hangs, "thread", ""),
     "main_thread_only": (main_thread_only, "thread", "y"),
+    "another_when_compiled": (another_when_compiled, "compile", "y"),
     "many_threads": (many_threads, "threads", "y"),
 }
 """Name -> the kernel, the context in which it is found, and the output; "" if it does not return."""
