@@ -108,6 +108,7 @@ def _in_context(cell: Cell, result: Result, plan: Setting, name: str) -> Result:
             return _with_context(result, name, InContext(status=NOT_TRIED, why=done.refused))
         first = done.problems[0]
         done = Tried(Problem(CONTEXT, first.output, first.message, first.frames, name), "", 0)
+    result = replace(result, launched=done.launched or result.launched)
     if done.problem is None and done.prevented and held_to:
         done = replace(done, problem=Problem(CONTEXT, "", f"{UNTRIED}: {done.not_tried}", check=name))
     if done.problem is None:

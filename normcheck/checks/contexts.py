@@ -15,8 +15,9 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
 from normcheck.checks.contract import Problem, is_judgeable, usable_gradients, usable_outputs
 from normcheck.checks.where import locate
-from normcheck.contexts.catalogue import CONTEXTS, Context
-from normcheck.contexts.kernel import Step
+from normcheck.contexts.catalogue import CONTEXTS, PROFILER, Context
+from normcheck.contexts.kernel import Launched, Step
+from normcheck.errors import one_line
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
@@ -28,18 +29,26 @@ from normcheck.runner.session import session_of
 UNTRIED = "cannot be tried in this context"
 """Begins the message of a kernel that is held to a context, and prevents it."""
 
+_NOT_RUN = "no kernel of that name ran"
+
+
+def is_not_run(problem: Problem) -> bool:
+    """Whether the problem is that the kernel which an implementation declares is not among those of this case."""
+    return problem.check == PROFILER and _NOT_RUN in problem.message
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """``problem``: what is wrong in a context, None if nothing is. ``not_tried``: why it, or a part of it, could not be
     tried, "" if all of it was; ``prevented``: whether the kernel prevents it. ``steps``: how many results were
-    compared.
+    compared. ``launched``: what ran, if the context looks.
     """
 
     problem: Problem | None
     not_tried: str
     steps: int
     prevented: bool = False
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,18 @@ def tried(
     subject = _Subject(implementation, op, case, models, context, (first, second), eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))
     of_second = _outside(subject, Step("with other inputs of its shape", (1,), eager[1]))  # they have not been judged
-    return Tried(next(chain(of_second, problems), None), performed.not_tried, len(performed.steps), performed.prevented)
+    launched = next((step.launched for step in performed.steps if step.launched is not None), None)
+    problem = next(chain(of_second, problems, _not_run(implementation, name, launched)), None)
+    return Tried(problem, performed.not_tried, len(performed.steps), performed.prevented, launched)
+
+
+def _not_run(implementation: Implementation, name: str, launched: Launched | None) -> Iterator[Problem]:
+    """That the kernel did not run which the implementation declares."""
+    ran = ", ".join(dict.fromkeys((*launched.forward, *launched.backward))) if launched is not None else ""
+    if launched is not None and ran and implementation.expects_kernel and not launched.expected:
+        expected = f"expects_kernel={implementation.expects_kernel!r}"
+        words = f"{expected}: {_NOT_RUN}, but {one_line(ran, 400)}"
+        yield Problem(CONTEXT, "", words, check=name)
 
 
 def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ class Context:
     somebody asks for the context. ``anew``: torch.compile compiles a function for it anew. ``seconds``: after which a
     kernel is taken to hang, if that is less than what a case may take; 0 for no limit of its own. ``filling``: it takes
     a case that has work for several threads. ``asked_for``: it is tried only if somebody asks for it.
+    ``by_size``: it takes a case of each class of sizes, and tells what ran.
     """
 
     name: str
@@ -24,7 +25,11 @@ class Context:
     seconds: float = 0.0
     filling: bool = False
     asked_for: bool = False
+    by_size: bool = False
 
+
+PROFILER = "profiler"
+"""The context that says what ran."""
 
 CONTEXTS = {
     context.name: context
@@ -42,6 +47,7 @@ CONTEXTS = {
         Context("compile", "inside torch.compile(fullgraph=False, dynamic=True)", asked_for=True),
         Context("stream", "on a side stream behind slow work, with inputs that become ready late", ("cuda",)),
         Context("device", "tensors on a GPU that is not the current one", ("cuda",)),
+        Context(PROFILER, "under torch's profiler, which says what ran", ("cuda",), by_size=True),
         Context("graph", "captured in a CUDA graph, and replayed with other inputs in the same memory", ("cuda",)),
     )
 }

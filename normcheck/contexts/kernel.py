@@ -35,6 +35,19 @@ class Called:
     beside: Mapping[str, object] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The kernels that a ``forward`` and its ``backward`` launched on a GPU: their names, cut, as they began.
+
+    ``expected``: whether one of them is what the implementation declares. ``built``: see ``Kernel``.
+    """
+
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    expected: bool
+    built: int
+
+
 class Kernel(Protocol):
     """The calls of a kernel on any inputs of one case. They raise Broken, or UnsupportedCase if its library refuses."""
 
@@ -46,6 +59,15 @@ class Kernel(Protocol):
     @property
     def one_at_a_time(self) -> str:
         """Why two threads cannot call it at once, for a reason that is not the kernel's own; "" if they can."""
+        ...
+
+    @property
+    def expects(self) -> str:
+        """The regular expression that the name of one of its kernels must have; "" for any."""
+        ...
+
+    def built(self) -> int:
+        """How many kernels have been compiled or tuned in its process so far, as far as that is known."""
         ...
 
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
@@ -73,7 +95,8 @@ class Step:
     """What a context showed: ``outputs`` by name, of which those ``owed`` must be there.
 
     ``words``: in what surroundings ("under torch.no_grad()"). ``of``: the numbers of the inputs, 0 or 1, whose results
-    in eager mode they should be, or the sum of several. ``exact``: to the bit; if not, inside the bound.
+    in eager mode they should be, or the sum of several. ``exact``: to the bit; if not, inside the bound. ``launched``:
+    what ran for it, if somebody looked.
     """
 
     words: str
@@ -81,6 +104,7 @@ class Step:
     outputs: Mapping[str, Tensor]
     owed: tuple[str, ...] = ()
     exact: bool = True
+    launched: Launched | None = None
 
 
 def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:

@@ -6,9 +6,11 @@ then is not what was compiled. Nothing here imports torch._dynamo, which takes s
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from typing import Any
 
 _MOST = 1 << 20  # more than a process has cases
 
@@ -24,6 +26,21 @@ def raise_limits() -> None:
 def graphs() -> int:
     """How many graphs torch.compile has compiled in this process, those of ``fullgraph=True`` as well."""
     return _counted("stats", "unique_graphs")
+
+
+def built() -> int:
+    """How many kernels Triton has compiled in this process, and how often it has tuned one; and ``graphs``."""
+    jit, autotuner = (sys.modules.get(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
+    if jit is None or autotuner is None:
+        return graphs()
+    kinds = jit.JITFunction, autotuner.Autotuner
+    return graphs() + sum(map(_built, [each for each in gc.get_objects() if issubclass(type(each), kinds)]))
+
+
+def _built(kernel: Any) -> int:
+    """The entries of a Triton kernel's caches: of its compilations, on each device, or of its tunings."""
+    caches = getattr(kernel, "device_caches", None)
+    return len(kernel.cache) if caches is None else sum(len(of_device[0]) for of_device in caches.values())
 
 
 def eager_calls() -> int:

@@ -37,6 +37,15 @@ class Calls:
         one = getattr(self._implementation.forward, ONE_MODULE, False)
         return "normcheck puts the weight of each call into one module" if one else ""
 
+    @property
+    def expects(self) -> str:
+        """See ``Kernel``."""
+        return self._implementation.expects_kernel
+
+    def built(self) -> int:
+        """See ``Kernel``."""
+        return compiled.built()
+
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         """See ``Kernel``."""
         given = call.differentiable(inputs, wanted) if self.by_autograd else inputs
