@@ -119,6 +119,8 @@ class Scaled:
     by_autograd: bool = False
     one_at_a_time: str = ""
     shared: Tensor | None = None
+    expects: str = ""
+    was_built: int = 0
 
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         captured = self.gpu.capturing is not None
@@ -136,6 +138,12 @@ class Scaled:
         if not (self.fault == "not recorded" and self.gpu.capturing is not None):
             self.gpu.launch(lambda: dx.copy_(inputs.dy * inputs.weight))
         return {"dx": dx}
+
+    def built(self) -> int:
+        return self.was_built
+
+    def compiled(self) -> Scaled:
+        return self
 
     def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
         return {}

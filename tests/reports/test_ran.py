@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from normcheck.contexts.profiler import kernels
+from normcheck.reports import terminal
 from normcheck.reports._ran import changes, changing, lines
 from normcheck.result import Ran
+from tests.sample_runs import run, verdict
 
 
 @dataclass
@@ -105,6 +108,16 @@ def test_changes_are_told_of_sizes_that_both_runs_have() -> None:
     now = [ran(3, n, launched("tiled"), launched("bwd")) for n in (64, 128, 256, 512)] + [ran(4, 1024, launched("x"))]
     assert changes(before, before) == [] and changes([], now) == []
     assert changes(before, now) == ["forward: small -> tiled (M=3 N=64, M=3 N=128, M=3 N=256 and 1 more)"]
+
+
+def test_a_cell_has_one_line_of_what_changes_and_all_of_it_if_somebody_asks() -> None:
+    seen = (ran(3, 64, launched("small"), launched("bwd")), ran(3, 2048, launched("tiled"), launched("bwd")))
+    for verbosity, told in ((0, ["forward"]), (1, ["forward", "backward"])):
+        out = StringIO()
+        terminal.render(run(verdict(ran=seen)), terminal.console_for(out), verbosity=verbosity)
+        said = [line.strip() for line in out.getvalue().splitlines() if "ward: " in line]
+        assert [line.partition(":")[0] for line in said] == told
+        assert said[0] == "forward: N <= 64: small; N >= 2048: tiled"
 
 
 def test_names_are_data_from_outside() -> None:
