@@ -56,10 +56,17 @@ def profiler(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
 def _noted(names: list[str]) -> Iterator[None]:
     """Add the names of the kernels that are launched in the block to ``names``."""
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    try:
+        profile.start()
+    except RuntimeError as error:  # such as another profiler, which the kernel has started
+        raise NotTried(f"torch's profiler does not start: {error}") from error
+    try:
         yield
         torch.cuda.synchronize()
-    names += kernels(profile.events() or ())
+    finally:
+        profile.stop()
+    names += kernels(profile.events() or ())  # type: ignore[no-untyped-call]
 
 
 @contextmanager

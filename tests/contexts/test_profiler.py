@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +28,16 @@ class Profile:
     """In place of torch.profiler.profile: each launch in its block has two events."""
 
     names: list[str] = field(default_factory=list)
+    refuses: str = ""
+    open: bool = False
+
+    def start(self) -> None:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        self.open = True
+
+    def stop(self) -> None:
+        self.open = False
 
     def events(self) -> list[Any]:
         return [
@@ -44,10 +52,11 @@ class Launching(Gpu):
 
     def __init__(self, *names: str) -> None:
         super().__init__()
-        self.names, self.open = list(names), list[Profile]()
+        self.names, self.profiles, self.refuses = list(names), list[Profile](), ""
 
     def launch(self, work: Any) -> None:
-        self.open[-1].names += self.names
+        assert self.profiles[-1].open
+        self.profiles[-1].names += self.names
         super().launch(work)
 
 
@@ -56,10 +65,9 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(*names: str) -> Launching:
         gpu = Launching(*names)
 
-        @contextmanager
-        def profile(activities: object) -> Iterator[Profile]:
-            gpu.open.append(Profile())
-            yield gpu.open[-1]
+        def profile(activities: object) -> Profile:
+            gpu.profiles.append(Profile(refuses=gpu.refuses))
+            return gpu.profiles[-1]
 
         monkeypatch.setattr(torch.profiler, "profile", profile)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -92,6 +100,13 @@ def test_what_is_declared_is_looked_for_in_whole_names_which_are_cut_afterwards(
 def test_a_profiler_that_sees_nothing_is_no_finding(profiled: Any) -> None:
     done = performed(profiled(), "rms_fwd")
     assert not done.steps and done.not_tried == "torch's profiler saw no kernel"
+
+
+def test_a_profiler_that_does_not_start_is_no_finding_either(profiled: Any) -> None:
+    gpu = profiled("rms")
+    gpu.refuses = "Profiler is already enabled"
+    done = performed(gpu, "rms_fwd")
+    assert not done.steps and done.not_tried == "torch's profiler does not start: Profiler is already enabled"
 
 
 def test_an_answer_is_cut_and_has_no_control_characters() -> None:
