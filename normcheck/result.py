@@ -232,6 +232,21 @@ class InContext:
         return InContext(status=said.status, cases=self.cases + other.cases, why=said.why)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """The kernels that a case with these ``M`` and ``N`` launched on a GPU, forward and backward, in their order.
+
+    Names of more than 60 characters are cut. ``built``: for an ``M`` that no call had before, how many kernels were
+    compiled or tuned for it; else None.
+    """
+
+    M: Count
+    N: Count
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    built: Count | None = None
+
+
 def three_digits(ratio: float) -> float:
     """``ratio`` to three digits, or to four above 1 where three would be 1, the limit between right and wrong."""
     rounded = float(f"{ratio:.3g}")
@@ -285,7 +300,7 @@ class Verdict:
     are ``M`` and ``N`` (a value is the power of two at or below), ``eps`` (the power of ten), ``rows``, ``dy`` and
     ``layout``. ``limits``: M or N -> the least size that the kernel itself refuses, with a message of its own.
     ``sizes``: each that is required, such as N=16384 -> how many of its cases were judged. ``contexts``: name -> how
-    the cell did in it; what could not be tried makes no cell thin.
+    the cell did in it; what could not be tried makes no cell thin. ``ran``: what cases of several sizes launched.
 
     ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
     the current directory is relative to it. ``source``: the SHA-256 of that file as it was judged. ``machine``: which
@@ -325,6 +340,7 @@ class Verdict:
     limits: Mapping[str, Count] = field(default_factory=dict)
     sizes: Mapping[str, Count] = field(default_factory=dict)
     contexts: Mapping[str, InContext] = field(default_factory=dict)
+    ran: tuple[Ran, ...] = ()
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:

@@ -6,6 +6,7 @@ Nothing is imported that a process in another environment may not have, so no py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -21,7 +22,10 @@ DEVICES = ("cpu", "cuda")
 WEIGHT_DTYPES = ("io", "fp32")
 """Dtypes of weight and bias, or of a residual: that of x ("io"), or fp32 beside x in half precision."""
 
-CONTEXT_NAMES = ("inference", "frozen", "again", "thread", "threads", "autocast", "stream", "device", "graph")
+CONTEXT_NAMES = (
+    *("inference", "frozen", "again", "thread", "threads", "autocast"),
+    *("compile", "stream", "device", "profiler", "graph"),
+)
 """The contexts that an implementation may declare to hold in, see ``contexts.catalogue``."""
 
 OVERWRITABLE = ("x", "dy", "residual")
@@ -74,6 +78,19 @@ def _is_source(value: object) -> bool:
     return value is None or isinstance(value, str | PathLike)
 
 
+_LONGEST_PATTERN = 200
+
+
+def _is_pattern(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
+        return False
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
 _FLAG = Rule("True or False", _is_flag)
 _FLAGS = Rule("a tuple with False, True or both", _tuple_of(_is_flag, least=1))
 _DTYPES = Rule(f"a tuple with {one_of(DTYPES)}", _tuple_of(lambda dtype: True, least=1), _each(named))
@@ -84,6 +101,7 @@ _DEVICES = Rule(f"a tuple with {one_of(DEVICES)}, or ()", _tuple_of(_one_of(*DEV
 _CONTEXTS = Rule(f"a tuple with {one_of(CONTEXT_NAMES)}, or ()", _tuple_of(_one_of(*CONTEXT_NAMES)))
 _SHAPES = Rule(f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements", _few(_is_shape), _each(tuple))
 _EPSILONS = Rule("numbers, each 0 or from 1e-37 to 1e37", _few(_is_eps), _each(float))
+_PATTERN = Rule(f"a regular expression of at most {_LONGEST_PATTERN} characters, or ''", _is_pattern)
 _SOURCE = Rule("a link or a path", _is_source, lambda value: str(value or ""))
 
 
@@ -113,6 +131,7 @@ class Declared:
     by_default: Annotated[tuple[str, ...], _DEVICES] = DEVICES
     builds: Annotated[bool, _FLAG] = True
     contexts: Annotated[tuple[str, ...], _CONTEXTS] = ()
+    expects_kernel: Annotated[str, _PATTERN] = ""
     source: Annotated[str, _SOURCE] = ""
 
 

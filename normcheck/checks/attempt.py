@@ -25,7 +25,7 @@ from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import NotImported
 from normcheck.oracle.compare import Expectation
-from normcheck.oracle.conventions import Convention
+from normcheck.oracle.conventions import Convention, with_convention
 from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.judging import FUSED
 from normcheck.oracle.tolerances import table
@@ -101,13 +101,15 @@ def _in_context(cell: Cell, result: Result, plan: Setting, name: str) -> Result:
         return _with_context(result, name, InContext(status=NOT_TRIED, why=f"it takes {needed}"))
     held_to = name in (*plan.held_to, *cell.implementation.contexts)
     asked = plan.asked or held_to
-    work = partial(tried, cell.implementation, cell.op, case, plan.device, result.model, name, asked=asked)
+    models = tuple(with_convention(result.model, each) for each in result.conventions or ((),))
+    work = partial(tried, cell.implementation, cell.op, case, plan.device, models, name, asked=asked)
     done = attempted(cell, case, plan, work, most=context.seconds)
     if isinstance(done, Result):
         if done.refused:
             return _with_context(result, name, InContext(status=NOT_TRIED, why=done.refused))
         first = done.problems[0]
         done = Tried(Problem(CONTEXT, first.output, first.message, first.frames, name), "", 0)
+    result = replace(result, launched=done.launched or result.launched)
     if done.problem is None and done.prevented and held_to:
         done = replace(done, problem=Problem(CONTEXT, "", f"{UNTRIED}: {done.not_tried}", check=name))
     if done.problem is None:

@@ -25,6 +25,7 @@ from normcheck.checks.probes import probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.undeclared import undeclared
+from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
@@ -50,7 +51,7 @@ class Result:
     ``after``: the earlier cases of the kernel's own process, if the case failed in one. ``conventions``: those that the
     case fits, of the ones that it may, or else of all; None if the op, or what is declared, leaves none open. ``open``:
     the keys of the model that they choose. ``late``: whether it came in time only when the case was run again.
-    ``contexts``: how the case did in each that it was tried in.
+    ``contexts``: how the case did in each that it was tried in; ``launched``: what ran, if one of them looked.
     """
 
     case: Case
@@ -70,6 +71,7 @@ class Result:
     open: tuple[str, ...] = ()
     late: bool = False
     contexts: Mapping[str, InContext] = field(default_factory=dict)
+    launched: Launched | None = None
 
     @property
     def home(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
 from normcheck.checks.contract import Problem, is_judgeable, usable_gradients, usable_outputs
 from normcheck.checks.where import locate
-from normcheck.contexts.catalogue import CONTEXTS, Context
-from normcheck.contexts.kernel import Step
+from normcheck.contexts.catalogue import CONTEXTS, PROFILER, Context
+from normcheck.contexts.kernel import Launched, Step
+from normcheck.errors import one_line
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
@@ -27,39 +29,57 @@ from normcheck.runner.session import session_of
 UNTRIED = "cannot be tried in this context"
 """Begins the message of a kernel that is held to a context, and prevents it."""
 
+_NOT_RUN = "no kernel of that name ran"
+
+
+def is_not_run(problem: Problem) -> bool:
+    """Whether the problem is that the kernel which an implementation declares is not among those of this case."""
+    return problem.check == PROFILER and _NOT_RUN in problem.message
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """``problem``: what is wrong in a context, None if nothing is. ``not_tried``: why it, or a part of it, could not be
     tried, "" if all of it was; ``prevented``: whether the kernel prevents it. ``steps``: how many results were
-    compared.
+    compared. ``launched``: what ran, if the context looks.
     """
 
     problem: Problem | None
     not_tried: str
     steps: int
     prevented: bool = False
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both."""
+    """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both.
+
+    ``models``: each has a convention that the case fits; what is judged may fit any of them.
+    """
 
     implementation: Implementation
     op: Op
     case: Case
-    model: Model
+    models: tuple[Model, ...]
     context: Context
     inputs: tuple[Inputs, Inputs]
     eager: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 def tried(
-    implementation: Implementation, op: Op, case: Case, device: str, model: Model, name: str, *, asked: bool
+    implementation: Implementation,
+    op: Op,
+    case: Case,
+    device: str,
+    models: tuple[Model, ...],
+    name: str,
+    *,
+    asked: bool,
 ) -> Tried:
     """What the implementation does with ``case`` in the context ``name``; ``asked``: somebody asked for this context.
 
-    ``model`` judged the case. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
+    ``models``: those that the case fits. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
     """
     session, context = session_of(implementation), CONTEXTS[name]
     home = session.home(case, device)
@@ -69,9 +89,21 @@ def tried(
     eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
     copies = (session.copies(first), session.copies(second))
     performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
-    subject = _Subject(implementation, op, case, model, context, (first, second), eager)
+    subject = _Subject(implementation, op, case, models, context, (first, second), eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))
-    return Tried(next(problems, None), performed.not_tried, len(performed.steps), performed.prevented)
+    of_second = _outside(subject, Step("with other inputs of its shape", (1,), eager[1]))  # they have not been judged
+    launched = next((step.launched for step in performed.steps if step.launched is not None), None)
+    problem = next(chain(of_second, problems, _not_run(implementation, name, launched)), None)
+    return Tried(problem, performed.not_tried, len(performed.steps), performed.prevented, launched)
+
+
+def _not_run(implementation: Implementation, name: str, launched: Launched | None) -> Iterator[Problem]:
+    """That the kernel did not run which the implementation declares."""
+    ran = ", ".join(dict.fromkeys((*launched.forward, *launched.backward))) if launched is not None else ""
+    if launched is not None and ran and implementation.expects_kernel and not launched.expected:
+        expected = f"expects_kernel={implementation.expects_kernel!r}"
+        words = f"{expected}: {_NOT_RUN}, but {one_line(ran, 400)}"
+        yield Problem(CONTEXT, "", words, check=name)
 
 
 def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -> dict[str, Tensor]:
@@ -138,9 +170,13 @@ def _other_bits(subject: _Subject, words: str, name: str, actual: Tensor, expect
 
 
 def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
-    """What a step returned that is outside its bound, or cannot be judged."""
+    """What a step returned that is outside its bound, or cannot be judged, by the model that it fits best."""
+    yield from min(([*_outside_by(model, subject, step)] for model in subject.models), key=len)
+
+
+def _outside_by(model: Model, subject: _Subject, step: Step) -> Iterator[Problem]:
     inputs = subject.inputs[step.of[0]]
-    op, case, model = subject.op, subject.case, subject.model
+    op, case = subject.op, subject.case
     outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model.scale)
     of_gradients = {name: t for name, t in step.outputs.items() if name in inputs.leaves}
     if of_gradients:  # those that were not asked for are the eager ones, which are right
@@ -153,8 +189,7 @@ def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
         return
     judge = judge_of(op, case, inputs, model, {})
     checked, saved = judge_forward(judge, outputs)
-    own_bits = subject.implementation.backward is None
-    checked += judge_gradients(judge, gradients, saved, given=False, own_bits=own_bits)
+    checked += judge_gradients(judge, gradients, saved, given=False, own_bits=True)  # a backward got its forward's own
     for c in checked:
         if not c.comparison.ratio <= 1:
             message = f"{c.output} is outside its bound {step.words}: error / bound is {c.comparison.ratio:.4g}"

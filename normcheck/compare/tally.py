@@ -18,10 +18,13 @@ from normcheck.compare.results import DIFFER, OUTSIDE, SAME, SKIP, Errors, Outpu
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop
 from normcheck.gate.tally import Tally
+from normcheck.gate.what_ran import looked
 from normcheck.oracle.compare import Expectation
+from normcheck.reports._ran import changes
 
 _MOST_DEATHS = 3  # of a side's process, each of which costs a new one
 _MOST_NOTES = 8
+_LOOKING_SECONDS = 1.0  # of each side, for what it launches
 
 
 class SideTally:
@@ -146,7 +149,7 @@ class PairTally:
     """Both sides, and what differs between them. ``repeat``: see ``pair.Both``."""
 
     def __init__(self, a: Cell, b: Cell, plan: Plan, repeat: tuple[str, ...]) -> None:
-        self._repeat = repeat
+        self._plan, self._repeat = plan, repeat
         self.a, self.b = SideTally(a, plan), SideTally(b, plan)
         self.cases = 0
         self._sums: dict[str, _Sum] = {}
@@ -206,9 +209,17 @@ class PairTally:
             cases=self.cases,
             detail="; ".join(ended) or nothing,
             outputs=outputs,
-            notes=notes,
+            notes=(*notes, *self._launches()),
             reproduce=self._reproduce(),
         )
+
+    def _launches(self) -> tuple[str, ...]:
+        """What B launches on a GPU and A does not, for cases that are right on both sides."""
+        cases = [case for case in self.a.tally.plain if case in self.b.tally.plain]
+        if self._plan.device == "cpu" or self.a.ended or self.b.ended:
+            return ()
+        a, b = (looked(side.cell, self._plan, cases, _LOOKING_SECONDS).ran for side in self.sides)
+        return tuple(f"other kernels run, {words}" for words in changes(a, b))
 
     def _output(self, name: str, own: _Sum) -> OutputPair:
         ratios = [side.tally.worst[name].ratio if name in side.tally.worst else None for side in self.sides]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normcheck.cases.guard_bands import NAN, as_integers
 from normcheck.cases.inputs import Inputs
-from normcheck.contexts.kernel import Called, Kernel, NotTried, Prevented, Step, both, copied
+from normcheck.contexts.kernel import Called, Kernel, NotTried, Prevented, Step, both, copied, fill
 from normcheck.errors import Broken
 
 _LATE_CYCLES = 20_000_000
@@ -30,7 +30,7 @@ def stream(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
-        _fill(given, replace(first, dy=given.dy))
+        fill(given, replace(first, dy=given.dy))
         called = kernel.forward(given, waits=False)
         torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
         given.dy.copy_(first.dy)
@@ -50,7 +50,7 @@ class _Captured:
 
     def replayed(self, inputs: Inputs) -> dict[str, Tensor]:
         """The results for ``inputs``; before, poison is where they will be."""
-        _fill(self.given, inputs)
+        fill(self.given, inputs)
         for result in self.results.values():
             _poison(result.detach())
         self.graph.replay()
@@ -127,12 +127,6 @@ def device(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
 
 def _stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-
-def _fill(given: Inputs, values: Inputs) -> None:
-    """Copy ``values`` to the memory of ``given``."""
-    for (_, own), (_, new) in zip(given.named(), values.named(), strict=True):
-        own.copy_(new)
 
 
 def _poisoned(given: Inputs) -> Inputs:

@@ -35,6 +35,19 @@ class Called:
     beside: Mapping[str, object] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The kernels that a ``forward`` and its ``backward`` launched on a GPU: their names, cut, as they began.
+
+    ``expected``: whether one of them is what the implementation declares. ``built``: see ``Kernel``.
+    """
+
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+    expected: bool
+    built: int
+
+
 class Kernel(Protocol):
     """The calls of a kernel on any inputs of one case. They raise Broken, or UnsupportedCase if its library refuses."""
 
@@ -48,6 +61,15 @@ class Kernel(Protocol):
         """Why two threads cannot call it at once, for a reason that is not the kernel's own; "" if they can."""
         ...
 
+    @property
+    def expects(self) -> str:
+        """The regular expression that the name of one of its kernels must have; "" for any."""
+        ...
+
+    def built(self) -> int:
+        """How many kernels have been compiled or tuned in its process so far, as far as that is known."""
+        ...
+
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         """Call forward. ``wanted``: the gradients that autograd is to give, by name; None for all.
 
@@ -57,6 +79,10 @@ class Kernel(Protocol):
 
     def backward(self, called: Called, *, retain: bool = False, waits: bool = True) -> dict[str, Tensor]:
         """The gradients by name, none of an op that has none. ``retain``: the graph is needed again."""
+        ...
+
+    def compiled(self) -> Kernel:
+        """The same kernel, with each of its functions inside torch.compile. Raises NotTried if that is impossible."""
         ...
 
     def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
@@ -69,7 +95,8 @@ class Step:
     """What a context showed: ``outputs`` by name, of which those ``owed`` must be there.
 
     ``words``: in what surroundings ("under torch.no_grad()"). ``of``: the numbers of the inputs, 0 or 1, whose results
-    in eager mode they should be, or the sum of several. ``exact``: to the bit; if not, inside the bound.
+    in eager mode they should be, or the sum of several. ``exact``: to the bit; if not, inside the bound. ``launched``:
+    what ran for it, if somebody looked.
     """
 
     words: str
@@ -77,6 +104,7 @@ class Step:
     outputs: Mapping[str, Tensor]
     owed: tuple[str, ...] = ()
     exact: bool = True
+    launched: Launched | None = None
 
 
 def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:
@@ -88,3 +116,9 @@ def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:
 def copied(inputs: Inputs) -> Inputs:
     """Copies of ``inputs``, each in memory of its own."""
     return inputs.each(torch.clone)
+
+
+def fill(given: Inputs, values: Inputs) -> None:
+    """Copy ``values`` to the memory of ``given``."""
+    for (_, own), (_, new) in zip(given.named(), values.named(), strict=True):
+        own.copy_(new)

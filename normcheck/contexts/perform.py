@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
-from normcheck.contexts import gpu, later, modes, threads
+from normcheck.contexts import gpu, later, modes, profiler, threads
+from normcheck.contexts.catalogue import PROFILER
 from normcheck.contexts.kernel import Kernel, NotTried, Prevented, Step
 from normcheck.errors import UnsupportedCase, error_text, one_line
 
@@ -20,8 +21,10 @@ _WORK: Mapping[str, Callable[[Kernel, Inputs, Inputs], Iterator[Step]]] = {
     "thread": threads.thread,
     "threads": threads.threads,
     "autocast": modes.autocast,
+    "compile": modes.inside_compile,
     "stream": gpu.stream,
     "device": gpu.device,
+    PROFILER: profiler.profiler,
     "graph": gpu.graph,
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Barrier, Thread
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,16 +20,17 @@ _SWITCH_SECONDS = 1e-5  # Python's threads take turns so often, where they usual
 _TORCH_THREADS = 4
 
 Results = dict[str, Tensor]
+T = TypeVar("T")
 
 
 def thread(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """Two threads at once with ``first`` and ``second``, started together, several times."""
+    """Two threads at once with ``first`` and ``second``, started together, several times; each has both by turns."""
     if kernel.one_at_a_time:
         raise NotTried(kernel.one_at_a_time)
     start = Barrier(2)
 
-    def work(inputs: Inputs) -> list[Results]:
-        each = [copied(inputs) for _ in range(_ROUNDS)]
+    def work(by_turns: tuple[Inputs, Inputs]) -> list[Results]:
+        each = [copied(by_turns[number % 2]) for number in range(_ROUNDS)]
         found = []
         for own in each:
             start.wait()
@@ -36,14 +38,14 @@ def thread(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         return found
 
     with _taking_turns():
-        begun = [_begun(work, inputs) for inputs in (first, second)]
+        begun = [_begun(work, by_turns) for by_turns in ((first, second), (second, first))]
         done = [future.result() for future in begun]
-    for number, results in enumerate(done):
-        for found in results:
-            yield Step("while another thread calls it", (number,), found)
+    for begins_with, results in enumerate(done):
+        for number, found in enumerate(results):
+            yield Step("while another thread calls it", ((begins_with + number) % 2,), found)
 
 
-def _begun(work: Callable[[Inputs], list[Results]], inputs: Inputs) -> Future[list[Results]]:
+def _begun(work: Callable[[T], list[Results]], inputs: T) -> Future[list[Results]]:
     """``work`` in a thread that no process waits for at its end: it may hang."""
     future: Future[list[Results]] = Future()
 

@@ -17,9 +17,10 @@ from typing import Annotated, Any
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.options import VerifyOptions
 from normcheck.json_types import Count, Number, Only, Whole
+from normcheck.reports._ran import changes
 from normcheck.reports.document import checked, load, plain
 from normcheck.reports.document import text_of as written
-from normcheck.result import CellKey, SweepResult, Verdict, Worst
+from normcheck.result import CellKey, Ran, SweepResult, Verdict, Worst
 
 SCHEMA = "normcheck-baseline/1"
 FLOOR = 0.1
@@ -54,7 +55,10 @@ class StoredWorst:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredCell:
-    """A cell: the worst of each output over so many ``cases``; ``report``: an index into ``Document.reports``."""
+    """A cell: the worst of each output over so many ``cases``; ``report``: an index into ``Document.reports``.
+
+    ``ran``: as of a verdict.
+    """
 
     op: str
     implementation: str
@@ -63,6 +67,7 @@ class StoredCell:
     report: Count
     cases: Count
     worst: Mapping[str, StoredWorst]
+    ran: tuple[Ran, ...] = ()
 
     @property
     def key(self) -> CellKey:
@@ -157,7 +162,7 @@ def drifted(baseline: Baseline, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
 
 
 def remarks(baseline: Baseline, run: SweepResult, *, part: bool = False) -> tuple[str, ...]:
-    """Notes on the comparison: cells that one side lacks, and cells for which other cases ran.
+    """Notes on the comparison: cells that one side lacks, for which other cases ran, or that run other kernels.
 
     ``part``: the run has only some of the baseline's cells, so that one may be missing.
     """
@@ -174,7 +179,13 @@ def remarks(baseline: Baseline, run: SweepResult, *, part: bool = False) -> tupl
     for words in dict.fromkeys(text for text in other.values() if text):
         keys = [key for key, text in other.items() if text == words]
         notes.append((f"made with {words}, so that a drift may be that of other cases or another machine", keys))
-    return tuple(f"{baseline.file}: {words}: {_names(keys)}" for words, keys in notes if keys)
+    others = [
+        f"{baseline.file}: {key} runs other kernels now: {words}"
+        for key, verdict in own.items()
+        if key in baseline.cells
+        for words in changes(baseline.cells[key].ran, verdict.ran)
+    ]
+    return (*(f"{baseline.file}: {words}: {_names(keys)}" for words, keys in notes if keys), *others)
 
 
 def _has_drifted(old: StoredWorst, new: Worst, limits: Baseline) -> bool:
@@ -219,7 +230,7 @@ def _stored(verdict: Verdict, report: int) -> StoredCell:
         for output, worst in verdict.worst.items()
         if math.isfinite(worst.ratio + worst.max_abs + worst.max_ulp)
     }
-    return StoredCell(**vars(_key(verdict)), report=report, cases=verdict.cases, worst=worst)
+    return StoredCell(**vars(_key(verdict)), report=report, cases=verdict.cases, worst=worst, ran=verdict.ran)
 
 
 def _check_whole(file: str, run: SweepResult) -> None:

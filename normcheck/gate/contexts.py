@@ -11,7 +11,7 @@ from normcheck.cases.depth import Depth
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.contexts.catalogue import CONTEXTS
+from normcheck.contexts.catalogue import CONTEXTS, PROFILER
 from normcheck.gate.plan import Plan
 from normcheck.result import NOT_TRIED, InContext
 from normcheck.runner.session import session_of
@@ -55,7 +55,8 @@ def held_to(cell: Cell, plan: Plan) -> tuple[str, ...]:
     """The contexts that a cell must be tried in: those asked for, and of those that it declares what its device has."""
     if not plan.contexts:
         return ()
-    declared = (name for name in cell.implementation.contexts if plan.device in CONTEXTS[name].devices)
+    own = (*cell.implementation.contexts, *([PROFILER] if cell.implementation.expects_kernel else []))
+    declared = (name for name in own if plan.device in CONTEXTS[name].devices)
     return tuple(dict.fromkeys((*plan.held_to, *declared)))
 
 
@@ -67,7 +68,11 @@ def missing(cell: Cell, plan: Plan, found: Mapping[str, InContext]) -> list[str]
         for name in names
         if name not in found or found[name].status == NOT_TRIED
     }
-    return [f"it must hold in the context {name}, which was not tried: {why}" for name, why in untried.items()]
+    gaps = [f"it must hold in the context {name}, which was not tried: {why}" for name, why in untried.items()]
+    expects = cell.implementation.expects_kernel
+    if expects and plan.contexts and plan.shard[0] == 1 and plan.device not in CONTEXTS[PROFILER].devices:
+        gaps.append(f"expects_kernel={expects!r}: no GPU to see it run on")
+    return gaps
 
 
 def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
@@ -78,6 +83,8 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
     ragged, even, filling = chosen(ran, plan.device)
     for number in range(3):
         for name in dict.fromkeys((*plan.contexts, *held_to(cell, plan))):
+            if CONTEXTS[name].by_size:
+                continue
             every = (ragged, even, filling) if plan.device == "cuda" else (ragged, even)
             cases = (filling,) if CONTEXTS[name].filling else every
             if number < len(cases) and cases[number] not in cases[:number]:

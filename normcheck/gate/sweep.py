@@ -14,9 +14,11 @@ from normcheck.checks import sanitizer
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
+from normcheck.checks.contexts import is_not_run
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import not_as_before
 from normcheck.checks.refusal import is_of_exception
+from normcheck.contexts.catalogue import PROFILER
 from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.beside import Beside, Done
@@ -28,6 +30,7 @@ from normcheck.gate.plan import Plan, planner_of
 from normcheck.gate.sequence import ROWS_EVERY, Sequence
 from normcheck.gate.shrink import Stop, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
+from normcheck.gate.what_ran import what_ran
 from normcheck.oracle import judging
 from normcheck.planner.planner import Planner
 from normcheck.result import ASLEEP, CONTEXT, WRONG, Coverage, Verdict
@@ -65,7 +68,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
         failed = _search(cell, plan, tally, progress, core, start)
         if failed is not None and WRONG in (how.status for how in failed.contexts.values()):
             plan = replace(plan, within=(*failed.contexts,))
-        final = failed is not None and _context_lost(cell, failed)
+        final = failed is not None and (_context_lost(cell, failed) or any(map(is_not_run, failed.problems)))
         failure = None
         if failed is not None:
             torn = tally.torn(failed)
@@ -169,6 +172,13 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
     if not found and plan.contexts and plan.shard[0] == 1:
         used = time.perf_counter() - start
         found, tally.contexts = failing_in_context(cell, plan, tally.plain, used)
+        if not found:
+            looked = what_ran(cell, plan, tally.plain, time.perf_counter() - start)
+            tally.ran = looked.ran
+            if looked.how is not None:
+                tally.contexts[PROFILER] = looked.how
+            if looked.failed is not None:
+                return looked.failed
         if found:
             return found[0]
     if not found and plan.profile.sanitizer and plan.device == "cuda" and plan.shard[0] == 1:

@@ -76,7 +76,8 @@ class Implementation(Declared):
     plans nothing, so that a run may begin with it, when all processes start, and slow calls then are no first calls.
 
     ``contexts``: those that it promises to hold in, such as ``("graph",)``. It is a finding if it prevents one of them,
-    as a kernel does that waits for the GPU while a graph is captured.
+    as a kernel does that waits for the GPU while a graph is captured. ``expects_kernel``: a regular expression that the
+    name of a kernel must have which runs on a GPU, such as ``"_rms_norm_fwd"``. If it never does, that is a finding.
     """
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -143,6 +143,7 @@ def _within(state: State, message: Message) -> Message:
             for step in done.steps:
                 places = [_shared(space, name, tensor) for name, tensor in step.outputs.items()]
                 described = {"words": step.words, "of": step.of, "owed": step.owed, "exact": step.exact}
+                described["launched"] = step.launched and asdict(step.launched)
                 steps.append({**described, "returned": places})
         said = {"not_tried": done.not_tried, "prevented": done.prevented}
         return {"steps": steps, **said, "returned": [p for s in steps for p in s["returned"]]}

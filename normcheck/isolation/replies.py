@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from normcheck.contexts.kernel import Step
+from normcheck.contexts.kernel import Launched, Step
 from normcheck.contexts.perform import Performed
-from normcheck.errors import Broken, ItselfFailed, UnsupportedCase
+from normcheck.contexts.profiler import LONGEST_NAME
+from normcheck.errors import Broken, ItselfFailed, UnsupportedCase, one_line
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
 from normcheck.runner.arena import LATE, Stray
@@ -26,6 +27,8 @@ NONSENSE = "its process gave no sensible answer to"
 ITSELF = "itself"
 """In place of the kind of a failure: normcheck's own, of which the kernel knows nothing."""
 
+_MOST_KERNELS = 100  # of a call, whose names are kept
+_MOST_BUILT = 1_000_000
 _KINDS = ("exception", "missing", "shape", "unwritten", "not_repeatable", "input_modified")
 
 
@@ -77,7 +80,16 @@ def _step(space: Space, item: Mapping[str, Any]) -> Step:
     if not set(of) <= {0, 1}:
         raise ValueError(f"of={of}: expected numbers of the two inputs")
     outputs = copied_out(space, {"returned": item["returned"]}, "within")
-    return Step(str(item["words"])[:200], of, outputs, owed, bool(item["exact"]))
+    launched = item["launched"]
+    return Step(str(item["words"])[:200], of, outputs, owed, bool(item["exact"]), launched and _launched(launched))
+
+
+def _launched(item: Mapping[str, Any]) -> Launched:
+    forward, backward = (
+        tuple(one_line(str(name), LONGEST_NAME, keep_end=False) for name in item[what][:_MOST_KERNELS])
+        for what in ("forward", "backward")
+    )
+    return Launched(forward, backward, item["expected"] is True, max(0, min(int(item["built"]), _MOST_BUILT)))
 
 
 def is_set(space: Space, place: Mapping[str, Any]) -> bool:

@@ -13,6 +13,8 @@ from rich.console import Console
 from normcheck.reports import _text
 from normcheck.reports._failure import kind_words
 from normcheck.reports._progress import Line, progress_line
+from normcheck.reports._ran import changing
+from normcheck.reports._ran import lines as lines_of_ran
 from normcheck.reports._text import (
     STATUS_STYLES,
     Part,
@@ -104,7 +106,7 @@ def put_cell(console: Console, verdict: Verdict, columns: Columns, *, verbose: b
     facts = _facts(verdict)
     if facts:
         put(console, ("; ".join(facts), "dim"), indent=INDENT)
-    for note in (*_told(verdict), *verdict.notes):
+    for note in (*_told(verdict), *([] if verbose else changing(verdict.ran)), *verdict.notes):
         put_lines(console, note, indent=INDENT, style="dim")
     for line in measures(verdict) if verbose else ():
         put(console, (line, "dim"), indent=INDENT, hang=2)
@@ -188,8 +190,8 @@ def _told(verdict: Verdict) -> Iterator[str]:
 
 
 def measures(verdict: Verdict) -> list[str]:
-    """A line for each output with its worst and the case of that, and one with what the probes measured of it; and a
-    line for each context."""
+    """A line for each output with its worst and the case of that, and one with what the probes measured of it; a line
+    for each context; and what ran."""
     lines = []
     for output, worst in verdict.worst.items():
         numbers = f"ratio {_text.ratio(worst.ratio)}, error {compact(worst.max_abs)}, {in_ulps(worst.max_ulp)}"
@@ -206,7 +208,7 @@ def measures(verdict: Verdict) -> list[str]:
     for name, how in verdict.contexts.items():
         words = f"context {short(name)}: {how.status}" + f" in {counted(how.cases, 'case')}" * bool(how.cases)
         lines.append(words + f"; {short(how.why, 300)}" * bool(how.why))
-    return lines
+    return [*lines, *lines_of_ran(verdict.ran)]
 
 
 class Screen:

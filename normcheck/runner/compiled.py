@@ -6,7 +6,11 @@ then is not what was compiled. Nothing here imports torch._dynamo, which takes s
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
 
 _MOST = 1 << 20  # more than a process has cases
 
@@ -24,11 +28,44 @@ def graphs() -> int:
     return _counted("stats", "unique_graphs")
 
 
+def built() -> int:
+    """How many kernels Triton has compiled in this process, and how often it has tuned one; and ``graphs``."""
+    jit, autotuner = (sys.modules.get(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
+    if jit is None or autotuner is None:
+        return graphs()
+    kinds = jit.JITFunction, autotuner.Autotuner
+    return graphs() + sum(map(_built, [each for each in gc.get_objects() if issubclass(type(each), kinds)]))
+
+
+def _built(kernel: Any) -> int:
+    """The entries of a Triton kernel's caches: of its compilations, on each device, or of its tunings."""
+    caches = getattr(kernel, "device_caches", None)
+    return len(kernel.cache) if caches is None else sum(len(of_device[0]) for of_device in caches.values())
+
+
 def eager_calls() -> int:
     """How often torch.compile was to compile a function in this process, and ran it as it is."""
     return _counted("frames", "total") - _counted("frames", "ok")
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Count nothing that torch.compile does in the block: normcheck has it compile, and not the kernel."""
+    before = {of: dict(_counts(of)) for of in ("stats", "frames")}
+    try:
+        yield
+    finally:
+        for of, counts in before.items():
+            now = _counts(of)
+            now.clear()
+            now.update(counts)
+
+
 def _counted(of: str, what: str) -> int:
-    utils = sys.modules.get("torch._dynamo.utils")
-    return int(getattr(utils, "counters", {}).get(of, {}).get(what, 0))
+    return int(_counts(of).get(what, 0))
+
+
+def _counts(of: str) -> MutableMapping[str, int]:
+    """torch._dynamo's own counter."""
+    counters: Mapping[str, MutableMapping[str, int]] = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return counters.get(of, {})

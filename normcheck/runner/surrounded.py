@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,18 +14,19 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import OPS
 from normcheck.contexts.catalogue import CONTEXTS
-from normcheck.contexts.kernel import Called
+from normcheck.contexts.kernel import Called, NotTried
 from normcheck.contexts.perform import Performed, perform
 from normcheck.impls.implementation import ONE_MODULE, Implementation
 from normcheck.impls.kernels import interpreted
+from normcheck.impls.torch_compile import unavailable
 from normcheck.runner import call, compiled, kernel_errors
 
 
 class Calls:
     """See ``contexts.kernel.Kernel``."""
 
-    def __init__(self, implementation: Implementation, case: Case) -> None:
-        self._implementation, self._case = implementation, case
+    def __init__(self, implementation: Implementation, case: Case, device: str) -> None:
+        self._implementation, self._case, self._device = implementation, case, device
         self.by_autograd = implementation.backward is None and not OPS[case.op].quantises
 
     @property
@@ -33,6 +36,15 @@ class Calls:
             return "Triton's interpreter, which stands for a GPU here, runs one kernel at a time"
         one = getattr(self._implementation.forward, ONE_MODULE, False)
         return "normcheck puts the weight of each call into one module" if one else ""
+
+    @property
+    def expects(self) -> str:
+        """See ``Kernel``."""
+        return self._implementation.expects_kernel
+
+    def built(self) -> int:
+        """See ``Kernel``."""
+        return compiled.built()
 
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         """See ``Kernel``."""
@@ -50,6 +62,17 @@ class Calls:
         if self._implementation.backward is None:
             return {}
         return call.backward(self._implementation, self._case, called.inputs, called.outputs, unwatched)
+
+    def compiled(self) -> Calls:
+        """See ``Kernel``."""
+        if interpreted.launched():
+            raise NotTried("Triton's interpreter runs the kernel here, in which there is nothing to compile")
+        if reason := unavailable(self._device):
+            raise NotTried(reason)
+        own = self._implementation
+        inside = partial(torch.compile, fullgraph=False, dynamic=True)
+        backward = None if own.backward is None else inside(own.backward)
+        return Calls(replace(own, forward=inside(own.forward), backward=backward), self._case, self._device)
 
     def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
         """See ``Kernel``."""
@@ -78,8 +101,9 @@ def surrounded(
     """
     if CONTEXTS[context].anew and compiled.graphs() and not asked:
         return Performed(not_tried=f"torch.compile would compile the function anew; --context {context} has it tried")
-    with kernel_errors.quiet():  # once for all threads
-        performed = perform(context, Calls(implementation, case), first, second)
+    calls = Calls(implementation, case, first.x.device.type)
+    with kernel_errors.quiet(), compiled.uncounted() if context == "compile" else nullcontext():  # once for all threads
+        performed = perform(context, calls, first, second)
     if not compiled.graphs():
         return performed
     return replace(performed, steps=tuple(replace(step, exact=False) for step in performed.steps))

@@ -10,7 +10,10 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Implementation
+from normcheck.cases.case_line import parsed
 from normcheck.cases.declared import CONTEXT_NAMES
+from normcheck.cases.inputs import make
+from normcheck.cases.ops import OPS
 from normcheck.checks import attempt
 from normcheck.contexts.catalogue import CONTEXTS, contexts_on
 from normcheck.errors import UsageError
@@ -37,7 +40,7 @@ def judged(kernel: object, *contexts: str, op: str = "rmsnorm", case: str = CASE
     return verdict
 
 
-@pytest.mark.parametrize("name", [name for name in kernels.WRONG if name not in ("hangs", "late")])
+@pytest.mark.parametrize("name", [n for n in kernels.WRONG if n not in ("hangs", "late", "another_when_compiled")])
 def test_what_is_wrong_in_one_context_alone_is_found(name: str) -> None:
     kernel, context, output = kernels.WRONG[name]
     assert judged(kernel).status == "pass"
@@ -206,6 +209,36 @@ def test_a_result_that_is_written_again_later_is_found_in_its_own_process(cli: C
     assert cli("repro", f"{FILE}:late", CASE, "--device", "cpu").code == 0
     done = cli("repro", f"{FILE}:late", "--context", "again", CASE, "--device", "cpu")
     assert done.code == 1 and "y is wrong in another context (again)" in done.out
+
+
+@pytest.mark.slow
+def test_torch_compile_is_tried_with_sizes_that_change_if_somebody_asks(cli: Cli) -> None:
+    """In its own process; g++ takes longest, so no limit of time."""
+    within = ("--context", "compile", CASE, "--device", "cpu", "--timeout", "600")
+    done = cli("repro", f"{FILE}:another_when_compiled", *within)
+    assert done.code == 1 and "y is outside its bound inside torch.compile" in done.out
+    done = cli("repro", f"{FILE}:plain_when_compiled", *within)
+    assert done.code == 0 and "context compile: held" in done.out, done.out
+
+
+def test_what_a_context_compiles_leaves_no_trace_in_the_counters_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # of the fixture, which hides this process's own graphs
+    before = compiled.graphs(), compiled.eager_calls()
+    with compiled.uncounted():
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+        assert compiled.graphs() > before[0]
+    assert (compiled.graphs(), compiled.eager_calls()) == before
+
+
+def test_other_inputs_of_the_shape_are_judged_before_they_stand_for_what_is_right() -> None:
+    def right_for_one(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        y = kernels.RIGHT["right"](x, weight, bias, eps=eps)
+        return y if float(x[0, 0]) == first else y * 2
+
+    case = parsed(CASE)
+    first = float(make(case, OPS[case.op], "cpu").x[0, 0])
+    found = judged(right_for_one, "inference").failure
+    assert found is not None and "outside its bound with other inputs of its shape" in found.message
 
 
 def test_a_class_gets_the_weight_of_each_call_in_one_module_and_no_two_threads_at_once(

@@ -12,18 +12,24 @@ from typing import Any
 import pytest
 import torch
 
+from normcheck import Implementation
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.observe import Seen
 from normcheck.compare import pair as pair_module
 from normcheck.compare import tally
 from normcheck.compare.measure import Moved, Ran, differences
 from normcheck.gate import blame
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.plan import Plan, profile_of
+from normcheck.gate.what_ran import Looked
 from normcheck.oracle.bitmask import pack
 from normcheck.oracle.tolerances import table
+from normcheck.result import Ran as Launches
 from tests.command_line import Cli, Done, KernelFile
 
 OWN = ("--op", "rmsnorm", "--dtype", "fp32")
@@ -210,6 +216,25 @@ def test_a_side_that_takes_no_case_ends_the_pair(
     )
     done, _ = compared(cli, "torch", str(never), "--op", "rmsnorm", "--dtype", "fp16", "--max-examples", "20")
     assert (done.code, done.last.startswith("NOTHING COMPARED")) == (5, True)
+
+
+def test_sides_that_launch_other_kernels_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a double of the profiler: cases that are right on both sides are looked at."""
+    case = parsed("rmsnorm fp16 M=3 N=64 eps=1e-05 rows=normal dy=normal layout=contiguous seed=1")
+    other = parsed(str(case).replace("M=3", "M=4"))
+
+    def seen(cell: Cell, plan: Plan, cases: list[Case], most: float) -> Looked:
+        assert cases == [case]
+        return Looked(None, None, [Launches(M=3, N=64, forward=(cell.spec,), backward=())])
+
+    monkeypatch.setattr(tally, "looked", seen)
+    kernel = Implementation(name="mine", op="rmsnorm", forward=lambda x, weight, bias, *, eps: x)
+    a, b = (Cell(OPS["rmsnorm"], kernel, "fp16", spec) for spec in ("old", "new"))
+    for device, told in (("cuda", ("other kernels run, forward: old -> new (M=3 N=64)",)), ("cpu", ())):
+        plan = Plan((), profile_of(VerifyOptions()), 0, device, 10.0)
+        pair = tally.PairTally(a, b, plan, ())
+        pair.a.tally.plain, pair.b.tally.plain = [case, other], [case]
+        assert pair.pair(pair_module.bare(pair_module.Both(a, b, ()), plan, "skip")).notes == told
 
 
 def test_nothing_in_common_is_no_pass(cli: Cli, kernel_file: KernelFile) -> None:

@@ -24,6 +24,7 @@ from normcheck.contexts.perform import perform
 from normcheck.errors import Broken
 from normcheck.result import CONTEXT, Verdict
 from tests.command_line import Cli
+from tests.quality import context_kernels
 from tests.quality import gpu_context_kernels as kernels
 
 CASE = "rmsnorm fp16 M={m} N={n} eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
@@ -57,7 +58,7 @@ def test_what_is_wrong_in_a_context_of_a_gpu_is_found(name: str, case: str) -> N
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("case", [SMALL, FILLING])
-@pytest.mark.parametrize("context", ["stream", "graph", "device", "inference", "frozen", "again", "thread"])
+@pytest.mark.parametrize("context", ["stream", "graph", "device", "inference", "frozen", "again", "thread", "profiler"])
 @pytest.mark.parametrize("name", kernels.RIGHT)
 def test_a_right_kernel_is_right_in_every_context_of_a_gpu(name: str, context: str, case: str) -> None:
     there(context)
@@ -74,6 +75,16 @@ def test_a_known_kernel_in_its_own_process_is_right_in_every_context_of_a_gpu(cl
     done = cli("repro", impl, *contexts, FILLING, "--device", "cuda")
     assert done.code == 0, done.out
     assert "context graph: held" in done.out and "context stream: held" in done.out
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@needs_gpu
+@pytest.mark.parametrize(("name", "code"), [("another_when_compiled", 1), ("plain_when_compiled", 0), ("right", 0)])
+def test_what_is_wrong_inside_torch_compile_alone_is_found_on_a_gpu(cli: Cli, name: str, code: int) -> None:
+    within = ("--context", "compile", FILLING, "--device", "cuda", "--timeout", "300")
+    done = cli("repro", f"{context_kernels.__file__}:{name}", *within)
+    assert done.code == code and ("context compile: held" in done.out) == (code == 0), done.out
 
 
 @pytest.mark.gpu
@@ -119,6 +130,8 @@ class Scaled:
     by_autograd: bool = False
     one_at_a_time: str = ""
     shared: Tensor | None = None
+    expects: str = ""
+    was_built: int = 0
 
     def forward(self, inputs: Inputs, *, wanted: Collection[str] | None = None, waits: bool = True) -> Called:
         captured = self.gpu.capturing is not None
@@ -136,6 +149,12 @@ class Scaled:
         if not (self.fault == "not recorded" and self.gpu.capturing is not None):
             self.gpu.launch(lambda: dx.copy_(inputs.dy * inputs.weight))
         return {"dx": dx}
+
+    def built(self) -> int:
+        return self.was_built
+
+    def compiled(self) -> Scaled:
+        return self
 
     def accumulated(self, batches: Collection[Inputs]) -> dict[str, Tensor]:
         return {}

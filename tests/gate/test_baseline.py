@@ -15,7 +15,7 @@ from normcheck.gate.baseline import FLOOR, document, drifted, read, remarks, tex
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.options import VerifyOptions
 from normcheck.options import built
-from normcheck.result import SweepResult, Verdict, Worst
+from normcheck.result import Ran, SweepResult, Verdict, Worst
 from tests.sample_runs import CASE, failed, finding, run, skipped, verdict
 
 MEANT = "if that is meant, make the baseline anew"
@@ -106,6 +106,25 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     )
     done = concluded(run(*both, budget=BUDGET, seed=3), Terms(baseline=baseline))
     assert (done.status, len(done.messages)) == ("pass", 1)
+
+
+def test_a_cell_that_runs_other_kernels_is_told_and_is_no_drift(tmp_path: Path) -> None:
+    def launching(name: str) -> Verdict:
+        return verdict(ran=(Ran(M=3, N=64, forward=(name,), backward=("bwd",)),))
+
+    baseline = read(made(tmp_path, launching("rms_fused")))
+    assert remarks(baseline, run(launching("rms_fused"), budget=BUDGET)) == ()
+    (text,) = remarks(baseline, run(launching("vectorized_elementwise"), budget=BUDGET))
+    assert text == (
+        f"{baseline.file}: rmsnorm triton bf16 cpu runs other kernels now: "
+        "forward: rms_fused -> vectorized_elementwise (M=3 N=64)"
+    )
+    done = concluded(run(launching("other"), budget=BUDGET), Terms(baseline=baseline))
+    assert (done.status, len(done.messages)) == ("pass", 1)
+    older = json.loads(Path(baseline.file).read_text(encoding="utf-8"))
+    del older["cells"][0]["ran"]
+    Path(baseline.file).write_text(json.dumps(older), encoding="utf-8")
+    assert remarks(read(baseline.file), run(launching("other"), budget=BUDGET)) == ()
 
 
 def test_what_a_baseline_is_made_of() -> None:

@@ -112,6 +112,13 @@ def test_what_a_process_leaves_out_is_missed(name: str) -> None:
         read({key: value for key, value in TOLD.items() if key != name})
 
 
+@pytest.mark.parametrize("pattern", ["(", "x" * 201, "a{99999999999999999999}", b"rms", None])
+def test_a_kernel_is_expected_by_a_regular_expression(pattern: Any) -> None:
+    with pytest.raises(UsageError, match="expected a regular expression of at most 200 characters, or ''"):
+        validated(described(expects_kernel=pattern), "mine.py")
+    validated(described(expects_kernel="_rms_(fwd|bwd)$"), "mine.py")
+
+
 def test_what_is_nested_too_deep_is_nonsense() -> None:
     deep: list[Any] = []
     for _ in range(5000):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
 import torch
 
 from tests.command_line import Cli, Done
-from tests.project.pages import COMMANDS, PAGES
+from tests.project.pages import BLOCKS, COMMANDS, PAGES
 
 GATES = tuple(re.findall(r"^- run: (normcheck .*)$", "".join(PAGES.values()), re.MULTILINE))
 REPRODUCE = re.compile(r"^FAIL [^\n]*: (\w+) is wrong \(([^\n]*)\)$.*?^Reproduce: ([^\n]*)$", re.MULTILINE | re.DOTALL)
@@ -26,6 +29,7 @@ FAILS = {
     "my_frozen.py": "rmsnorm my_frozen.py:rmsnorm fp32: dx is wrong in another context (frozen)",
     "my_promise.py": "rmsnorm mine fp32: something is wrong in another context (again)",
 }
+NEED_A_GPU = ("my_cuda.py", "my_cupy.py", "my_numba.py", "my_helion.py")
 FEWER = ("--time-budget", "0.1")  # the core, a small one
 ENOUGH = ("--time-budget", "30")  # to shrink what fails to its simplest case, on a busy machine as well: it ends before
 
@@ -100,12 +104,38 @@ def test_the_examples_are_found() -> None:
         "my_quant.py",
         "my_frozen.py",
         "my_promise.py",
+        "my_compiled.py",
+        *NEED_A_GPU,
     }
     assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == set(FAILS)
     assert len(COMMANDS) >= 9
     for text in PAGES.values():
         for block in re.findall(r"^```python\n(?!# \S+\.py)(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             assert any(block in source for source in RIGHT.values()), block
+
+
+@pytest.mark.parametrize("name", NEED_A_GPU)
+def test_a_kernel_in_another_language_is_python_with_the_function_that_its_command_names(name: str) -> None:
+    """``pytest -m gpu tests/project/test_readme.py -n 0`` runs those that can be imported on a GPU."""
+    functions = [node.name for node in ast.parse(RIGHT[name]).body if isinstance(node, ast.FunctionDef)]
+    assert functions[-1] == "rmsnorm"
+    assert any(f"normcheck verify --impl {name}:rmsnorm --op rmsnorm" in block for _, _, block in BLOCKS)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch sees none here")
+@pytest.mark.parametrize("name", NEED_A_GPU)
+def test_a_kernel_in_another_language_is_right_on_a_gpu(name: str, cli: Cli, tmp_path: Path) -> None:
+    package = name.removeprefix("my_").removesuffix(".py")
+    there = which("nvcc") and which("ninja") if package == "cuda" else find_spec(package)
+    if not there:
+        pytest.skip("needs nvcc and ninja" if package == "cuda" else f"needs {package}")
+    write(tmp_path, {name: RIGHT[name]})
+    for n in (33, 1024, 5000):
+        case = f"rmsnorm fp16 M=40 N={n} eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
+        done = cli("repro", f"{name}:rmsnorm", "--timeout", "500", "--device", "cuda", case)
+        assert done.code == 0, done.out + done.err
 
 
 def test_a_dx_of_zeros_passes_the_check_that_the_audit_page_quotes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from normcheck import Implementation
 
@@ -176,6 +177,59 @@ def own_scratch(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -
     return shared_scratch(x, weight, bias, eps=eps, mine=threading.get_ident())
 
 
+_kept: dict[tuple[Any, ...], Any] = {}
+
+
+def converted_by_address(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: without gradients it keeps the converted weight by its address, at which other values may be by now."""
+    if torch.is_grad_enabled():
+        return function(Right)(x, weight, bias, eps=eps)
+    key = ("converted", weight.data_ptr(), weight.shape, weight.dtype)
+    return plain(x, _kept.setdefault(key, weight.double()), eps)[0]
+
+
+_of_tensors = WeakIdKeyDictionary()
+
+
+def converted_by_version(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: it keeps the converted weight as long as that tensor is there and has not been written to."""
+    if torch.is_grad_enabled():
+        return function(Right)(x, weight, bias, eps=eps)
+    version, kept = _of_tensors.get(weight, (-1, weight))
+    if version != weight._version:
+        kept = weight.double()
+        _of_tensors[weight] = weight._version, kept
+    return plain(x, kept, eps)[0]
+
+
+def number_of_first_call(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: without gradients the largest |x| of the first call of a shape, a number, scales the x of all calls."""
+    if torch.is_grad_enabled():
+        return function(Right)(x, weight, bias, eps=eps)
+    own = float(x.abs().max())
+    scale = _kept.setdefault(("largest", x.shape, x.dtype), own)
+    return plain(x.float() / own * scale, weight, eps)[0].to(x.dtype)
+
+
+def pointer_of_first_call(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: without gradients all calls of a shape read the x to which the first one had a pointer."""
+    if torch.is_grad_enabled():
+        return function(Right)(x, weight, bias, eps=eps)
+    return plain(_kept.setdefault(("x", x.shape, x.dtype), x), weight, eps)[0]
+
+
+_of_threads: dict[tuple[Any, ...], Tensor] = {}
+
+
+def weight_by_thread(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: each thread but the main one keeps the weight of its first call."""
+    y: Tensor = Right.apply(x, weight, eps)
+    if threading.current_thread() is not threading.main_thread():
+        key = (threading.get_ident(), weight.shape, weight.dtype)
+        y.data = plain(x.detach(), _of_threads.setdefault(key, weight.detach().clone()), eps)[0]
+    return y
+
+
 _lock = threading.Lock()
 
 
@@ -219,14 +273,30 @@ def no_autocast(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -
     return y.to(other) if torch.is_autocast_enabled("cpu") else y
 
 
+def another_when_compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: inside torch.compile it forgets eps."""
+    y: Tensor = Right.apply(x, weight, 0.0 if torch.compiler.is_compiling() else eps)
+    return y
+
+
+def plain_when_compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: inside torch.compile it is torch's own formula, whose gradients torch derives."""
+    if torch.compiler.is_compiling():
+        return plain(x, weight, eps)[0]
+    y: Tensor = Right.apply(x, weight, eps)
+    return y
+
+
 RIGHT = {
     "right": function(Right),
     "only_what_is_wanted": function(OnlyWhatIsWanted),
     "frees_itself": function(FreesItself),
     "no_grad_saves_nothing": no_grad_saves_nothing,
     "own_scratch": own_scratch,
+    "converted_by_version": converted_by_version,
     "sums_by_thread": sums_by_thread,
     "no_autocast": no_autocast,
+    "plain_when_compiled": plain_when_compiled,
 }
 WRONG = {
     "no_grad_is_quick": (no_grad_is_quick, "inference", "y"),
@@ -236,8 +306,13 @@ WRONG = {
     "ring": (ring, "again", "y"),
     "late": (late, "again", "y"),
     "shared_scratch": (shared_scratch, "thread", "y"),
+    "converted_by_address": (converted_by_address, "inference", "y"),
+    "number_of_first_call": (number_of_first_call, "inference", "y"),
+    "pointer_of_first_call": (pointer_of_first_call, "inference", "y"),
+    "weight_by_thread": (weight_by_thread, "thread", "y"),
     "hangs": (hangs, "thread", ""),
     "main_thread_only": (main_thread_only, "thread", "y"),
+    "another_when_compiled": (another_when_compiled, "compile", "y"),
     "many_threads": (many_threads, "threads", "y"),
 }
 """Name -> the kernel, the context in which it is found, and the output; "" if it does not return."""
