@@ -17,8 +17,8 @@ from normcheck.audit.mutants.regimes import Regime
 from normcheck.audit.mutants.under import under, without_fault
 from normcheck.cases.case import Case
 from normcheck.cases.core import drawn
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import Op
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -36,7 +36,7 @@ def differs_from_clean(regime: Regime, mutant: Mutant, op: Op, dtype: str, plan:
     with poisoned_memory():
         for case in _cases(regime, mutant, faulty, plan):
             result = run_case(faulty, case, plan)
-            if result.failed or not _same(result, run_case(clean, case, plan, depth=Depth.OFF)):
+            if result.failed or not _same(result, run_case(clean, case, plan, UNPROBED)):
                 return True
     return False
 

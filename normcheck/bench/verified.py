@@ -11,6 +11,7 @@ import torch
 from normcheck.bench.speed import Point
 from normcheck.cases.case import GIVEN_SCALES, RETURNED, Case
 from normcheck.cases.depth import Depth
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case, too_large
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import NO_MEMORY, Result, context_lost
@@ -127,7 +128,7 @@ def _result_if_room(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result 
     """The result of ``case``; None if the implementation or its judge ran out of memory."""
     try:
         with poisoned_memory():
-            result = run_case(cell, case, plan, depth=depth)
+            result = run_case(cell, case, plan, Ask(depth))
     except torch.OutOfMemoryError:
         gc.collect()
         return None

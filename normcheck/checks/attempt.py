@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -17,6 +17,7 @@ from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
 from normcheck.checks.contexts import UNTRIED, Tried, tried
@@ -24,8 +25,7 @@ from normcheck.checks.contract import Problem
 from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import NotImported
-from normcheck.oracle.compare import Expectation
-from normcheck.oracle.conventions import Convention, with_convention
+from normcheck.oracle.conventions import with_convention
 from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.judging import FUSED
 from normcheck.oracle.tolerances import table
@@ -54,38 +54,14 @@ def why_not(cell: Cell, device: str) -> str:
     return call.unavailable(implementation, device)
 
 
-def run_case(
-    cell: Cell,
-    case: Case,
-    plan: Setting,
-    floors: Mapping[str, float] | None = None,
-    depth: Depth = Depth.ROWS,
-    watch: Callable[[Expectation], None] | None = None,
-    upcoming: Case | None = None,
-    conventions: tuple[Convention, ...] | None = None,
-) -> Result:
+def run_case(cell: Cell, case: Case, plan: Setting, ask: Ask = FULLY) -> Result:
     """Run one case under the plan's timeout, unless ``supports(case)`` refuses it.
 
-    ``depth``: how far it is probed, unless it is too large. ``floors``: output -> ratio below which details are
-    not needed; ``watch`` is called with all that is compared. ``upcoming``: a case that may come next, whose inputs are
-    made while the kernel's process is at work. ``conventions``: see ``check``. A case that is right is called again in
-    the contexts of the plan.
+    A case that is right is called again in the contexts of the plan.
     """
     most = deepest(case)
-    depth = most if depth.reaches(most) else depth
-    work = partial(
-        check,
-        cell.implementation,
-        cell.op,
-        case,
-        plan.device,
-        floors=floors,
-        depth=depth,
-        watch=watch,
-        fused=plan.judge == FUSED,
-        upcoming=upcoming,
-        conventions=conventions,
-    )
+    ask = replace(ask, depth=most if ask.depth.reaches(most) else ask.depth, fused=plan.judge == FUSED)
+    work = partial(check, cell.implementation, cell.op, case, plan.device, ask)
     result = attempted(cell, case, plan, work)
     for name in plan.within:
         if not (result.failed or result.refused):
@@ -125,10 +101,10 @@ def _with_context(result: Result, name: str, how: InContext) -> Result:
     return replace(result, contexts={**result.contexts, name: how})
 
 
-def run_alone(cell: Cell, case: Case, plan: Setting, depth: Depth = Depth.ROWS) -> Result:
+def run_alone(cell: Cell, case: Case, plan: Setting, ask: Ask = FULLY) -> Result:
     """Like ``run_case``, but in a new process if the implementation has a process of its own."""
     session_of(cell.implementation).restart()
-    return run_case(cell, case, plan, depth=depth)
+    return run_case(cell, case, plan, ask)
 
 
 def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T], most: float = 0.0) -> T | Result:

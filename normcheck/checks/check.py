@@ -6,7 +6,7 @@ gradients also from a backward fed with the reference's statistics. The probes c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
@@ -17,6 +17,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS, RESIDUAL_OUT, ROOT_FIRST, SCALE, Op
+from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
 from normcheck.checks.conventions import fitting
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
@@ -28,7 +29,6 @@ from normcheck.checks.undeclared import undeclared
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import Convention, candidates
 from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
@@ -106,23 +106,13 @@ def check(
     op: Op,
     case: Case,
     device: str,
-    *,
-    floors: Mapping[str, float] | None = None,
-    model: Model | None = None,
-    depth: Depth = Depth.ROWS,
-    watch: Callable[[Expectation], None] | None = None,
-    fused: bool = False,
-    upcoming: Case | None = None,
-    conventions: tuple[Convention, ...] | None = None,
+    ask: Ask = FULLY,
 ) -> Result:
     """Run ``case`` on ``device`` ("cpu" or "cuda") and judge it.
 
-    ``floors``: output -> ratio below which details are not needed; ``model`` replaces the one that the implementation
-    declares; ``depth``: how far the case is probed; ``watch`` is called with all that is compared; ``fused``: the fused
-    judge may judge it, see ``oracle.judging``; ``upcoming``: a case that may come next, whose inputs are made while the
-    kernel's process is at work; ``conventions``: those that the kernel may have, None: any that the implementation
-    leaves open. Faults of the implementation are in the result; an exception is a fault of normcheck.
+    Faults of the implementation are in the result; an exception is a fault of normcheck.
     """
+    model, depth, upcoming = ask.model, ask.depth, ask.upcoming
     base = model or undeclared_model(implementation, device)
     session = session_of(implementation)
     home = session.home(case, device)
@@ -133,13 +123,13 @@ def check(
         model = model or model_of(implementation, case, device)
         forward = run.forward(case, given)
         zeros = depth.reaches(Depth.MEMORY) and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
-        judge = judge_of(op, case, pristine, model, floors or {}, zeros=zeros, watch=watch, fused=fused)
+        judge = judge_of(op, case, pristine, model, ask.floors, zeros=zeros, watch=ask.watch, fused=ask.fused)
         if session.isolated and home == "cpu":  # while the kernel's process is at work
             anticipate(judge)
             if upcoming is not None and upcoming.small:
                 _small_inputs(upcoming, op.name)
         running = InFlight(implementation, op, case, pristine, given, run, forward, model, base, judge, depth)
-        result, saved, second = _checked(running, conventions)
+        result, saved, second = _checked(running, ask.conventions)
     except UnsupportedCase as unsupported:
         return Result(case, model or table().model, refused=call.refusal(unsupported))
     except Broken as broken:

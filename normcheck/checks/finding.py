@@ -13,6 +13,7 @@ from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
+from normcheck.checks.ask import Ask
 from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
@@ -181,7 +182,7 @@ def _strides(cell: Cell, result: Result, device: str, *, advise: bool) -> str:
     packed = replace(case, layout="contiguous", gap=0)
     if not (words and advise) or case.huge or unclaimed(cell.op, cell.implementation, packed):
         return words
-    tried = check(cell.implementation, cell.op, packed, device, depth=Depth.REASON)
+    tried = check(cell.implementation, cell.op, packed, device, Ask(Depth.REASON))
     return "" if tried.failed and _first(tried).output == first.output else words
 
 
@@ -298,7 +299,7 @@ def _advice(cell: Cell, result: Result, device: str) -> str:
         model = replace(result.model, **changes)  # type: ignore[arg-type]
         if model == result.model:
             continue
-        tried = check(cell.implementation, cell.op, result.case, device, model=model, depth=Depth.OFF)
+        tried = check(cell.implementation, cell.op, result.case, device, Ask(Depth.OFF, model=model))
         if not tried.failed:
             return text
     return ""

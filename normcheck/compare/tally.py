@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
@@ -46,7 +47,7 @@ class SideTally:
         """Run a case, and count it if it was not refused."""
         watched: list[Expectation] = []
         result = run_case(
-            self.cell, case, self._plan, None, Depth.OFF, watched.append, conventions=self.tally.conventions
+            self.cell, case, self._plan, Ask(Depth.OFF, watch=watched.append, conventions=self.tally.conventions)
         )
         self.tally.add(result)
         if result.failed:

@@ -17,8 +17,8 @@ from typing import Any
 from normcheck.cases.case import NO_WEIGHT, RETURNED, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import RESIDUAL_KINDS
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import Op
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
@@ -187,7 +187,7 @@ def _results(cell: Cell, cases: Iterable[Case], setting: Setting, end: float) ->
     for case in cases:
         if time.perf_counter() > end:
             return
-        result = run_case(cell, case, setting, depth=Depth.OFF)
+        result = run_case(cell, case, setting, UNPROBED)
         if died(result) or timed_out(result):
             return
         yield result

@@ -10,7 +10,6 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from normcheck.cases.planned import Planned
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import died, run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -64,12 +64,10 @@ class Beside:
         self._sessions: list[ProcessSession] = []
         self._running: dict[Planned, Future[Done]] = {}
 
-    def look(
-        self, present: Planned, floors: Mapping[str, float], conventions: tuple[Convention, ...] | None, room: int
-    ) -> None:
+    def look(self, present: Planned, ask: Ask, room: int) -> None:
         """Hand out what comes after the ``present`` case, of which ``room`` cases may run. Never waits.
 
-        ``floors``, ``conventions``: see ``run_case``.
+        ``ask``: of what is known of the kernel by now.
         """
         if not self._is_possible or self._count < 2 or self._core.record.core <= _SLOW * self._core.record.run:
             return
@@ -80,7 +78,7 @@ class Beside:
             self._threads = ThreadPoolExecutor(self._count, initializer=self._begin)
         for planned in coming:
             if self._threads is not None and planned not in self._running:
-                self._running[planned] = self._threads.submit(self._done, planned, dict(floors), conventions)
+                self._running[planned] = self._threads.submit(self._done, planned, ask)
 
     def result(self, planned: Planned, conventions: tuple[Convention, ...] | None) -> Done | None:
         """What came of a case; None if no process runs it, or if more is known of the kernel by now.
@@ -121,11 +119,11 @@ class Beside:
         assert isinstance(session, ProcessSession)
         self._sessions.append(session)
 
-    def _done(self, planned: Planned, floors: Mapping[str, float], conventions: tuple[Convention, ...] | None) -> Done:
+    def _done(self, planned: Planned, ask: Ask) -> Done:
         begun, compiling = time.perf_counter(), judging.compiling_seconds()
-        result = run_case(self._own.cell, planned.case, self._plan, floors, planned.probe, conventions=conventions)
+        result = run_case(self._own.cell, planned.case, self._plan, replace(ask, depth=planned.probe))
         seconds = time.perf_counter() - begun - (judging.compiling_seconds() - compiling)
-        return Done(result, seconds, conventions)
+        return Done(result, seconds, ask.conventions)
 
     def __enter__(self) -> Self:
         return self

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.depth import Depth
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.earlier import SEARCH_SECONDS, Alone, OutOfTime, Search, crashed, differences, spoilt
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk
-from normcheck.oracle.conventions import Convention
 from normcheck.result import Finding
 from normcheck.runner.session import session_of
 
@@ -41,12 +40,7 @@ def run_surely(
     cell: Cell,
     case: Case,
     plan: Plan,
-    floors: Mapping[str, float],
-    depth: Depth,
-    upcoming: Case | None = None,
-    conventions: tuple[Convention, ...] | None = None,
-    *,
-    patient: bool = True,
+    ask: Ask,
 ) -> Result:
     """As ``run_case``, but three things are no proof if they happen once: the case runs again.
 
@@ -54,19 +48,19 @@ def run_surely(
     from; the second one comes from a new server. A GPU without memory: other processes may have had it. And, if one is
     ``patient``, a case without a result in time: other processes may have had the cores.
     """
-    result = run_case(cell, case, plan, floors, depth, upcoming=upcoming, conventions=conventions)
+    result = run_case(cell, case, plan, ask)
     if crashed(result) and not result.after:
         session_of(cell.implementation).restart(cleanly=True)
         note = _ENDED_ONCE
     elif plan.device == "cuda" and any("out of memory" in problem.message for problem in result.problems):
         time.sleep(_SECONDS_FOR_MEMORY)
         note = _FULL_ONCE
-    elif timed_out(result) and patient:
+    elif timed_out(result) and ask.patient:
         session_of(cell.implementation).restart()
         note = _LATE_ONCE
     else:
         return result
-    again = run_case(cell, case, plan, floors, depth, conventions=conventions)
+    again = run_case(cell, case, plan, replace(ask, upcoming=None))
     if again.failed:
         return again
     return replace(again, notes=(*again.notes, note.format(case, result.problems[-1])), late=timed_out(result))

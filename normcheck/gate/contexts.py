@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
-from normcheck.cases.depth import Depth
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -40,7 +40,7 @@ def failing_in_context(
         if is_over and not plan.asked and name not in held_to(cell, plan):
             found.setdefault(name, InContext(status=NOT_TRIED, why=f"no time was left; --context {name} tries it"))
             continue
-        result = run_case(cell, case, replace(plan, within=(name,)), depth=Depth.OFF)
+        result = run_case(cell, case, replace(plan, within=(name,)), UNPROBED)
         if result.failed:
             found.update(result.contexts)
             return [result], found

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
+from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import run_alone, run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -27,7 +28,7 @@ def of_torn(cell: Cell, plan: Plan, case: Case | None, failed: Result) -> Findin
     fits = failed.conventions
     if case is None or not fits or not plan.profile.explain_seconds:
         return None
-    other = run_case(cell, case, plan, depth=Depth.OFF, conventions=fits[:1])
+    other = run_case(cell, case, plan, Ask(Depth.OFF, conventions=fits[:1]))
     if not other.failed or signature(other)[0] not in VALUES:
         return None
     known = explanation(cell, other, plan, seconds=plan.profile.explain_seconds, settled=True)
@@ -42,7 +43,7 @@ def of_earlier(cell: Cell, plan: Plan, blame: Blame, failure: Finding) -> Findin
     if failure.kind not in VALUES or not plan.profile.explain_seconds:
         return failure
     for number, case in enumerate(blame.needed):
-        (run_case if number else run_alone)(cell, case, plan, depth=Depth.OFF)
+        (run_case if number else run_alone)(cell, case, plan, UNPROBED)
     seconds, earlier = plan.profile.explain_seconds, tuple(case.eps for case in blame.needed)
     known = explanation(cell, blame.result, plan, seconds=seconds, earlier=earlier)
     return replace(failure, explanation=known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from normcheck.cases.core import drawn
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.gate.blame import run_surely
@@ -29,7 +30,7 @@ def first_look(cell: Cell, plan: Plan) -> tuple[Planner, str]:
             began = time.perf_counter()
             if began > end:
                 return core, f"only {core.record.run} cases ran in {_SECONDS:g} s"
-            result = run_surely(cell, step.planned.case, plan, {}, step.planned.probe)
+            result = run_surely(cell, step.planned.case, plan, Ask(step.planned.probe))
             if result.failed:
                 return core, f"it fails in {result.case}: normcheck verify says how"
             core.saw(step, refused=bool(result.refused), seconds=time.perf_counter() - began)

@@ -12,6 +12,7 @@ from rich.console import Console
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import undeclared_model
@@ -114,7 +115,7 @@ def _reproduce(
     compared: list[Expectation] = []
     reason = why_not(cell, plan.device)
     if not reason:
-        result = run_case(cell, case, plan, watch=compared.append if folder else None)
+        result = run_case(cell, case, plan, Ask(watch=compared.append if folder else None))
         reason = result.refused
         if folder and not reason:
             from normcheck.gate.dump import write

@@ -22,6 +22,7 @@ from hypothesis.strategies import SearchStrategy
 from normcheck.cases.case import HEADS, Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.strategies import Choices, cases, choices, within
+from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -107,10 +108,10 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
         if time.perf_counter() > end or restarts >= (_TIMEOUTS if timed_out(failed) else _RESTARTS):
             raise Stop
         if case not in seen:
-            result = run_case(cell, case, plan, depth=depth)
+            result = run_case(cell, case, plan, Ask(depth))
             restarts += died(result)
             if alone and result.failed and result.after:
-                result = run_alone(cell, case, plan, depth)
+                result = run_alone(cell, case, plan, Ask(depth))
                 restarts += 1 + died(result)
             plain = worst_ratio(result) >= min(_PLAIN_RATIO, worst_ratio(failed) / 2)
             seen[case] = result.failed and signature(result) == wanted and plain
@@ -171,7 +172,7 @@ def clearer(cell: Cell, plan: Plan, smallest: Result, tells: Callable[[Result], 
     for m, n in sizes[1:]:
         if time.perf_counter() > end:
             break
-        result = run_alone(cell, replace(case, M=m, N=n), plan, Depth.OFF)
+        result = run_alone(cell, replace(case, M=m, N=n), plan, UNPROBED)
         if result.failed and signature(result) == signature(smallest) and tells(result):
             return result
     return smallest
@@ -186,5 +187,5 @@ def widened(cell: Cell, plan: Plan, smallest: Result, failed: Result) -> Result:
     case = replace(small, M=max(2 * small.M, old.M), N=max(2 * small.N, old.N))
     if case.M * case.N > _WIDENED_ELEMENTS or not plan.profile.shrink_seconds:
         return failed
-    result = run_case(cell, case, plan, depth=Depth.OFF)
+    result = run_case(cell, case, plan, UNPROBED)
     return result if result.failed and signature(result) == signature(smallest) else failed

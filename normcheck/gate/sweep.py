@@ -11,6 +11,7 @@ from normcheck.cases.case import Case, without_unusual
 from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.checks import sanitizer
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, context_lost, undeclared_model
@@ -199,10 +200,8 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
     ) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
         if done is None:
-            depth, patient = planned.probe, not tally.late  # a kernel that hangs now and then does so twice
-            result = run_surely(
-                cell, planned.case, plan, tally.floors, depth, upcoming, tally.conventions, patient=patient
-            )
+            asked = replace(tally.ask, depth=planned.probe, upcoming=upcoming)
+            result = run_surely(cell, planned.case, plan, asked)
             seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         else:
             result, seconds = done.result, done.seconds
@@ -235,7 +234,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
                     ahead.stop()
                     beside.stop()
                 else:
-                    beside.look(asked.planned, tally.floors, tally.conventions, plan.most - tally.cases + replayed - 1)
+                    beside.look(asked.planned, tally.ask, plan.most - tally.cases + replayed - 1)
                     done = beside.result(asked.planned, tally.conventions)
                 if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None
@@ -277,7 +276,7 @@ def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
     first = tally.first
     if first is None or first.failed or not cell.implementation.deterministic or tally.cases < ROWS_EVERY:
         return []
-    again = run_surely(cell, first.case, plan, tally.floors, Depth.OFF, patient=not tally.late)
+    again = run_surely(cell, first.case, plan, Ask(Depth.OFF, tally.floors, patient=not tally.late))
     problems = tuple(not_as_before(first.seen, again.seen))
     return [replace(again, problems=(*again.problems, *problems))] if problems or again.failed else []
 
@@ -302,7 +301,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     for case in telling(cell.claims, plan.seed):
         if time.perf_counter() > end or timed_out(best):
             break
-        result = run_case(cell, case, plan, tally.floors, Depth.OFF)
+        result = run_case(cell, case, plan, Ask(Depth.OFF, tally.floors))
         if result.failed and (place(result), -worst_ratio(result)) < (place(best), -worst_ratio(best)):
             best = result
     for checked in best.wrong:

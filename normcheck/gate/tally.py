@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from normcheck.cases.case import Case
 from normcheck.cases.ops import CODES, DRESIDUAL, GRADIENTS, Op
 from normcheck.checks import own_limit
+from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.contract import Problem
@@ -92,6 +93,11 @@ class Tally:
     plain: list[Case] = field(default_factory=list)
     contexts: dict[str, InContext] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
+
+    @property
+    def ask(self) -> Ask:
+        """How the next case is run, by what is known. A kernel that hangs now and then does so twice: no patience."""
+        return Ask(floors=self.floors, conventions=self.conventions, patient=not self.late)
 
     @property
     def floors(self) -> Mapping[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
-from normcheck.cases.depth import Depth
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -59,7 +59,7 @@ def looked(cell: Cell, plan: Plan, ran: Sequence[Case], most: float | None = Non
     for case, is_new in _cases(cell, ran):
         if began and most is not None and time.perf_counter() - began > most:
             break
-        result = run_case(cell, case, plan, depth=Depth.OFF)
+        result = run_case(cell, case, plan, UNPROBED)
         began = began or time.perf_counter()
         lacks = any(map(is_not_run, result.problems))
         if result.failed and not lacks:

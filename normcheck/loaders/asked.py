@@ -18,6 +18,7 @@ from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.data_kinds import RESIDUAL_KINDS, weight_kinds
 from normcheck.cases.depth import Depth
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -216,7 +217,7 @@ def _at(cell: Cell, plan: Plan, shape: Shape, failing: Case | None, end: float, 
     for case in _cases(cell, plan, shape, failing):
         held: list[Expectation] = []
         detailed = math.prod(shape) <= _DETAILED_ELEMENTS
-        result = run_case(cell, case, plan, depth=Depth.OFF, watch=held.append if detailed else None)
+        result = run_case(cell, case, plan, Ask(Depth.OFF, watch=held.append if detailed else None))
         if result.refused:
             return replace(found, left_out=result.refused) if not found.cases else found
         max_abs, max_rel = _errors(result, held)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.finding import worst_ratio
@@ -73,7 +73,7 @@ def _worst(implementation: Implementation, epsilons: Sequence[float], device: st
     plan = Plan((cell,), PROFILES["quick"], 0, device, timeout, judge=PLAIN)
     worst = 0.0
     for case in _cases(implementation, epsilons):
-        result = run_case(cell, case, plan, depth=Depth.OFF)
+        result = run_case(cell, case, plan, UNPROBED)
         if result.problems:
             return math.inf, result.problems[0].message
         worst = max(worst, worst_ratio(result)) if result.checked else math.inf

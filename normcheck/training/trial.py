@@ -252,10 +252,9 @@ class _Trial:
         """
         seconds = max(FIRST_CALL_SECONDS, end - time.monotonic())
         plan = replace(cases.plan, timeout=self.asked.case_seconds if self.hung else seconds, first_calls=1.0)
-        depth, floors, conventions = planned.probe, tally.floors, tally.conventions
+        ask = replace(tally.ask, depth=planned.probe, upcoming=upcoming, patient=not self.hung)
         begun, compiling = time.monotonic(), judging.compiling_seconds()
-        patient = not self.hung
-        result = run_surely(cases.cell, planned.case, plan, floors, depth, upcoming, conventions, patient=patient)
+        result = run_surely(cases.cell, planned.case, plan, ask)
         tally.add(result)
         bare = tally.without_graph
         if bare is not None and result.has_graph is False and not result.failed:

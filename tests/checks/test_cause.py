@@ -18,8 +18,8 @@ from torch import Tensor
 from normcheck import Implementation
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.cases.case import Case
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.cause import cause
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
@@ -55,7 +55,7 @@ def of(op: str, function: Callable[..., Any]) -> Implementation:
 def result_of(implementation: Implementation, **fields: Any) -> Result:
     op = OPS[implementation.op]
     case = Case(**{"op": op.name, "dtype": "fp16", "M": 4, "N": 24, "bias": op.biases[0], **fields})
-    return check(implementation, op, case, "cpu", depth=Depth.OFF)
+    return check(implementation, op, case, "cpu", UNPROBED)
 
 
 def cause_of(result: Result) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from normcheck import Implementation
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
@@ -132,7 +133,7 @@ def test_a_dump_has_codes_and_scales(function: Any, names: set[str], tmp_path: P
     cell = Cell(OPS["rmsnorm_quant"], implementation, "bf16", "mine")
     case = Case(op="rmsnorm_quant", dtype="bf16", M=2, N=9, bias=False, scale="normal" if function is given else "none")
     plan = Plan(cells=(), device="cpu", seed=0, profile=PROFILES["quick"], timeout=60.0)
-    write(tmp_path / "dump", cell, run_case(cell, case, plan, watch=seen.append), seen, "cpu")
+    write(tmp_path / "dump", cell, run_case(cell, case, plan, Ask(watch=seen.append)), seen, "cpu")
     tensors = load_file(tmp_path / "dump" / "case.safetensors")
     assert {f"{kind}/{name}" for kind in ("actual", "expected", "above") for name in names} <= set(tensors)
     assert tensors["actual/q/" + ("by_given_scale" if function is given else "by_own_scale")].dtype == E4M3

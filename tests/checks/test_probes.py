@@ -17,6 +17,7 @@ from normcheck.audit.mutants.residual import Adding
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
@@ -39,7 +40,7 @@ def _as_in_a_sweep() -> Iterator[None]:
 
 
 def result_of(implementation: Implementation, case: Case = CASE, depth: Depth = Depth.ROWS) -> Result:
-    return check(implementation, OPS[implementation.op], case, "cpu", depth=depth)
+    return check(implementation, OPS[implementation.op], case, "cpu", Ask(depth))
 
 
 def kinds(result: Result) -> list[tuple[str, str]]:

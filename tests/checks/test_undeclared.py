@@ -14,8 +14,8 @@ from normcheck import Implementation
 from normcheck.audit.mutants.correct import rmsnorm
 from normcheck.audit.mutants.kernel import CLEAN, Kernel
 from normcheck.cases.case import Case
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.gate.plan import PROFILES, Plan
@@ -33,7 +33,7 @@ FOLDED = Kernel(preact=lambda c: c.x * (c.r * c.g) + ((0 if c.b is None else c.b
 
 
 def result_of(implementation: Implementation, case: Case = CASE) -> Result:
-    return check(implementation, OPS[implementation.op], case, "cpu", depth=Depth.OFF)
+    return check(implementation, OPS[implementation.op], case, "cpu", UNPROBED)
 
 
 def declaring(kernel: Kernel, **model: Any) -> Implementation:

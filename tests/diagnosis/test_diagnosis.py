@@ -16,8 +16,8 @@ from normcheck.audit import catalogue
 from normcheck.audit.explanations import RIGHT
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of, scales_of
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -64,7 +64,7 @@ def named(implementation: Implementation, dtype: str = "fp16", **case: Any) -> s
 def cases_of(cell: Cell) -> Iterator[Result]:
     claims = claims_of(cell.op, cell.implementation, cell.dtype)
     for number, values in enumerate(explain._CASES):
-        yield run_case(cell, explain._case(claims, values, number), PLAN, depth=Depth.OFF)
+        yield run_case(cell, explain._case(claims, values, number), PLAN, UNPROBED)
 
 
 @pytest.mark.slow

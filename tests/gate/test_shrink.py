@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -56,7 +56,7 @@ def with_forward(is_wrong: Callable[[int, int], bool]) -> tuple[Cell, Plan, Resu
 
     cell, plan, _ = failed_at(60.0)
     cell = replace(cell, implementation=replace(cell.implementation, forward=forward))
-    return cell, plan, run_case(cell, LARGE, plan, depth=Depth.OFF)
+    return cell, plan, run_case(cell, LARGE, plan, UNPROBED)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 213), (38, 1), (1, 9), (40, 300)])
@@ -100,7 +100,7 @@ def test_the_probe_after_shrinking_tells_of_the_output_that_failed(unsteady: str
 
     cell, plan, _ = failed_at(60.0)
     cell = replace(cell, implementation=replace(cell.implementation, forward=forward))
-    failed = run_case(cell, LARGE, plan, depth=Depth.OFF)
+    failed = run_case(cell, LARGE, plan, UNPROBED)
     assert signature(failed) == ("mismatch", "y")
     smallest = shrunk(cell, plan, failed)
     assert (smallest.case.M, smallest.case.N) == (1, 1)

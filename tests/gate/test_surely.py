@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
-from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import Problem
@@ -48,7 +48,7 @@ def run(
 
     monkeypatch.setattr(blame, "run_case", run_case)
     monkeypatch.setattr(blame, "_SECONDS_FOR_MEMORY", 0.0)
-    return blame.run_surely(cell, CASE, plan, {}, Depth.ROWS, patient=patient), len(ran)
+    return blame.run_surely(cell, CASE, plan, Ask(patient=patient)), len(ran)
 
 
 def test_memory_that_was_missing_once_is_no_finding_but_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import CONTROLS
-from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.plan import PROFILES, Plan
@@ -107,7 +107,7 @@ def test_a_record_is_checked_as_a_run_is(record: Record) -> None:
     by_name = {(c.name, c.op): c for c in CONTROLS}
     for entry in some(record.entries[::5]):
         implementation = by_name[entry.implementation, entry.case.op]
-        live = check(implementation, OPS[entry.case.op], entry.case, "cpu", depth=Depth.OFF)
+        live = check(implementation, OPS[entry.case.op], entry.case, "cpu", UNPROBED)
         again = judge_recorded(entry, "cpu")
         assert checks(again) == checks(live)
         assert {(c.output, c.check, c.comparison.ratio) for c in again.checked} == {

@@ -8,6 +8,7 @@ import torch
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.check import Result, check
 from normcheck.impls import torch_compile
 from normcheck.impls.torch_compile import IMPLEMENTATIONS
@@ -21,7 +22,7 @@ def checked(op: str, dtype: str, device: str, depth: Depth = Depth.ROWS, **chang
     options = CLIPS if op == "layernorm_relu_bitmask" else ()
     case = Case(op=op, dtype=dtype, **{"M": 6, "N": 33, "options": options, **changes})
     with poisoned_memory():
-        return check(BY_OP[op], OPS[op], case, device, depth=depth)
+        return check(BY_OP[op], OPS[op], case, device, Ask(depth))
 
 
 def graphs() -> int:

@@ -17,10 +17,10 @@ from normcheck.audit.mutants.correct import KERNELS
 from normcheck.audit.mutants.kernel import CLEAN, GEMMA, HALF, LLAMA, OPS, Kernel, rounded
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS
-from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import make, torch_dtype
 from normcheck.cases.ops import OPS as TABLE
+from normcheck.checks.ask import UNPROBED
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.errors import UsageError
@@ -71,7 +71,7 @@ MAKES = [
 def result_of(implementation: Implementation, **fields: Any) -> Result:
     op = BY_NAME[implementation.op]
     case = Case(**{"op": op.name, "dtype": "fp16", "M": 3, "N": 257, "bias": op.biases[0], **fields})
-    return check(implementation, op, case, "cpu", depth=Depth.OFF)
+    return check(implementation, op, case, "cpu", UNPROBED)
 
 
 # that no correct kernel is accused

@@ -20,6 +20,7 @@ from normcheck.cases.data_kinds import SCALE_VALUES
 from normcheck.cases.dtypes import CODES, DTYPES, FORMATS
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.check import check
 from normcheck.oracle import quantised
 from normcheck.oracle.conventions import candidates, in_words, plainest
@@ -206,7 +207,7 @@ def test_a_few_cases_say_how_codes_are_made(kernel: Quantising, words: list[str]
         case_of(dtype, rows="alternating", weights="codes", scale="ties"),
         case_of(dtype, M=20, N=1025, rows="shifted", scale="normal"),
     ):
-        result = check(implementation, OPS[PLAIN], case, "cpu", conventions=left)
+        result = check(implementation, OPS[PLAIN], case, "cpu", Ask(conventions=left))
         assert not result.failed, case
         left = result.conventions
     assert left is not None and in_words(left) == words

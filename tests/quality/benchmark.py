@@ -22,6 +22,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import check
 from normcheck.gate import sweep as sweeping
@@ -89,7 +90,7 @@ def sweep(implementation: Implementation, cases: int) -> None:
     print(f"  the probes cost {cpu / without - 1:.0%} to {cpu / again - 1:.0%} of what looking at values alone does")
     case = Case(op=op.name, dtype="fp16", M=16, N=129, bias=op.biases[0])
     floors = dict.fromkeys(("y", "mean", "rstd", "dx", "dw", "db"), 1.0)
-    whole = seconds_of(lambda: check(implementation, op, case, "cpu", floors=floors, depth=Depth.OFF, fused=True), 500)
+    whole = seconds_of(lambda: check(implementation, op, case, "cpu", Ask(Depth.OFF, floors, fused=True)), 500)
     inputs = seconds_of(lambda: make(case, op, "cpu"), 500)
     drawn = again / verdict.cases - whole
     print(
