@@ -178,6 +178,7 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
         limits=_joined([v.limits for v in parts], min),
         sizes=_joined([v.sizes for v in parts], operator.add),
         contexts=_joined([v.contexts for v in parts], InContext.joined),
+        configurations=next((v.configurations for v in parts if v.configurations), None),
     )
 
 

@@ -16,10 +16,11 @@ from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, loses_context
+from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
-from normcheck.isolation.replies import broken_of
+from normcheck.isolation.replies import broken_of, configurations_of
 from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
 from normcheck.runner.arena import Stray
@@ -75,6 +76,8 @@ class Client:
         self.before: tuple[Case, ...] = ()
         self.strays: list[Stray] = []  # that this process found once the latest answer was there
         self.eager_calls = 0  # the most that a worker told, see ``runner.compiled``
+        self.asked = ""  # the configuration that autotuners are to take, see ``kernels.configurations``
+        self.configurations: tuple[Configuration, ...] = ()  # those that they allowed since
         self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
 
     @property
@@ -176,6 +179,8 @@ class Client:
         worker = self._running()
         if space is not None:
             message |= {**self._where(space), "region": self._region(worker, space, message)}
+        if self.asked:
+            message |= {"configuration": self.asked}
         self._unanswered = str(message["do"])
         self._number += 1
         self._used = max(self._used, message.get("out", 0))
@@ -213,6 +218,8 @@ class Client:
         self._used = max(self._used, _end_of(answer))
         eager = answer.get("eager")
         self.eager_calls = max(self.eager_calls, eager if type(eager) is int else 0)
+        if self.asked and "configurations" in answer:
+            self.configurations = configurations_of(answer)
         failure = answer.get("broken")
         if isinstance(failure, dict) and loses_context(str(failure.get("message"))):
             self.close()  # nothing works any more in its GPU context

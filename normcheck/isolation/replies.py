@@ -12,7 +12,8 @@ from torch import Tensor
 
 from normcheck.contexts.kernel import Step
 from normcheck.contexts.perform import Performed
-from normcheck.errors import Broken, ItselfFailed, UnsupportedCase
+from normcheck.errors import Broken, ItselfFailed, UnsupportedCase, one_line
+from normcheck.impls.kernels.configurations import Configuration, parts
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
 from normcheck.runner.arena import LATE, Stray
@@ -78,6 +79,25 @@ def _step(space: Space, item: Mapping[str, Any]) -> Step:
         raise ValueError(f"of={of}: expected numbers of the two inputs")
     outputs = copied_out(space, {"returned": item["returned"]}, "within")
     return Step(str(item["words"])[:200], of, outputs, owed, bool(item["exact"]))
+
+
+def configurations_of(answer: Message) -> tuple[Configuration, ...]:
+    """The configurations of which an answer tells. Raises Broken if it is malformed."""
+    try:
+        return tuple(map(_configuration, answer["configurations"][:_MOST_CONFIGURATIONS]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise nonsense("configurations", answer) from None
+
+
+_MOST_CONFIGURATIONS = 1000
+
+
+def _configuration(item: Mapping[str, Any]) -> Configuration:
+    text, why, kernel = (one_line(str(item[name]), 300) for name in ("text", "why", "kernel"))
+    blocks, taken = tuple(min(max(int(block), 1), 1 << 20) for block in item["blocks"][:20]), item["taken"] is True
+    made = Configuration(kernel=kernel, number=int(item["number"]), text=text, blocks=blocks, taken=taken, why=why)
+    parts(made.name)
+    return made
 
 
 def is_set(space: Space, place: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
+from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
 from normcheck.isolation.client import START_SECONDS, Client, begun
 from normcheck.isolation.process import Worker
@@ -57,6 +58,7 @@ class ProcessSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._client.end()
+        self.configure("")
 
     def start(self) -> None:
         """See ``Session``."""
@@ -91,6 +93,15 @@ class ProcessSession:
     def eager_calls(self) -> int:
         """See ``Session``."""
         return self._client.eager_calls
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """See ``Session``."""
+        return self._client.configurations
+
+    def configure(self, configuration: str) -> None:
+        """See ``Session``."""
+        self._client.asked, self._client.configurations = configuration, ()
 
     @property
     def before(self) -> tuple[Case, ...]:

@@ -1,0 +1,181 @@
+"""The configurations of a kernel's autotuners, each judged after the core on the cases that tell most of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from normcheck.cases.beyond import telling
+from normcheck.cases.case import Case
+from normcheck.cases.claims import Claims
+from normcheck.checks.attempt import run_case
+from normcheck.checks.cell import Cell
+from normcheck.checks.check import Result
+from normcheck.checks.probes import Depth
+from normcheck.gate.contexts import chosen
+from normcheck.gate.plan import Plan
+from normcheck.impls import discovery
+from normcheck.impls.kernels.configurations import Configuration
+from normcheck.result import Configured
+from normcheck.runner.session import session_of
+
+_MOST = (3.0, 0.15)
+"""Seconds, and the share of those that a cell has taken so far, of which the larger holds in quick."""
+
+_LEAST_BLOCK, _MOST_BLOCK = 8, 1 << 15
+"""A smaller integer is no number of columns, but one of rows, steps or stages; a larger one would make a huge case."""
+
+_USUAL_BLOCK = 256  # of a kernel whose configurations name none
+_MOST_CASES = 8
+_MOST_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
+_MANY_ROWS = {"cpu": 40, "cuda": 3000}
+_STRIDED, _GAP = ("strided", "x_strided"), 8
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How the configurations of a cell did. ``failed``: the first case that is wrong with one, None if none is.
+
+    ``wrong``: that configuration, as of a ``Cell``; "" if the case is wrong whichever is taken.
+    """
+
+    configured: Configured | None = None
+    failed: Result | None = None
+    wrong: str = ""
+
+
+@dataclass
+class _Judged:
+    """``known``: name -> configuration, of those that a tuner has allowed. ``right``: the names of those that a case
+    has taken, and passed. ``done``: what has run, by number.
+    """
+
+    cell: Cell
+    device: str
+    base: Case
+    known: dict[str, Configuration] = field(default_factory=dict)
+    right: set[str] = field(default_factory=set)
+    done: set[tuple[int, Case]] = field(default_factory=set)
+
+    def note(self, number: int, case: Case, told: Sequence[Configuration], *, failed: bool) -> None:
+        """Note what the tuners said after a case."""
+        self.done.add((number, case))
+        for own in told:
+            self.known[own.name] = replace(own, why=own.why or getattr(self.known.get(own.name), "why", ""))
+        self.right |= {own.name for own in told if own.taken and not failed}
+
+    def next(self) -> tuple[int, Case] | None:
+        """The next number and its case: the most telling case of each comes first. None if all have run."""
+        left = [(place, number, case) for number in self.numbers for place, case in self._left(number)]
+        return min(left, key=lambda each: each[:2])[1:] if left else None
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those of the configurations that are known."""
+        return sorted({own.number for own in self.known.values()})
+
+    def of(self, number: int) -> list[Configuration]:
+        """The configurations of this number, one of each tuner that has it."""
+        return [own for own in self.known.values() if own.number == number]
+
+    def _left(self, number: int) -> Iterator[tuple[int, Case]]:
+        own = self.of(number)
+        cases = cases_for(self.base, self.cell.claims, [b for each in own for b in each.blocks], self.device)
+        left = [(place, case) for place, case in enumerate(cases) if (number, case) not in self.done]
+        untaken = any(not (each.why or each.name in self.right) for each in own)
+        if not left and untaken and (number, self.base) not in self.done:  # the case in which it was allowed
+            left = [(len(cases), self.base)]
+        yield from left
+
+    def so_far(self, why: str = "no case that was chosen takes them") -> Configured | None:
+        """None if no tuner has several. ``why``: why those that are left were not judged."""
+        if not self.known:
+            return None
+        cannot = {f"{own.name} ({own.text})": own.why for own in self.known.values() if own.why}
+        launched = [own for own in self.known.values() if not own.why]
+        unfinished = {number for number in self.numbers if any(True for _ in self._left(number))}
+        judged = sum(own.name in self.right and own.number not in unfinished for own in launched)
+        return Configured(judged=judged, allowed=len(launched), cannot=cannot, why=why * (judged < len(launched)))
+
+
+def are_tried(cell: Cell, plan: Plan) -> bool:
+    """Whether the configurations of a cell are judged: in quick those of a user's own kernel, unless somebody asks."""
+    if plan.shard[0] != 1 or plan.configs == "won":
+        return False
+    return _are_owed(plan) or cell.spec not in discovery.implementations()
+
+
+def unjudged(plan: Plan, found: Configured | None) -> list[str]:
+    """What a pass lacks of the configurations that its cell owes, in words."""
+    if found is None or not found.why or not _are_owed(plan):
+        return []
+    return [f"{found.judged} of {found.allowed} configurations were judged: {found.why}"]
+
+
+def _are_owed(plan: Plan) -> bool:
+    return plan.configs == "all" or plan.profile.name in ("ci", "deep")
+
+
+def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float) -> Tried:
+    """Judge each configuration, until one is wrong: that one the session keeps asking for.
+
+    ``ran``: packed cases that are right; ``used``: the seconds that the cell has taken so far.
+    """
+    most = plan.profile.dear.most_gpu_seconds if _are_owed(plan) else max(_MOST[0], _MOST[1] * used)
+    end = time.perf_counter() + (math.inf if plan.configs == "all" else most)
+    packed = [case for case in ran if not case.huge]
+    base = chosen(packed, plan.device)[0] if packed else telling(cell.claims, plan.seed)[0]
+    session, judged = session_of(cell.implementation), _Judged(cell, plan.device, base)
+    upcoming: tuple[int, Case] | None = (0, base)  # which shows whether there is a tuner
+    while upcoming is not None:
+        number, case = upcoming
+        session.configure(str(number))
+        result = run_case(cell, case, plan, depth=Depth.OFF)
+        judged.note(number, case, session.configurations, failed=result.failed)
+        if result.failed:
+            failed, wrong = _by_itself(cell, plan, result, number, judged)
+            return Tried(judged.so_far("one is wrong"), failed, wrong)
+        upcoming = judged.next()
+        if upcoming is not None and time.perf_counter() > end:
+            session.configure("")
+            return Tried(judged.so_far("no time was left; --configs all takes it"))
+    session.configure("")
+    return Tried(judged.so_far())
+
+
+def _by_itself(cell: Cell, plan: Plan, failed: Result, number: int, judged: _Judged) -> tuple[Result, str]:
+    """The failed case, and what it takes: nothing, the configuration of one tuner, or those of all; it stays so."""
+    session, run = session_of(cell.implementation), partial(run_case, cell, failed.case, plan, depth=Depth.OFF)
+    own = judged.of(number)
+    for name, text in (("", ""), *((each.name, each.text) for each in own)):
+        session.configure(name)
+        if (alone := run()).failed:
+            return alone, f"{name} ({text})" * bool(name)
+    session.configure(str(number))
+    return failed, f"{number} ({'; '.join(f'{each.kernel}: {each.text}' for each in own)})"
+
+
+def cases_for(base: Case, claims: Claims, blocks: Sequence[int], device: str) -> list[Case]:
+    """Cases for configurations with these blocks, like ``base``, the most telling first: a tail, past each block, at
+    it and below it, rows that lie apart, one column, many rows.
+    """
+    sizes = sorted({block for block in blocks if _LEAST_BLOCK <= block <= _MOST_BLOCK})
+    least, most = (sizes[0] if len(sizes) > 1 else 4), (sizes[-1] if sizes else _USUAL_BLOCK)
+    strided = next((layout for layout in _STRIDED if layout in claims.values("layout")), base.layout)
+    shapes = [(least + 1, 2 * most + 3, base.layout), (least + 1, most + 1, strided), (least, most, base.layout)]
+    shapes += [(least + 1, most - 1, base.layout), (_MANY_ROWS[device], 37, base.layout), (3, 1, base.layout)]
+    if least != 4:
+        shapes += [(most + 1, least + 1, strided), (most, least, base.layout)]
+    if claims.shapes:
+        shapes = [(m, n, base.layout) for m, n in claims.shapes]
+    cases = (_with(base, claims, m, n, layout) for m, n, layout in shapes)
+    fitting = [case for case in cases if _MOST_ELEMENTS[device] >= case.M * case.N and claims.takes(case)]
+    return list(dict.fromkeys(fitting))[:_MOST_CASES]
+
+
+def _with(base: Case, claims: Claims, m: int, n: int, layout: str) -> Case:
+    gap = base.gap if layout == base.layout else _GAP
+    return claims.nearest(replace(base, M=m, N=n, layout=layout, gap=gap))
