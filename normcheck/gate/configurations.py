@@ -31,7 +31,7 @@ _LEAST_BLOCK, _MOST_BLOCK = 8, 1 << 15
 _USUAL_BLOCK = 256  # of a kernel whose configurations name none
 _MOST_CASES = 8
 _MOST_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
-_MANY_ROWS = {"cpu": 40, "cuda": 3000}
+_FEW_ROWS, _MANY_ROWS = 4, {"cpu": 40, "cuda": 3000}
 _STRIDED, _GAP = ("strided", "x_strided"), 8
 
 
@@ -160,15 +160,14 @@ def _by_itself(cell: Cell, plan: Plan, failed: Result, number: int, judged: _Jud
 
 def cases_for(base: Case, claims: Claims, blocks: Sequence[int], device: str) -> list[Case]:
     """Cases for configurations with these blocks, like ``base``, the most telling first: a tail, past each block, at
-    it and below it, rows that lie apart, one column, many rows.
+    it and below it, rows that lie apart, many rows, one column. Which block is one of rows is not known, so the least
+    of several is taken for that.
     """
     sizes = sorted({block for block in blocks if _LEAST_BLOCK <= block <= _MOST_BLOCK})
-    least, most = (sizes[0] if len(sizes) > 1 else 4), (sizes[-1] if sizes else _USUAL_BLOCK)
-    strided = next((layout for layout in _STRIDED if layout in claims.values("layout")), base.layout)
-    shapes = [(least + 1, 2 * most + 3, base.layout), (least + 1, most + 1, strided), (least, most, base.layout)]
-    shapes += [(least + 1, most - 1, base.layout), (_MANY_ROWS[device], 37, base.layout), (3, 1, base.layout)]
-    if least != 4:
-        shapes += [(most + 1, least + 1, strided), (most, least, base.layout)]
+    least, most = (sizes[0] if len(sizes) > 1 else _FEW_ROWS), (sizes[-1] if sizes else _USUAL_BLOCK)
+    packed, strided = base.layout, next((own for own in _STRIDED if own in claims.values("layout")), base.layout)
+    shapes = [(3, 2 * most + 3, packed), (least + 1, most + 1, strided), (least, most, packed)]
+    shapes += [(least - 1, most - 1, packed), (_MANY_ROWS[device] + 1, least + 1, strided), (3, 1, packed)]
     if claims.shapes:
         shapes = [(m, n, base.layout) for m, n in claims.shapes]
     cases = (_with(base, claims, m, n, layout) for m, n, layout in shapes)
