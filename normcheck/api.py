@@ -181,6 +181,9 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
         implementation = discovery.validated(fn, "fn")
         if op not in ("", implementation.op):
             raise UsageError(f"op={op}: expected {implementation.op}, which the implementation declares")
+        if implementation.environment or implementation.variants:
+            expected = "expected neither in this process; normcheck verify --impl FILE.py starts one for each"
+            raise UsageError(f"environment, variants of {shown(implementation.name)}: {expected}")
         return implementation, ""
     if not callable(fn):
         raise UsageError(f"fn={shown(fn)}: expected a function f(x, weight, bias, eps) -> y, or an Implementation")

@@ -77,6 +77,9 @@ class Implementation(Declared):
 
     ``contexts``: those that it promises to hold in, such as ``("graph",)``. It is a finding if it prevents one of them,
     as a kernel does that waits for the GPU while a graph is captured.
+
+    ``environment``: variables that its process has before its code is imported. ``variants``: name -> environment; for
+    each there is one more implementation, ``name[variant]``, judged in a process of its own that has it.
     """
 
     name: str

@@ -7,8 +7,10 @@ imported and has never run code under test.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
@@ -31,10 +33,21 @@ START_SECONDS = 60.0
 """Time within which a worker must have started."""
 
 
-def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None, python: str = "") -> Worker:
-    """A new worker that has been asked to import what ``spec`` names. ``python``: see ``forkserver``."""
+def begun(
+    spec: str,
+    ops: tuple[str, ...],
+    device: str,
+    sandbox: Sandbox | None,
+    python: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Worker:
+    """A new worker that has been asked to import what ``spec`` names, with these variables in its ``environment``.
+
+    ``python``: see ``forkserver``.
+    """
     worker = Worker(sandbox, python)
-    worker.send({"do": "load", "spec": spec, "ops": list(ops), "device": device})
+    message = {"do": "load", "spec": spec, "ops": list(ops), "device": device, "environment": dict(environment)}
+    worker.send(message)
     return worker
 
 
@@ -54,10 +67,11 @@ class Client:
         sandbox: Sandbox | None,
         start_seconds: float = START_SECONDS,
         python: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._start_seconds = start_seconds
         self._spec, self._op, self._name, self._device, self._sandbox = spec, op, name, device, sandbox
-        self._python = python
+        self._python, self._environment = python, environment
         self._worker: Worker | None = None
         self._next: Worker | None = None  # started, and importing, but not in use yet
         self._used = 0  # bytes of shared memory, in the present case
@@ -88,7 +102,7 @@ class Client:
     def start(self) -> None:
         """Start the next worker, without waiting for it."""
         if self._next is None:
-            self._next = begun(self._spec, (self._op,), self._device, self._sandbox, self._python)
+            self._next = begun(self._spec, (self._op,), self._device, self._sandbox, self._python, self._environment)
 
     def wait(self) -> None:
         """Wait until the worker has started. If it does not start, the first request raises."""

@@ -6,6 +6,7 @@ keeps the end of them. It has a session of its own, so that it can be killed wit
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -109,6 +110,7 @@ def _load(state: State, message: Message) -> Message:
     if message["device"] == "cuda":
         nvidia_driver.wait_yielding()
     device = device_for(message["device"])
+    os.environ.update(message["environment"])
     state.found = discovery.select(message["spec"], tuple(message["ops"]))
     return {"found": [_described(i, device) for i in state.found]}
 

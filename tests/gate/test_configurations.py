@@ -49,6 +49,7 @@ def verdict_of(cli: Cli, name: str, *more: str) -> tuple[int, str, dict[str, Any
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize("name", ["tail", "tail_of_dx"])
 def test_a_wrong_configuration_fails_the_run_with_a_line_that_shows_it_again(name: str, cli: Cli) -> None:
     _, kernel, number, output = kernels.WRONG[name]
@@ -64,6 +65,7 @@ def test_a_wrong_configuration_fails_the_run_with_a_line_that_shows_it_again(nam
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 def test_the_line_of_a_right_kernel_counts_what_was_judged(cli: Cli) -> None:
     code, out, verdict = verdict_of(cli, "unlaunchable", "--configs", "all", "--verbose")
     assert (code, verdict["failure"]) == (0, None), out
