@@ -49,16 +49,18 @@ class Tried:
 
 @dataclass
 class _Judged:
-    """``known``: name -> configuration, of those that a tuner has allowed. ``right``: the names of those that a case
-    has taken, and passed. ``done``: what has run, by number.
+    """``looks``: the cases that show whether there is a tuner; others are like the first. ``known``: name ->
+    configuration, of those that a tuner has allowed. ``right``: the names of those that a case has taken, and passed.
+    ``done``: what has run, by number. ``chosen``: the cases for blocks.
     """
 
     cell: Cell
     device: str
-    base: Case
+    looks: tuple[Case, ...]
     known: dict[str, Configuration] = field(default_factory=dict)
     right: set[str] = field(default_factory=set)
     done: set[tuple[int, Case]] = field(default_factory=set)
+    chosen: dict[tuple[int, ...], list[Case]] = field(default_factory=dict)
 
     def note(self, number: int, case: Case, told: Sequence[Configuration], *, failed: bool) -> None:
         """Note what the tuners said after a case."""
@@ -69,7 +71,8 @@ class _Judged:
 
     def next(self) -> tuple[int, Case] | None:
         """The next number and its case: the most telling case of each comes first. None if all have run."""
-        left = [(place, number, case) for number in self.numbers for place, case in self._left(number)]
+        left = [(-1, 0, case) for case in self.looks if (0, case) not in self.done]
+        left = left or [(place, number, case) for number in self.numbers for place, case in self._left(number)]
         return min(left, key=lambda each: each[:2])[1:] if left else None
 
     @property
@@ -83,11 +86,13 @@ class _Judged:
 
     def _left(self, number: int) -> Iterator[tuple[int, Case]]:
         own = self.of(number)
-        cases = cases_for(self.base, self.cell.claims, [b for each in own for b in each.blocks], self.device)
-        left = [(place, case) for place, case in enumerate(cases) if (number, case) not in self.done]
-        untaken = any(not (each.why or each.name in self.right) for each in own)
-        if not left and untaken and (number, self.base) not in self.done:  # the case in which it was allowed
-            left = [(len(cases), self.base)]
+        blocks = tuple(block for each in own for block in each.blocks)
+        if blocks not in self.chosen:
+            self.chosen[blocks] = cases_for(self.looks[0], self.cell.claims, blocks, self.device)
+        cases = list(enumerate(self.chosen[blocks]))
+        left = [(place, case) for place, case in cases if (number, case) not in self.done]
+        if not left and any(not (each.why or each.name in self.right) for each in own):  # there it was allowed
+            left = [(len(cases), case) for case in self.looks if (number, case) not in self.done]
         yield from left
 
     def so_far(self, why: str = "no case that was chosen takes them") -> Configured | None:
@@ -128,8 +133,11 @@ def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float)
     end = time.perf_counter() + (math.inf if plan.configs == "all" else most)
     packed = [case for case in ran if not case.huge]
     base = chosen(packed, plan.device)[0] if packed else telling(cell.claims, plan.seed)[0]
-    session, judged = session_of(cell.implementation), _Judged(cell, plan.device, base)
-    upcoming: tuple[int, Case] | None = (0, base)  # which shows whether there is a tuner
+    fitting = [case for case in packed if _MOST_ELEMENTS[plan.device] >= case.M * case.N]
+    widest = max(fitting, key=lambda case: (case.N, -case.M), default=base)  # long rows may have another kernel
+    looks = tuple(dict.fromkeys((base, replace(widest, rows=base.rows, dy=base.dy))))
+    session, judged = session_of(cell.implementation), _Judged(cell, plan.device, looks)
+    upcoming = judged.next()
     while upcoming is not None:
         number, case = upcoming
         session.configure(str(number))

@@ -144,3 +144,24 @@ def test_a_single_configuration_is_named_by_its_number(cli: Cli) -> None:
     assert (done.code, done.err.strip()) == (2, "normcheck: configs=first: expected all or won")
     done = cli("repro", "torch", "--configs", "all", str(BASE))
     assert done.code == 2 and "configs=all: expected NUMBER or KERNEL:NUMBER, from 0" in done.err
+
+
+def test_a_tuner_that_only_long_rows_reach_is_found() -> None:
+    short, long = (
+        kernels.kernel(name, forward) for name, forward in (("short", [kernels.forward_config(64)]), ("long", None))
+    )
+
+    def forward(x: torch.Tensor, *given: Any, eps: float) -> dict[str, torch.Tensor]:
+        return dict((long if x.shape[-1] > 1000 else short).forward(x, *given, eps=eps))
+
+    both = normcheck.Implementation(name="both", op="rmsnorm", forward=forward, backward=_no_gradients, biases=(False,))
+    cell, ran = cell_of(both), [BASE, parsed(str(BASE).replace("M=24 N=33", "M=2 N=1100"))]
+    with session_of(both):
+        found = each_configuration(cell, plan_of(cell, configs="all"), ran, used=0.0)
+    assert found.failed is None and found.configured == Configured(judged=2, allowed=2)
+
+
+def _no_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> Any:
+    from normcheck.errors import UnsupportedCase
+
+    raise UnsupportedCase("it has no gradients")
