@@ -11,10 +11,11 @@ from functools import partial
 from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
-from normcheck.checks.attempt import run_case
+from normcheck.checks.attempt import run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.probes import Depth
+from normcheck.gate.blame import run_surely
 from normcheck.gate.contexts import chosen
 from normcheck.gate.plan import Plan
 from normcheck.impls import discovery
@@ -141,7 +142,7 @@ def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float)
     while upcoming is not None:
         number, case = upcoming
         session.configure(str(number))
-        result = run_case(cell, case, plan, depth=Depth.OFF)
+        result = run_surely(cell, case, plan, {}, Depth.OFF)
         judged.note(number, case, session.configurations, failed=result.failed)
         if result.failed:
             failed, wrong = _by_itself(cell, plan, result, number, judged)
@@ -158,10 +159,11 @@ def _by_itself(cell: Cell, plan: Plan, failed: Result, number: int, judged: _Jud
     """The failed case, and what it takes: nothing, the configuration of one tuner, or those of all; it stays so."""
     session, run = session_of(cell.implementation), partial(run_case, cell, failed.case, plan, depth=Depth.OFF)
     own = judged.of(number)
-    for name, text in (("", ""), *((each.name, each.text) for each in own)):
+    alone = [] if timed_out(failed) else [("", ""), *((each.name, each.text) for each in own)]
+    for name, text in alone:
         session.configure(name)
-        if (alone := run()).failed:
-            return alone, f"{name} ({text})" * bool(name)
+        if (result := run()).failed:
+            return result, f"{name} ({text})" * bool(name)
     session.configure(str(number))
     return failed, f"{number} ({'; '.join(f'{each.kernel}: {each.text}' for each in own)})"
 

@@ -231,6 +231,10 @@ def configuration(text: str) -> None:
         parts(text)
 
 
+def _configurations() -> Iterable[str]:
+    return ALL_CONFIGURATIONS
+
+
 def _configs(text: str) -> None:
     if text not in ALL_CONFIGURATIONS:
         try:
@@ -310,7 +314,7 @@ class VerifyOptions:
         str,
         Option(
             help="Configurations of a Triton autotuner that are judged: all or won. Default: all; in quick, of a file.",
-            names=lambda: ALL_CONFIGURATIONS,
+            names=_configurations,
             open=True,
             check=_configs,
         ),
