@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -53,11 +54,11 @@ def parts(text: str) -> tuple[str, int]:
 
 def ask(text: str) -> None:
     """Have every tuner take configuration ``[KERNEL:]NUMBER`` from now on; with "" none is asked for any more."""
-    if text == _STATE.asked:
-        return
-    _STATE.asked, _STATE.seen = text, {}
-    _STATE.kernel, _STATE.number = parts(text) if text else ("", -1)
-    if text:
+    if text != _STATE.asked:
+        _STATE.asked, _STATE.seen = text, {}
+        _STATE.kernel, _STATE.number = parts(text) if text else ("", -1)
+    is_known = bool(_STATE.kernel) or _STATE.number > 0  # that there is a tuner, which a new process may not have yet
+    if text and (is_known or "triton.runtime.autotuner" in sys.modules):
         install()
 
 
