@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +169,20 @@ def _no_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *_: A
     from normcheck.errors import UnsupportedCase
 
     raise UnsupportedCase("it has no gradients")
+
+
+@pytest.mark.slow
+def test_a_kernel_without_triton_is_not_made_to_import_it() -> None:
+    """A test suite that calls normcheck first may still choose Triton's interpreter."""
+    code = """
+    import sys, torch, normcheck
+    def rmsnorm(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+    (verdict,) = normcheck.verify(rmsnorm, op="rmsnorm", dtypes="fp32", max_examples=2, device="cpu", contexts=False)
+    print(verdict.failure, "triton.runtime" in sys.modules)
+    """
+    without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=without, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "None False", done.stderr
