@@ -24,8 +24,8 @@ from normcheck.checks.contexts import UNTRIED
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
-from normcheck.gate.options import PROMISING, VerifyOptions
-from normcheck.gate.plan import Plan, asked_for, contexts_of, profile_of
+from normcheck.gate.options import ALL_CONFIGURATIONS, PROMISING, VerifyOptions
+from normcheck.gate.plan import Plan, asked_for, configs_of, contexts_of, profile_of
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     context: tuple[str, ...]
     contexts: bool
     require_context: tuple[str, ...]
+    configs: str
 
 
 def verify(
@@ -69,7 +70,8 @@ def verify(
     with ``op``, or an ``Implementation``. Shapes and dtypes of its tensors are those of ``Implementation``. The other
     arguments are the options of ``normcheck verify``, with the same defaults: ``profile``, ``max_examples``,
     ``time_budget``, ``seed``, ``device``, ``timeout``, ``layout``, ``context``, ``contexts``,
-    ``require_context``. With ``case``, a case line, that case alone is run, and in no context that is not asked for.
+    ``require_context``, ``configs``. With ``case``, a case line, that case alone is run, in no context that is not
+    asked for, and with the configuration ``[KERNEL:]NUMBER`` of its autotuners that ``configs`` names, if it does.
 
     ``fn`` is called in this process, since another could not import a closure. So its crash ends the test suite, and
     ``timeout`` (seconds per case) interrupts only Python code of the main thread. On a CPU, a Triton kernel needs
@@ -135,7 +137,8 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
         raise UsageError(f"case={one_line(line, 120)}: expected a case of {implementation.op}")
     implementation = asked_for((case.layout,) if case else options.layout, spec, implementation)
     op_, dtypes = OPS[implementation.op], (case.dtype,) if case else options.dtype
-    cells = tuple(Cell(op_, implementation, dtype, spec, options.layout) for dtype in dtypes)
+    one = options.configs if case and options.configs not in ALL_CONFIGURATIONS else ""
+    cells = tuple(Cell(op_, implementation, dtype, spec, options.layout, configuration=one) for dtype in dtypes)
     plan = Plan(
         cells,
         profile_of(options),
@@ -147,6 +150,7 @@ def _run(fn: Any, op: str, line: str, options: VerifyOptions) -> SweepResult:
         within=tuple(dict.fromkeys((*options.context, *options.require_context))) if case else (),
         asked=bool(options.context),
         held_to=options.require_context,
+        configs="won" if case else configs_of(options),
     )
     with _left_as_it_was(device):
         if case is not None:
@@ -165,7 +169,9 @@ def _with_line_to_paste(verdict: Verdict, spec: str) -> Verdict:
     found = verdict.failure
     option = "require_context" if found.message.startswith(UNTRIED) else "context"
     context = f", {option}=({found.check!r},)" if found.kind == CONTEXT else ""
-    line = f"normcheck.verify(fn, op={verdict.op!r}, case={found.case!r}{context})"
+    which = found.configuration.partition(" ")[0]
+    config = f", configs={which!r}" * bool(which)
+    line = f"normcheck.verify(fn, op={verdict.op!r}, case={found.case!r}{context}{config})"
     return replace(verdict, failure=replace(found, reproduce=line, explain=""))
 
 
@@ -175,6 +181,9 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
         implementation = discovery.validated(fn, "fn")
         if op not in ("", implementation.op):
             raise UsageError(f"op={op}: expected {implementation.op}, which the implementation declares")
+        if implementation.environment or implementation.variants:
+            expected = "expected neither in this process; normcheck verify --impl FILE.py starts one for each"
+            raise UsageError(f"environment, variants of {shown(implementation.name)}: {expected}")
         return implementation, ""
     if not callable(fn):
         raise UsageError(f"fn={shown(fn)}: expected a function f(x, weight, bias, eps) -> y, or an Implementation")

@@ -132,7 +132,8 @@ class Finding:
     the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
     and its remedy in one line, "" if it is not known for sure. ``explain``: the command that shows this bound, term by
     term, "" if there is none. ``larger``: a case that shows a pattern which the smallest hides. ``explanation``: a
-    known fault that explains all of it, None if none does, or several do.
+    known fault that explains all of it, None if none does, or several do. ``configuration``: which one of a kernel's
+    autotuner is wrong, as ``--configs`` takes it, "" if the fault is not one of a configuration alone.
     """
 
     kind: Annotated[str, one_of(*KINDS)]
@@ -160,6 +161,7 @@ class Finding:
     explain: str = ""
     larger: Larger | None = None
     explanation: Explanation | None = None
+    configuration: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +249,20 @@ class Ran:
     built: Count | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """How many configurations of a kernel's autotuners were judged, each on every case that was chosen for it.
+
+    ``judged`` of ``allowed``: of those that the kernel does not rule out itself. ``cannot``: configuration -> why it
+    cannot be launched, which is no fault. ``why``: why the others were not judged, "" if there are none.
+    """
+
+    judged: Count
+    allowed: Count
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""
+
+
 def three_digits(ratio: float) -> float:
     """``ratio`` to three digits, or to four above 1 where three would be 1, the limit between right and wrong."""
     rounded = float(f"{ratio:.3g}")
@@ -301,6 +317,7 @@ class Verdict:
     ``layout``. ``limits``: M or N -> the least size that the kernel itself refuses, with a message of its own.
     ``sizes``: each that is required, such as N=16384 -> how many of its cases were judged. ``contexts``: name -> how
     the cell did in it; what could not be tried makes no cell thin. ``ran``: what cases of several sizes launched.
+    ``configurations``: None if the kernel has no autotuner with several, or they were not asked for.
 
     ``file``, ``line``: where the implementation's forward is defined, "" and None if that is not known. A file inside
     the current directory is relative to it. ``source``: the SHA-256 of that file as it was judged. ``machine``: which
@@ -341,6 +358,7 @@ class Verdict:
     sizes: Mapping[str, Count] = field(default_factory=dict)
     contexts: Mapping[str, InContext] = field(default_factory=dict)
     ran: tuple[Ran, ...] = ()
+    configurations: Configured | None = None
 
     @classmethod
     def of(cls, key: CellKey, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:

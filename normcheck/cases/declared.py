@@ -74,6 +74,29 @@ def _is_eps(eps: object) -> bool:
     return type(eps) in (int, float) and (eps == 0 or 1e-37 <= eps <= 1e37)  # type: ignore[operator]
 
 
+_NOT_A_KERNELS = ("PATH", "HOME", "TMPDIR", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
+_NOT_A_KERNELS_PREFIX = ("LD_", "PYTHON", "NORMCHECK")
+
+
+def _is_variable(name: object) -> bool:
+    """Whether a kernel may have this variable set: not one by which its process is started, found or watched."""
+    if not isinstance(name, str) or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,99}", name):
+        return False
+    return name not in _NOT_A_KERNELS and not name.startswith(_NOT_A_KERNELS_PREFIX)
+
+
+def _is_environment(value: object) -> bool:
+    if not isinstance(value, Mapping) or len(value) > 20 or not all(map(_is_variable, value)):
+        return False
+    return all(isinstance(text, str) and len(text) <= 1000 and "\0" not in text for text in value.values())
+
+
+def _are_variants(value: object) -> bool:
+    if not isinstance(value, Mapping) or not all(map(_is_environment, value.values())):
+        return False
+    return all(isinstance(name, str) and re.fullmatch(r"[\w.+-]{1,60}", name) for name in value)
+
+
 def _is_source(value: object) -> bool:
     return value is None or isinstance(value, str | PathLike)
 
@@ -102,6 +125,9 @@ _CONTEXTS = Rule(f"a tuple with {one_of(CONTEXT_NAMES)}, or ()", _tuple_of(_one_
 _SHAPES = Rule(f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements", _few(_is_shape), _each(tuple))
 _EPSILONS = Rule("numbers, each 0 or from 1e-37 to 1e37", _few(_is_eps), _each(float))
 _PATTERN = Rule(f"a regular expression of at most {_LONGEST_PATTERN} characters, or ''", _is_pattern)
+_WORDS = "a dict of variables to text, without those of Python, the loader and normcheck, such as PATH or LD_PRELOAD"
+_ENVIRONMENT = Rule(_WORDS, _is_environment, dict)
+_VARIANTS = Rule(f"a dict of names to environments, each {_WORDS}", _are_variants, dict)
 _SOURCE = Rule("a link or a path", _is_source, lambda value: str(value or ""))
 
 
@@ -132,6 +158,8 @@ class Declared:
     builds: Annotated[bool, _FLAG] = True
     contexts: Annotated[tuple[str, ...], _CONTEXTS] = ()
     expects_kernel: Annotated[str, _PATTERN] = ""
+    environment: Annotated[Mapping[str, str], _ENVIRONMENT] = field(default_factory=dict)
+    variants: Annotated[Mapping[str, Mapping[str, str]], _VARIANTS] = field(default_factory=dict)
     source: Annotated[str, _SOURCE] = ""
 
 

@@ -17,6 +17,7 @@ class Cell:
 
     ``layouts``: those of the cases that are asked for; () for all that the implementation declares. ``loaded``: the
     options that name a user's files, if a loader has written what ``spec`` names, which goes when the run ends.
+    ``configuration``: the one that its session has autotuners take, ``[KERNEL:]NUMBER`` and what it is in brackets.
     """
 
     op: Op
@@ -25,6 +26,7 @@ class Cell:
     spec: str
     layouts: tuple[str, ...] = ()
     loaded: tuple[str, ...] = ()
+    configuration: str = ""
 
     @property
     def claims(self) -> Claims:
@@ -33,8 +35,13 @@ class Cell:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The words that name its implementation to ``normcheck repro``."""
-        return self.loaded or (self.spec,)
+        """The words that name its implementation, and its configuration, to ``normcheck repro``."""
+        return (*(self.loaded or (self.spec,)), *("--configs", self.asked) * bool(self.asked))
+
+    @property
+    def asked(self) -> str:
+        """The configuration for ``Session.configure``."""
+        return self.configuration.partition(" ")[0]
 
     @property
     def key(self) -> CellKey:

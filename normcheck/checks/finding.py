@@ -83,6 +83,14 @@ def finding(cell: Cell, result: Result, device: str, *, advise: bool = True, aft
     """The finding of a failed ``result``. ``advise``: also try whether another declared model, or packed rows, would
     pass. ``after``: the lines of the cases before it in a process that were asked for, to be pasted with its own.
     """
+    found = _found(cell, result, device, advise=advise, after=after)
+    if not cell.configuration:
+        return found
+    message = f"{found.message}, with configuration {cell.configuration}"
+    return replace(found, configuration=cell.configuration, message=message)
+
+
+def _found(cell: Cell, result: Result, device: str, *, advise: bool, after: Sequence[str]) -> Finding:
     first = _first(result)
     line = str(result.case)
     within = (_option_of(first), first.check) if is_of_context(first) else ()

@@ -32,7 +32,7 @@ from normcheck.errors import NormcheckError, UsageError, error_text, one_line, t
 from normcheck.gate import replay
 from normcheck.gate.engine import CellProgress, Order, judge_died
 from normcheck.gate.options import VerifyOptions
-from normcheck.gate.plan import Plan, contexts_of, profile_of, shard_of
+from normcheck.gate.plan import Plan, configs_of, contexts_of, profile_of, shard_of
 from normcheck.gate.sanity import sensible
 from normcheck.gate.shards import SAME_VERSIONS
 from normcheck.gate.tally import uncounted
@@ -162,6 +162,7 @@ class Cluster:
             contexts=contexts_of(options, device),
             asked=bool(options.context),
             held_to=options.require_context,
+            configs=configs_of(options),
         )
         plan = timed(plan, options.timings) if options.timings else plan
         if not options.database:

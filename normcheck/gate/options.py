@@ -219,6 +219,30 @@ RequiredContexts = Annotated[
 ]
 
 
+ALL_CONFIGURATIONS = ("all", "won")
+"""What ``--configs`` may say: each configuration of an autotuner is judged, or the one that won."""
+
+
+def configuration(text: str) -> None:
+    """Raise ValueError unless ``text`` is ``[KERNEL:]NUMBER``, or "" for no configuration of all."""
+    if text:
+        from normcheck.impls.kernels.configurations import parts
+
+        parts(text)
+
+
+def _configurations() -> Iterable[str]:
+    return ALL_CONFIGURATIONS
+
+
+def _configs(text: str) -> None:
+    if text not in ALL_CONFIGURATIONS:
+        try:
+            configuration(text)
+        except ValueError:
+            raise ValueError(f"{one_line(text, 60)}: expected {' or '.join(ALL_CONFIGURATIONS)}") from None
+
+
 JudgeName = Annotated[str, Option(help="fused (default): what passes is judged by few kernels; plain.", names=judges)]
 
 Solution = Annotated[
@@ -286,6 +310,15 @@ class VerifyOptions:
         ),
     ] = True
     require_context: RequiredContexts = ()
+    configs: Annotated[
+        str,
+        Option(
+            help="Configurations of a Triton autotuner that are judged: all or won. Default: all; in quick, of a file.",
+            names=_configurations,
+            open=True,
+            check=_configs,
+        ),
+    ] = ""
     scheduler: Annotated[
         str,
         Option(
@@ -383,6 +416,9 @@ class ReproOptions:
     sandbox: Sandboxed = True
     context: Annotated[Contexts, Option(help="Also call it in this context; may repeat. Default: none.")] = ()
     require_context: RequiredContexts = ()
+    configs: Annotated[
+        str, Option(help="[KERNEL:]NUMBER of the configuration that its autotuners take.", check=configuration)
+    ] = ""
     dump: Annotated[
         str | None, Option(help="New folder for inputs, outputs, reference and bounds, and a script to read it.")
     ] = None

@@ -17,7 +17,7 @@ from normcheck.checks.cell import Cell
 from normcheck.contexts.catalogue import contexts_on
 from normcheck.errors import UsageError, shown
 from normcheck.gate import early
-from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
+from normcheck.gate.options import ALL_CONFIGURATIONS, EVERY_CELL, VerifyOptions, requirement
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED
@@ -127,7 +127,7 @@ class Plan:
     cells that run side by side. ``expected_seconds``: what a cell took in an earlier run. ``elsewhere``: cells that
     another shard judges. ``contexts``: those in which a cell is tried after its core. ``first_calls``, ``within`` and
     ``asked``: see ``checks.cell.Setting``. ``in_python``: whether a call of this package asked for it, and no command.
-    ``kept``: cases of those that a cell is allowed, for what follows its sweep.
+    ``configs``: what ``--configs`` says. ``kept``: cases of those that a cell is allowed, for what follows its sweep.
     """
 
     cells: tuple[Cell, ...]
@@ -148,6 +148,7 @@ class Plan:
     asked: bool = False
     held_to: tuple[str, ...] = ()
     in_python: bool = False
+    configs: str = "won"
     kept: int = 0
 
     @property
@@ -216,6 +217,7 @@ def plan_of(options: VerifyOptions, device: str, chosen: Sequence[tuple[str, Imp
         contexts=contexts_of(options, device),
         asked=bool(options.context),
         held_to=options.require_context,
+        configs=configs_of(options),
     )
 
 
@@ -224,6 +226,14 @@ def contexts_of(options: VerifyOptions, device: str) -> tuple[str, ...]:
     if not options.contexts:
         return ()
     return tuple(dict.fromkeys((*(options.context or contexts_on(device)), *options.require_context)))
+
+
+def configs_of(options: VerifyOptions) -> str:
+    """What ``options`` say of configurations, "" for what the profile says. Raises UsageError for a single one."""
+    if options.configs not in ("", *ALL_CONFIGURATIONS):
+        expected = f"expected {' or '.join(ALL_CONFIGURATIONS)}; one alone is for a single case"
+        raise UsageError(f"configs={options.configs}: {expected}, as in normcheck repro")
+    return options.configs
 
 
 def profile_of(options: VerifyOptions) -> Profile:

@@ -53,7 +53,7 @@ def _each_selected(
         return
     for spec, ops in asked.items():
         try:
-            yield spec, discovery.select(spec, ops)
+            yield spec, discovery.in_this_process(discovery.select(spec, ops))
         except ImportFailed as failed:
             yield spec, failed
 
@@ -67,7 +67,7 @@ def selected(
     with ``sandbox`` writes only to a folder of its own.
     """
     if not isolation:
-        return discovery.select(spec, ops)
+        return discovery.in_this_process(discovery.select(spec, ops))
     from normcheck.isolation.select import select_apart
 
     return select_apart(spec, ops, device, timeout, sandboxed=sandbox)

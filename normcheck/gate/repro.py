@@ -60,7 +60,7 @@ def repro_cases(
         implementation = asked_for([case.layout for case in cases], spec, declared)
         if options.pdb:
             implementation, timeout = _debugged(implementation)
-        cells = [Cell(OPS[op], implementation, case.dtype, spec) for case in cases]
+        cells = [Cell(OPS[op], implementation, case.dtype, spec, configuration=options.configs) for case in cases]
         if loaded is not None:
             cells = list(map(loaded, cells))
         plan = Plan(
@@ -74,7 +74,8 @@ def repro_cases(
             asked=True,
             held_to=options.require_context,
         )
-        with session_of(implementation), poisoned_memory():
+        with session_of(implementation) as session, poisoned_memory():
+            session.configure(options.configs)  # until the session ends
             tally = Tally(undeclared_model(implementation, device))
             for number, (cell, case) in enumerate(zip(cells, cases, strict=True), 1):
                 kept = folder if number == len(cases) else None

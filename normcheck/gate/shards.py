@@ -179,6 +179,7 @@ def one_verdict(parts: Sequence[Verdict]) -> Verdict:
         sizes=_joined([v.sizes for v in parts], operator.add),
         contexts=_joined([v.contexts for v in parts], InContext.joined),
         ran=next((v.ran for v in parts if v.ran), ()),
+        configurations=next((v.configurations for v in parts if v.configurations), None),
     )
 
 

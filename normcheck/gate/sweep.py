@@ -24,6 +24,7 @@ from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.beside import Beside, Done
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
+from normcheck.gate.configurations import are_tried, each_configuration, unjudged
 from normcheck.gate.contexts import failing_in_context, missing
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
 from normcheck.gate.options import sizes_required
@@ -72,6 +73,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
         final = failed is not None and (_context_lost(cell, failed) or any(map(is_not_run, failed.problems)))
         failure = None
         if failed is not None:
+            cell = replace(cell, configuration=tally.wrong)
             torn = tally.torn(failed)
             blame = Blame(failed) if final or torn else blamed(cell, plan, failed)
             smallest = blame.result
@@ -108,7 +110,7 @@ def _covered(verdict: Verdict, core: Planner, cell: Cell, plan: Plan) -> Verdict
     coverage = core.account.coverage(verdict.cases)
     verdict = replace(verdict, core=coverage)
     gaps = [_unfinished(core, coverage, plan)] if coverage.missed else []
-    gaps += missing(cell, plan, verdict.contexts)
+    gaps += missing(cell, plan, verdict.contexts) + unjudged(plan, verdict.configurations)
     gaps += [f"{name} was never told from zeros" for name in empty_outputs(verdict.vacuity)]
     return verdict if not gaps else replace(verdict, status="thin", detail="; ".join(gaps))
 
@@ -155,11 +157,13 @@ def result_of(cell: Cell, case: Case, plan: Plan) -> Verdict:
     start = time.perf_counter()
     tally = Tally(undeclared_model(cell.implementation, plan.device))
     with poisoned_memory():
+        session_of(cell.implementation).configure(cell.asked)
         result = run_case(cell, case, plan)
         tally.add(result)
         tally.contexts.update(result.contexts)
         failure = finding(cell, result, plan.device) if result.failed else None
         failure = failure and explained(cell, plan, result, failure)
+        session_of(cell.implementation).configure("")
     bare = uncounted(cell, plan.device, "skip", detail=result.refused, seconds=time.perf_counter() - start)
     return bare if result.refused else tally.verdict(bare, cell.op, failure)
 
@@ -170,6 +174,11 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
     ``start``: the time when the cell began.
     """
     found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
+    if not found and are_tried(cell, plan):
+        tried = each_configuration(cell, plan, tally.plain, time.perf_counter() - start)
+        tally.configurations, tally.wrong = tried.configured, tried.wrong
+        if tried.failed is not None:
+            return tried.failed
     if not found and plan.contexts and plan.shard[0] == 1:
         used = time.perf_counter() - start
         found, tally.contexts = failing_in_context(cell, plan, tally.plain, used)

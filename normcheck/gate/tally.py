@@ -20,7 +20,18 @@ from normcheck.oracle.conventions import OPEN, Convention, in_words, shown
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
-from normcheck.result import Finding, InContext, Ran, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
+from normcheck.result import (
+    Configured,
+    Finding,
+    InContext,
+    Ran,
+    Steadiness,
+    Uncheckable,
+    Vacuity,
+    Verdict,
+    Worst,
+    three_digits,
+)
 
 _MOST_SHOWN = 2  # conventions that a case fits
 _NONE_OF = {1: "it", 2: "either"}
@@ -61,7 +72,8 @@ class Tally:
     returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
     that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
     ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included. ``plain``:
-    the packed cases that are right. ``contexts``, ``ran``: as of a verdict.
+    the packed cases that are right. ``contexts``, ``ran``, ``configurations``: as of a verdict. ``wrong``: the
+    configuration that a failure takes, see ``configurations.Tried``.
     """
 
     base: Model
@@ -93,6 +105,8 @@ class Tally:
     plain: list[Case] = field(default_factory=list)
     contexts: dict[str, InContext] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
+    configurations: Configured | None = None
+    wrong: str = ""
 
     @property
     def ask(self) -> Ask:
@@ -243,6 +257,7 @@ class Tally:
             sizes={f"{axis}={size}": count for (axis, size), count in self.sizes.items()},
             contexts=dict(self.contexts),
             ran=tuple(self.ran),
+            configurations=self.configurations,
         )
 
     def _least_refused(self) -> dict[str, int]:

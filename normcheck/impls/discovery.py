@@ -117,7 +117,7 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
         return named
     target = _attribute(module, name, spec)
     if isinstance(target, Implementation):
-        return (validated(target, spec),)
+        return _with_variants(validated(target, spec))
     if not callable(target):
         names = [i.name for i in declared] or [n for n, value in vars(module).items() if _of_file(value, module)]
         there = one_line(", ".join(names), 300) or "no function or class is"
@@ -156,12 +156,33 @@ def _declared(module: ModuleType, spec: str) -> tuple[Implementation, ...]:
     if not isinstance(declared, tuple | list):
         of = one_line(type(declared).__name__, 120)
         raise UsageError(f"impl={spec}: IMPLEMENTATIONS={of}: expected a tuple of Implementation")
-    found = tuple(validated(item, spec) for item in declared)
+    found = tuple(each for item in declared for each in _with_variants(validated(item, spec)))
     names = [(item.op, item.name) for item in found]
     for op, name in names:
         if names.count((op, name)) > 1:
             raise UsageError(f"impl={spec}: IMPLEMENTATIONS has {shown(name)} of {op} twice: expected a name for each")
     return found
+
+
+def _with_variants(declared: Implementation) -> tuple[Implementation, ...]:
+    """An implementation, and one for each of its variants, which has the environment of that besides its own."""
+    plain = replace(declared, variants={})
+    return (
+        plain,
+        *(
+            replace(plain, name=f"{plain.name}[{name}]", environment={**plain.environment, **own})
+            for name, own in declared.variants.items()
+        ),
+    )
+
+
+def in_this_process(found: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
+    """The implementations as they are here, where nothing that has an environment can run."""
+    return tuple(replace(i, unavailable=_no_environment) if i.environment else i for i in found)
+
+
+def _no_environment(device: str) -> str:
+    return "its environment takes a process of its own, which it has with --isolation, the default"
 
 
 def _attribute(module: ModuleType, name: str, spec: str) -> Any:

@@ -78,6 +78,9 @@ class Implementation(Declared):
     ``contexts``: those that it promises to hold in, such as ``("graph",)``. It is a finding if it prevents one of them,
     as a kernel does that waits for the GPU while a graph is captured. ``expects_kernel``: a regular expression that the
     name of a kernel must have which runs on a GPU, such as ``"_rms_norm_fwd"``. If it never does, that is a finding.
+
+    ``environment``: variables that its process has before its code is imported. ``variants``: name -> environment; for
+    each there is one more implementation, ``name[variant]``, judged in a process of its own that has it.
     """
 
     name: str

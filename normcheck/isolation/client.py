@@ -7,8 +7,10 @@ imported and has never run code under test.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
@@ -16,10 +18,11 @@ from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import PATTERNS
 from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, loses_context
+from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
-from normcheck.isolation.replies import broken_of
+from normcheck.isolation.replies import broken_of, configurations_of
 from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
 from normcheck.runner.arena import Stray
@@ -30,10 +33,21 @@ START_SECONDS = 60.0
 """Time within which a worker must have started."""
 
 
-def begun(spec: str, ops: tuple[str, ...], device: str, sandbox: Sandbox | None, python: str = "") -> Worker:
-    """A new worker that has been asked to import what ``spec`` names. ``python``: see ``forkserver``."""
+def begun(
+    spec: str,
+    ops: tuple[str, ...],
+    device: str,
+    sandbox: Sandbox | None,
+    python: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Worker:
+    """A new worker that has been asked to import what ``spec`` names, with these variables in its ``environment``.
+
+    ``python``: see ``forkserver``.
+    """
     worker = Worker(sandbox, python)
-    worker.send({"do": "load", "spec": spec, "ops": list(ops), "device": device})
+    message = {"do": "load", "spec": spec, "ops": list(ops), "device": device, "environment": dict(environment)}
+    worker.send(message)
     return worker
 
 
@@ -53,10 +67,11 @@ class Client:
         sandbox: Sandbox | None,
         start_seconds: float = START_SECONDS,
         python: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._start_seconds = start_seconds
         self._spec, self._op, self._name, self._device, self._sandbox = spec, op, name, device, sandbox
-        self._python = python
+        self._python, self._environment = python, environment
         self._worker: Worker | None = None
         self._next: Worker | None = None  # started, and importing, but not in use yet
         self._used = 0  # bytes of shared memory, in the present case
@@ -75,6 +90,8 @@ class Client:
         self.before: tuple[Case, ...] = ()
         self.strays: list[Stray] = []  # that this process found once the latest answer was there
         self.eager_calls = 0  # the most that a worker told, see ``runner.compiled``
+        self.asked = ""  # the configuration that autotuners are to take, see ``kernels.configurations``
+        self.configurations: tuple[Configuration, ...] = ()  # those that they allowed since
         self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
 
     @property
@@ -85,7 +102,7 @@ class Client:
     def start(self) -> None:
         """Start the next worker, without waiting for it."""
         if self._next is None:
-            self._next = begun(self._spec, (self._op,), self._device, self._sandbox, self._python)
+            self._next = begun(self._spec, (self._op,), self._device, self._sandbox, self._python, self._environment)
 
     def wait(self) -> None:
         """Wait until the worker has started. If it does not start, the first request raises."""
@@ -176,6 +193,8 @@ class Client:
         worker = self._running()
         if space is not None:
             message |= {**self._where(space), "region": self._region(worker, space, message)}
+        if self.asked:
+            message |= {"configuration": self.asked}
         self._unanswered = str(message["do"])
         self._number += 1
         self._used = max(self._used, message.get("out", 0))
@@ -213,6 +232,8 @@ class Client:
         self._used = max(self._used, _end_of(answer))
         eager = answer.get("eager")
         self.eager_calls = max(self.eager_calls, eager if type(eager) is int else 0)
+        if self.asked and "configurations" in answer:
+            self.configurations = configurations_of(answer)
         failure = answer.get("broken")
         if isinstance(failure, dict) and loses_context(str(failure.get("message"))):
             self.close()  # nothing works any more in its GPU context

@@ -16,6 +16,7 @@ from typing import Any
 
 _WATCHING = (
     "normcheck.cases.guard_bands",
+    "normcheck.impls.kernels.configurations",
     "normcheck.isolation.calls",
     "normcheck.isolation.watched_memory",
     "normcheck.isolation.intact",

@@ -14,6 +14,7 @@ from normcheck.contexts.kernel import Launched, Step
 from normcheck.contexts.perform import Performed
 from normcheck.contexts.profiler import LONGEST_NAME
 from normcheck.errors import Broken, ItselfFailed, UnsupportedCase, one_line
+from normcheck.impls.kernels.configurations import Configuration, parts
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Space, tensor_at
 from normcheck.runner.arena import LATE, Stray
@@ -90,6 +91,25 @@ def _launched(item: Mapping[str, Any]) -> Launched:
         for what in ("forward", "backward")
     )
     return Launched(forward, backward, item["expected"] is True, max(0, min(int(item["built"]), _MOST_BUILT)))
+
+
+def configurations_of(answer: Message) -> tuple[Configuration, ...]:
+    """The configurations of which an answer tells. Raises Broken if it is malformed."""
+    try:
+        return tuple(map(_configuration, answer["configurations"][:_MOST_CONFIGURATIONS]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise nonsense("configurations", answer) from None
+
+
+_MOST_CONFIGURATIONS = 1000
+
+
+def _configuration(item: Mapping[str, Any]) -> Configuration:
+    text, why, kernel = (one_line(str(item[name]), 300) for name in ("text", "why", "kernel"))
+    blocks, taken = tuple(min(max(int(block), 1), 1 << 20) for block in item["blocks"][:20]), item["taken"] is True
+    made = Configuration(kernel=kernel, number=int(item["number"]), text=text, blocks=blocks, taken=taken, why=why)
+    parts(made.name)
+    return made
 
 
 def is_set(space: Space, place: Mapping[str, Any]) -> bool:

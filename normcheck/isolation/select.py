@@ -130,7 +130,8 @@ def _implementation(
     try:
         own_backward, model, reason = bool(declared["backward"]), declared["model"], declared["unavailable"]
         op, name = str(declared["op"]), str(declared["name"])
-        session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds, python)
+        environment = dict(declared["environment"])
+        session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds, python, environment)
         entry = _Entry(session, source_location.place_of(declared["place"]))
         described = Implementation(
             name=name,

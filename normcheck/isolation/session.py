@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from functools import partial
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
+from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
 from normcheck.isolation.client import START_SECONDS, Client, begun
 from normcheck.isolation.process import Worker
@@ -24,7 +26,8 @@ class ProcessSession:
     """See ``runner.session.Session``. A call outside ``with`` starts the process as well, but only ``with`` ends it.
 
     ``by_autograd``: gradients come from torch autograd through y. ``start_seconds``: see ``Client``. ``python``: the
-    interpreter of the process, see ``forkserver``. A pickled copy has a worker of its own.
+    interpreter of the process, see ``forkserver``; ``environment``: see ``Implementation``. A pickled
+    copy has a worker of its own.
     """
 
     isolated = True
@@ -39,13 +42,16 @@ class ProcessSession:
         sandbox: Sandbox | None = None,
         start_seconds: float = START_SECONDS,
         python: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._arguments = (spec, op, name, device, by_autograd, sandbox, start_seconds, python)
-        self._client, self._by_autograd = Client(spec, op, name, device, sandbox, start_seconds, python), by_autograd
-        self._spec, self._op, self._device, self._sandbox, self._python = spec, op, device, sandbox, python
+        own = dict(environment)
+        self._arguments = (spec, op, name, device, by_autograd, sandbox, start_seconds, python, own)
+        self._client = Client(spec, op, name, device, sandbox, start_seconds, python, own)
+        self._begun = partial(begun, spec, (op,), device, sandbox, python, own)
+        self._by_autograd, self._python = by_autograd, python
         self._runs = 0
 
-    def __reduce__(self) -> tuple[type[ProcessSession], tuple[str, str, str, str, bool, Sandbox | None, float, str]]:
+    def __reduce__(self) -> tuple[type[ProcessSession], tuple[Any, ...]]:
         """Pickle the arguments of this session only, not its worker."""
         return ProcessSession, self._arguments
 
@@ -57,6 +63,7 @@ class ProcessSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         self._client.end()
+        self.configure("")
 
     def start(self) -> None:
         """See ``Session``."""
@@ -64,7 +71,7 @@ class ProcessSession:
 
     def another(self) -> Worker:
         """One more process of the same kernel, which has been asked to import it."""
-        return begun(self._spec, (self._op,), self._device, self._sandbox, self._python)
+        return self._begun()
 
     def count_calls_of(self, other: ProcessSession) -> None:
         """Count the calls of another process of the same kernel as calls of this one."""
@@ -91,6 +98,15 @@ class ProcessSession:
     def eager_calls(self) -> int:
         """See ``Session``."""
         return self._client.eager_calls
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """See ``Session``."""
+        return self._client.configurations
+
+    def configure(self, configuration: str) -> None:
+        """See ``Session``."""
+        self._client.asked, self._client.configurations = configuration, ()
 
     @property
     def before(self) -> tuple[Case, ...]:

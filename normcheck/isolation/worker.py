@@ -6,6 +6,7 @@ keeps the end of them. It has a session of its own, so that it can be killed wit
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from normcheck.errors import (
 )
 from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
+from normcheck.impls.kernels import configurations
 from normcheck.isolation.calls import CALLS, State, failure, held
 from normcheck.isolation.intact import WATCHED, watched
 from normcheck.isolation.messages import Inbox, Message, packed, received
@@ -69,6 +71,8 @@ def serve(control: socket.socket) -> None:
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
         if message.get("region"):
             answer["region"] = _allocated(state)
+        if message.get("configuration"):
+            answer["configurations"] = configurations.told()
         if eager := compiled.eager_calls():
             answer["eager"] = eager
         control.sendall(packed({**answer, "number": message.get("number")}))
@@ -78,6 +82,7 @@ def _answer(state: State, message: Message) -> Message:
     """Answer one request. Never raises, whatever code under test does."""
     state.memory.in_autograd = False
     try:
+        configurations.ask(message.get("configuration", ""))
         return _REQUESTS[message["do"]](state, message)
     except UnsupportedCase as refused:
         return {"refused": str(refused)[:10_000] or "its library gave no reason"}
@@ -105,6 +110,7 @@ def _load(state: State, message: Message) -> Message:
     if message["device"] == "cuda":
         nvidia_driver.wait_yielding()
     device = device_for(message["device"])
+    os.environ.update(message["environment"])
     state.found = discovery.select(message["spec"], tuple(message["ops"]))
     return {"found": [_described(i, device) for i in state.found]}
 

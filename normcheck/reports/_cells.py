@@ -145,6 +145,7 @@ def _facts(verdict: Verdict) -> list[str]:
     facts += _steadiness("other bits when run again", "", verdict.repeats)
     facts += _steadiness("other bits among other rows", "batch invariant", verdict.invariance)
     facts += _contexts(verdict)
+    facts += _configurations(verdict)
     if verdict.core is not None and verdict.core.refused > MOST_REFUSED:
         facts.append(f"refuses {percent(verdict.core.refused, 1)} of what it declares")
     if verdict.core is not None and verdict.core.building >= BUILDING_SECONDS:
@@ -182,6 +183,16 @@ def _contexts(verdict: Verdict) -> list[str]:
     return facts + [f"not tried: {', '.join(map(short, rest))}"] * bool(rest)
 
 
+def _configurations(verdict: Verdict) -> list[str]:
+    """``12 of 12 configurations judged``, and why not all, and how many cannot be launched."""
+    found = verdict.configurations
+    if found is None or verdict.failure is not None:  # the search ended with that
+        return []
+    cannot = f", {counted(len(found.cannot), 'other')} cannot be launched" * bool(found.cannot)
+    why = f": {short(found.why)}" * bool(found.why)
+    return [f"{found.judged} of {counted(found.allowed, 'configuration')} judged{cannot}{why}"]
+
+
 def _told(verdict: Verdict) -> Iterator[str]:
     """What is wrong in a context that nobody asked for, and why a kernel cannot be captured."""
     for name, how in verdict.contexts.items():
@@ -208,6 +219,9 @@ def measures(verdict: Verdict) -> list[str]:
     for name, how in verdict.contexts.items():
         words = f"context {short(name)}: {how.status}" + f" in {counted(how.cases, 'case')}" * bool(how.cases)
         lines.append(words + f"; {short(how.why, 300)}" * bool(how.why))
+    if verdict.configurations is not None:
+        for name, why in verdict.configurations.cannot.items():
+            lines.append(f"configuration {short(name, 300)}: cannot be launched; {short(why, 300)}")
     return [*lines, *lines_of_ran(verdict.ran)]
 
 

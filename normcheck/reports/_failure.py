@@ -60,6 +60,7 @@ def put_failure(
     put(console, mark, " ", (f"{', '.join((cell, *others))}: {headline(finding)}", "bold"), hang=5)
     put_lines(console, known, indent=2, label="Known: ")
     put_lines(console, finding.cause, indent=2, label="Cause: ", style="bold")
+    put_lines(console, finding.configuration, indent=2, label="Configuration: ", style="bold")
     if finding.explanation is not None:
         put_lines(console, explanation_words(finding.explanation), indent=2, label="Might be: ", style="bold")
     if not _says_nothing_new(finding):

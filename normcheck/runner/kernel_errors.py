@@ -30,7 +30,9 @@ _OWN_FILES = (
     *(__file__, str(Path(__file__).with_name("call.py"))),
     *(adapt.__file__, inspect.getfile(Arena), guard_bands.__file__, overwriting.__file__),
 )
-_INTERPRETER = re.compile(r"triton/runtime/(interpreter|jit)\.py$|normcheck/impls/kernels/(interpreter|on_cpu)\.py$")
+_INTERPRETER = re.compile(
+    r"triton/runtime/(interpreter|jit)\.py$|normcheck/impls/kernels/(interpreter|on_cpu|configurations)\.py$"
+)
 _FRAMES = 6  # how many of the innermost frames of a traceback a report shows
 
 

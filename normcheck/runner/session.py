@@ -16,6 +16,8 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.impls.implementation import Implementation
+from normcheck.impls.kernels import configurations
+from normcheck.impls.kernels.configurations import Configuration
 from normcheck.runner import compiled
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.carried import CARRIER, CarriedRun
@@ -47,6 +49,15 @@ class Session(Protocol):
     @property
     def eager_calls(self) -> int:
         """How often torch.compile ran a function as it is, in one process of the kernel; see ``compiled``."""
+        ...
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """Those that the tuners allowed called since ``configure``, in the kernel's present process."""
+        ...
+
+    def configure(self, configuration: str) -> None:
+        """Have the kernel's autotuners take this configuration from now on, see ``kernels.configurations.ask``."""
         ...
 
     def start(self) -> None:
@@ -99,6 +110,15 @@ class LocalSession:
         """See ``Session``."""
         return compiled.eager_calls() - self._eager_before
 
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """See ``Session``."""
+        return configurations.seen()
+
+    def configure(self, configuration: str) -> None:
+        """See ``Session``."""
+        configurations.ask(configuration)
+
     def start(self) -> None:
         """Do nothing: this process runs already."""
 
@@ -134,7 +154,7 @@ class LocalSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        pass
+        configurations.ask("")
 
 
 def copied(inputs: Inputs) -> Inputs:

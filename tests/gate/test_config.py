@@ -38,6 +38,7 @@ sandbox = false
 context = ["thread", "again"]
 contexts = true
 require_context = ["again"]
+configs = "all"
 require = ["mine"]
 allow_thin = true
 known_failures = "known.txt"

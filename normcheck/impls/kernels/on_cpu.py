@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from normcheck.errors import UnsupportedCase
+from normcheck.impls.kernels import configurations
 
 _MULTIPROCESSORS, _WARP = 4, 32
 """Few, so that a kernel whose programs take several rows each does so on few rows."""
@@ -73,9 +74,9 @@ def answer(interpreter: Any, tl: Any) -> None:
     """Answer from now on. ``interpreter``, ``tl``: triton's modules. Raises AttributeError if a place is missing."""
     from triton.language.extra import libdevice
     from triton.language.extra.cuda import libdevice as of_cuda
-    from triton.runtime import autotuner, driver
+    from triton.runtime import driver
 
-    autotuner.Autotuner.run = _with_its_first_configuration(autotuner.Autotuner.run)
+    configurations.install(interpreted=True)
     interpreter._implicit_cvt = _with_floats(interpreter._implicit_cvt, interpreter, tl)
     computed = {name: _on_tensors(name, compute, interpreter, tl) for name, compute in LIBDEVICE.items()}
     for module in (libdevice, of_cuda):
@@ -108,24 +109,6 @@ def because_of_no_gpu(error: BaseException) -> str:
         traceback = traceback.tb_next
     package = "" if traceback is None else _package(traceback.tb_frame)
     return f" (torch.cuda.is_available() told {package} that there is no GPU)" if package in _STATE.told else ""
-
-
-def _with_its_first_configuration(run: Callable[..., Any]) -> Callable[..., Any]:
-    """To time configurations on an interpreter would tell nothing. Those that a kernel rules out are not taken."""
-
-    @functools.wraps(run)
-    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        every = self.configs
-        allowed = every
-        if len(every) > 1 and self.early_config_prune:
-            allowed = self.early_config_prune(every, dict(zip(self.arg_names, args, strict=False)), **kwargs)
-        self.configs = allowed[:1]
-        try:
-            return run(self, *args, **kwargs)
-        finally:
-            self.configs = every
-
-    return with_first
 
 
 def _with_floats(convert: Callable[[Any], Any], interpreter: Any, tl: Any) -> Callable[[Any], Any]:
