@@ -72,8 +72,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def text_of(document: object, indent: int | None = 2) -> str:
-    """``document`` as JSON and a newline, in ASCII, so that no encoding of a stream can refuse it."""
-    return json.dumps(plain(document), indent=indent, allow_nan=False) + "\n"
+    """``document`` as JSON and a newline, in ASCII, so that no encoding of a stream can refuse it.
+
+    ``indent``: None for a line without spaces.
+    """
+    separators = (",", ":") if indent is None else None
+    return json.dumps(plain(document), indent=indent, separators=separators, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:

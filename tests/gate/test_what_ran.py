@@ -51,7 +51,7 @@ class Profiled:
         self.built = 7
         self.time = 0.0
 
-    def __call__(self, cell: Cell, case: Case, plan: Plan, **_: object) -> Result:
+    def __call__(self, cell: Cell, case: Case, plan: Plan, *_: object) -> Result:
         assert plan.within == ("profiler",)
         self.time += 0.4
         self.built += self.compiles and case.M not in {m for m, _ in self.asked}
