@@ -148,11 +148,11 @@ def _narrowed(candidates: list[_Candidate], found: Iterator[Evidence]) -> tuple[
 
 
 def _is_told(left: list[_Candidate], found: list[Evidence]) -> bool:
-    """Whether one fault is left, and explains something that is wrong."""
+    """Whether one fault is left, and says where something lies that is wrong."""
     if len({fault.name for fault, _ in left}) != 1 or len(found) < 2:
         return False
     (fault, way), *_ = left
-    return fault.formula is TEXTBOOK or any(is_wrong(one, way) for one in found)
+    return fault.formula is TEXTBOOK or any(is_wrong(one, way) and predicted(fault.formula, one, way) for one in found)
 
 
 def _explanation(op: Op, left: list[_Candidate], found: list[Evidence], others: int) -> Explanation:

@@ -33,13 +33,13 @@ def _smaller(usual: Extent, *, columns_cost: bool) -> Iterable[Extent]:
 
 def left_out(extent: Extent, usual: Extent, own: Own) -> str:
     """What ``extent`` has not of the ``usual`` one, and why; "" if nothing."""
-    reasons = []
+    rows, columns = (f"a {unit} costs {own.rate(unit) * 1e3:.2g} ms here" for unit in ("row", "column"))
+    parts = []
     if extent.rows < usual.rows:
-        reasons.append(f"a row costs {own.rate('row') * 1e3:.2g} ms here: no M above {extent.rows} in the core")
+        parts.append(f"no M above {extent.rows} in the core: {rows}")
     elif extent.paired_rows < usual.paired_rows:
-        few = f"M above {extent.paired_rows} in few cases of the core"
-        reasons.append(f"a row costs {own.rate('row') * 1e3:.2g} ms here: {few}")
+        parts.append(f"M above {extent.paired_rows} in few cases of the core: {rows}")
     if extent.fine != usual.fine:
-        what = f"no N above {extent.columns} and not every layout and dy in each width"
-        reasons.append(f"a column costs {own.rate('column') * 1e3:.2g} ms here: {what} in the core")
-    return "; ".join(reasons)
+        what = f"no N above {extent.columns}, and not every layout and dy in each width, in the core"
+        parts.append(f"{what}: {columns}")
+    return "; ".join(parts)

@@ -135,7 +135,8 @@ def _put_numbers(console: Console, finding: Finding) -> None:
         put(console, f"Mismatched elements: {finding.mismatched:,} / {finding.numel:,} ({share})", indent=2)
     if finding.index is not None:
         put(console, f"Worst element at {_position(finding.index)}: {_times(finding.ratio)}".rstrip(), indent=2)
-    ulp = "" if finding.max_ulp is None else f", {in_ulps(finding.max_ulp)}"
+    finite = finding.error is not None and math.isfinite(finding.error)
+    ulp = f", {in_ulps(finding.max_ulp)}" if finite and finding.max_ulp is not None else ""
     numbers: tuple[tuple[str, float | None, list[Part]], ...] = (
         ("got", finding.actual, [exact(finding.actual)]),
         ("expected", finding.expected, [exact(finding.expected)]),

@@ -159,6 +159,8 @@ def _reservations(passed: list[Verdict]) -> str:
     """What the ratios of the cells that passed do not cover: bounds made wider by the kernel, and what has no ratio."""
     wider = sum(bool(verdict.undeclared) for verdict in passed)
     said = f"; {counted(wider, 'cell')} under wider bounds, as declared" if wider else ""
+    smaller = sum(verdict.core is not None and bool(verdict.core.left_out) for verdict in passed)
+    said += f"; a part of the core left out in {counted(smaller, 'cell')}" if smaller else ""
     bare = sum(verdict.no_backward for verdict in passed)
     said += f"; no backward ran in {counted(bare, 'cell')}" if bare else ""
     no_graph = sum("dx" in verdict.not_returned and not verdict.no_backward for verdict in passed)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -205,7 +206,9 @@ def _put_table(console: Console, rows: Sequence[Row]) -> None:
     for output, check, ratio, max_abs, max_ulp, uncheckable in rows:
         right = _right(ratio)
         mark: Part = ("pass", STATUS_STYLES["pass"]) if right else ("FAIL", STATUS_STYLES["fail"])
-        numbers = [_text.ratio(ratio), compact(max_abs), ulps(max_ulp), *([f"{uncheckable:,}"] if unjudged else [])]
+        lost = ratio == math.inf and not max_abs  # what is not finite has no error, and all else is right
+        errors = ["-", "-"] if lost else [compact(max_abs), ulps(max_ulp)]
+        numbers = [_text.ratio(ratio), *errors, *([f"{uncheckable:,}"] if unjudged else [])]
         cells = (mark, short(output, 20), short(check, 60), *numbers)
         table.add_row(*(text_of(console, cell) for cell in cells))
     for line in table_lines(console, table):

@@ -124,6 +124,9 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
         * w.float()
     ),
     "all_io": lambda x, w, eps: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w.to(x.dtype),
+    "n_minus_1": lambda x, w, eps: (
+        x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) / (x.shape[-1] - 1) + eps) * w.float()
+    ),
     "last_column_left_out": lambda x, w, eps: (
         x.float() * torch.rsqrt(x.float()[..., :-1].square().sum(-1, keepdim=True) / x.shape[-1] + eps) * w.float()
     ),
@@ -138,6 +141,16 @@ def test_a_plain_function_with_a_fault_is_told_which(name: str) -> None:
 
     odd = {"N": 41} if name == "stats_without_tail_2" else {}
     assert named(plain(forward=forward, backward=None, biases=(False,)), **odd) == name
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_one_column_that_is_lost_is_told_as_what_it_is(dtype: str) -> None:
+    """With one element in a row anything fits an rstd of its own: y = 0 is the division by 0."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
+        return {"y": PLAIN["n_minus_1"](x, weight, eps).to(x.dtype)}
+
+    assert named(plain(forward=forward, backward=None, biases=(False,)), dtype, N=1) == "n_minus_1"
 
 
 def test_without_a_weight_its_faults_are_left_out() -> None:

@@ -34,13 +34,17 @@ def _io(make: Step) -> Step:
 
 def _fitted_rstd(c: Call) -> Tensor:
     """For each row the number of the io dtype near rstd that explains most of its y: its own sum has an order that is
-    not known, and so an rstd that is off by a few ulps, but one for all columns."""
+    not known, and so an rstd that is off by a few ulps, but one for all columns. It may be 0 if that sum
+    overflows. With one column any y would fit."""
     exact = TEXTBOOK.rstd(c)
     ulp = 2 * half_ulp(exact, c.io)
     near = through(exact, c.io)
+    if c.N == 1:
+        return near
     y, weight = c.own["y"].reshape(c.M, c.N), through(c.one_plus(c.w), c.io)
+    lost = torch.where((c.xc * c.xc).sum(1, keepdim=True) > c.io.max, c.zeros, near)
     best, most = torch.zeros_like(exact), torch.full_like(exact, -1.0)
-    for r in (c.zeros, *(near + steps * ulp for steps in range(-_MOST_ULPS, _MOST_ULPS + 1))):
+    for r in (lost, *(near + steps * ulp for steps in range(-_MOST_ULPS, _MOST_ULPS + 1))):
         z = c.plus_b(through(through(c.xc * r, c.io) * weight, c.io))
         right = (stored(z, c.io) == y).sum(1, keepdim=True).double()
         best, most = torch.where(right > most, r, best), torch.maximum(right, most)

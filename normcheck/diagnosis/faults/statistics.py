@@ -186,7 +186,7 @@ FAULTS = (
     fault(
         "n_minus_1",
         "the variance is divided by N - 1: it must be N",
-        variance=lambda c: sum_n(c.xc * c.xc) / (c.N - 1) if c.N > 1 else c.zeros / 0,
+        variance=lambda c: sum_n(c.xc * c.xc) / (c.N - 1),  # of one column: inf, or NaN if it is centred
     ),
     fault(
         "not_divided",
