@@ -259,7 +259,6 @@ class Kernel:
         bias: Tensor | None,
         eps: float,
         of_x: torch.dtype | None = None,
-        /,
         **options: float,
     ) -> Any:
         """The forward of an op, as ``Implementation.forward``; ``of_x``: see ``KernelCall``."""
@@ -290,7 +289,6 @@ class Kernel:
         saved: Mapping[str, Tensor],
         eps: float,
         of_x: torch.dtype | None = None,
-        /,
         **options: float,
     ) -> Any:
         """The backward of an op, as ``Implementation.backward``; ``of_x``: see ``KernelCall``."""
@@ -320,7 +318,7 @@ class Kernel:
     def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
         """This kernel as an implementation of ``op``."""
 
-        def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+        def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
             return self.forward(op, x, weight, bias, eps, **options)
 
         def backward(
@@ -331,7 +329,7 @@ class Kernel:
             saved: Any,
             *,
             eps: float,
-            **options: float,
+            **options: Any,
         ) -> Any:
             return self.backward(op, dy, x, weight, bias, saved, eps, **options)
 
