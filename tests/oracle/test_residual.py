@@ -267,10 +267,9 @@ def test_a_backward_between_two_sums_is_within_the_bound_of_llama(dtype: str) ->
             dw = by(dy * third.to(half).double()).sum(0).to(half)
             checked = judge_gradients(judged, {"dx": dx, "dresidual": dx, "dw": dw}, saved, given=False)
             assert {c.output: c.comparison.ratio <= 1 for c in checked} == {"dx": True, "dresidual": True, "dw": True}
-        unrounded = (dy * ends[0]).sum(0).to(half)
-        if case.M == 1:
-            (checked,) = judge_gradients(judged, {"dw": unrounded}, saved, given=False)
-            assert checked.comparison.ratio > 0
+        far = ends[0] + 4 * (added.off + ends[0].abs() * 2.0 ** (1 - FORMATS[dtype].p))
+        (checked_dw,) = judge_gradients(judged, {"dw": (dy * far).sum(0).to(half)}, saved, given=False)
+        assert checked_dw.comparison.ratio > 1 or case.M > 1  # the errors of several rows may cancel
 
 
 def test_the_residual_of_a_special_row_is_ordinary() -> None:
