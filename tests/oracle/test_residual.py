@@ -16,8 +16,9 @@ from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import FUSED_ADD, OPS
-from normcheck.oracle import backward_bounds, reference, residual, rounding
+from normcheck.oracle import backward_bounds, casting, reference, residual, rounding
 from normcheck.oracle.conventions import candidates, plainest
+from normcheck.oracle.forward_bounds import EXACT as EXACT_STATISTICS
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.residual import EXACT, MIXED, ROUNDED, SUMS, sums_of
@@ -270,6 +271,23 @@ def test_a_backward_between_two_sums_is_within_the_bound_of_llama(dtype: str) ->
         far = ends[0] + 4 * (added.off + ends[0].abs() * 2.0 ** (1 - FORMATS[dtype].p))
         (checked_dw,) = judge_gradients(judged, {"dw": (dy * far).sum(0).to(half)}, saved, given=False)
         assert checked_dw.comparison.ratio > 1 or case.M > 1  # the errors of several rows may cancel
+
+
+def test_the_worst_of_two_sums_and_a_casting_is_what_dx_is_allowed() -> None:
+    """All numbers are positive, each xhat is larger by all of ``off``, and each dy * g by half an ulp."""
+    op, io = OPS["fused_add_rmsnorm_llama"], FORMATS["bf16"]
+    rules, n = rounding.rules(op, Model()), 64
+    x = torch.rand(1, n, dtype=torch.float64) + 1
+    rows, dy = reference.normalise(op, x, 1e-5), torch.full((1, n), 1.5, dtype=torch.float64)
+    backward = reference.backward(op, rows, torch.ones(n, dtype=torch.float64), dy)
+    off, half_ulp = rows.xh * 2.0**-6, 2.0**-8
+    block = backward_bounds.Block(rows, backward, dy, EXACT_STATISTICS)
+    cast = casting.cast(rules, rows, EXACT_STATISTICS, io, off)
+    _, doubt = casting.gradients(rules, block, cast, io, 1, off)
+    larger, wd = rows.xh + off, backward.wd + half_ulp
+    worst = rows.rstd * (backward.wd - half_ulp - larger * (larger * wd).mean(1, keepdim=True)) - backward.dx
+    ratio = worst.abs() / doubt.dx
+    assert bool((ratio <= 1).all()) and float(ratio.min()) > 0.999
 
 
 def test_the_residual_of_a_special_row_is_ordinary() -> None:
