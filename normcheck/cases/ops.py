@@ -49,9 +49,9 @@ class Op:
     If it ``quantises``, its output is not y but q, y / scale rounded to codes of 8 bits, which
     ``oracle/quantised.py`` explains. Such an op has no gradients.
 
-    The rounding of xhat passes gradients through unchanged. Raises ValueError for an op that rounds xhat and is
-    centred, zero-centred, clamped or biased, for one that adds a residual and is clamped or rounds xhat, and for one
-    that quantises and is clamped or rounds xhat: no bound is derived for it.
+    The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
+    ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
+    is clamped and adds a residual or quantises: no bound is derived for it.
     """
 
     name: str
@@ -66,14 +66,13 @@ class Op:
     source: str
 
     def __post_init__(self) -> None:
-        if self.rounds_xhat and (self.zero_centered or not self.of_models):
+        more = (self.centered, self.zero_centered, self.clamped, self.takes_bias, self.quantises)
+        if self.rounds_xhat and any(more):
             raise ValueError(
-                f"op={self.name}: expected rounds_xhat=True with no centered, zero_centered, clamped, bias"
+                f"op={self.name}: expected rounds_xhat=True with no centered, zero_centered, clamped, bias, quantises"
             )
-        if self.adds_residual and (self.clamped or self.rounds_xhat):
-            raise ValueError(f"op={self.name}: expected adds_residual=True with no clamped, rounds_xhat")
-        if self.quantises and (self.clamped or self.rounds_xhat):
-            raise ValueError(f"op={self.name}: expected quantises=True with no clamped, rounds_xhat")
+        if self.clamped and (self.adds_residual or self.quantises):
+            raise ValueError(f"op={self.name}: expected clamped=True with no adds_residual, quantises")
 
     @property
     def takes_bias(self) -> bool:
@@ -197,6 +196,27 @@ FUSED_ADD = (
         adds_residual=True,
         formula="s = x + residual;  y = layernorm(s);  residual_out = s",
         source="the layers of GPT-2, BERT, OPT; dx = dresidual = layernorm's dx + dresidual_out",
+    ),
+    Op(
+        name="fused_add_rmsnorm_llama",
+        centered=False,
+        rounds_xhat=True,
+        adds_residual=True,
+        biases=(False,),
+        formula="s = x + residual;  y = weight * round(s * rstd),  round to the dtype of x,  rstd of s;  "
+        "residual_out = s",
+        source="the decoder layers of Hugging Face's Llama, Qwen, Mistral, and Liger's default; rmsnorm_llama of the "
+        "sum, which is stored as well",
+    ),
+    Op(
+        name="fused_add_rmsnorm_gemma",
+        centered=False,
+        zero_centered=True,
+        adds_residual=True,
+        biases=(False,),
+        formula="s = x + residual;  y = s * rstd * (1 + weight),  rstd = 1 / sqrt(mean(s^2) + eps);  residual_out = s",
+        source="the decoder layers of Gemma, as vLLM's and flashinfer's GemmaRMSNorm fuse them; dw is the gradient of "
+        "weight itself",
     ),
 )
 """The ops that add a residual first."""

@@ -1,12 +1,10 @@
 """Liger-Kernel's layer_norm and rms_norm: its Triton kernels, called directly with the statistics that they save.
 
 Its fused_add_rms_norm is called as a model calls it, and gradients are its own, by autograd. The sum is made in the
-dtype of x, which a residual must have, and stored before it is normed. With casting_mode="gemma" the norm of it is fp32
-throughout, as the op is here. "llama", its default, rounds xhat before the weight is applied, and dw is made of that:
-y is up to a rounding off, for which the op's bound has no room.
+dtype of x, which a residual must have, and stored before it is normed.
 
-rms_norm does not run in place, because in place it writes dx over dy. Its casting_mode="gemma" is fp32 throughout: with
-an offset of 0 that is rmsnorm, with 1 rmsnorm_gemma; "llama" is rmsnorm_llama. It takes no bias.
+rms_norm does not run in place, because in place it writes dx over dy. It takes no bias. In either, casting_mode="gemma"
+is fp32 throughout: with an offset of 0 that is rmsnorm, with 1 rmsnorm_gemma; "llama", the default, is rmsnorm_llama.
 
 ``liger_without_bias`` is the backward as PyTorch's LayerNormBackward benchmark calls it, with fp32 mean and rstd and
 None for the bias, which then has no gradient. 0.8.5 raises AttributeError there, on ``None.dtype``: a finding, so
@@ -24,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import TABLE, Op
+from normcheck.cases.ops import FUSED_ADD, TABLE, Op
 from normcheck.impls import triton
 from normcheck.impls._optional import no_bias, not_working
 from normcheck.impls.implementation import Implementation, Outputs
@@ -34,10 +32,11 @@ if TYPE_CHECKING:
 
 _SOURCE = "https://github.com/linkedin/Liger-Kernel/tree/main/src/liger_kernel/ops"
 _MAX_N = 65536
-_RMSNORMS = tuple(
-    sorted((op for op in TABLE if not op.centered and not op.clamped), key=lambda op: (op.rounds_xhat, op.name))
+_RMSNORMS, _ADDING = (
+    tuple(sorted((op for op in t if not op.centered and not op.clamped), key=lambda op: (op.rounds_xhat, op.name)))
+    for t in (TABLE, FUSED_ADD)
 )
-"""The ops of its rms_norm; an op that rounds xhat needs another casting_mode."""
+"""The ops of its rms_norm and of its fused_add_rms_norm; an op that rounds xhat needs another casting_mode."""
 
 
 def _casting(op: Op) -> tuple[float, str]:
@@ -88,11 +87,13 @@ def rmsnorm_backward(
     return {"dx": dx, "dw": dw}
 
 
-def fused_add_rmsnorm(x: Tensor, weight: Tensor, bias: None, *, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+def fused_add_rmsnorm(
+    op: Op, x: Tensor, weight: Tensor, bias: None, *, eps: float, residual: Tensor
+) -> tuple[Tensor, Tensor]:
     """x and residual (M, N) or (B, S, N) of one dtype, weight (N,) -> y and residual_out as x, in autograd's graph."""
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
-    y, residual_out = LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "gemma", False)
+    y, residual_out = LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, *_casting(op), False)
     return y, residual_out
 
 
@@ -163,16 +164,19 @@ IMPLEMENTATIONS = (
         )
         for op in _RMSNORMS
     ),
-    Implementation(
-        name="liger",
-        op="fused_add_rmsnorm",
-        forward=fused_add_rmsnorm,
-        supports=_supports,
-        unavailable=_without_fused_add,
-        ranks=(2, 3),
-        model={"sum": "rounded"},
-        by_default=("cuda",),
-        source=_SOURCE,
+    *(
+        Implementation(
+            name="liger",
+            op=op.name,
+            forward=partial(fused_add_rmsnorm, op),
+            supports=_supports,
+            unavailable=_without_fused_add,
+            ranks=(2, 3),
+            model={"sum": "rounded"},
+            by_default=("cuda",),
+            source=_SOURCE,
+        )
+        for op in _ADDING
     ),
     _layernorm("liger_without_bias", with_bias=False, by_default=()),
 )

@@ -130,6 +130,7 @@ IMPLEMENTATIONS = (
             source=f"{_DOCS}{'layer_norm' if op.centered else 'rms_norm'}.html",
         )
         for op in FUSED_ADD
+        if not op.rounds_xhat
     )
     + tuple(
         Implementation(

@@ -239,6 +239,6 @@ def quantising(
 
 IMPLEMENTATIONS = (
     *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
-    *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD),
+    *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
     *(quantising(op.name, name=name) for op in QUANTISED for name in CODED),
 )

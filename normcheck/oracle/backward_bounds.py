@@ -60,9 +60,14 @@ def doubted(rules: Rules, rows: Rows, dy: Tensor, scale: Scale, given: Statistic
     return Doubt(dx, (dy_abs * _xhat_at_most(rows, given)).sum(0), dy_abs.sum(0))
 
 
-def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound) -> Tensor:
-    """The largest change of dx (m, N) if each dy * g changes by up to ``wd`` (m, N) >= 0."""
+def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound, off: Tensor | None = None) -> Tensor:
+    """The largest change of dx (m, N) if each dy * g changes by up to ``wd`` (m, N) >= 0.
+
+    ``off`` (m, N): how far the xhat that is used may be from that of ``rows``, the error of the statistics apart.
+    """
     xa = _xhat_at_most(rows, given)
+    if off is not None:
+        xa = xa + off * (1 + given.al)
     c1, c2 = (xa * wd).mean(1, keepdim=True), wd.mean(1, keepdim=True)
     return (wd + xa * c1 + (c2 if rules.centered else 0.0)) * ((1 + given.al) * rows.rstd)
 

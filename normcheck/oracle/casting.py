@@ -7,6 +7,9 @@ rounding out fails, and one that rounds does not.
 
 The rounding passes gradients through unchanged. Autograd through such a forward also rounds dy * weight and each
 product dy * xhat of dw to the io dtype; a fused kernel need not. Both are right.
+
+After a residual the rows are those of the sum that is normed, and the format is still that of x: a sum in fp32 beside x
+in half precision is rounded to half precision once it is normed.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.ops import Op
-from normcheck.oracle.backward_bounds import Block, Doubt, moved_dx
+from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
 from normcheck.oracle.reference import Forward, Rows, Scale
 from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, half_ulp, store
@@ -55,13 +58,16 @@ def rounded(a: Tensor, fmt: Format) -> Tensor:
     return (a / spacing).round_().mul_(spacing)
 
 
-def cast(rules: Rules, rows: Rows, given: StatisticsBound, io: Format) -> Cast:
+def cast(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, off: Tensor | None = None) -> Cast:
     """The rounded xhat of ``rows``, whose statistics are off by ``given``.
 
-    Errors before the rounding: x times rstd, or x divided by the root, and underflow of x and of the product.
+    Errors before the rounding: x times rstd, or x divided by the root, and underflow of x and of the product. ``off``
+    (m, N): how far the xhat of another right sum may be from that of ``rows``, which then has these errors as well.
     """
     per_xh = (1 + given.al) * (1 + rules.count["xhat"] * rules.u) - 1
     e = (rows.xh_abs * per_xh).add_(rules.eta * (1 + rows.rstd * (1 + given.al)))
+    if off is not None:
+        e.add_(off * (1 + per_xh))
     return Cast(rounded(rows.xh, io), rounded(rows.xh - e, io), rounded(rows.xh + e, io))
 
 
@@ -90,12 +96,17 @@ def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forwa
     return Forward(y, y, y), YBound(before, Bound(upper, lower, terms))
 
 
-def gradients(rules: Rules, block: Block, cast: Cast, io: Format, m: int) -> tuple[Block, Doubt]:
+def gradients(
+    rules: Rules, block: Block, cast: Cast, io: Format, m: int, off: Tensor | None = None
+) -> tuple[Block, Doubt]:
     """``block`` with dw from the rounded xhat, and the doubt of dx and dw by roundings to the io dtype.
 
     ``m``: rows of all blocks. dx is linear in wd = dy * g, whose elements may be rounded to the io dtype. A term of dw
     is dy times any xhat from ``low`` to ``high``, and may be rounded as well. The bound of the sum's own roundings is
     made with the unrounded xhat, so it grows by the change of xhat.
+
+    ``off``, see ``cast``: dx may be of either xhat wherever it has one. With wd' the rounded wd and xh', xh" two such
+    xhats, xh' mean(xh" wd') - xh mean(xh wd) is what ``between_sums`` bounds, of wd, and xh' mean(xh" (wd' - wd)).
     """
     rows, bwd, dy = block.rows, block.backward, block.dy
     dy_abs, wd_abs = dy.abs(), bwd.wd.abs()
@@ -105,5 +116,8 @@ def gradients(rules: Rules, block: Block, cast: Cast, io: Format, m: int) -> tup
     products = store(rules, dy_abs * cast.size + rules.eta, io, "dw") + dy_abs * cast.doubt
     moved = dy_abs * (cast.value - rows.xh).abs()
     dw = (products * (1 + chain)).add_(moved, alpha=chain).sum(0)
-    doubt = Doubt(moved_dx(rules, rows, wd_off * (1 + chain), block.given), dw, torch.zeros_like(dw))
+    dx = moved_dx(rules, rows, wd_off * (1 + chain), block.given, off)
+    if off is not None:
+        dx += between_sums(rows, bwd, dy, off).dx
+    doubt = Doubt(dx, dw, torch.zeros_like(dw))
     return replace(block, backward=replace(bwd, dw=(dy * cast.value).sum(0))), doubt

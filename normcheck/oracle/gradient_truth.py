@@ -69,10 +69,11 @@ def gradient_truth(
     """
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)
+    off = None if added is None else added.off
     if casting.casts(op, rules, io):
-        part, doubt = casting.gradients(rules, part, casting.cast(rules, rows, given, io), io, m)
-    if added is not None and added.off is not None:
-        doubt = backward_bounds.between_sums(rows, part.backward, dy, added.off)
+        part, doubt = casting.gradients(rules, part, casting.cast(rules, rows, given, io, off), io, m, off)
+    elif off is not None:
+        doubt = backward_bounds.between_sums(rows, part.backward, dy, off)
     bound, sums = backward_bounds.output_dx(rules, part, io if added is None else _UNSTORED, doubt)
     of_doubt = None if doubt is None else (doubt.dw, doubt.db)
     dx, share = part.backward.dx, Share(part.backward.dw, part.backward.db, sums, of_doubt)

@@ -182,6 +182,10 @@ def test_dw_and_db_exchanged() -> None:
         ("fused_add_layernorm", "mS03", "residual_out_is_residual", {}),
         ("fused_add_layernorm", "mS16", "dresidual_out_missing", {}),
         ("fused_add_rmsnorm", "mS22", "backward_of_x", {}),
+        ("fused_add_rmsnorm_llama", "mS01", "residual_left_out", {}),
+        ("fused_add_rmsnorm_llama", "mS27", "fits_sum_exact", {"M": 39, "N": 130}),
+        ("fused_add_rmsnorm_llama", "add-llama-truncated", "xhat_truncated", {"M": 39, "N": 130}),
+        ("fused_add_rmsnorm_gemma", "add-gemma-weight", "one_plus_missing", {}),
         ("fused_add_rmsnorm_quant", "mQ33", "residual_out_is_residual", {}),
         ("fused_add_rmsnorm_quant", "mQ34", "fits_sum_exact", {"M": 39, "N": 130}),
         ("rmsnorm_quant", "mQ02", "codes_truncated", {}),
@@ -198,25 +202,31 @@ def test_a_kernel_that_adds_a_residual_or_returns_codes_is_told_which(
 
 
 @pytest.mark.parametrize(
-    ("op", "control", "words"),
+    ("op", "control"),
     [
-        ("rmsnorm", "rmsnorm_llama", "this is what rmsnorm_llama computes: did you mean --op rmsnorm_llama?"),
-        ("rmsnorm_llama", "rmsnorm", "this is what rmsnorm computes: did you mean --op rmsnorm?"),
-        ("rmsnorm", "rmsnorm_gemma", "this is what rmsnorm_gemma computes: did you mean --op rmsnorm_gemma?"),
-        ("rmsnorm_gemma", "rmsnorm", "this is what rmsnorm computes: did you mean --op rmsnorm?"),
+        (f"{adding}{op}", f"{adding}{control}")
+        for adding in ("", "fused_add_")
+        for casting in ("rmsnorm_llama", "rmsnorm_gemma")
+        for op, control in (("rmsnorm", casting), (casting, "rmsnorm"))
     ],
 )
-def test_a_kernel_of_another_op_is_told_which(op: str, control: str, words: str) -> None:
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-        xhat = x.float() * torch.rsqrt(_rms(x) + eps)
-        if control == "rmsnorm_llama":
+def test_a_kernel_of_another_op_is_told_which(op: str, control: str) -> None:
+    def of_one(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        wide = x.float()
+        xhat = wide * torch.rsqrt(_rms(wide) + eps)
+        if control.endswith("llama"):
             return weight * xhat.to(x.dtype)
-        return (xhat * (weight.float() + (control == "rmsnorm_gemma"))).to(x.dtype)
+        return (xhat * (weight.float() + control.endswith("gemma"))).to(x.dtype)
 
+    def of_sum(x: Tensor, weight: Tensor, bias: None, *, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+        stored = x + residual
+        return of_one(stored, weight, bias, eps=eps), stored
+
+    forward = of_sum if OPS[op].adds_residual else of_one
     kernel = Implementation(name="mine", op=op, forward=forward, biases=(False,))
     found = told(kernel, M=39, N=130, bias=False)
     assert found is not None
-    assert found.words.endswith(words)
+    assert found.words.endswith(f"this is what {control} computes: did you mean --op {control}?")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ CASES = [
     Case(op="rmsnorm", dtype="fp16", M=6, N=33, rows="blend", bias=False, layout="rank3"),
     Case(op="rmsnorm_gemma", dtype="bf16", M=3, N=24, bias=False),
     Case(op="rmsnorm_llama", dtype="fp16", M=3, N=24, bias=False),
+    Case(op="fused_add_rmsnorm_llama", dtype="bf16", M=5, N=24, bias=False, residual="large"),
+    Case(op="fused_add_rmsnorm_gemma", dtype="fp16", M=5, N=24, bias=False),
     Case(op="fused_add_rmsnorm", dtype="fp32", M=3, N=17, bias=False),
     Case(op="fused_add_rmsnorm", dtype="bf16", M=4, N=40, bias=False, residual="large", weight_dtype="fp32"),
     Case(op="fused_add_rmsnorm", dtype="fp16", M=6, N=33, bias=False, residual="opposite", layout="rank3"),

@@ -174,6 +174,23 @@ def test_what_is_computed_is_read_from_no_name(cli: Cli, tmp_path: Path, referen
     assert f"{op} ours bf16" in done.out
 
 
+ADD_LLAMA = """
+import torch
+def run(x, r, g, eps):
+    s = x + r
+    wide = s.float()
+    return g * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype), s
+"""
+
+
+def test_a_sum_whose_xhat_is_rounded_is_an_op_too(cli: Cli, tmp_path: Path) -> None:
+    definition = {**added_definition(), "reference": ADD_LLAMA}
+    own = solution(ADD_LLAMA, "add_rms_h64", into=False, entry_point="src/main.py::run")
+    done = cli("verify", *written(tmp_path, definition=definition, solution=own), *FEW)
+    assert done.code == ExitCode.PASS, done.out + done.err
+    assert "fused_add_rmsnorm_llama ours fp16" in done.out
+
+
 def test_a_definition_of_another_thing_is_told_in_one_line(cli: Cli, tmp_path: Path) -> None:
     words = written(tmp_path, definition=rmsnorm_definition(POST), solution=solution(RIGHT))
     done = cli("verify", *words, *FEW)

@@ -43,13 +43,13 @@ class Problem:
 
 
 def row_of(p: Problem, x: Vector) -> tuple[mpmath.mpf | None, mpmath.mpf, Vector]:
-    """mean, rstd and z of a row, by the definition of the op; rmsnorm_llama's before its rounding, see test_casting.
+    """mean, rstd and z of a row, by the definition of the op; that of Llama before its rounding, see test_casting.
 
     The row of an op that adds a residual is the sum, see test_residual.
     """
     size = len(x)
-    if p.op in ("rmsnorm", "rmsnorm_llama", "rmsnorm_gemma", "fused_add_rmsnorm"):
-        scale = [1 + w for w in p.weight] if p.op == "rmsnorm_gemma" else p.weight
+    if p.op.removeprefix("fused_add_") in ("rmsnorm", "rmsnorm_llama", "rmsnorm_gemma"):
+        scale = [1 + w for w in p.weight] if p.op.endswith("rmsnorm_gemma") else p.weight
         rms = mpmath.sqrt(sum(v * v for v in x) / size + p.eps)
         return None, 1 / rms, [v / rms * g + b for v, g, b in zip(x, scale, p.bias, strict=True)]
     if p.op not in ("layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "fused_add_layernorm"):

@@ -16,8 +16,9 @@ from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import FUSED_ADD, OPS
-from normcheck.oracle import backward_bounds, reference, residual, rounding
+from normcheck.oracle import backward_bounds, casting, reference, residual, rounding
 from normcheck.oracle.conventions import candidates, plainest
+from normcheck.oracle.forward_bounds import EXACT as EXACT_STATISTICS
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.residual import EXACT, MIXED, ROUNDED, SUMS, sums_of
@@ -113,6 +114,7 @@ def exact_gradient(case: Case, inputs: Inputs, stored: Tensor) -> list[list[mpma
     assert inputs.dresidual_out is not None
     step = mpmath.mpf("1e-20")
     weight, dy = ([mpmath.mpf(v) for v in t.flatten().tolist()] for t in (inputs.weight.double(), inputs.dy.double()))
+    weight = [w + int(OPS[case.op].zero_centered) for w in weight]
     cotangent = [mpmath.mpf(v) for v in inputs.dresidual_out.double().flatten().tolist()]
 
     def objective(row: list[mpmath.mpf], first: int) -> mpmath.mpf:
@@ -190,26 +192,102 @@ def test_autograd_adds_up_within_the_bound(uses: int, scale: float) -> None:
         assert {c.output: c.comparison.ratio <= 1 for c in checked} == {"dx": True, "dresidual": True}
 
 
-def test_a_backward_may_have_the_stored_sum_only() -> None:
-    """Its forward norms the exact sum, as quack's; one that takes x alone is wrong."""
-    case = case_of("fused_add_rmsnorm", "bf16", M=16, N=64)
+def rounded(t: Tensor) -> Tensor:
+    return t.to(torch.bfloat16).double()
+
+
+@pytest.mark.parametrize("in_io", [False, True])
+@pytest.mark.parametrize("op", ["fused_add_rmsnorm", "fused_add_rmsnorm_llama", "fused_add_rmsnorm_gemma"])
+def test_a_backward_may_have_the_stored_sum_only(op: str, in_io: bool) -> None:
+    """Its forward norms the exact sum, as quack's; one that takes x alone is wrong. Llama may round what it sums."""
+    facts = OPS[op]
+    case = case_of(op, "bf16", M=16, N=64)
     inputs = inputs_of(case)
-    op, model = OPS[case.op], Model(sum=EXACT)
+    model, assumed = Model(sum=EXACT), facts.rounds_xhat or not in_io
     sums = sums_of(case, inputs, EXACT)
-    judged = judge_of(op, case, inputs, model, {})
-    assert judged.of_backward is not None and judge_of(op, case, inputs, Model(sum=MIXED), {}).of_backward is None
+    judged = judge_of(facts, case, inputs, model, {})
+    assert judged.of_backward is not None and judge_of(facts, case, inputs, Model(sum=MIXED), {}).of_backward is None
     _, saved = judge_forward(judged, {"y": torch.zeros_like(inputs.x)})
-    dy, weight = inputs.dy.double(), inputs.weight.double()
+    dy, weight = inputs.dy.double(), inputs.weight.double() + facts.weight_offset
+    by = rounded if in_io else lambda t: t
 
-    def gradient(rows: Tensor) -> Tensor:
+    def gradients(rows: Tensor) -> dict[str, Tensor]:
         xhat = rows.double() * saved.rstd.double()
-        wd = dy * weight
+        wd = by(dy * weight)
         own = (wd - xhat * (xhat * wd).mean(-1, keepdim=True)) * saved.rstd.double()
-        return (own + sums.dresidual_out.double()).to(torch.bfloat16)
+        of_dw = rounded(xhat) if facts.rounds_xhat else xhat
+        dw = by(dy * of_dw).sum(0).to(torch.bfloat16)
+        return {"dx": (own + sums.dresidual_out.double()).to(torch.bfloat16), "dw": dw}
 
-    for rows, right in ((sums.of_norm, True), (sums.stored, True), (inputs.x, False)):
-        checked = judge_gradients(judged, {"dx": gradient(rows)}, saved, given=False)
+    for rows, right in ((sums.of_norm, assumed), (sums.stored, assumed), (inputs.x, False)):
+        checked = judge_gradients(judged, gradients(rows), saved, given=False)
         assert all(c.comparison.ratio <= 1 for c in checked) == right
+
+
+@pytest.mark.parametrize("residual_dtype", ["same", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_y_of_llama_is_the_definition_in_mpmath(dtype: str, residual_dtype: str) -> None:
+    """The normed sum is rounded to the dtype of x, whatever the sum has, and then multiplied."""
+    case = case_of("fused_add_rmsnorm_llama", dtype, M=4, residual_dtype=residual_dtype)
+    inputs, io, seen = inputs_of(case), FORMATS[dtype], list[Any]()
+    judged = judge_of(OPS[case.op], case, inputs, Model(sum=ROUNDED), {}, watch=seen.append)
+    judge_forward(judged, {"y": torch.zeros_like(inputs.x)})
+    (held,) = (one for one in seen if one.output == "y")
+    weights = [mpmath.mpf(v) for v in inputs.weight.tolist()]
+    stored = sums_of(case, inputs, ROUNDED).stored
+    assert stored.dtype == (torch.float32 if residual_dtype == "fp32" else inputs.x.dtype)
+    with mpmath.workdps(60):
+        for i, row in enumerate(stored.tolist()):
+            root = mpmath.sqrt(sum(mpmath.mpf(v) ** 2 for v in row) / case.N + mpmath.mpf(case.eps))
+            for j, v in enumerate(map(mpmath.mpf, row)):
+                with mpmath.workprec(io.p):  # mpmath rounds to nearest, ties to even
+                    xhat = v / root
+                assert float(held.expected[i, j]) == float(xhat * weights[j]), (i, j)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_backward_between_two_sums_is_within_the_bound_of_llama(dtype: str) -> None:
+    """xhat at either end of what the sums may be, another one at each use, and every product rounded or not."""
+    op, half = OPS["fused_add_rmsnorm_llama"], torch.float16 if dtype == "fp16" else torch.bfloat16
+    for seed in range(12):
+        case = case_of(op.name, dtype, M=1 + seed % 4, N=48, seed=seed, residual=("normal", "large")[seed % 2])
+        inputs = inputs_of(case)
+        judged = judge_of(op, case, inputs, Model(sum=MIXED), {})
+        _, saved = judge_forward(judged, {"y": torch.zeros_like(inputs.x)})
+        added = judged.added(0, case.M)
+        assert added is not None and added.off is not None
+        rstd, dy, g = judged.truth(slice(0, case.M)).rows.rstd, inputs.dy.double(), inputs.weight.double()
+        sums = sums_of(case, inputs, MIXED)
+        ends = [sums.stored.double() * rstd, sums.of_statistics.double() * rstd]
+        for choice in range(8):
+            first, second, third = (ends[choice >> bit & 1] for bit in range(3))
+            by = (lambda t: t.to(half).double()) if seed % 3 else (lambda t: t)
+            wd = by(dy * g)
+            own = (wd - first * (second * wd).mean(-1, keepdim=True)) * rstd
+            dx = (own + sums.dresidual_out.double()).to(half)
+            dw = by(dy * third.to(half).double()).sum(0).to(half)
+            checked = judge_gradients(judged, {"dx": dx, "dresidual": dx, "dw": dw}, saved, given=False)
+            assert {c.output: c.comparison.ratio <= 1 for c in checked} == {"dx": True, "dresidual": True, "dw": True}
+        far = ends[0] + 4 * (added.off + ends[0].abs() * 2.0 ** (1 - FORMATS[dtype].p))
+        (checked_dw,) = judge_gradients(judged, {"dw": (dy * far).sum(0).to(half)}, saved, given=False)
+        assert checked_dw.comparison.ratio > 1 or case.M > 1  # the errors of several rows may cancel
+
+
+def test_the_worst_of_two_sums_and_a_casting_is_what_dx_is_allowed() -> None:
+    """All numbers are positive, each xhat is larger by all of ``off``, and each dy * g by half an ulp."""
+    op, io = OPS["fused_add_rmsnorm_llama"], FORMATS["bf16"]
+    rules, n = rounding.rules(op, Model()), 64
+    x = torch.rand(1, n, dtype=torch.float64) + 1
+    rows, dy = reference.normalise(op, x, 1e-5), torch.full((1, n), 1.5, dtype=torch.float64)
+    backward = reference.backward(op, rows, torch.ones(n, dtype=torch.float64), dy)
+    off, half_ulp = rows.xh * 2.0**-6, 2.0**-8
+    block = backward_bounds.Block(rows, backward, dy, EXACT_STATISTICS)
+    cast = casting.cast(rules, rows, EXACT_STATISTICS, io, off)
+    _, doubt = casting.gradients(rules, block, cast, io, 1, off)
+    larger, wd = rows.xh + off, backward.wd + half_ulp
+    worst = rows.rstd * (backward.wd - half_ulp - larger * (larger * wd).mean(1, keepdim=True)) - backward.dx
+    ratio = worst.abs() / doubt.dx
+    assert bool((ratio <= 1).all()) and float(ratio.min()) > 0.999
 
 
 def test_the_residual_of_a_special_row_is_ordinary() -> None:

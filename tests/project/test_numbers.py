@@ -16,7 +16,7 @@ from normcheck.audit.rotation import SAMPLED
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import OPS
+from normcheck.cases.ops import FUSED_ADD, OPS, QUANTISED
 from normcheck.diagnosis.known import known
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES
@@ -24,7 +24,7 @@ from normcheck.impls.implementation import Implementation
 from tests.project.pages import ALL, PAGES, ROOT
 
 CODE = ROOT / "normcheck"
-ADDING, QUANTISING = ("fused_add_rmsnorm", "fused_add_layernorm"), ("rmsnorm_quant", "fused_add_rmsnorm_quant")
+ADDING, QUANTISING = ([op.name for op in table] for table in (FUSED_ADD, QUANTISED))
 
 
 def numbers(page: str, pattern: str) -> list[int]:

@@ -114,12 +114,15 @@ def in_a_process(folder: Path, commands: list[tuple[str, ...]]) -> list[Any]:
     return [*found, trial]
 
 
-@pytest.mark.parametrize("fact", ["centered", "zero_centered", "clamped"])
+@pytest.mark.parametrize("fact", ["centered", "zero_centered", "clamped", "quantises"])
 def test_a_row_without_a_bound_is_refused(fact: str) -> None:
     fields = {"name": "new", "centered": False, "rounds_xhat": True, "biases": (False,), "formula": "", "source": ""}
     assert Op(**fields).of_models  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="op=new: expected rounds_xhat=True with no centered"):
         Op(**{**fields, fact: True})  # type: ignore[arg-type]
+    for more in ("adds_residual", "quantises"):
+        with pytest.raises(ValueError, match="op=new: expected clamped=True with no adds_residual, quantises"):
+            Op(**{**fields, "rounds_xhat": False, "clamped": True, more: True})  # type: ignore[arg-type]
 
 
 def test_every_row_has_a_name_of_its_own() -> None:

@@ -105,6 +105,7 @@ class KernelCall:
     """One call of a kernel: the inputs in the kernel's own precision, and every step's result under its name.
 
     Shapes: x, xc, xh, dy, wd, z, y, bits (M, N); m, v, r, c1, c2 (M, 1); w, g, b (N,). Without centring m and c2 are 0.
+    ``of_x``: the dtype of x if ``x_io`` is a sum, which may have another one; None: that of ``x_io``.
     """
 
     kernel: Kernel
@@ -116,6 +117,7 @@ class KernelCall:
     options: Mapping[str, float]
     saved: Mapping[str, Tensor] = field(default_factory=dict)
     dy_io: Tensor | None = None
+    of_x: torch.dtype | None = None
 
     m: Tensor = field(init=False)
     xc: Tensor = field(init=False)
@@ -146,8 +148,8 @@ class KernelCall:
 
     @property
     def io(self) -> torch.dtype:
-        """The dtype of x, y, dy and dx."""
-        return self.x_io.dtype
+        """The dtype of x, y and dy, and of dx unless x is a sum."""
+        return self.of_x or self.x_io.dtype
 
     @property
     def facts(self) -> Op:
@@ -250,10 +252,17 @@ class Kernel:
     db: Step = lambda c: c.sum_m(c.dy)
 
     def forward(
-        self, op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, **options: float
+        self,
+        op: str,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        of_x: torch.dtype | None = None,
+        **options: float,
     ) -> Any:
-        """The forward of an op, as ``Implementation.forward``."""
-        c = KernelCall(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options)
+        """The forward of an op, as ``Implementation.forward``; ``of_x``: see ``KernelCall``."""
+        c = KernelCall(kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, of_x=of_x)
         c.m = self.mean(c) if c.centered else c.zeros
         c.xc = self.center(c)
         c.v = self.variance(c)
@@ -279,12 +288,14 @@ class Kernel:
         bias: Tensor | None,
         saved: Mapping[str, Tensor],
         eps: float,
+        of_x: torch.dtype | None = None,
         **options: float,
     ) -> Any:
-        """The backward of an op, as ``Implementation.backward``."""
+        """The backward of an op, as ``Implementation.backward``; ``of_x``: see ``KernelCall``."""
         c = KernelCall(
-            kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, saved=saved, dy_io=dy
-        )
+            kernel=self, op=op, x_io=x, w_io=weight, b_io=bias, eps=eps, options=options, saved=saved, dy_io=dy,
+            of_x=of_x,
+        )  # fmt: skip
         c.dy = self.load(dy, "dy").reshape(-1, c.N).to(self.work)
         c.m = saved["mean"].reshape(-1, 1).to(self.work) if c.centered else c.zeros
         c.r = saved["rstd"].reshape(-1, 1).to(self.work)
@@ -297,7 +308,7 @@ class Kernel:
         c.wd = self.wdy(c)
         c.c1 = self.mean1(c)
         c.c2 = self.mean2(c) if c.centered else c.zeros
-        out = {"dx": self.store(c, self.dx(c), c.io, "dx").reshape(x.shape)}
+        out = {"dx": self.store(c, self.dx(c), x.dtype, "dx").reshape(x.shape)}
         if weight is not None:
             out["dw"] = self.store(c, self.dw(c), weight.dtype, "dw")
         if bias is not None:
@@ -307,7 +318,7 @@ class Kernel:
     def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
         """This kernel as an implementation of ``op``."""
 
-        def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+        def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
             return self.forward(op, x, weight, bias, eps, **options)
 
         def backward(
@@ -318,7 +329,7 @@ class Kernel:
             saved: Any,
             *,
             eps: float,
-            **options: float,
+            **options: Any,
         ) -> Any:
             return self.backward(op, dy, x, weight, bias, saved, eps, **options)
 

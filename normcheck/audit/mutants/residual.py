@@ -7,19 +7,26 @@ changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normcheck.audit.mutants.casting import IN_FP32, IN_IO
+from normcheck.audit.mutants.casting import MUTANTS as OF_CASTING
 from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, rounded, truncated
 from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations
-from normcheck.cases.ops import FUSED_ADD
+from normcheck.cases import ops as table
+from normcheck.cases.ops import FUSED_ADD, Op
 from normcheck.impls.implementation import Implementation
 
 OPS = tuple(op.name for op in FUSED_ADD)
+LLAMA = tuple(op.name for op in FUSED_ADD if op.rounds_xhat)
+GEMMA = tuple(op.name for op in FUSED_ADD if op.zero_centered)
+"""The castings of models."""
+
 _VECTOR = 8
 
 
@@ -66,7 +73,7 @@ class Adding:
         """The forward of an op, as ``Implementation.forward``."""
         wide = self.add(x, residual)
         call = Sum(x=x, residual=residual, wide=wide, stored=self.store(wide, x, residual))
-        outputs = self.kernel.forward(op, self.normed(call), weight, bias, eps)
+        outputs = self.kernel.forward(op, self.normed(call), weight, bias, eps, x.dtype)
         return self.finish(call, {**outputs, "y": outputs["y"].to(x.dtype), "residual_out": call.stored})
 
     def backward(
@@ -86,7 +93,7 @@ class Adding:
         call = Sum(x=x, residual=residual, wide=_added(x, residual), stored=saved["residual_out"])
         added = dresidual_out.float()
         again = self.again(call).float()
-        own = self.kernel.backward(op, self.cotangent(dy, added), again, weight, bias, saved, eps)
+        own = self.kernel.backward(op, self.cotangent(dy, added), again, weight, bias, saved, eps, x.dtype)
         dx, dresidual = self.split(self.total(own["dx"], added), own["dx"], added)
         return {**own, "dx": dx.to(x.dtype), "dresidual": dresidual.to(residual.dtype)}
 
@@ -115,9 +122,8 @@ def _mixed(op: str) -> Implementation:
         outputs = CLEAN.forward(op, wide, weight, bias, eps)
         stored = wide.to(residual.dtype)
         centre = outputs.get("mean", 0.0)
-        y = (stored.float() - centre) * outputs["rstd"] * weight.float()
-        y = y if bias is None else y + bias.float()
-        return {**outputs, "y": y.to(x.dtype), "residual_out": stored}
+        y = _scaled(op, (stored.float() - centre) * outputs["rstd"], x, weight, bias)
+        return {**outputs, "y": y, "residual_out": stored}
 
     def backward(*arguments: Any, **options: Any) -> dict[str, Tensor]:
         return clean.backward(op, *arguments, **options)
@@ -125,12 +131,20 @@ def _mixed(op: str) -> Implementation:
     return Implementation(name="add_mixed", op=op, forward=forward, backward=backward, residual_dtypes=("io", "fp32"))
 
 
-def _norm(op: str, wide: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """The norm of rows in fp32, for autograd."""
-    if op == "fused_add_layernorm":
+def _scaled(op: str, xhat: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """y in the dtype of x, of xhat in fp32; as models write it, if xhat is rounded, with a product in that dtype."""
+    facts = table.OPS[op]
+    if facts.rounds_xhat:
+        return (weight * xhat.to(x.dtype)).to(x.dtype)
+    z = xhat * (1 + weight.float() if facts.zero_centered else weight.float())
+    return (z if bias is None else z + bias.float()).to(x.dtype)
+
+
+def _norm(op: str, wide: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """The norm of rows in fp32, in the dtype of x, for autograd."""
+    if table.OPS[op].centered:
         wide = wide - wide.mean(-1, keepdim=True)
-    z = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-    return z if bias is None else z + bias.float()
+    return _scaled(op, wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps), x, weight, bias)
 
 
 def _eager(op: str) -> Implementation:
@@ -140,7 +154,7 @@ def _eager(op: str) -> Implementation:
         x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         stored = x + residual
-        return _norm(op, stored.float(), weight, bias, eps).to(x.dtype), stored
+        return _norm(op, stored.float(), x, weight, bias, eps), stored
 
     return Implementation(name="add_eager", op=op, forward=forward)
 
@@ -152,7 +166,7 @@ def _eager_exact(op: str) -> Implementation:
         x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         wide = _added(x, residual)
-        return _norm(op, wide, weight, bias, eps).to(x.dtype), wide.to(residual.dtype)
+        return _norm(op, wide, x, weight, bias, eps), wide.to(residual.dtype)
 
     return Implementation(name="add_eager_exact", op=op, forward=forward, residual_dtypes=("io", "fp32"))
 
@@ -185,6 +199,8 @@ _RIGHT: Mapping[str, Adding] = {
 
 CONTROLS = (
     *(adding.implementation(name, op) for name, adding in _RIGHT.items() for op in OPS),
+    *(Adding(kernel=IN_IO).implementation("add_casting_in_io", op) for op in LLAMA),
+    *(Adding(kernel=IN_FP32).implementation("add_casting_in_fp32", op) for op in (*LLAMA, *GEMMA)),
     *(make(op) for make in (_mixed, _eager, _eager_exact) for op in OPS),
     *(_in_place("add_in_place", op, Adding()) for op in OPS),
     *(_in_place("add_in_place_exact", op, _EXACT, backward=None) for op in OPS),
@@ -239,11 +255,9 @@ def _variance_of_x(op: str) -> Implementation:
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, residual: Tensor) -> dict[str, Tensor]:
         outputs = clean.forward(op, x, weight, bias, eps=eps, residual=residual)
         of_x = CLEAN.forward(op, x, weight, bias, eps)
-        wide = outputs["residual_out"].float()
         centre = outputs.get("mean", 0.0)
-        y = (wide - centre) * of_x["rstd"] * weight.float()
-        y = y if bias is None else y + bias.float()
-        return {**outputs, "y": y.to(x.dtype), "rstd": of_x["rstd"]}
+        y = _scaled(op, (outputs["residual_out"].float() - centre) * of_x["rstd"], x, weight, bias)
+        return {**outputs, "y": y, "rstd": of_x["rstd"]}
 
     def backward(*arguments: Any, **options: Any) -> dict[str, Tensor]:
         return clean.backward(op, *arguments, **options)
@@ -258,6 +272,19 @@ def _fault(id: str, what: str, adding: Adding, outputs: tuple[str, ...], **field
     """A fault whose kernel differs from the clean one by the steps of ``adding``; ``fields`` are Mutant's."""
     own = {"source": "invented", "ops": OPS, **fields}
     return Mutant(id=id, what=what, make=lambda op: adding.implementation(id, op), outputs=outputs, **own)
+
+
+def _cast_alike(one: Op, other: Op) -> bool:
+    return (one.rounds_xhat, one.zero_centered) == (other.rounds_xhat, other.zero_centered)
+
+
+def _after_a_sum(fault: Mutant) -> Mutant:
+    """A fault of a casting, in the same casting of a sum."""
+    assert fault.kernel is not None
+    ops = tuple(op.name for op in FUSED_ADD if any(_cast_alike(op, table.OPS[name]) for name in fault.ops))
+    id, adding = f"add-{fault.id}", Adding(kernel=fault.kernel())
+    outputs = (*fault.outputs, "dresidual") if "dx" in fault.outputs else fault.outputs
+    return replace(fault, id=id, ops=ops, make=lambda op: adding.implementation(id, op), outputs=outputs, kernel=None)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -313,6 +340,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mS26", "dresidual is rounded to the dtype of x, though the residual has fp32",
            Adding(split=lambda total, dx, added: (total, rounded(total, torch.bfloat16))), ("dresidual",),
            dtypes=("fp16", "fp32")),
+    Mutant(id="mS27", what="the sum is normed before it is stored, though the stored one is declared",
+           source="invented", make=lambda op: _EXACT.implementation("mS27", op, model={"sum": "rounded"}),
+           ops=(*LLAMA, *GEMMA), outputs=_Y, dtypes=HALF),
+    _fault("mS28", "xhat is rounded to the dtype of the sum in place of that of x: not at all if that is fp32",
+           Adding(kernel=Kernel(xhat=lambda c: rounded(c.xc * c.r, c.x_io.dtype))), ("y",), ops=LLAMA, dtypes=HALF,
+           when="residual_dtype=fp32"),
+    *map(_after_a_sum, OF_CASTING),
 )  # fmt: skip
 
 IMPLEMENTATIONS = (*CONTROLS, *implementations(MUTANTS))

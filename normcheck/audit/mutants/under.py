@@ -106,7 +106,7 @@ def divided(regime: Regime, mutant: Mutant, op: str) -> Implementation | None:
         return None
     kernel, first = mutant.kernel(), regime.first_row
 
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float) -> Any:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
         early = CLEAN.forward(op, x[:first], weight, bias, eps, **options)
         late = kernel.forward(op, x[first:], weight, bias, eps, **options)
         return {name: torch.cat((early[name], late[name])) for name in early}
@@ -119,7 +119,7 @@ def divided(regime: Regime, mutant: Mutant, op: str) -> Implementation | None:
         saved: Mapping[str, Tensor],
         *,
         eps: float,
-        **options: float,
+        **options: Any,
     ) -> Any:
         def of(which: Kernel, rows: slice) -> dict[str, Tensor]:
             own = {name: t.reshape(len(x), -1)[rows] for name, t in saved.items()}

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Backward Triton kernels, except of rmsnorm_llama. On a CPU, call ``interpreter.enable()`` before you import this.
+"""Backward Triton kernels, but for ops that round xhat. On a CPU call ``interpreter.enable()`` before you import this.
 
     xhat = (x - mean) * rstd,  wdy = dy * w      (dy zero where the bitmask is; zero-centered: 1 + w)
     c1   = sum(xhat * wdy) / N,  c2 = sum(wdy) / N        (rmsnorm: c2 = 0)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Forward Triton kernels, except of rmsnorm_llama. On a CPU, call ``interpreter.enable()`` before you import this.
+"""Forward Triton kernels, but for ops that round xhat. On a CPU call ``interpreter.enable()`` before you import this.
 
     mean = sum(x) / N                            (rmsnorm: 0)
     rstd = 1 / sqrt(sum((x - mean)^2) / N + eps)
