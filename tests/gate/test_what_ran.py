@@ -127,6 +127,13 @@ def test_nobody_looks_if_nobody_asks(profiled: Profiled) -> None:
     assert not what_ran(cell(), PLAN, [], used=1.0).ran
 
 
+def test_in_quick_a_known_kernel_is_left_alone_unless_somebody_asks(profiled: Profiled) -> None:
+    known = replace(cell(), spec="torch")
+    for asked, profile, looks in ((False, "quick", False), (True, "quick", True), (False, "ci", True)):
+        plan = replace(PLAN, asked=asked, profile=PROFILES[profile])
+        assert bool(what_ran(known, plan, RAN, used=1.0).ran) == looks
+
+
 def test_a_case_that_cannot_be_profiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     how = InContext(status=NOT_TRIED, why="torch's profiler saw no kernel")
     result = Result(case(3, 64), undeclared_model(cell().implementation, "cpu"), contexts={"profiler": how})
