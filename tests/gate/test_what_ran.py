@@ -23,7 +23,7 @@ from normcheck.checks.contexts import _not_run
 from normcheck.contexts.kernel import Launched
 from normcheck.gate import what_ran as module
 from normcheck.gate.options import VerifyOptions
-from normcheck.gate.plan import Plan, profile_of
+from normcheck.gate.plan import PROFILES, Plan, profile_of
 from normcheck.gate.what_ran import looked, what_ran
 from normcheck.result import CONTEXT, HELD, NOT_TRIED, WRONG, InContext
 from tests.command_line import Cli, KernelFile

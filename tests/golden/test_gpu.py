@@ -42,7 +42,7 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
     """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] <= 220
+    assert run["seconds"] <= 2.1 * len(run["verdicts"])
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
