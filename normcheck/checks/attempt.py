@@ -22,6 +22,7 @@ from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
 from normcheck.checks.contexts import UNTRIED, Tried, tried
 from normcheck.checks.contract import Problem
+from normcheck.circumstances import HELD, NOT_TRIED, TOLD, WRONG, InContext
 from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import NotImported
@@ -29,7 +30,7 @@ from normcheck.oracle.conventions import with_convention
 from normcheck.oracle.judge import BLOCK_ELEMENTS
 from normcheck.oracle.judging import FUSED
 from normcheck.oracle.tolerances import table
-from normcheck.result import CONTEXT, HELD, NOT_TRIED, TOLD, WRONG, InContext
+from normcheck.result import CONTEXT
 from normcheck.runner import call
 from normcheck.runner.environment import memory_bytes
 from normcheck.runner.session import session_of

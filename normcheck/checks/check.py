@@ -26,6 +26,7 @@ from normcheck.checks.probes import probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
 from normcheck.checks.undeclared import undeclared
+from normcheck.circumstances import InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
@@ -34,7 +35,6 @@ from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, table
-from normcheck.result import InContext
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import session_of

@@ -20,9 +20,9 @@ from normcheck.cases.case_line import parsed
 from normcheck.cluster.lines import Answer, CellName, Job, job_of
 from normcheck.errors import NormcheckError, UsageError, itself_failed
 from normcheck.gate.engine import verdict_of
-from normcheck.gate.options import EVERY_CELL, sizes_required
 from normcheck.gate.plan import Replay
 from normcheck.gate.prepare import prepared
+from normcheck.gate.requirements import EVERY_CELL, sizes_required
 from normcheck.gate.unchanged import Files
 from normcheck.gate.workers import patience, take_share
 from normcheck.runner.environment import environment

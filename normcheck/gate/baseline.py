@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from normcheck.circumstances import Ran
 from normcheck.errors import UsageError, one_line
 from normcheck.gate.options import VerifyOptions
 from normcheck.json_types import Count, Number, Only, Whole
 from normcheck.reports._ran import changes
 from normcheck.reports.document import checked, load, plain
 from normcheck.reports.document import text_of as written
-from normcheck.result import CellKey, Ran, SweepResult, Verdict, Worst
+from normcheck.result import CellKey, SweepResult, Verdict, Worst
 
 SCHEMA = "normcheck-baseline/1"
 FLOOR = 0.1

@@ -15,12 +15,12 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.circumstances import Configured
 from normcheck.gate.blame import run_surely
 from normcheck.gate.contexts import chosen
 from normcheck.gate.plan import Plan
 from normcheck.impls import discovery
 from normcheck.impls.kernels.configurations import Configuration
-from normcheck.result import Configured
 from normcheck.runner.session import session_of
 
 _MOST = (3.0, 0.15)

@@ -11,9 +11,9 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.circumstances import NOT_TRIED, InContext
 from normcheck.contexts.catalogue import CONTEXTS, PROFILER
 from normcheck.gate.plan import Plan
-from normcheck.result import NOT_TRIED, InContext
 from normcheck.runner.session import session_of
 
 _MORE, _MOST = (0.3, 0.08), (3.0, 0.15)

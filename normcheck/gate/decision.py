@@ -11,7 +11,8 @@ from normcheck.errors import ExitCode, UsageError
 from normcheck.gate import baseline, known_failures
 from normcheck.gate.baseline import Baseline, drifted, remarks
 from normcheck.gate.known_failures import Known
-from normcheck.gate.options import EVERY_CELL, Requirement, VerifyOptions, requirement
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.requirements import EVERY_CELL, Requirement, requirement
 from normcheck.gate.tally import NO_BACKWARD, refusals
 from normcheck.reports._remedies import of_thin
 from normcheck.result import MOST_REFUSED, SweepResult, Verdict

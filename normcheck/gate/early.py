@@ -8,7 +8,8 @@ from importlib.util import find_spec
 
 from normcheck.errors import UsageError, one_line, one_of, to_install
 from normcheck.files import module_of, writable
-from normcheck.gate.options import EVERY_CELL, VerifyOptions, requirement
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.requirements import EVERY_CELL, requirement
 from normcheck.impls import discovery
 from normcheck.reports.report import formats
 from normcheck.reports.targets import Target, targets

@@ -17,7 +17,8 @@ from normcheck.checks.cell import Cell
 from normcheck.contexts.catalogue import contexts_on
 from normcheck.errors import UsageError, shown
 from normcheck.gate import early
-from normcheck.gate.options import ALL_CONFIGURATIONS, EVERY_CELL, VerifyOptions, requirement
+from normcheck.gate.options import ALL_CONFIGURATIONS, VerifyOptions
+from normcheck.gate.requirements import EVERY_CELL, requirement
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED

@@ -14,8 +14,8 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.cases.strategies import choices, endless
 from normcheck.checks.cell import Cell
-from normcheck.gate.options import sizes_required
 from normcheck.gate.plan import Plan
+from normcheck.gate.requirements import sizes_required
 from normcheck.gate.shrink import seed_of
 from normcheck.planner.plain import Step
 from normcheck.planner.planner import Planner

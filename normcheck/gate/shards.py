@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from normcheck.circumstances import InContext
 from normcheck.errors import ExitCode, UsageError, one_line
 from normcheck.gate.sanity import sensible
 from normcheck.gate.tally import derived, refusals
 from normcheck.oracle.conventions import disagreeing
-from normcheck.result import CellKey, Coverage, InContext, Steadiness, SweepResult, Uncheckable, Vacuity, Verdict, Worst
+from normcheck.result import CellKey, Coverage, Steadiness, SweepResult, Uncheckable, Vacuity, Verdict, Worst
 
 T = TypeVar("T")
 

@@ -19,6 +19,7 @@ from normcheck.checks.contexts import is_not_run
 from normcheck.checks.finding import finding, place, with_larger, worst_ratio
 from normcheck.checks.probes import not_as_before
 from normcheck.checks.refusal import is_of_exception
+from normcheck.circumstances import WRONG
 from normcheck.contexts.catalogue import PROFILER
 from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
@@ -27,15 +28,15 @@ from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_swee
 from normcheck.gate.configurations import are_tried, each_configuration, unjudged
 from normcheck.gate.contexts import failing_in_context, missing
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
-from normcheck.gate.options import sizes_required
 from normcheck.gate.plan import Plan, planner_of
+from normcheck.gate.requirements import sizes_required
 from normcheck.gate.sequence import ROWS_EVERY, Sequence
 from normcheck.gate.shrink import Stop, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
 from normcheck.gate.what_ran import what_ran
 from normcheck.oracle import judging
 from normcheck.planner.planner import Planner
-from normcheck.result import ASLEEP, CONTEXT, WRONG, Coverage, Verdict
+from normcheck.result import ASLEEP, CONTEXT, Coverage, Verdict
 from normcheck.runner.call import poisoned_memory
 from normcheck.runner.session import session_of
 

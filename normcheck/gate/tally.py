@@ -14,24 +14,14 @@ from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.contract import Problem
+from normcheck.circumstances import Configured, InContext, Ran
 from normcheck.errors import one_line
 from normcheck.impls import source_location
 from normcheck.oracle.conventions import OPEN, Convention, in_words, shown
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
-from normcheck.result import (
-    Configured,
-    Finding,
-    InContext,
-    Ran,
-    Steadiness,
-    Uncheckable,
-    Vacuity,
-    Verdict,
-    Worst,
-    three_digits,
-)
+from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
 
 _MOST_SHOWN = 2  # conventions that a case fits
 _NONE_OF = {1: "it", 2: "either"}

@@ -12,11 +12,11 @@ from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.contexts import is_not_run
+from normcheck.circumstances import HELD, InContext, Ran
 from normcheck.contexts.catalogue import PROFILER
 from normcheck.gate.contexts import held_to
 from normcheck.gate.plan import Plan
 from normcheck.impls import discovery
-from normcheck.result import HELD, InContext, Ran
 from normcheck.runner.session import session_of
 
 _MOST = (1.0, 0.02)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from normcheck.circumstances import HELD, NOT_TRIED, TOLD, WRONG
 from normcheck.reports import _text
 from normcheck.reports._failure import kind_words
 from normcheck.reports._progress import Line, progress_line
@@ -28,7 +29,7 @@ from normcheck.reports._text import (
     short,
     text_of,
 )
-from normcheck.result import HELD, MOST_REFUSED, NOT_TRIED, TOLD, WRONG, CellKey, Steadiness, Verdict, Worst
+from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
 
 _STANDS_ON = len(" 200 cases, 100 shapes")
 

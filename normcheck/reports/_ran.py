@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from normcheck.circumstances import Ran
 from normcheck.reports._text import short
-from normcheck.result import Ran
 
 _DIRECTIONS = ("forward", "backward")
 _MOST = 3

@@ -15,6 +15,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
+from normcheck.circumstances import InContext
 from normcheck.errors import cut
 from normcheck.reports import _text
 from normcheck.reports._cells import Screen, columns_of, live, name_of, name_room, put_cell
@@ -38,7 +39,7 @@ from normcheck.reports._text import (
     ulps,
 )
 from normcheck.reports.report import Report
-from normcheck.result import ASLEEP, IMPORT, CellKey, Finding, InContext, SweepResult, Verdict
+from normcheck.result import ASLEEP, IMPORT, CellKey, Finding, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 

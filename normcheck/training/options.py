@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from normcheck.gate.options import Device, Dtypes, NewSeed, Option, ops
+from normcheck.gate.options import Device, Dtypes, NewSeed, ops
+from normcheck.options import Option
 
 LEAST_SECONDS, MOST_SECONDS = 0.1, 3600.0
 

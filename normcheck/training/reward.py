@@ -10,8 +10,9 @@ from typing import Any
 
 from normcheck.cases.dtypes import DTYPES
 from normcheck.errors import UsageError, one_line, one_of, shown
-from normcheck.gate.options import built, ops
+from normcheck.gate.options import ops
 from normcheck.impls import discovery
+from normcheck.options import built
 from normcheck.training.options import RewardOptions
 from normcheck.training.process import NoAnswer, answer
 from normcheck.training.score import STAGES, Reward

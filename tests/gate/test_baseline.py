@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from normcheck.circumstances import Ran
 from normcheck.errors import UsageError
 from normcheck.gate.baseline import FLOOR, document, drifted, read, remarks, text_of
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.options import VerifyOptions
 from normcheck.options import built
-from normcheck.result import Ran, SweepResult, Verdict, Worst
+from normcheck.result import SweepResult, Verdict, Worst
 from tests.sample_runs import CASE, failed, finding, run, skipped, verdict
 
 MEANT = "if that is meant, make the baseline anew"

@@ -19,12 +19,12 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.claims import claims_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
+from normcheck.circumstances import Configured
 from normcheck.errors import UsageError
 from normcheck.gate import configurations
 from normcheck.gate.configurations import are_tried, cases_for, each_configuration, unjudged
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.kernels.configurations import parts
-from normcheck.result import Configured
 from normcheck.runner.session import session_of
 from tests.command_line import Cli
 from tests.quality import configuration_kernels as kernels

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from normcheck.cases.case_line import parsed
+from normcheck.circumstances import InContext
 from normcheck.contexts.catalogue import CONTEXTS, contexts_on
 from normcheck.gate.contexts import chosen
-from normcheck.result import InContext
 from tests.command_line import Cli
 from tests.quality import context_kernels as kernels
 

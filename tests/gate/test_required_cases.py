@@ -9,7 +9,8 @@ import pytest
 
 from normcheck.errors import UsageError
 from normcheck.gate.decision import Terms, concluded, decide, terms_of, thinned
-from normcheck.gate.options import MOST_REQUIRED, VerifyOptions, requirement
+from normcheck.gate.options import VerifyOptions
+from normcheck.gate.requirements import MOST_REQUIRED, requirement
 from normcheck.options import built
 from tests.command_line import Cli, KernelFile
 from tests.sample_runs import failed, finding, run, skipped, thin_cell, verdict

@@ -20,12 +20,13 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.contexts import _not_run
+from normcheck.circumstances import HELD, NOT_TRIED, WRONG, InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.gate import what_ran as module
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES, Plan, profile_of
 from normcheck.gate.what_ran import looked, what_ran
-from normcheck.result import CONTEXT, HELD, NOT_TRIED, WRONG, InContext
+from normcheck.result import CONTEXT
 from tests.command_line import Cli, KernelFile
 
 KERNELS = Path(__file__).parents[1] / "quality" / "gpu_launching_kernels.py"  # which imports Triton

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
+from normcheck.circumstances import Ran
 from normcheck.contexts.profiler import kernels
 from normcheck.reports import terminal
 from normcheck.reports._ran import changes, changing, lines
-from normcheck.result import Ran
 from tests.sample_runs import run, verdict
 
 
