@@ -105,15 +105,25 @@ def _why(broken: Broken) -> str:
 
 
 def device(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """Inputs on a GPU that is not the current one, then on the current one, and again."""
+    """Inputs on a GPU that is not the current one, then on the current one, and again.
+
+    The current GPU is busy meanwhile, so that what is launched on it in place of the other one is late for who reads
+    the results there. A copy between two GPUs would wait for both.
+    """
     count = torch.cuda.device_count()
     if count < 2:
         raise NotTried("it takes two GPUs, and there is one")
     current = torch.cuda.current_device()
     there = f"cuda:{(current + 1) % count}"
     for number, inputs in enumerate((first, second)):
-        given = inputs.each(lambda tensor: tensor.to(there))
-        found = both(kernel, given)
+        other = (second, first)[number]  # whose results lie in memory that may be used again
+        given, before = (own.each(lambda tensor: tensor.to(there)) for own in (inputs, other))
+        both(kernel, before)  # what compiles or plans takes longer than the current GPU is busy
+        for gpu in (current, there):
+            torch.cuda.synchronize(gpu)
+        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
+        found = {name: tensor.clone() for name, tensor in both(kernel, given).items()}
+        torch.cuda.synchronize(there)
         astray = [f"{name} is on {t.device}" for name, t in found.items() if t.device != given.x.device]
         if torch.cuda.current_device() != current:
             astray.append(f"cuda:{torch.cuda.current_device()} is the current device afterwards")

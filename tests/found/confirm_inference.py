@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-from exact import DEVICE, F16, F32, apart, bare, error, layer, numbers, rms, shows
+from exact import DEVICE, F16, F32, apart, bare, error, layer, numbers, on_another_gpu, rms, shows
 
 
 # --- conch ---
@@ -20,6 +21,29 @@ def conch_gemma_writes_between_rows() -> None:
     y = gemma_rms_norm(x, w, 1e-5)
     assert not torch.equal(wide[:, 12:], before[:, 12:])  # columns that are not in x
     assert error(y, exact) > 0.1
+
+
+def _conch_waits_for_the_current_gpu(call: Any, exact: Any) -> None:
+    if torch.cuda.device_count() < 2:
+        print("skip: needs two GPUs")
+        return
+    before, x, w = (t.to("cuda:1") for t in (numbers(64, 512, seed=1), numbers(64, 512), numbers(512, seed=2)))
+    right = exact(x, w)
+    assert error(on_another_gpu(lambda x: call(x, w, 1e-5), before, x), right) > 0.1  # a call that is done: 1e-7
+
+
+@shows("conch-triton-kernels-1.3", gpu=True)
+def conch_gemma_launches_on_the_current_gpu() -> None:
+    from conch.ops.normalization.gemma_rms_norm import gemma_rms_norm
+
+    _conch_waits_for_the_current_gpu(gemma_rms_norm, lambda x, w: rms(x, 1 + w))
+
+
+@shows("conch-triton-kernels-1.3", gpu=True)
+def conch_rmsnorm_launches_on_the_current_gpu() -> None:
+    from conch.ops.normalization.rms_norm import rms_norm
+
+    _conch_waits_for_the_current_gpu(rms_norm, rms)
 
 
 # --- flashnn, cuda-triton-multiarch, sglang: rows that lie apart ---

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from exact import BF16, DEVICE, F16, F32, bare, error, gradients, layer, numbers, rms, shows
+from exact import BF16, DEVICE, F16, F32, bare, error, gradients, layer, numbers, on_another_gpu, rms, shows
 
 
 # --- Liger-Kernel ---
@@ -43,6 +43,34 @@ def liger_rmsnorm_wants_a_module_that_nobody_imported() -> None:
     else:
         said = "it can be called"
     assert "no attribute 'tensor'" in said
+
+
+def _liger_waits_for_the_current_gpu(call: Any, exact: Any) -> None:
+    if torch.cuda.device_count() < 2:
+        print("skip: needs two GPUs")
+        return
+    before, x, w = (numbers(64, 512, seed=1).to("cuda:1"), numbers(64, 512).to("cuda:1"), numbers(512, seed=2))
+    w = w.to("cuda:1")
+    seen = on_another_gpu(lambda x: call(x, w), before, x)
+    assert error(seen, exact(x, w)) > 0.1  # a call that is done: 1e-7
+
+
+@shows("liger-kernel-0.8.0", gpu=True)
+def liger_layernorm_launches_on_the_current_gpu() -> None:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction as Liger
+
+    _liger_waits_for_the_current_gpu(
+        lambda x, w: Liger.apply(x, w, torch.zeros_like(w), 1e-5), lambda x, w: layer(x, w, torch.zeros_like(w))
+    )
+
+
+@shows("liger-kernel-0.8.0", gpu=True)
+def liger_fused_add_launches_on_the_current_gpu() -> None:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as Liger
+
+    _liger_waits_for_the_current_gpu(
+        lambda x, w: Liger.apply(x, x, w, 1e-5, 0.0, "gemma", False)[0], lambda x, w: rms(2 * x, w)
+    )
 
 
 # --- flash-linear-attention ---

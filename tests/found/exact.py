@@ -71,3 +71,22 @@ def bare(name: str, **names: Any) -> None:
     module.__path__ = []
     vars(module).update(names)
     sys.modules[name] = module
+
+
+def on_another_gpu(call: Callable[[torch.Tensor], torch.Tensor], before: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``call(x)`` of tensors on the second GPU while the first one is current and busy, as who reads it there sees it.
+
+    A call that launches on the GPU of its tensors is done before; one that launches on the current GPU has not begun.
+    ``before``: other numbers, for a call that compiles.
+    """
+    with torch.cuda.device(0):
+        call(before)
+        for gpu in (0, 1):
+            torch.cuda.synchronize(gpu)
+        torch.cuda._sleep(1 << 31)
+        returned = call(x)
+    with torch.cuda.device(1):
+        seen = returned.clone()
+        torch.cuda.synchronize(1)
+    torch.cuda.synchronize(0)
+    return seen
