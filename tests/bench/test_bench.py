@@ -355,10 +355,10 @@ def test_fewer_rows_are_verified_where_memory_is_short(kernels: str, monkeypatch
     monkeypatch.setattr(verified, "too_large", lambda case, device: "")
     real = verified.run_case
 
-    def short(cell: Cell, case: object, plan: Plan, **options: object) -> object:
+    def short(cell: Cell, case: object, plan: Plan, ask: object) -> object:
         if case.M > 4:  # type: ignore[attr-defined]
             raise torch.OutOfMemoryError("planted")
-        return real(cell, case, plan, **options)  # type: ignore[arg-type]
+        return real(cell, case, plan, ask)  # type: ignore[arg-type]
 
     monkeypatch.setattr(verified, "run_case", short)
     assert verify(cell, SETTING, plan).rows == 4

@@ -10,6 +10,7 @@ import pytest
 
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.errors import UsageError
@@ -34,10 +35,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch, shard: tuple[int, int]) -> list[tuple
     """The cases that a sweep runs, with what the probes are asked, in their order."""
     seen: list[tuple[str, object]] = []
 
-    def note(
-        cell: Any, case: Any, plan: Any, floors: Any = None, depth: Any = None, *_: object, **__: object
-    ) -> Result:
-        seen.append((str(case), depth))
+    def note(cell: Any, case: Any, plan: Any, ask: Ask) -> Result:
+        seen.append((str(case), ask.depth))
         return Result(case, table().model)
 
     monkeypatch.setattr(sweep, "run_surely", note)

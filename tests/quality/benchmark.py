@@ -102,8 +102,8 @@ def seconds_without_probes(cell: Cell, plan: Plan) -> float:
     """Processor seconds of the same sweep if it looked at values only."""
     start, surely = time.process_time(), sweeping.run_surely
 
-    def unprobed(cell, case, plan, floors, depth, *more, **named):
-        return surely(cell, case, plan, floors, Depth.OFF, *more, **named)
+    def unprobed(cell, case, plan, ask):
+        return surely(cell, case, plan, replace(ask, depth=Depth.OFF))
 
     with patch.object(sweeping, "run_surely", unprobed):
         run_cell(cell, plan, lambda *_: None)
