@@ -131,7 +131,7 @@ def test_an_edited_package_does_not_pass(edit: str, isolation: str, cli: Cli, mo
     Path("wrong.py").write_text(
         "def wrong(x, weight, bias, eps):\n    return x * weight * float('nan') + (0 if bias is None else bias)\n"
     )
-    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", isolation)
+    few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "3", "--no-contexts", isolation)  # they judge anew
     done = cli("verify", "--impl", "wrong.py:wrong", "--op", "rmsnorm", *few)
     assert (done.code, done.err) == (3, "")
     for word in ("pass", "thin"):
