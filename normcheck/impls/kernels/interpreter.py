@@ -26,7 +26,7 @@ import numpy as np
 
 from normcheck.cases.dtypes import CODES, Format
 from normcheck.errors import NormcheckError
-from normcheck.impls.kernels import on_cpu
+from normcheck.impls.kernels import interpreter_costs, on_cpu
 from normcheck.impls.kernels.interpreted import enabled, note_launch
 
 __all__ = ["Remedy", "code_bits", "enable", "enabled", "narrow_bits", "widen_bits"]
@@ -53,6 +53,7 @@ def enable() -> None:
         return
     try:
         Remedy(interpreter, tl).install()
+        interpreter_costs.cut(tl, interpreter.TritonSemantic)
         _check(interpreter, tl)
         on_cpu.answer(interpreter, tl)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
@@ -302,6 +303,8 @@ def _patch_once(interpreter: Any) -> Callable[[Any], Any]:
     patched: set[int] = set()
 
     def patch(fn: Any) -> Any:
+        if len(patched) == 2:  # triton.language and its core: there are no others
+            return interpreter._LangPatchScope()
         modules = {id(v) for v in fn.__globals__.values() if v is interpreter.tl or v is interpreter.tl.core}
         if not modules or not modules <= patched:
             original(fn)

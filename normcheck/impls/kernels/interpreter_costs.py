@@ -1,0 +1,104 @@
+"""What Triton's interpreter makes anew in each operation, and need not: remedies that change no value.
+
+Three quarters of an operation on a small tile are types: a block's type copies its shape into constexpr and writes its
+own name, a tensor copies the shape again, and each sum or product of integers is computed once more in int64, to see
+whether it overflowed, which is told only if a kernel is debugged. Here the fields of types and tensors are made once
+for each element type and shape, and what has no effect is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["cut"]
+
+
+def cut(tl: Any, semantic: Any) -> None:
+    """Remedy the classes of ``tl`` (triton.language) and ``semantic`` (TritonSemantic), once in a process.
+
+    Raises AttributeError if one of them is not there.
+    """
+    tl.core.block_type.__init__ = _block_type_made_once(tl.core.block_type.__init__)
+    tl.core.tensor.__init__ = _tensor_fields_made_once(tl.core.tensor.__init__)
+    semantic.binary_op_type_checking_impl = _types_alike(
+        semantic.binary_op_type_checking_impl, (tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.int32, tl.int64)
+    )
+    semantic.broadcast_impl_value = _shapes_compared_once(semantic.broadcast_impl_value)
+    semantic.binary_op_sanitize_overflow_impl = _checked_if_told(semantic.binary_op_sanitize_overflow_impl)
+
+
+def _block_type_made_once(original: Callable[..., None]) -> Callable[..., None]:
+    """``block_type.__init__`` that takes the fields of the first type with this element, by its name, and this shape.
+
+    Types of one shape have the same object for it.
+    """
+    known: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, Any] = {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(getattr(size, "value", size) for size in shape)
+        key = element_ty.name, type(shape), sizes
+        fields = known.get(key)
+        if fields is None:
+            original(self, element_ty, shape)
+            self.shape = shapes.setdefault(sizes, self.shape)
+            known[key] = self.__dict__
+        else:
+            self.__dict__ = fields
+
+    return init
+
+
+def _shapes_compared_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``broadcast_impl_value`` that has nothing to do if both blocks have the same object for a shape."""
+
+    def broadcast(semantic: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = lhs.type, rhs.type
+        if left is right or (left.is_block() and right.is_block() and left.shape is right.shape):
+            return lhs, rhs
+        return original(semantic, lhs, rhs)
+
+    return broadcast
+
+
+def _tensor_fields_made_once(original: Callable[..., None]) -> Callable[..., None]:
+    """``tensor.__init__`` that copies the fields of the first tensor of this type, but for its handle."""
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        fields = type.__dict__.get("_normcheck_fields")
+        if fields is None:
+            original(self, handle, type)
+            type._normcheck_fields = {name: value for name, value in self.__dict__.items() if name != "handle"}
+        else:
+            self.__dict__.update(fields)
+            self.handle = handle
+
+    return init
+
+
+def _types_alike(original: Callable[..., Any], known: tuple[Any, ...]) -> Callable[..., Any]:
+    """``binary_op_type_checking_impl`` that converts nothing if both tensors have one of the ``known`` dtypes.
+
+    A division of halves is the exception: it says so in a fourth argument.
+    """
+    names = {dtype.name for dtype in known}
+
+    def check(semantic: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
+        left = getattr(getattr(lhs, "dtype", None), "name", None)
+        alike = left in names and left == getattr(getattr(rhs, "dtype", None), "name", None)
+        if alike and len(args) <= 3 and not kwargs.get("div_or_mod"):
+            return semantic.broadcast_impl_value(lhs, rhs)
+        return original(semantic, lhs, rhs, *args, **kwargs)
+
+    return check
+
+
+def _checked_if_told(original: Callable[..., None]) -> Callable[..., None]:
+    """``binary_op_sanitize_overflow_impl`` if its result is looked at: else triton computes it and tells nobody."""
+
+    def check(semantic: Any, *args: Any) -> None:
+        if semantic.builder.options.debug:
+            original(semantic, *args)
+
+    return check
