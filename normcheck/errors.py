@@ -126,7 +126,9 @@ def itself_failed(error: BaseException) -> str:
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
-    return f"{ITSELF_FAILED}: {type(error).__name__}: {error} ({where})"
+    full = isinstance(error, MemoryError) or "out of memory" in str(error)
+    advice = ": others use the memory; end them, or run one cell at a time (--workers 1)" if full else ""
+    return f"{ITSELF_FAILED}: {type(error).__name__}: {error} ({where}){advice}"
 
 
 def one_of(choices: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a message says to install: normcheck with an extra, from where this one came."""
+"""What a message says to install, from where this one came; and what an exception of normcheck's own is told as."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from normcheck import errors
-from normcheck.errors import to_install
+from normcheck.errors import itself_failed, to_install
 
 
 def test_in_a_checkout_it_is_the_checkout() -> None:
@@ -48,3 +48,16 @@ def test_what_pip_did_not_install_comes_from_an_index(monkeypatch: pytest.Monkey
     monkeypatch.setattr(errors, "CHECKOUT", tmp_path)
     monkeypatch.setattr(errors, "distribution", none)
     assert to_install("plot") == "pip install 'normcheck[plot]'"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RuntimeError("CUDA error: out of memory"), True), (MemoryError(), True), (RuntimeError("no such key"), False)],
+)
+def test_who_finds_no_memory_is_told_that_others_use_it(error: Exception, told: bool) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        said = itself_failed(raised)
+    assert said.startswith("normcheck itself failed: ")
+    assert ("--workers 1" in said) is told

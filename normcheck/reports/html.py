@@ -13,6 +13,7 @@ from normcheck.reports._cells import MARKS, name_of
 from normcheck.reports._failure import explanation_words, headline, kind_words
 from normcheck.reports._page import NEEDS, put_page
 from normcheck.reports._plain_text import block, environment, is_known, messages
+from normcheck.reports._ran import lines as lines_of_ran
 from normcheck.reports._reasons import case_reasons, reasons
 from normcheck.reports._summary import rest, word
 from normcheck.reports._svg import INK, LINES, MARKERS, figure, inline, pieces
@@ -82,6 +83,7 @@ def write(run: SweepResult, stream: TextIO) -> None:
         more_failures=_more(failed),
         pictures=[*_pictures(run.verdicts)],
         steadiness=[_steadiness(v) for v in run.verdicts if v.status in ("pass", "thin", "fail") and v.cases],
+        elsewhere=[_elsewhere(v) for v in run.verdicts if v.contexts or v.configurations or v.ran],
         drift=drift,
         made=_made(run),
     )
@@ -260,6 +262,20 @@ def _steadiness(verdict: Verdict) -> tuple[str, ...]:
     touched = failure is not None and failure.kind in _MEMORY
     memory = headline(failure) if touched and failure is not None else "nothing but its own"
     return name_of(verdict.key), said(verdict.repeats), said(verdict.invariance), memory
+
+
+def _elsewhere(verdict: Verdict) -> tuple[str, ...]:
+    """How the cell did in each context and with each configuration, and the kernels that ran."""
+    contexts = [
+        f"{short(name)}: {how.status}" + (f" ({short(how.why, 300)})" if how.why else "")
+        for name, how in verdict.contexts.items()
+    ]
+    found = verdict.configurations
+    configurations = [] if found is None else [f"{found.judged} of {found.allowed} judged", short(found.why, 300)]
+    if found is not None:
+        configurations += [f"{short(name, 300)}: {short(why, 300)}" for name, why in found.cannot.items()]
+    columns = contexts, filter(None, configurations), lines_of_ran(verdict.ran)
+    return name_of(verdict.key), *("; ".join(column) or "-" for column in columns)
 
 
 def _made(run: SweepResult) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from normcheck.circumstances import Configured, InContext, Ran
 from normcheck.errors import UsageError, to_install
 from normcheck.reports import html, json_reader
 from normcheck.reports import json as json_report
@@ -153,6 +154,21 @@ def test_the_order_of_its_parts() -> None:
     ]
     assert "other bits: y in 2 of 9" in page.text
     assert "worst ratio 0.1 to 0.9" in page.text
+
+
+def test_contexts_configurations_and_what_ran_are_a_table() -> None:
+    held = InContext(status="held", cases=3)
+    cannot = InContext(status="not tried", why="<b>it waits for the GPU</b>")
+    found = Configured(judged=3, allowed=4, cannot={"_fwd:2": "shared memory"}, why="its time")
+    ran = Ran(M=3, N=64, forward=("rms_small",), backward=())
+    cell = verdict(contexts={"again": held, "graph": cannot}, configurations=found, ran=(ran,))
+
+    text = Page(page_of(run(cell))).text
+
+    assert "again: held; graph: not tried (<b>it waits for the GPU</b>)" in text
+    assert "3 of 4 judged; its time; _fwd:2: shared memory" in text
+    assert "forward: rms_small" in text
+    assert "what ran" not in Page(page_of(run(verdict()))).text
 
 
 def test_the_terminals_text_of_a_failure_is_unchanged() -> None:
