@@ -98,6 +98,9 @@ _SOL = File(
     "f0d6509e55153fd1f9600c71af5cb1567d6ded7527387efa24647ce951df8073",
 )
 _SQL = ("sqlalchemy", "typing-extensions", "pyyaml", "packaging")
+_CUTE = ("nvidia-cutlass-dsl==4.8.1", "nvidia-cutlass-dsl-libs-base==4.8.1", "nvidia-cutlass-dsl-libs-core==4.8.1",
+         "nvidia-cutlass-dsl-libs-cu13==4.8.1", "apache-tvm-ffi", "torch-c-dlpack-ext", "cuda-bindings",
+         "cuda-pathfinder", "einops", "protobuf")  # fmt: skip
 _NO_BUILD = (("FLASH_ATTENTION_SKIP_CUDA_BUILD", "TRUE"), ("MAMBA_SKIP_CUDA_BUILD", "TRUE"))
 
 PACKAGES = (
@@ -110,6 +113,9 @@ PACKAGES = (
     Package("flag-gems", "5.0.2", "flag_gems", beside=_SQL),
     Package("xjh-gems", "4.4", "flag_gems", beside=_SQL),
     Package("conch-triton-kernels", "1.3", "conch"),
+    Package("quack-kernels", "0.6.5", "quack", beside=_CUTE),
+    Package("lmdeploy", "0.18.0", "lmdeploy"),
+    Package("dlblas", "0.0.7", "dlblas"),
     Package("trinix", "0.1.4", "trinix"),
     Package("flashnn", "0.1.1", "flashnn"),
     Package("cuda-triton-multiarch", "0.1.3", "multiarch"),

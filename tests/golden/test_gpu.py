@@ -15,6 +15,7 @@ from normcheck.bench.suites import SUITES
 from normcheck.cases.dtypes import DTYPES
 from normcheck.impls import discovery
 from normcheck.oracle.residual import IN_WORDS
+from tests.quality import gpu_context_kernels, gpu_contexts
 
 RECORDED = ("cudnn", "torch", "triton")
 FOLDER = Path(__file__).parents[2] / "golden" / "gpu"
@@ -179,6 +180,19 @@ def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
     # It is harmless in rows of up to 16: found in the second case, and not shrunk below 17.
     assert cells["illegal_access"]["cases"] == 2
     assert " N=17 " in cells["illegal_access"]["failure"]["case"]
+
+
+def test_what_is_wrong_in_a_context_alone_was_found_on_a_gpu() -> None:
+    """``python -m tests.quality.gpu_contexts golden/gpu/contexts.json`` on two GPUs."""
+    run = json.loads((FOLDER / "contexts.json").read_text(encoding="utf-8"))
+    assert (run["schema"], run["gpus"], run["case"]) == ("normcheck-gpu-contexts/1", 2, gpu_contexts.CASE)
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    expected = {name: (context, output) for name, _, context, output in gpu_contexts.wrong()}
+    found = {name: tuple(cell["found"][:3]) for name, cell in run["wrong"].items()}
+    assert found == {name: ("context", *where) for name, where in expected.items()}
+    assert {context for context, _ in expected.values()} == set(gpu_contexts.CONTEXTS)
+    held = {"status": "pass", "contexts": dict.fromkeys(gpu_contexts.CONTEXTS, "held")}
+    assert run["right"] == dict.fromkeys(gpu_context_kernels.RIGHT, held)
 
 
 def test_two_gpus_judge_as_one_does() -> None:

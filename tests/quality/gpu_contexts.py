@@ -1,0 +1,59 @@
+"""What comes on a GPU of kernels that are wrong in a context alone: `python -m tests.quality.gpu_contexts RECORD.json`.
+
+On one small case in fp16, each wrong kernel in its context, each right one in all; ``device`` takes two GPUs. The
+record is for golden/gpu, where `tests/golden/test_gpu.py` judges it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import normcheck
+from normcheck.runner.environment import environment
+from tests.quality import context_kernels, gpu_context_kernels
+
+CASE = "rmsnorm fp16 M=40 N=33 eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
+CONTEXTS = ("stream", "graph", "device", "inference", "frozen", "again", "thread")
+ON_A_CPU = ("threads", "compile")
+"""Contexts of kernels that are not wrong on a GPU, or are tried by the command line alone."""
+
+
+def wrong() -> Iterator[tuple[str, Callable[..., Tensor], str, str]]:
+    """Name, kernel, context and output of each that is wrong on a GPU and comes back."""
+    for kernels in (gpu_context_kernels.WRONG, context_kernels.WRONG):
+        for name, (kernel, context, output) in kernels.items():
+            if context not in ON_A_CPU and name != "hangs":
+                yield name, kernel, context, output
+
+
+def judged(kernel: Callable[..., Tensor], *contexts: str) -> dict[str, Any]:
+    """The status of the case, the finding if there is one, and how each context went."""
+    (verdict,) = normcheck.verify(kernel, op="rmsnorm", case=CASE, device="cuda", context=contexts)
+    found = verdict.failure
+    told = {} if found is None else {"found": [found.kind, found.check, found.output, found.message]}
+    return {"status": verdict.status, **told, "contexts": {name: how.status for name, how in verdict.contexts.items()}}
+
+
+def main() -> None:
+    record = {
+        "schema": "normcheck-gpu-contexts/1",
+        "environment": environment("cuda"),
+        "gpus": torch.cuda.device_count(),
+        "case": CASE,
+        "wrong": {name: judged(kernel, context) for name, kernel, context, _ in wrong()},
+        "right": {name: judged(kernel, *CONTEXTS) for name, kernel in gpu_context_kernels.RIGHT.items()},
+    }
+    Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print({name: (each["status"], *each.get("found", ())[:3]) for name, each in record["wrong"].items()})
+    print(record["right"])
+
+
+if __name__ == "__main__":
+    main()
