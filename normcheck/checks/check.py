@@ -6,6 +6,7 @@ gradients also from a backward fed with the reference's statistics. The probes c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -179,7 +180,21 @@ def _no_memory(broken: Broken, case: Case, device: str) -> str:
     if device != "cuda" or "out of memory" not in broken.message:
         return ""
     free, plenty = torch.cuda.mem_get_info()[0], max(_PLENTY_BYTES, _PLENTY_FOR_ELEMENT * case.M * case.N)
+    free = min(free, _left_to_it(broken.message, free))
     return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < plenty else ""
+
+
+def _left_to_it(message: str, unknown: int) -> int:
+    """Bytes that others left to the kernel's process when torch raised ``message``: free ones, and its own."""
+    found = [pattern.search(message) for pattern in (_FREE, _OWN)]
+    if None in found:
+        return unknown
+    return sum(int(float(said["number"]) * _UNITS[said["unit"]]) for said in found if said is not None)
+
+
+_BYTES = r"(?P<number>[\d.]+) (?P<unit>bytes|KiB|MiB|GiB)"
+_FREE, _OWN = re.compile(f"of which {_BYTES} is free"), re.compile(f"this process has {_BYTES} memory in use")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 NO_MEMORY = "the GPU's memory is in use"

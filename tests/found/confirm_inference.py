@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from exact import DEVICE, F16, F32, apart, bare, error, layer, numbers, on_another_gpu, rms, shows
+from exact import BF16, DEVICE, F16, F32, apart, bare, error, hollow, layer, numbers, rms, shows
 
 
 # --- conch ---
@@ -21,29 +21,6 @@ def conch_gemma_writes_between_rows() -> None:
     y = gemma_rms_norm(x, w, 1e-5)
     assert not torch.equal(wide[:, 12:], before[:, 12:])  # columns that are not in x
     assert error(y, exact) > 0.1
-
-
-def _conch_waits_for_the_current_gpu(call: Any, exact: Any) -> None:
-    if torch.cuda.device_count() < 2:
-        print("skip: needs two GPUs")
-        return
-    before, x, w = (t.to("cuda:1") for t in (numbers(64, 512, seed=1), numbers(64, 512), numbers(512, seed=2)))
-    right = exact(x, w)
-    assert error(on_another_gpu(lambda x: call(x, w, 1e-5), before, x), right) > 0.1  # a call that is done: 1e-7
-
-
-@shows("conch-triton-kernels-1.3", gpu=True)
-def conch_gemma_launches_on_the_current_gpu() -> None:
-    from conch.ops.normalization.gemma_rms_norm import gemma_rms_norm
-
-    _conch_waits_for_the_current_gpu(gemma_rms_norm, lambda x, w: rms(x, 1 + w))
-
-
-@shows("conch-triton-kernels-1.3", gpu=True)
-def conch_rmsnorm_launches_on_the_current_gpu() -> None:
-    from conch.ops.normalization.rms_norm import rms_norm
-
-    _conch_waits_for_the_current_gpu(rms_norm, rms)
 
 
 # --- flashnn, cuda-triton-multiarch, sglang: rows that lie apart ---
@@ -127,3 +104,44 @@ def chronicals_cannot_be_called() -> None:
     else:
         said = "it can be called"
     assert "BLOCK_SIZE" in said
+
+
+# --- dlblas: rows that lie apart ---
+def _dlblas_writes_behind(call: Any) -> None:
+    """``call(x, w, residual)`` stores the sum with the row stride of the residual, which its memory does not have."""
+    x, residual, w = numbers(2, 62), apart(2, 62, 1, F32), numbers(62, seed=2)
+    _, added = call(x, w, residual)
+    assert added.stride(0) == 62 < residual.stride(0) == 63
+    assert error(added[1], x.double()[1] + residual.double()[1]) > 0.1
+
+
+@shows("dlblas-0.0.7")
+def dlblas_rmsnorm_writes_behind_its_sum() -> None:
+    hollow("dlblas", "kernels")
+    from dlblas.kernels.rms_norm import rms_norm
+
+    _dlblas_writes_behind(lambda x, w, residual: rms_norm(x, w, 1e-5, residual=residual))
+
+
+@shows("dlblas-0.0.7")
+def dlblas_add_rmsnorm_writes_behind_its_output() -> None:
+    hollow("dlblas", "kernels")
+    bare("dlblas.utils", SymVar=lambda *_: None, Tensor=lambda *_, **__: None, register_dlblas_op=lambda *_: None)
+    from dlblas.kernels.add_rms_norm import call
+
+    x, w = apart(2, 62, 1, F32), numbers(62, seed=1)
+    y = call(x, w, 1e-5)
+    assert y.stride(0) == 62 < x.stride(0) == 63  # but it stores with the stride of x
+    assert error(y[1], rms(x, w)[1]) > 0.1
+
+
+@shows("dlblas-0.0.7", gpu=True)
+def dlblas_layernorm_opt_reads_other_rows() -> None:
+    hollow("dlblas", "kernels", "kernels.layer_norm")
+    bare("dlblas.utils")
+    bare("dlblas.utils.device_utils", infer_device=lambda: "cuda")
+    from dlblas.kernels.layer_norm.layernorm_opt import call
+
+    x, w, b = apart(2, 62, 1, BF16), numbers(62, dtype=BF16, seed=1), numbers(62, dtype=BF16, seed=2)
+    y = call(x, w, b, 1e-5)  # the rows begin 62 apart for it
+    assert error(y[0], layer(x, w, b)[0]) < 0.1 < error(y[1], layer(x, w, b)[1])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from exact import BF16, DEVICE, F16, F32, bare, error, gradients, layer, numbers, on_another_gpu, rms, shows
+from exact import BF16, DEVICE, F16, F32, bare, error, gradients, layer, numbers, rms, shows
 
 
 # --- Liger-Kernel ---
@@ -43,34 +44,6 @@ def liger_rmsnorm_wants_a_module_that_nobody_imported() -> None:
     else:
         said = "it can be called"
     assert "no attribute 'tensor'" in said
-
-
-def _liger_waits_for_the_current_gpu(call: Any, exact: Any) -> None:
-    if torch.cuda.device_count() < 2:
-        print("skip: needs two GPUs")
-        return
-    before, x, w = (numbers(64, 512, seed=1).to("cuda:1"), numbers(64, 512).to("cuda:1"), numbers(512, seed=2))
-    w = w.to("cuda:1")
-    seen = on_another_gpu(lambda x: call(x, w), before, x)
-    assert error(seen, exact(x, w)) > 0.1  # a call that is done: 1e-7
-
-
-@shows("liger-kernel-0.8.0", gpu=True)
-def liger_layernorm_launches_on_the_current_gpu() -> None:
-    from liger_kernel.ops.layer_norm import LigerLayerNormFunction as Liger
-
-    _liger_waits_for_the_current_gpu(
-        lambda x, w: Liger.apply(x, w, torch.zeros_like(w), 1e-5), lambda x, w: layer(x, w, torch.zeros_like(w))
-    )
-
-
-@shows("liger-kernel-0.8.0", gpu=True)
-def liger_fused_add_launches_on_the_current_gpu() -> None:
-    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as Liger
-
-    _liger_waits_for_the_current_gpu(
-        lambda x, w: Liger.apply(x, x, w, 1e-5, 0.0, "gemma", False)[0], lambda x, w: rms(2 * x, w)
-    )
 
 
 # --- flash-linear-attention ---
@@ -347,3 +320,48 @@ def unsloth_rmsnorm_has_no_gradient_of_its_weight() -> None:
     w = numbers(128, seed=1, grad=True)
     fast(SimpleNamespace(weight=w, eps=1e-5), numbers(4, 128, grad=True)).backward(numbers(4, 128, seed=3))
     assert w.grad is None
+
+
+# --- quack: CuTe DSL ---
+def _quack() -> Any:
+    import nvidia_cutlass_dsl
+
+    sys.path.insert(0, str(Path(nvidia_cutlass_dsl.__path__[0], "dsl_packages")))  # what its .pth file does
+    from quack.rmsnorm import rmsnorm
+
+    return rmsnorm
+
+
+@shows("quack-kernels-0.6.5", gpu=True)
+def quack_loses_the_gradient_of_the_x_that_it_returns() -> None:
+    x, w = numbers(4, 256, grad=True), numbers(256, seed=1)
+    _, same = _quack()(x, w, prenorm=True)
+    assert torch.equal(same, x)
+    (dx,) = torch.autograd.grad(same.sum(), (x,))
+    assert not dx.any()  # for 1
+
+
+@shows("quack-kernels-0.6.5", gpu=True)
+def quack_needs_more_gradients_than_that_of_the_residual() -> None:
+    x, w, residual = numbers(4, 256), numbers(256, seed=1), numbers(4, 256, seed=2, grad=True)
+    y, added = _quack()(x, w, residual=residual, prenorm=True)
+    try:
+        (y.sum() + added.sum()).backward()  # x and w are frozen
+    except TypeError as raised:
+        said = str(raised)
+    else:
+        said = "it has one"
+    assert "Mismatched type" in said
+
+
+@shows("quack-kernels-0.6.5", gpu=True)
+def quack_compiles_for_no_odd_number_of_columns_in_half_precision() -> None:
+    rmsnorm = _quack()
+    rmsnorm(numbers(4, 129), numbers(129, seed=1))  # in fp32 it does
+    try:
+        rmsnorm(numbers(4, 129, dtype=BF16), numbers(129, dtype=BF16, seed=1))
+    except Exception as raised:
+        said = str(raised)
+    else:
+        said = "it compiles"
+    assert "IR" in said

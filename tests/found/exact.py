@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -63,6 +65,16 @@ def half_ulps(actual: torch.Tensor, exact: torch.Tensor) -> float:
     """The largest error, in roundings of the dtype of ``actual``: at most about 1 if it was rounded once."""
     unit = torch.finfo(actual.dtype).eps / 2
     return float(((actual.to(F64) - exact).abs() / (exact.abs() * unit)).max())
+
+
+def hollow(package: str, *inside: str) -> None:
+    """An installed package and those ``inside`` it, without what they would import."""
+    spec = importlib.util.find_spec(package)
+    assert spec and spec.submodule_search_locations
+    root = Path(spec.submodule_search_locations[0])
+    for path in ("", *inside):
+        name = f"{package}.{path}" if path else package
+        bare(name, __path__=[str(root.joinpath(*path.split(".")))])
 
 
 def bare(name: str, **names: Any) -> None:

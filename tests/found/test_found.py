@@ -66,11 +66,13 @@ def test_each_defect_is_confirmed_and_each_confirmation_is_of_a_defect() -> None
 
 
 def test_the_records_are_of_the_packages_that_are_installed_today() -> None:
+    """What came after the records has defects without a case line."""
+    later = {defect["package"] for defect in JUDGED["unrecorded"]}
     for record in RECORDS.values():
-        assert set(record["packages"]) == {package.key for package in PACKAGES}
+        assert set(record["packages"]) <= {package.key for package in PACKAGES}
         for package in PACKAGES:
             assert (ROOT / "docs" / "found" / "kernels" / f"call_{package.adapter}.py").is_file()
-            assert record["packages"][package.key]["adapter"] == package.adapter
+            assert package.key in later or record["packages"][package.key]["adapter"] == package.adapter
 
 
 def test_again_runs_what_is_thin_an_error_or_missing() -> None:

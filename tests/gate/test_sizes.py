@@ -14,9 +14,10 @@ from normcheck.cases.case import HUGE_ELEMENTS, Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
-from normcheck.checks import attempt
+from normcheck.checks import attempt, check
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.errors import Broken
 from normcheck.gate import sequence, sweep
 from normcheck.gate.plan import PROFILES, Plan, planner_of
 from normcheck.gate.sequence import Asked, Sequence
@@ -185,3 +186,27 @@ def test_memory_that_only_a_cycle_of_objects_holds_is_no_reason_to_refuse(monkey
 def test_a_case_of_many_elements_is_probed_less(fields: dict[str, Any], depth: Depth) -> None:
     assert HUGE_ELEMENTS == 2**28
     assert attempt.deepest(replace(HUGE, **fields)) == depth
+
+
+SAID = (
+    "forward raised OutOfMemoryError: CUDA out of memory. Tried to allocate 770.00 MiB. GPU 0 has a total capacity of "
+    "79.18 GiB of which {free} is free. Process 7 has 70.00 GiB memory in use. Including non-PyTorch memory, this "
+    "process has {own} memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "now", "others"),
+    [
+        ("434.88 MiB", "3.20 GiB", 70 * GIB, True),  # they have ended since
+        ("434.88 MiB", "71.50 GiB", 70 * GIB, False),
+        ("78.00 GiB", "520.00 MiB", 70 * GIB, False),
+        ("78.00 GiB", "520.00 MiB", 2 * GIB, True),
+    ],
+)
+def test_a_kernel_without_memory_is_blamed_unless_others_had_it(
+    free: str, own: str, now: int, others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (now, 80 * GIB))
+    case = replace(HUGE, M=2, N=320)
+    assert bool(check._no_memory(Broken("exception", "", SAID.format(free=free, own=own)), case, "cuda")) is others

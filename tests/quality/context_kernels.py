@@ -163,8 +163,8 @@ _scratch: dict[tuple[Any, ...], Tensor] = {}
 
 def shared_scratch(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, mine: object = None) -> Tensor:
     """Wrong: two threads share the memory in which x becomes fp32. Right with a key that is the thread's own."""
-    key = (x.shape, x.dtype, mine)
-    scratch = _scratch.setdefault(key, torch.empty(x.shape, dtype=torch.float32))
+    key = (x.shape, x.dtype, x.device, mine)
+    scratch = _scratch.setdefault(key, torch.empty(x.shape, dtype=torch.float32, device=x.device))
     scratch.copy_(x.detach())
     time.sleep(0.0005)  # another thread takes its turn
     y: Tensor = Right.apply(x, weight, eps)

@@ -8,10 +8,10 @@ import nvidia_cutlass_dsl
 
 from normcheck import Implementation
 
-sys.path.insert(0, str(Path(nvidia_cutlass_dsl.__path__[0], "dsl_packages")))  # its .pth file serves site-packages alone
+sys.path.insert(0, str(Path(nvidia_cutlass_dsl.__path__[0], "dsl_packages")))  # as its .pth file does
 
-from quack.rmsnorm import layernorm_fwd  # noqa: E402
-from quack.rmsnorm import rmsnorm as kernel  # noqa: E402
+from quack.rmsnorm import layernorm_fwd
+from quack.rmsnorm import rmsnorm as kernel
 
 
 def rmsnorm(offset, x, weight, bias, *, eps):
@@ -30,10 +30,20 @@ def gpu(device):
     return None if device == "cuda" else "is compiled for a GPU"
 
 
+def fp32_weight(case):
+    return "asserts that the weight is fp32" if "fp32" not in (case.dtype, case.weight_dtype) else odd(case)
+
+
+def odd(case):
+    return "takes an even number of columns in half precision" if case.N % 2 and case.dtype != "fp32" else None
+
+
+EVEN = {"unavailable": gpu, "supports": odd}
 IMPLEMENTATIONS = (
-    Implementation(name="quack", op="rmsnorm", forward=partial(rmsnorm, 0.0), unavailable=gpu),
-    Implementation(name="quack", op="rmsnorm_gemma", forward=partial(rmsnorm, 1.0), unavailable=gpu),
-    Implementation(name="quack", op="fused_add_rmsnorm", forward=partial(fused_add, 0.0), unavailable=gpu),
-    Implementation(name="quack", op="fused_add_rmsnorm_gemma", forward=partial(fused_add, 1.0), unavailable=gpu),
-    Implementation(name="quack", op="layernorm", forward=layernorm, unavailable=gpu, weight_dtypes=("fp32",)),
+    Implementation(name="quack_odd", op="rmsnorm", forward=partial(rmsnorm, 0.0), unavailable=gpu),
+    Implementation(name="quack", op="rmsnorm", forward=partial(rmsnorm, 0.0), **EVEN),
+    Implementation(name="quack", op="rmsnorm_gemma", forward=partial(rmsnorm, 1.0), **EVEN),
+    Implementation(name="quack", op="fused_add_rmsnorm", forward=partial(fused_add, 0.0), **EVEN),
+    Implementation(name="quack", op="fused_add_rmsnorm_gemma", forward=partial(fused_add, 1.0), **EVEN),
+    Implementation(name="quack", op="layernorm", forward=layernorm, unavailable=gpu, supports=fp32_weight),
 )
