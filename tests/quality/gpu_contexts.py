@@ -50,7 +50,7 @@ def main() -> None:
         "wrong": {name: judged(kernel, context) for name, kernel, context, _ in wrong()},
         "right": {name: judged(kernel, *CONTEXTS) for name, kernel in gpu_context_kernels.RIGHT.items()},
     }
-    Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    Path(sys.argv[1]).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
     print({name: (each["status"], *each.get("found", ())[:3]) for name, each in record["wrong"].items()})
     print(record["right"])
 
