@@ -11,19 +11,15 @@ from functools import cached_property
 from typing import Any
 
 from normcheck.cases.axes import (
-    OCTAVES,
     OF_WEIGHT,
     ORDINARY,
     PAIRS,
-    ROWS_OF_CLASS,
     Value,
-    band_of,
-    key_of,
-    octave_of,
     row_class,
 )
 from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, STRIDED, Case
 from normcheck.cases.claims import REFUSABLE, Claims
+from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
@@ -42,9 +38,6 @@ _CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "wei
 """The other axes of a case, in the order in which the design chooses their values."""
 
 
-_HEADS_IN_TURN = (64, 128, 256)
-
-
 class Design:
     """Makes one core, greedily: the size that covers most for its cost, then the values that cover most.
 
@@ -55,11 +48,10 @@ class Design:
         self, claims: Claims, extent: Extent, seed: int, done: Goals, used: int, *, steady: bool = False
     ) -> None:
         self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
-        self._sizes_of = sizes_of(claims, extent, seed)
-        self.heights = self._sizes_of.heights
-        self.axes = axes_of(claims, self._sizes_of)
+        self.sizes = CoreSizes(claims, sizes_of(claims, extent, seed), seed)
+        self.axes = axes_of(claims, self.sizes.sizes)
         self.left: set[Any] = set(goals(claims, extent, seed)) - done
-        self.candidates = self._every_size()
+        self.candidates = self.sizes.candidates
         self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
         self._worth = Worth([size for size in self.candidates if size.M], self.left)
         self.number = min(used, sum(1 for _ in opening(claims)))  # of the present case, from 1
@@ -69,7 +61,8 @@ class Design:
         """The cases, until no goal is left that a case can cover."""
         for m, n, rows, fixed in list(opening(self._claims))[self._used :]:
             fixed = self._claimed(fixed)
-            size = self._exactly(m, n) if fixed.get("layout") == HEADS else self.like(m, n)
+            like = self.sizes.exactly if fixed.get("layout") == HEADS else self.sizes.like
+            size = like(m, n, self.number)
             self.number += 1
             if size is not None and all(self._admits(axis, value) for axis, value in fixed.items()):
                 yield replace(self.recorded(self.filled(size, {**fixed, "rows": rows})), opens=self.number)
@@ -103,7 +96,7 @@ class Design:
         """The next case, None if no case covers a goal that is left."""
         self.number += 1
         if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
-            planned = self.filled(self._in_turn(self._worth.best() or self.candidates[0]), {})
+            planned = self.filled(self.sizes.in_turn(self._worth.best() or self.candidates[0], self.number), {})
             if goals_of(planned) & self.left:
                 return planned
         return next(filter(None, map(self._covering, sorted(self.left, key=repr))), None)
@@ -138,39 +131,6 @@ class Design:
                 having.setdefault(own, []).append(size)
         return having
 
-    def _every_size(self) -> list[Size]:
-        pairs = list(self._sizes_of.every())
-        if self._seed:
-            random.Random(f"{self._seed} sizes").shuffle(pairs)
-        return [self.size(m, n) for m, n in pairs]
-
-    def size(self, m: int, n: int) -> Size:
-        """The size of so many rows and columns."""
-        width, fit = key_of(n)
-        axes: dict[str, Any] = {
-            "M": m,
-            "N": n,
-            "m": row_class(m),
-            "n": (width, fit),
-            "width": width,
-            "fit": fit,
-            "whole": n,
-            "shape": (m, n),
-        }
-        axes |= {"band": band_of(m), "octave": octave_of(n), "several": n if m > 1 else 0}
-        cost = _CASE_COST_ROWS + (m + m * (n == 1)) + m * n / 4000  # one column shows few faults, so it counts twice
-        pairs = [(number, axes[one], axes[other]) for number, one, other in _OF_SIZES]
-        together = (*pairs, ("shape", (m, n)), ("several", axes["several"]))
-        return Size(M=m, N=n, axes=axes, cost=cost, together=together)
-
-    def _exactly(self, m: int, n: int) -> Size | None:
-        """The size (m, n), or one like it if this core has declared sizes, or no others of its classes."""
-        known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
-        allowed = self._claims.admits("M", m) and self._claims.admits("N", n)
-        if self._claims.shapes or not (known and allowed and self._claims.fits(HEADS, n)):
-            return self.like(m, n)
-        return self.size(m, n)
-
     def _after_opening(self) -> Iterator[Planned]:
         """A long row, if another N costs little; and as many rows as batches have that kernels compute in different
         ways, if they are to be one.
@@ -179,35 +139,11 @@ class Design:
         if self._claims.batch_invariant:
             sizes += [(m, n, {**self._claimed(NEUTRAL), "rows": "shifted", "probe": Depth.ROWS}) for m, n in BATCHES]
         for m, n, fixed in sizes if not (self._claims.shapes or self._claims.only_heads) else ():
-            known = row_class(m) in self._sizes_of.heights and key_of(n) in self._sizes_of.widths
+            known = self.sizes.known(m, n)
             allowed = self._claims.admits("M", m) and self._claims.admits("N", n) and n <= self._extent.columns
             if known and allowed and m <= self._extent.rows:
                 self.number += 1
-                yield self.filled(self.size(m, n), fixed)
-
-    def like(self, m: int, n: int) -> Size | None:
-        """The size that this core has in place of (m, n); None if all sizes of its class were refused."""
-        if self._claims.shapes:
-            return self.candidates[self.number % len(self.candidates)] if m and self.candidates else None
-        rows, columns = self._sizes_of.heights.get(row_class(m), ()), self._sizes_of.widths.get(key_of(n), ())
-        if not rows or not columns:
-            return None
-        alike = [own for own in columns if octave_of(own) == octave_of(n)] or columns
-        height = self._in_place_of(m, rows, ROWS_OF_CLASS[row_class(m)])
-        return self.size(height, self._in_place_of(n, alike, OCTAVES[octave_of(n)]))
-
-    def _in_place_of(self, size: int, own: Sequence[int], every: Sequence[int]) -> int:
-        """The one of its ``own`` sizes at the place that ``size`` has among ``every`` of its class.
-
-        Without a seed of the run it is ``size`` itself, if this core has it.
-        """
-        return size if size in own and not self._seed else own[min(every.index(size), len(own) - 1)]
-
-    def _in_turn(self, size: Size) -> Size:
-        """``size``; if there are only heads, its M with another N at each turn."""
-        n = _HEADS_IN_TURN[self.number % len(_HEADS_IN_TURN)]
-        known = (size.M, n) in {(s.M, s.N) for s in self.candidates} if self._claims.only_heads else False
-        return self.size(size.M, n) if known else size
+                yield self.filled(self.sizes.size(m, n), fixed)
 
     def filled(self, size: Size, fixed: Mapping[str, Any]) -> Planned:
         """A case of this size whose other values cover as many goals that are left as they can."""
@@ -224,7 +160,9 @@ class Design:
                 values |= {**_OF_NO_WEIGHT, "bias": lone}
             said = values["weight"] if axis in OF_WEIGHT else True
             chosen[axis] = _expanded(axis, values[axis], size.M) if said else ()
-        case = self._case(size, values)
+        seed = random.Random(f"{self._seed} {self.number}").randrange(1, 10**6) if self._seed else self.number
+        values.setdefault("gap", _gap(size.N, values["layout"], 0 if self._steady else self.number))
+        case = _case(self._claims, size, values, seed)
         if "probe" in values:
             return Planned(case, values["probe"])
         return Planned(case, self._probe(size, case))
@@ -267,33 +205,6 @@ class Design:
                         gain += 1
         return gain
 
-    def _case(self, size: Size, values: Mapping[str, Any]) -> Case:
-        layout = values["layout"]
-        return Case(
-            op=self._claims.op.name,
-            dtype=self._claims.dtype,
-            M=size.M,
-            N=size.N,
-            eps=values["eps"],
-            rows=values["rows"],
-            dy="normal" if layout in EXPANDED else values["dy"],
-            layout=layout,
-            seed=random.Random(f"{self._seed} {self.number}").randrange(1, 10**6) if self._seed else self.number,
-            weights=values["weights"],
-            weight_dtype=values["weight_dtype"],
-            bias=values["bias"],
-            gap=values["gap"] if "gap" in values else self._gap(size.N, layout),
-            options=self._claims.op.clips(values.get("clips", ())),
-            **{axis: values[axis] for axis in _OF_SOME_OPS if axis in values},
-        )
-
-    def _gap(self, n: int, layout: str) -> int:
-        if self._steady:
-            return gap_at(n, layout)
-        if layout == HEADS:
-            return HEAD_GAPS[self.number % len(HEAD_GAPS)]
-        return GAPS[self.number % len(GAPS)] if layout in STRIDED else 0
-
     def _probe(self, size: Size, case: Case) -> Depth:
         """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""
         if not size.M:
@@ -315,9 +226,6 @@ _AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for 
 
 _WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
 _M_WITH_PROBE = PAIRS.index(("m", "probe"))
-_OF_SIZES = tuple((PAIRS.index((one, other)), one, other) for one, other in (("m", "n"), ("band", "octave")))
-_CASE_COST_ROWS = 12
-"""The fixed cost of a case, in rows of an interpreted kernel."""
 _MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
 """Cases up to these M are run with their rows in another order whenever a goal needs it, and always a second time."""
 
@@ -333,3 +241,33 @@ def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
     if axis == "rows" and value == "blend":
         return ORDINARY[:rows]
     return (value,)
+
+
+def _case(claims: Claims, size: Size, values: Mapping[str, Any], seed: int) -> Case:
+    layout = values["layout"]
+    return Case(
+        op=claims.op.name,
+        dtype=claims.dtype,
+        M=size.M,
+        N=size.N,
+        eps=values["eps"],
+        rows=values["rows"],
+        dy="normal" if layout in EXPANDED else values["dy"],
+        layout=layout,
+        seed=seed,
+        weights=values["weights"],
+        weight_dtype=values["weight_dtype"],
+        bias=values["bias"],
+        gap=values["gap"],
+        options=claims.op.clips(values.get("clips", ())),
+        **{axis: values[axis] for axis in _OF_SOME_OPS if axis in values},
+    )
+
+
+def _gap(n: int, layout: str, number: int) -> int:
+    """The gap of the case of this ``number``; 0: that of ``gap_at``."""
+    if not number:
+        return gap_at(n, layout)
+    if layout == HEADS:
+        return HEAD_GAPS[number % len(HEAD_GAPS)]
+    return GAPS[number % len(GAPS)] if layout in STRIDED else 0

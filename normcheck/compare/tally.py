@@ -19,6 +19,7 @@ from normcheck.compare.results import DIFFER, OUTSIDE, SAME, SKIP, Errors, Outpu
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop
 from normcheck.gate.tally import Tally
+from normcheck.gate.torn import tear
 from normcheck.gate.what_ran import looked
 from normcheck.oracle.compare import Expectation
 from normcheck.reports._ran import changes
@@ -67,7 +68,7 @@ class SideTally:
         """What reports say of it. ``repeat``: the words of a command that runs a case line again; () is repro's."""
         failure = None
         if self._failed is not None:
-            torn = self.tally.torn(self._failed)
+            torn = tear(self.tally, self._failed)
             advise = not (died(self._failed) or torn or repeat)
             failure = finding(self.cell, self._failed, self._plan.device, advise=advise)
             failure = replace(failure, advice=torn.advice) if torn else failure

@@ -23,6 +23,7 @@ from normcheck.gate.options import ReproOptions
 from normcheck.gate.plan import PROFILES, Plan, asked_for
 from normcheck.gate.prepare import selected
 from normcheck.gate.tally import Tally
+from normcheck.gate.torn import without_graph
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judging import PLAIN
@@ -123,7 +124,7 @@ def _reproduce(
 
             write(folder, cell, result, compared, plan.device)  # while the process still has the outputs
         tally.add(result)
-        failed = result if result.failed else tally.without_graph
+        failed = result if result.failed else without_graph(tally)
         findings = [finding(cell, failed, plan.device, after=lines[:-1])] if failed else []
     if reason:
         terminal.render_skip(console, cell.key, reason)

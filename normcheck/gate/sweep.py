@@ -33,6 +33,7 @@ from normcheck.gate.requirements import sizes_required
 from normcheck.gate.sequence import ROWS_EVERY, Sequence
 from normcheck.gate.shrink import Stop, widened
 from normcheck.gate.tally import Tally, empty_outputs, uncounted
+from normcheck.gate.torn import other_than, tear, without_graph
 from normcheck.gate.what_ran import what_ran
 from normcheck.oracle import judging
 from normcheck.planner.planner import Planner
@@ -75,7 +76,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
         failure = None
         if failed is not None:
             cell = replace(cell, configuration=tally.wrong)
-            torn = tally.torn(failed)
+            torn = tear(tally, failed)
             blame = Blame(failed) if final or torn else blamed(cell, plan, failed)
             smallest = blame.result
             for checked in smallest.wrong:
@@ -85,7 +86,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             failure = with_blame(cell, plan, blame, failure)
             if torn:
                 shown = repro_of(cell, (*torn.before, smallest.case)) if torn.before else whole_sweep(cell, plan)
-                failure = of_torn(cell, plan, tally.other_than(failed), failed) or replace(failure, advice=torn.advice)
+                failure = of_torn(cell, plan, other_than(tally, failed), failed) or replace(failure, advice=torn.advice)
                 failure = replace(failure, reproduce=shown)
             in_context = failure.kind == CONTEXT
             if failure.where is not None and blame.alone and not (torn or in_context):
@@ -218,7 +219,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         if own or result.failed:
             tally.add(result)
             progress(tally.cases, max(tally.floors.values(), default=0.0))
-        failed = result if result.failed else tally.without_graph
+        failed = result if result.failed else without_graph(tally)
         if failed is not None:
             found.append(failed)
             raise Stop
@@ -306,7 +307,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     """
     most = min(plan.profile.seconds / 4, _TELLING_SECONDS, plan.profile.shrink_seconds)
     best, end = failed, time.perf_counter() + most
-    if _context_lost(cell, failed) or died(failed) or tally.torn(failed):
+    if _context_lost(cell, failed) or died(failed) or tear(tally, failed):
         return failed
     for case in telling(cell.claims, plan.seed):
         if time.perf_counter() > end or timed_out(best):

@@ -8,33 +8,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import CODES, DRESIDUAL, GRADIENTS, Op
+from normcheck.cases.ops import CODES, Op
 from normcheck.checks import own_limit
 from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.checks.contract import Problem
 from normcheck.circumstances import Configured, InContext, Ran
 from normcheck.errors import one_line
 from normcheck.impls import source_location
-from normcheck.oracle.conventions import OPEN, Convention, in_words, shown
+from normcheck.oracle.conventions import OPEN, Convention, in_words
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
 from normcheck.result import Finding, Steadiness, Uncheckable, Vacuity, Verdict, Worst, three_digits
 
-_MOST_SHOWN = 2  # conventions that a case fits
-_NONE_OF = {1: "it", 2: "either"}
 _MOST = 20  # different reasons, and notes, in a report
 
 NO_BACKWARD = "no backward ran, so no gradient was checked"
-
-
-_GRAPH_ADVICE = (
-    "Does one path compute y outside autograd's graph, as under torch.no_grad() or in a kernel without a backward? "
-    "Give it a torch.autograd.Function, or declare a backward. If nobody asks for gradients, return a y without a "
-    "graph in every case: then no gradient is owed."
-)
 
 
 def uncounted(cell: Cell, device: str, status: str, *, detail: str = "", seconds: float = 0.0) -> Verdict:
@@ -42,14 +32,6 @@ def uncounted(cell: Cell, device: str, status: str, *, detail: str = "", seconds
     place = source_location.of(cell.implementation)
     bare = Verdict.of(cell.key.on(device), status, detail=detail, seconds=seconds)
     return replace(bare, file=source_location.relative(place.file), line=place.line)
-
-
-@dataclass(frozen=True)
-class Torn:
-    """A failure of two cases that do not go together. ``before``: the other one, to be run first, if that shows it."""
-
-    advice: str
-    before: tuple[Case, ...] = ()
 
 
 @dataclass
@@ -164,44 +146,6 @@ class Tally:
             self.conventions, self.opened = fitting, case
         self.excluded.update({each: case for each in self.conventions if each not in fitting})
         self.conventions = tuple(each for each in self.conventions if each in fitting)
-
-    @property
-    def without_graph(self) -> Result | None:
-        """The first case whose y has no graph, as failed, once the y of another had one: both owe the same gradients.
-
-        What is wrong is that they differ. A kernel whose y never has a graph is judged by its forward alone.
-        """
-        if len(self.graphs) < 2:
-            return None
-        bare = self.graphs[False]
-        message = f"y has no graph here, so there is no gradient; it has one in {self.graphs[True].case}"
-        absent = [name for name in bare.not_returned if name in (*GRADIENTS, DRESIDUAL)]
-        return replace(bare, problems=tuple(Problem("missing", name, message) for name in absent))
-
-    def torn(self, result: Result) -> Torn | None:
-        """What tears a failed case from others, each of which may be right alone; None if nothing does.
-
-        It fits a convention, but none of those that fit all cases before it; or its y alone has no graph.
-        """
-        if result.has_graph is False and any(problem.output == "dx" for problem in result.problems):
-            return Torn(_GRAPH_ADVICE, (self.graphs[True].case,))
-        if not result.conventions or self.conventions is None or {*result.conventions} & {*self.conventions}:
-            return None
-        fits, others = result.conventions[:_MOST_SHOWN], dict[Case | None, list[str]]()
-        for each in fits:
-            others.setdefault(self.excluded.get(each, self.opened), []).append(shown(each))
-        refuted = "; ".join(
-            f"{case} does not fit {' nor '.join(names) if len(others) > 1 else _NONE_OF[len(names)]}"
-            for case, names in others.items()
-        )
-        return Torn(
-            f"This case fits another convention: model={' or '.join(map(shown, fits))}. But {refuted}. "
-            "Does the kernel compute some cases in another way than others, or all in a way that is none of these?"
-        )
-
-    def other_than(self, result: Result) -> Case | None:
-        """The earlier case that does not fit what a torn ``result`` fits first; None if it is not torn."""
-        return self.excluded.get(result.conventions[0], self.opened) if result.conventions else None
 
     def note(self, case: Case, checked: Checked) -> None:
         """Keep the worst of each output, and of all outputs at each value of each axis."""

@@ -9,10 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from types import MappingProxyType
-
-import torch
 
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import PATTERNS
@@ -20,35 +17,18 @@ from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken, loses_context
 from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
+from normcheck.isolation.case_memory import CaseMemory
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of, configurations_of
 from normcheck.isolation.sandbox import Sandbox
-from normcheck.isolation.shared_memory import DeviceMemory, Space, shared_bytes, tensor_at
+from normcheck.isolation.shared_memory import Space, tensor_at
+from normcheck.isolation.spare import Spare, begun
 from normcheck.runner.arena import Stray
-from normcheck.runner.environment import memory_bytes
 from normcheck.runner.session import FIRST_CALLS
 
 START_SECONDS = 60.0
 """Time within which a worker must have started."""
-
-
-def begun(
-    spec: str,
-    ops: tuple[str, ...],
-    device: str,
-    sandbox: Sandbox | None,
-    python: str = "",
-    environment: Mapping[str, str] = MappingProxyType({}),
-) -> Worker:
-    """A new worker that has been asked to import what ``spec`` names, with these variables in its ``environment``.
-
-    ``python``: see ``forkserver``.
-    """
-    worker = Worker(sandbox, python)
-    message = {"do": "load", "spec": spec, "ops": list(ops), "device": device, "environment": dict(environment)}
-    worker.send(message)
-    return worker
 
 
 class Client:
@@ -70,16 +50,10 @@ class Client:
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._start_seconds = start_seconds
-        self._spec, self._op, self._name, self._device, self._sandbox = spec, op, name, device, sandbox
-        self._python, self._environment = python, environment
+        self._op, self._name, self._device, self._python = op, name, device, python
         self._worker: Worker | None = None
-        self._next: Worker | None = None  # started, and importing, but not in use yet
-        self._used = 0  # bytes of shared memory, in the present case
-        self._own_bytes = 0  # of device memory for the present case alone, 0 if it needs none
-        self._own: DeviceMemory | None = None
-        self._opened: DeviceMemory | None = None  # the device memory that the present worker has opened
-        self._held = 0  # shared memory below this byte holds the inputs of the present case
-        self._cached = False  # whether torch caches here what such a case has used
+        self._spare = Spare(lambda: begun(spec, (op,), device, sandbox, python, environment), python)
+        self._memory = CaseMemory(device)
         self._number = 0  # of the latest request
         self._seconds = self._seconds_left = start_seconds
         self._first_calls = FIRST_CALLS
@@ -101,8 +75,7 @@ class Client:
 
     def start(self) -> None:
         """Start the next worker, without waiting for it."""
-        if self._next is None:
-            self._next = begun(self._spec, (self._op,), self._device, self._sandbox, self._python, self._environment)
+        self._spare.start()
 
     def wait(self) -> None:
         """Wait until the worker has started. If it does not start, the first request raises."""
@@ -118,9 +91,7 @@ class Client:
     def end(self) -> None:
         """End the worker, and the next one if it was started already."""
         self.close()
-        if self._next is not None:
-            self._next.kill()
-        self._next = None
+        self._spare.kill()
 
     def begin(self, case: Case, seconds: float, first_calls: float = FIRST_CALLS) -> None:
         """Begin a case: its requests together may take ``seconds``; ``before`` becomes the worker's earlier cases.
@@ -131,9 +102,7 @@ class Client:
         """
         self._seconds = self._seconds_left = seconds
         self._first_calls = first_calls
-        self._empty_cache()
-        needed = shared_bytes(case) if case.huge and self._device == "cuda" else 0
-        self._own_bytes = needed if needed and needed > _usual_bytes() else 0
+        used = self._memory.begin(case)
         if self.alone:
             self.end()
         if not self.alive:
@@ -141,35 +110,24 @@ class Client:
         self.before = tuple(self._cases)
         self._cases.append(case)
         if self.alive and self._worker is not None:
-            self._worker.memory.give_back(self._used)
-        self._used = self._held = 0
+            self._worker.memory.give_back(used)
 
     @property
     def alone(self) -> bool:
         """Whether the present case has memory and a worker of its own."""
-        return self._own_bytes > 0
+        return self._memory.alone
 
     def finish(self) -> None:
         """End the case. If it was ``alone``, its memory goes back, and its worker ends, with what it has cached."""
-        if not self.alone:
-            return
-        self.end()
-        if self._own is not None:
-            self._own.release()
-        self._own, self._own_bytes, self._held = None, 0, 0
-        self._cached = True
-
-    def _empty_cache(self) -> None:
-        """Give back what torch still caches here of a case that was ``alone``. Its outputs were in use until now."""
-        if self._cached:
-            torch.cuda.empty_cache()
-        self._cached = False
+        if self.alone:
+            self.end()
+            self._memory.finish()
 
     def hold(self, inputs: Inputs) -> Inputs:
         """Copies of ``inputs`` in shared memory, which calls use in place until the case is finished."""
-        space = Space(self._running().memory if inputs.x.device.type == "cpu" else self._device_memory())
+        space = Space(self._running().memory if inputs.x.device.type == "cpu" else self._memory.of_device())
         held = inputs.each(lambda tensor: tensor_at(space.memory, space.copy_in(tensor)[0]))
-        self._held = space.next
+        self._memory.held = space.next
         return held
 
     @property
@@ -184,20 +142,23 @@ class Client:
         """
         self._give_up()
         worker = self._running()
-        memory = worker.memory if device == "cpu" else self._device_memory()
-        return Space(memory, max(first, self._held), self._device)
+        memory = worker.memory if device == "cpu" else self._memory.of_device()
+        return Space(memory, max(first, self._memory.held), self._device)
 
     def post(self, message: Message, space: Space | None = None) -> int:
         """Send a request, about tensors in ``space``, and return its number."""
         self._give_up()
         worker = self._running()
         if space is not None:
-            message |= {**self._where(space), "region": self._region(worker, space, message)}
+            message |= {
+                **self._memory.where(space),
+                "region": _region(worker, space, message) if self._device == "cpu" else None,
+            }
         if self.asked:
             message |= {"configuration": self.asked}
         self._unanswered = str(message["do"])
         self._number += 1
-        self._used = max(self._used, message.get("out", 0))
+        self._memory.use(message.get("out", 0))
         worker.send(message)
         return self._number
 
@@ -229,7 +190,7 @@ class Client:
                 raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {during}") from None
             raise
         self._seconds_left -= 0.0 if first else time.monotonic() - begun
-        self._used = max(self._used, _end_of(answer))
+        self._memory.use(_end_of(answer))
         eager = answer.get("eager")
         self.eager_calls = max(self.eager_calls, eager if type(eager) is int else 0)
         if self.asked and "configurations" in answer:
@@ -245,26 +206,6 @@ class Client:
             answer, worker = self._received()
             with suppress(Broken):  # it is about a call that nobody asks for any more
                 worker.watched.look(answer)
-
-    def _where(self, space: Space) -> Message:
-        """What the worker must know of the memory of ``space``; once, the handle that opens it."""
-        if not isinstance(space.memory, DeviceMemory):
-            return {"first": space.first, "mirrored": space.device != space.memory.device}
-        known, self._opened = self._opened is space.memory, space.memory
-        return {"opened": "" if known else space.memory.handle}
-
-    def _region(self, worker: Worker, space: Space, message: Message) -> tuple[int, int] | None:
-        """Where a call may allocate that gets what lies in ``space``: its first byte and the end; None on a GPU."""
-        if self._device != "cpu":
-            return None
-        return worker.watched.lay(space.next - space.first, PATTERNS[message["surroundings"][-1]])
-
-    def _device_memory(self) -> DeviceMemory:
-        if not self._own_bytes:
-            return _usual_memory()
-        if self._own is None:
-            self._own = DeviceMemory.allocated(self._own_bytes)
-        return self._own
 
     def _running(self) -> Worker:
         if self._worker is None or not self._worker.alive:
@@ -285,36 +226,29 @@ class Client:
         return self._start_worker()
 
     def _start_worker(self) -> Worker:
-        if self._next is not None and not (self._next.of_this_server and forkserver.sound(self._python)):
-            self._next.kill()  # code under test may have damaged it since it was started
-            self._next = None
-        self.start()
-        assert self._next is not None
-        worker, self._next, self._opened = self._next, None, None
+        worker = self._spare.taken()
+        self._memory.opened = None
         self._called, self._unanswered = set(), ""
-        seconds = self._start_seconds + self._seconds
-        answers = [
-            worker.receive(seconds, "its import"),
-            worker.ask({"do": "choose", "name": self._name, "op": self._op}, seconds, "its import"),
-        ]
-        for answer in answers:
-            if "usage" in answer:
-                raise Broken("exception", "", str(answer["usage"]))
-            if "broken" in answer:
-                raise broken_of(answer["broken"])
+        _choose(worker, self._name, self._op, self._start_seconds + self._seconds)
         return worker
 
 
-@cache
-def _usual_bytes() -> int:
-    """Bytes of the GPU memory that all cases share but the largest, which have memory of their own."""
-    return min(memory_bytes("cuda") // 4, 8 << 30)
+def _choose(worker: Worker, name: str, op: str, seconds: float) -> None:
+    """Wait for the worker's import, and let it choose the implementation. Raises Broken if that cannot be."""
+    answers = [
+        worker.receive(seconds, "its import"),
+        worker.ask({"do": "choose", "name": name, "op": op}, seconds, "its import"),
+    ]
+    for answer in answers:
+        if "usage" in answer:
+            raise Broken("exception", "", str(answer["usage"]))
+        if "broken" in answer:
+            raise broken_of(answer["broken"])
 
 
-@cache
-def _usual_memory() -> DeviceMemory:
-    """GPU memory that all workers share, allocated once."""
-    return DeviceMemory.allocated(_usual_bytes())
+def _region(worker: Worker, space: Space, message: Message) -> tuple[int, int] | None:
+    """Where a call on a CPU may allocate that gets what lies in ``space``: its first byte and the end."""
+    return worker.watched.lay(space.next - space.first, PATTERNS[message["surroundings"][-1]])
 
 
 def _end_of(answer: Message) -> int:

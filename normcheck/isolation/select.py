@@ -17,12 +17,13 @@ from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.source_location import NOWHERE, Place
 from normcheck.isolation import forkserver
-from normcheck.isolation.client import START_SECONDS, begun
+from normcheck.isolation.client import START_SECONDS
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
 from normcheck.isolation.replies import broken_of
 from normcheck.isolation.sandbox import Reach, Sandbox
 from normcheck.isolation.session import ProcessSession
+from normcheck.isolation.spare import begun
 from normcheck.runner.session import Elsewhere
 
 AT_ONCE = 8

@@ -12,11 +12,12 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
-from normcheck.isolation.client import START_SECONDS, Client, begun
+from normcheck.isolation.client import START_SECONDS, Client
 from normcheck.isolation.process import Worker
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import nonsense, raise_failure
 from normcheck.isolation.sandbox import Sandbox
+from normcheck.isolation.spare import begun
 from normcheck.isolation.turn import turn
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import FIRST_CALLS, copied

@@ -59,7 +59,7 @@ class Candidates:
                 yield self.at(base, size, **self._plain, **self._other_parameters())
         yield from (planned for shape, planned in self._warmed.items() if shape not in self._record.shapes)
         yield from self._beside(max(known, key=lambda case: (case.N > 1, min(case.M, 20))), wanted)
-        for m, heights in self._design.heights.items():
+        for m, heights in self._design.sizes.sizes.heights.items():
             shape = heights[0], base.N
             if shape in sizes and (("m", m) in wanted or (m and shape not in self._record.shapes)):
                 yield self.at(base, sizes[shape], **self._plain)
@@ -103,7 +103,7 @@ class Candidates:
         held: dict[str, Any] = {axis: getattr(like, axis) for axis in (*PARAMETERS, "layout")}
         if self._prices.of("numbers") > self._prices.little:
             held |= {"eps": like.eps, "clips": tuple(value for _, value in like.options)}
-        size = size or self._design.size(like.M, like.N)
+        size = size or self._design.sizes.size(like.M, like.N)
         if len(ORDINARY) < size.M and "rows" not in fixed and "probe" in fixed:
             held["rows"] = "blend"  # what is new meets every kind of rows
         planned = self._design.filled(size, {**held, **fixed})
@@ -112,7 +112,7 @@ class Candidates:
 
     def special(self, first: Case) -> Iterator[Planned]:
         """Cases at the place of this one with the special values that are left there."""
-        size = self._design.size(first.M, first.N)
+        size = self._design.sizes.size(first.M, first.N)
         for value in self._design.axes["special"]:
             if self._design.lacks(size, value):
                 yield self.at(first, None, **of_special(value), probe=Depth.MEMORY)

@@ -22,6 +22,7 @@ from normcheck.checks.finding import finding
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
 from normcheck.gate.blame import run_surely
 from normcheck.gate.tally import Tally
+from normcheck.gate.torn import without_graph
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation import forkserver
 from normcheck.isolation.intact import WATCHED
@@ -256,7 +257,7 @@ class _Trial:
         begun, compiling = time.monotonic(), judging.compiling_seconds()
         result = run_surely(cases.cell, planned.case, plan, ask)
         tally.add(result)
-        bare = tally.without_graph
+        bare = without_graph(tally)
         if bare is not None and result.has_graph is False and not result.failed:
             result = replace(result, problems=bare.problems)
             self.with_graph = self.with_graph or str(tally.graphs[True].case)

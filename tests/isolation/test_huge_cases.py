@@ -12,7 +12,7 @@ import torch
 from normcheck.cases import case as cases
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
-from normcheck.isolation import client as clients
+from normcheck.isolation import case_memory, spare
 from normcheck.isolation.client import Client
 from normcheck.isolation.messages import Message
 from normcheck.isolation.session import ProcessSession
@@ -75,11 +75,11 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client of a GPU's kernel, of which only the memory's sizes are real."""
     OnHost.made, Silent.made = [], []
     usual = OnHost(USUAL)
-    monkeypatch.setattr(clients, "Worker", Silent)
-    monkeypatch.setattr(clients, "DeviceMemory", OnHost)
-    monkeypatch.setattr(clients, "_usual_bytes", lambda: USUAL)
-    monkeypatch.setattr(clients, "_usual_memory", lambda: usual)
-    monkeypatch.setattr(clients.forkserver, "sound", lambda python: True)
+    monkeypatch.setattr(spare, "Worker", Silent)
+    monkeypatch.setattr(case_memory, "DeviceMemory", OnHost)
+    monkeypatch.setattr(case_memory, "_usual_bytes", lambda: USUAL)
+    monkeypatch.setattr(case_memory, "_usual_memory", lambda: usual)
+    monkeypatch.setattr(spare.forkserver, "sound", lambda python: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(cases, "HUGE_ELEMENTS", 1 << 20)
     client = Client("kernel.py", "rmsnorm", "mine", "cuda", None)
@@ -124,7 +124,7 @@ def test_a_worker_that_was_started_ahead_does_not_serve_it(client: Client) -> No
 
 
 def test_a_huge_case_that_fits_shares_the_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_usual_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(case_memory, "_usual_bytes", lambda: 1 << 40)
     client.begin(HUGE, 9.0)
     assert not client.alone
 
