@@ -21,6 +21,7 @@ from normcheck.cases.case import (
     Parameters,
     head_size_near,
 )
+from normcheck.cases.data_kinds import GATE_KINDS, RESIDUAL_KINDS
 from normcheck.cases.declared import Declared
 from normcheck.cases.ops import OPS, Op
 
@@ -102,6 +103,17 @@ class Claims:
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
 
     @property
+    def own(self) -> dict[str, tuple[Any, ...]]:
+        """Each of ``Op.axes`` with its values."""
+        every = {
+            "residual": RESIDUAL_KINDS,
+            "residual_dtype": self.values("residual_dtype"),
+            "scale": self.scales,
+            "gate": GATE_KINDS,
+        }
+        return {axis: every[axis] for axis in self.op.axes}
+
+    @property
     def lone_biases(self) -> tuple[bool, ...]:
         """The values of ``Case.bias`` without a weight."""
         return (False, True)[: 1 + self.lone_bias]
@@ -171,7 +183,7 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
 def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
     """The layouts that ``implementation`` declares; those of ``only``, unless that is empty.
 
-    No heads are made of an op that adds a residual or quantises, and no dy is laid out if there is no backward.
+    No heads are made of an op that gets more inputs by name, and no dy is laid out if there is no backward.
     """
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
@@ -182,7 +194,7 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * implementation.trailing
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
-    layouts += [HEADS] * (implementation.heads and not (op.adds_residual or op.quantises))
+    layouts += [HEADS] * (implementation.heads and not op.by_name)
     return tuple(layout for layout in layouts if not only or layout in only)
 
 

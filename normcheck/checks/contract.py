@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import CODES, RESIDUAL_OUT, SCALE, Op
+from normcheck.cases.ops import BY_NAME, CODES, RESIDUAL_OUT, SCALE, Op
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.oracle.quantised import formats, granularity, scale_columns
 from normcheck.result import Where
@@ -92,7 +92,8 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
     """
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
-    gives = "dx, dw and, with a bias, db" if inputs.residual is None else "dx, dresidual, dw and, with a bias, db"
+    named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in inputs.leaves)
+    gives = f"dx{named}, dw and, with a bias, db"
     for name, like in inputs.leaves.items():
         if name not in returned:
             problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))

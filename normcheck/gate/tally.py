@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import CODES, DRESIDUAL, GRADIENTS, Op
+from normcheck.cases.ops import BY_NAME, CODES, GRADIENTS, Op
 from normcheck.checks import own_limit
 from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell
@@ -175,7 +175,7 @@ class Tally:
             return None
         bare = self.graphs[False]
         message = f"y has no graph here, so there is no gradient; it has one in {self.graphs[True].case}"
-        absent = [name for name in bare.not_returned if name in (*GRADIENTS, DRESIDUAL)]
+        absent = [name for name in bare.not_returned if name in (*GRADIENTS, *BY_NAME.values())]
         return replace(bare, problems=tuple(Problem("missing", name, message) for name in absent))
 
     def torn(self, result: Result) -> Torn | None:

@@ -1,6 +1,7 @@
 """The contracts that an op leaves open: several ways to compute it are right, but a kernel must keep to one.
 
-Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``).
+Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``),
+when a gate is applied, and what of it (``gated.py``).
 A kernel that declares one is judged by that. Of one that declares none, every case says which ways it fits.
 """
 
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from normcheck.cases.case import Case
 from normcheck.cases.ops import Op
 from normcheck.oracle import residual
+from normcheck.oracle.activation import ACTIVATIONS, BEFORE, EACH, GATES, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.quantised import ROUNDS, SCALINGS
 from normcheck.oracle.tolerances import Model
 
@@ -24,6 +26,7 @@ OPEN = "any"
 """The value of a key that a kernel does not declare."""
 
 _SUM, _ROUND, _SCALING = "sum", "round_before_quant", "scaling"
+_GATE, _ACTIVATION, _ROUNDING, _ROUND_GATED = "gate", "activation", "rounding", "round_gated"
 
 IN_WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -42,6 +45,25 @@ IN_WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 OPEN: "multiplies by a factor that is not the rounded reciprocal of the scale",
             }
         ),
+        _GATE: MappingProxyType(
+            {
+                "after": "gates after the norm, as Qwen3-Next and fla do",
+                "before": "gates before the norm, as Mamba2 and Nemotron-H do",
+            }
+        ),
+        _ACTIVATION: MappingProxyType({"silu": "gates by silu", "sigmoid": "gates by sigmoid"}),
+        _ROUNDING: MappingProxyType(
+            {
+                "once": "rounds y alone, as fla does",
+                "each": "rounds xhat and each product, as Hugging Face does",
+            }
+        ),
+        _ROUND_GATED: MappingProxyType(
+            {
+                "io": "rounds x times the activation before it norms that",
+                "none": "norms x times the activation in fp32, as Hugging Face's Mamba2 does",
+            }
+        ),
     }
 )
 """Key -> value -> what a kernel does that has it."""
@@ -50,20 +72,32 @@ IN_WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 def keys(op: Op) -> Mapping[str, Sequence[str]]:
     """The keys that ``op`` leaves open, and the values of each, the most common or the tightest first."""
     of_sum = {_SUM: residual.SUMS} if op.adds_residual else {}
-    return of_sum | ({_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {})
+    of_gate = {_GATE: GATES, _ACTIVATION: ACTIVATIONS, _ROUNDING: ROUNDINGS, _ROUND_GATED: ROUND_GATED}
+    return of_sum | ({_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}) | (of_gate if op.gated else {})
 
 
 def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
     """Every convention that a kernel of this ``model`` may have; one, (), if it leaves nothing open."""
     left = {key: values for key, values in keys(op).items() if getattr(model, key) == OPEN}
-    return tuple(tuple(zip(left, values, strict=True)) for values in product(*left.values()))
+    every = (tuple(zip(left, values, strict=True)) for values in product(*left.values()))
+    return tuple(dict.fromkeys(_without_idle(each, model) for each in every))
+
+
+def _without_idle(convention: Convention, model: Model) -> Convention:
+    """``convention`` without what says something of a product that is not rounded by its other values."""
+    chosen = with_convention(model, convention)
+    if (chosen.gate, chosen.rounding) == (BEFORE, EACH):
+        return convention
+    return tuple(pair for pair in convention if pair[0] != _ROUND_GATED)
 
 
 def plainest(convention: Convention, case: Case) -> Convention:
     """The first convention that is the same as this one in ``case``: in fp32 some do not differ."""
-    first = {_SUM: residual.are_one(case), _ROUND: case.dtype == "fp32"}
-    values = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0]}
-    return tuple((key, values[key] if first.get(key) else value) for key, value in convention)
+    fp32 = case.dtype == "fp32"
+    first = {_SUM: residual.are_one(case), _ROUND: fp32, _ROUNDING: fp32, _ROUND_GATED: fp32}
+    values = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0], _ROUNDING: ROUNDINGS[0], _ROUND_GATED: ROUND_GATED[0]}
+    plain = ((key, values[key] if first.get(key) else value) for key, value in convention)
+    return tuple(pair for pair in plain if not (fp32 and pair[0] == _ROUND_GATED))
 
 
 def with_convention(model: Model, convention: Convention) -> Model:
@@ -91,7 +125,8 @@ def _of_key(key: str, left: list[str]) -> str:
     exact = [value for value in left if value != OPEN] or left  # what divides, or multiplies, fits the loosest as well
     if len(exact) == 1:
         return IN_WORDS[key][exact[0]]
-    what = {_SUM: "the sums", _ROUND: "the values of round_before_quant"}
+    what = {_SUM: "the sums", _ROUND: "the values of round_before_quant", _ROUNDING: "the values of rounding"}
+    what |= {_GATE: "a gate", _ACTIVATION: "the activations"}
     return f"no case tells {what[key]} {', '.join(exact)} apart" if key in what else ""
 
 

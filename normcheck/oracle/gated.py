@@ -1,0 +1,238 @@
+"""Ops that multiply by the activation a of a gate: expected values and bounds.
+
+What is computed is a convention, keys of a model. The ``gate`` comes
+
+    after   y = xhat * weight * a(gate): Qwen3-Next, fla
+    before  h = x * a(gate), y = rmsnorm(h) * weight: Mamba2, Nemotron-H
+
+the ``activation`` is silu or sigmoid, and the mean is taken over the row, or over each ``group`` of so many columns,
+which are then rows of their own here. The ``rounding`` to the dtype of x happens once, at the store of y, or after each
+step: xhat, its product with the weight, and that with the gate. With the gate before the norm, Hugging Face's Mamba2
+keeps the product with the gate in fp32 even so, and ``round_gated`` says whether a kernel does.
+
+After the norm, the gate is one more factor of xhat, so y has the bound of a norm whose weight is weight * a, and what an
+error of a makes of it. Before it, the rows that are normed are off by an error of a: as with a sum that is not the
+stored one, every xhat may be anywhere within that, wherever it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.ops import Op
+from normcheck.oracle import backward_bounds, casting, forward_bounds, reference
+from normcheck.oracle.activation import AFTER, BEFORE, EACH, IO, SILU, Gating, activated
+from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most
+from normcheck.oracle.casting import Cast, rounded
+from normcheck.oracle.forward_bounds import StatisticsBound, YBound
+from normcheck.oracle.reference import Forward, Rows, Scale
+from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
+from normcheck.oracle.tolerances import Model
+
+_UNSTORED = FORMATS["fp32"]
+
+
+def group_of(case: Case, model: Model) -> int:
+    """The columns over which a mean is taken."""
+    return model.group or case.N
+
+
+def why_no_groups(case: Case, model: Model) -> str:
+    """Why a row of the case cannot be cut into groups; "" if it can."""
+    columns = group_of(case, model)
+    return f"N={case.N} is no multiple of group={columns}, as declared" if case.N % columns else ""
+
+
+def normalised(op: Op, rules: Rules, case: Case, x: Tensor, gate: Tensor) -> tuple[Rows, StatisticsBound]:
+    """The rows of ``x`` and ``gate`` (m, N) in fp64, one for each group of columns, and the bounds of their statistics.
+
+    What a kernel does not declare is read as the most common.
+    """
+    model, columns = rules.model, group_of(case, rules.model)
+    x, gate = x.reshape(-1, columns), gate.reshape(-1, columns)
+    by = activated(rules, gate, SILU if model.activation == "any" else model.activation)
+    before, io = model.gate == BEFORE, FORMATS[case.dtype]
+    each = model.rounding == EACH and io.name != model.accumulate
+    stores = before and each and model.round_gated != "none"
+    h, off = x, torch.zeros_like(x)
+    if before:
+        h = x * by.value
+        off = x.abs() * by.off + h.abs() * rules.u + rules.eta * (1 + x.abs())
+        off = torch.where(h == 0, 0.0, off)
+        if stores:
+            low, high = rounded(h - off, io), rounded(h + off, io)
+            h = rounded(h, io)
+            off = torch.maximum(high - h, h - low)
+    rows = reference.normalise(op, h, case.eps)
+    statistics = forward_bounds.statistics(rules, rows, case.eps, off if before else None)
+    gating = Gating(by, case.N // columns, before, each, stores, x, off)
+    return replace(rows, gating=gating), statistics
+
+
+def output_y(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
+    """y (m, N) and its bound, of the rows of a block; ``scale`` (N,); y is stored in ``fmt``."""
+    gating = _of(rows)
+    tiled = _tiled(scale, rows)
+    if gating.before:
+        y, before = _norm_last(rules, rows, tiled, given, io, fmt)
+    elif gating.each:
+        y, before = _each_product(rules, rows, tiled, scale.weight.dtype, given, io)
+    else:
+        y, before = _three_factors(rules, rows, tiled, given)
+    shape = (-1, rows.groups * y.shape[1])
+    y, before = y.reshape(shape), before.reshape(shape)
+    upper = plus_store(rules, before, y.abs(), fmt, "y")
+    upper = (upper * rules.safety).clamp_(min=NO_ROOM)
+
+    def terms() -> Mapping[str, Tensor]:
+        return {"store": store(rules, y.abs() + before, fmt, "y") * torch.ones_like(y), "before the store": before}
+
+    return Forward(y, y, y), YBound(before, Bound(upper, None, terms))
+
+
+def _three_factors(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound) -> tuple[Tensor, Tensor]:
+    """y = xhat * weight * a, rounded once, and its error before the store: one product more than without a gate."""
+    gating = _of(rows)
+    by, factor = gating.by, Scale(scale.g * gating.by.value)
+    more = replace(rules, k_y=rules.k_y + rules.count["gated"])
+    fwd = Forward(*[rows.xh * factor.g] * 3)
+    before = forward_bounds.before_store(more, rows, fwd, fwd.z.abs(), factor, None, given)
+    xhat = xhat_at_most(rows, given) * (1 + more.k_y * rules.u) + rules.eta * (1 + rows.rstd)
+    own = xhat * scale.abs * by.off + rules.eta * (1 + xhat + by.value.abs())
+    return fwd.y, before + (own if factor.where is None else own * factor.where)
+
+
+def _each_product(
+    rules: Rules, rows: Rows, scale: Scale, weight: torch.dtype, given: StatisticsBound, io: Format
+) -> tuple[Tensor, Tensor]:
+    """y = round(round(xhat) * weight) * a, and its error before the store: a is in fp32."""
+    by = _of(rows).by
+    p, low, high = _rounded_product(casting.cast(rules, rows, given, io), scale, weight, io)
+    size, doubt = torch.maximum(-low, high), torch.maximum(high - p, p - low)
+    y = p * by.value
+    before = doubt * by.value.abs() + size * by.off + (size * by.value.abs()).mul_(rules.u) + rules.eta * (1 + size)
+    return y, torch.where((scale.g == 0) | (by.value == 0), 0.0, before)
+
+
+def _rounded_product(cast: Cast, scale: Scale, weight: torch.dtype, io: Format) -> tuple[Tensor, Tensor, Tensor]:
+    """The product of a rounded xhat and the weight, rounded to ``io``, with its least and its largest right value.
+
+    A product with a wider weight has the wider dtype by promotion, so it may be rounded or not.
+    """
+    value, one, other = cast.value * scale.g, cast.low * scale.g, cast.high * scale.g
+    exact = torch.minimum(one, other), torch.maximum(one, other)
+    low, high = (rounded(end, io) for end in exact)
+    if weight == torch.float32:
+        return value, torch.minimum(low, exact[0]), torch.maximum(high, exact[1])
+    return rounded(value, io), low, high
+
+
+def _norm_last(
+    rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound, io: Format, fmt: Format
+) -> tuple[Tensor, Tensor]:
+    """y of gated rows, and its error before the store."""
+    gating = _of(rows)
+    off = gating.off * rows.rstd
+    if gating.each:
+        forward, bound = casting.output_y(rules, casting.cast(rules, rows, given, io, off), scale, fmt)
+        return forward.y, bound.before_store
+    fwd = Forward(*[rows.xh * scale.g] * 3)
+    before = forward_bounds.before_store(rules, rows, fwd, fwd.z.abs(), scale, None, given)
+    own = off * scale.abs * ((1 + given.al) * (1 + rules.k_y * rules.u))
+    return fwd.y, before + own
+
+
+def gradients(
+    op: Op, rules: Rules, rows: Rows, given: StatisticsBound, scale: Scale, io: Format, m: int, dy: Tensor
+) -> tuple[tuple[Tensor, Bound], tuple[Tensor, Bound], Block, Doubt | None, backward_bounds.GradientSums]:
+    """dx and dgate (m, N) of a block, each with its bound; and what dw and its bound are made of.
+
+    ``dy`` (m, N) in fp64; ``m``: rows of all blocks.
+    """
+    shape, dy = dy.shape, dy.reshape(rows.x.shape)
+    make = _through_gate if _of(rows).before else _through_norm
+    (dx, dx_e), (dgate, dgate_e), *rest = make(op, rules, rows, given, scale, io, m, dy)
+    pairs = [_stored(rules, value.reshape(shape), e.reshape(shape), io) for value, e in ((dx, dx_e), (dgate, dgate_e))]
+    return (pairs[0], pairs[1], *rest)
+
+
+_Ends = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Block, Doubt | None, backward_bounds.GradientSums]
+
+
+def _through_norm(
+    op: Op, rules: Rules, rows: Rows, given: StatisticsBound, scale: Scale, io: Format, m: int, dy: Tensor
+) -> _Ends:
+    """The gate after the norm: dy * a is the norm's cotangent, and dgate = dy * xhat * weight * slope."""
+    gating, u, eta = _of(rows), rules.u, rules.eta
+    by, tiled = gating.by, _tiled(scale, rows)
+    own, size = dy * by.value, dy.abs()
+    off = size * (by.off + u * by.value.abs()) + eta * (1 + size)
+    part = Block(rows, reference.backward(op, rows, tiled.g, own), own, given)
+    grow = 1 + rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
+    normed, k = rows.xh * tiled.g, rules.count["dgate"] * u
+    xhat = xhat_at_most(rows, given)
+    apart = tiled.abs * ((rows.xh_abs * ((1 + given.al) * (1 + (rules.count["xhat"] + 1) * u) - 1)) + eta * (1 + rows.rstd * (1 + given.al)))
+    if gating.each:
+        off = off + store(rules, own.abs() + off, io, "dx")
+        cast = casting.cast(rules, rows, given, io)
+        part, doubt = casting.gradients(rules, part, cast, io, m, None, off, tiled.abs)
+        _, low, high = _rounded_product(cast, tiled, scale.weight.dtype, io)
+        apart = torch.maximum(apart, torch.maximum((high - normed).abs(), (normed - low).abs()))
+    else:
+        moved = moved_dx(rules, rows, off * tiled.abs * grow, given)
+        total = rows.total(off * xhat * grow)
+        doubt = Doubt(moved, total, torch.zeros_like(total))
+    bound, sums = backward_bounds.output_dx(rules, part, _UNSTORED, doubt)
+    dgate, most = dy * normed * by.slope, normed.abs() + apart
+    e = size * (by.slope.abs() * apart + most * by.slope_off) + dgate.abs() * k + eta * (1 + size + most)
+    return (part.backward.dx, bound.upper / rules.safety), (dgate, e), part, doubt, sums
+
+
+def _through_gate(
+    op: Op, rules: Rules, rows: Rows, given: StatisticsBound, scale: Scale, io: Format, m: int, dy: Tensor
+) -> _Ends:
+    """The gate before the norm: with dh the norm's own, dx = dh * a and dgate = dh * x * slope."""
+    gating, u, eta = _of(rows), rules.u, rules.eta
+    by, tiled, off = gating.by, _tiled(scale, rows), gating.off * rows.rstd
+    part = Block(rows, reference.backward(op, rows, tiled.g, dy), dy, given)
+    if gating.each:
+        part, doubt = casting.gradients(rules, part, casting.cast(rules, rows, given, io, off), io, m, off)
+    else:
+        doubt = between_sums(rows, part.backward, dy, off)
+    bound, sums = backward_bounds.output_dx(rules, part, _UNSTORED, doubt)
+    dh, e = part.backward.dx, bound.upper / rules.safety
+    if gating.stores:
+        e = e + store(rules, dh.abs() + e, io, "dx")
+    most, size, count = dh.abs() + e, gating.x.abs(), rules.count
+    dx, dgate = dh * by.value, dh * gating.x * by.slope
+    dx_e = e * by.value.abs() + most * by.off + dx.abs() * (count["gated"] * u) + eta * (1 + most)
+    dgate_e = size * (e * by.slope.abs() + most * by.slope_off) + dgate.abs() * (count["dgate"] * u)
+    dgate_e = dgate_e + eta * (1 + size + most)
+    return (dx, dx_e), (dgate, dgate_e), part, doubt, sums
+
+
+def _stored(rules: Rules, value: Tensor, e: Tensor, io: Format) -> tuple[Tensor, Bound]:
+    """``value`` and its bound, that of its error ``e`` before the store and the store."""
+    upper = plus_store(rules, e, value.abs(), io, "dx") * rules.safety
+
+    def terms() -> Mapping[str, Tensor]:
+        return {"store": store(rules, value.abs() + e, io, "dx") * torch.ones_like(e), "before the store": e}
+
+    return value, Bound(upper, None, terms)
+
+
+def _of(rows: Rows) -> Gating:
+    assert rows.gating is not None
+    return rows.gating
+
+
+def _tiled(scale: Scale, rows: Rows) -> Scale:
+    """The factors of the columns of each of ``rows``, (m, N)."""
+    groups, columns = rows.groups, rows.x.shape[1]
+    return Scale(scale.g.view(groups, columns).repeat(rows.x.shape[0] // groups, 1))
