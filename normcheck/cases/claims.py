@@ -27,6 +27,8 @@ from normcheck.cases.ops import OPS, Op
 
 _GAP = 8
 
+_MULTIPLES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 32, 64, 128)
+
 REFUSABLE = ("weight", "bias", "weight_dtype", "layout", "residual_dtype")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
 
@@ -38,7 +40,7 @@ class Claims:
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any;
     ``lone_bias``: whether those without one may have a bias. ``scales``: those of ``Case.scale``. ``shapes``: the
     (M, N) to use, () for any; ``epsilons``: the eps, () for any.
-    ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
+    ``columns``: N is a multiple of it. ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
     the implementation refused.
     """
 
@@ -54,6 +56,7 @@ class Claims:
     shapes: tuple[tuple[int, int], ...] = ()
     batch_invariant: bool = False
     epsilons: tuple[float, ...] = ()
+    columns: int = 1
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
     def without(self, axis: str, value: Any) -> Claims:
@@ -66,8 +69,13 @@ class Claims:
         return replace(self, shapes=left or self.shapes)
 
     def admits(self, axis: str, value: Any) -> bool:
-        """Whether this value was not refused."""
-        return (axis, value) not in self.refused
+        """Whether this value was not refused, and an N can be cut into groups."""
+        return (axis, value) not in self.refused and not (axis == "N" and value % self.columns)
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """The N that only these claims have, if N is a multiple of something."""
+        return tuple(self.columns * k for k in _MULTIPLES) if self.columns > 1 else ()
 
     def fits(self, layout: str, columns: int) -> bool:
         """Whether cases of this layout have this N: heads are of HEAD_SIZES, unless the shapes are declared."""
@@ -88,6 +96,8 @@ class Claims:
             layout = self.layouts[0]
             dy = "normal" if layout in EXPANDED else case.dy
             case = replace(case, layout=layout, gap=_GAP if layout in STRIDED else 0, dy=dy)
+        if case.N % self.columns:
+            case = replace(case, N=-(-case.N // self.columns) * self.columns)
         return case if self.fits(case.layout, case.N) else replace(case, N=head_size_near(case.N))
 
     def values(self, axis: str) -> tuple[Any, ...]:
@@ -162,6 +172,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
         batch_invariant=implementation.batch_invariant,
         epsilons=tuple(implementation.epsilons or ()),
+        columns=columns_of(op, implementation),
     )
 
 
@@ -178,6 +189,13 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
     """The values of ``Case.weight_dtype``, or of ``Case.residual_dtype``, for x in ``dtype``."""
     wide = dtype != "fp32" and "fp32" in declared
     return ((("same",) if "io" in declared or dtype == "fp32" else ()) + ("fp32",) * wide) or ("same",)
+
+
+def columns_of(op: Op, implementation: Declared) -> int:
+    """What N is a multiple of: the columns of a group, if a gated op declares them for all cases."""
+    declared = implementation.model
+    group = declared.get("group", 0) if op.gated and isinstance(declared, Mapping) else 0
+    return group if isinstance(group, int) and group > 0 else 1
 
 
 def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
@@ -227,6 +245,8 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
     if case.residual_dtype == "fp32" and "fp32" not in implementation.residual_dtypes:
         return 'residual_dtype=fp32: residual_dtypes=("io",) is declared'
+    if case.N % columns_of(op, implementation):
+        return f"N={case.N}: model declares groups of {columns_of(op, implementation)} columns"
     if case.scale not in scales_of(op, implementation):
         return f"scale={case.scale}: model declares that the scale is {_scale_in_words(op, implementation)}"
     return ""

@@ -9,7 +9,7 @@ sigmoid is. A kernel may flush sigmoid to 0 where it is subnormal in fp32, as e^
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,3 +71,11 @@ def activated(rules: Rules, z: Tensor, name: str) -> Activated:
     slope = s * (1 + z * rest)
     slope_off = s_off * ((1 + z * (rest - s)).abs() + size * s_off) + count["slope"] * u * s * (1 + turn) + eta
     return Activated(value, slope, off, slope_off)
+
+
+def with_limits(by: Activated, z: Tensor, name: str) -> Activated:
+    """``by`` with the limits of the activation ``name`` and of its slope where ``z`` is infinite."""
+    above, below = z == torch.inf, z == -torch.inf
+    top, slope = (torch.inf, 1.0) if name == SILU else (1.0, 0.0)
+    value = torch.where(above, top, torch.where(below, 0.0, by.value))
+    return replace(by, value=value, slope=torch.where(above, slope, torch.where(below, 0.0, by.slope)))

@@ -27,12 +27,12 @@ from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
 from normcheck.oracle import backward_bounds, casting, forward_bounds, reference
-from normcheck.oracle.activation import AFTER, BEFORE, EACH, IO, SILU, Gating, activated
+from normcheck.oracle.activation import AFTER, BEFORE, EACH, IO, SILU, Gating, activated, with_limits
 from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most
 from normcheck.oracle.casting import Cast, rounded
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
 from normcheck.oracle.reference import Forward, Rows, Scale
-from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
+from normcheck.oracle.rounding import FLT_MAX, NO_ROOM, Bound, Rules, plus_store, store
 from normcheck.oracle.tolerances import Model
 
 _UNSTORED = FORMATS["fp32"]
@@ -49,14 +49,19 @@ def why_no_groups(case: Case, model: Model) -> str:
     return f"N={case.N} is no multiple of group={columns}, as declared" if case.N % columns else ""
 
 
-def normalised(op: Op, rules: Rules, case: Case, x: Tensor, gate: Tensor) -> tuple[Rows, StatisticsBound]:
+def normalised(
+    op: Op, rules: Rules, case: Case, x: Tensor, gate: Tensor, *, at_limits: bool = False
+) -> tuple[Rows, StatisticsBound]:
     """The rows of ``x`` and ``gate`` (m, N) in fp64, one for each group of columns, and the bounds of their statistics.
 
-    What a kernel does not declare is read as the most common.
+    What a kernel does not declare is read as the most common. ``at_limits``: an infinite gate has the limits of its
+    activation, not what z times sigmoid gives.
     """
     model, columns = rules.model, group_of(case, rules.model)
     x, gate = x.reshape(-1, columns), gate.reshape(-1, columns)
-    by = activated(rules, gate, SILU if model.activation == "any" else model.activation)
+    name = SILU if model.activation == "any" else model.activation
+    by = activated(rules, gate, name)
+    by = with_limits(by, gate, name) if at_limits else by
     before, io = model.gate == BEFORE, FORMATS[case.dtype]
     each = model.rounding == EACH and io.name != model.accumulate
     stores = before and each and model.round_gated != "none"
@@ -67,8 +72,9 @@ def normalised(op: Op, rules: Rules, case: Case, x: Tensor, gate: Tensor) -> tup
         off = torch.where(h == 0, 0.0, off)
         if stores:
             low, high = rounded(h - off, io), rounded(h + off, io)
-            h = rounded(h, io)
-            off = torch.maximum(high - h, h - low)
+            h = torch.where(torch.isfinite(h), rounded(h, io), h)
+            off = _unless_over(torch.maximum(high - h, h - low), h.abs() + off, io.max)
+        off = _unless_over(off, x.abs() * gate.abs().clamp(min=1.0), FLT_MAX / 4)  # x * z may come first
     rows = reference.normalise(op, h, case.eps)
     statistics = forward_bounds.statistics(rules, rows, case.eps, off if before else None)
     gating = Gating(by, case.N // columns, before, each, stores, x, off)
@@ -208,13 +214,33 @@ def _through_gate(
     bound, sums = backward_bounds.output_dx(rules, part, _UNSTORED, doubt)
     dh, e = part.backward.dx, bound.upper / rules.safety
     if gating.stores:
-        e = e + store(rules, dh.abs() + e, io, "dx")
+        e = _unless_over(e + store(rules, dh.abs() + e, io, "dx"), dh.abs() + e, io.max)
     most, size, count = dh.abs() + e, gating.x.abs(), rules.count
     dx, dgate = dh * by.value, dh * gating.x * by.slope
     dx_e = e * by.value.abs() + most * by.off + dx.abs() * (count["gated"] * u) + eta * (1 + most)
     dgate_e = size * (e * by.slope.abs() + most * by.slope_off) + dgate.abs() * (count["dgate"] * u)
-    dgate_e = dgate_e + eta * (1 + size + most)
+    dgate_e = _unless_over(dgate_e + eta * (1 + size + most), size * most, FLT_MAX / 4)
     return (dx, dx_e), (dgate, dgate_e), part, doubt, sums
+
+
+def _unless_over(bound: Tensor, size: Tensor, limit: float) -> Tensor:
+    """``bound``, infinite where a kernel's own product, at most ``size``, may be above ``limit``, and so infinite."""
+    return torch.where(size > limit, torch.inf, bound)
+
+
+def sizes(rows: Rows, scale: Scale, dy: Tensor) -> dict[str, Tensor]:
+    """Output -> the sum of the magnitudes that make each element; ``dy`` (m, N)."""
+    gating, tiled, shape = _of(rows), _tiled(scale, rows), dy.shape
+    a, slope, xh, dy = gating.by.value.abs(), gating.by.slope.abs(), rows.xh_abs, dy.abs().reshape(rows.x.shape)
+    after = 1.0 if gating.before else a
+    wd = dy * tiled.abs * after
+    dh = rows.rstd * (wd + xh * (xh * wd).mean(1, keepdim=True))
+    found = {
+        "y": xh * tiled.abs * after,
+        "dx": dh * a if gating.before else dh,
+        "dgate": slope * (dh * gating.x.abs() if gating.before else dy * xh * tiled.abs),
+    }
+    return {name: t.reshape(shape) for name, t in found.items()} | {"rstd": rows.rstd, "dw": rows.total(dy * after * xh)}
 
 
 def _stored(rules: Rules, value: Tensor, e: Tensor, io: Format) -> tuple[Tensor, Bound]:
