@@ -226,13 +226,12 @@ GATE_VALUES: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
         "wide": lambda f: f.n * 16.0,
         "open": lambda f: f.n + 50.0,
         "shut": lambda f: f.n * 3.0 - 8.0,
-        "zero": lambda f: torch.zeros_like(f.n),
         "inf": lambda f: SPECIAL_ROWS["inf"](f),
     }
 )
 """Every kind of gate: name -> gate (M, N) in fp64, from normal-like numbers of its own. ``open``: silu is the gate
-itself and sigmoid 1, so that a plain norm is left; ``shut``: all of a row is nearly 0; ``zero``: silu is 0, and sigmoid
-1/2; ``inf``: one number is infinite."""
+itself and sigmoid 1, so that a plain norm is left; ``shut``: all of a row is nearly 0; ``inf``: one number is
+infinite."""
 
 GATE_KINDS = tuple(GATE_VALUES)
 """Kinds of gates, simplest first."""
