@@ -39,8 +39,8 @@ class Claims:
 
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any;
     ``lone_bias``: whether those without one may have a bias. ``scales``: those of ``Case.scale``. ``shapes``: the
-    (M, N) to use, () for any; ``epsilons``: the eps, () for any.
-    ``columns``: N is a multiple of it. ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
+    (M, N) to use, () for any; ``epsilons``: the eps, () for any; ``columns``: N is a multiple of it.
+    ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
     the implementation refused.
     """
 

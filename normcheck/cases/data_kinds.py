@@ -209,6 +209,7 @@ RESIDUAL_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxy
 deep in a model, where the sum of all layers is larger than one; ``half``: the sum keeps the kind of x, at half its
 size; ``opposite``: the sum cancels."""
 
+
 def _turning(f: Field) -> Tensor:
     """Columns of numbers at which an activation or its slope is special, with normal ones between them."""
     special = torch.tensor(_TURNING, dtype=torch.float64, device=f.n.device)

@@ -260,7 +260,9 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
     longest = min(extent.columns, extent.elements)
     heights = {low: some("M", own, extent.heights, tallest, COMMON_ROWS) for low, own in ROWS_OF_CLASS.items()}
     of_groups = {n: octave_of(n) for n in claims.multiples}
-    every = ((*own, *(n for n in of_groups if of_groups[n] == octave and n not in own)) for octave, own in OCTAVES.items())
+    every = (
+        (*own, *(n for n in of_groups if of_groups[n] == octave and n not in own)) for octave, own in OCTAVES.items()
+    )
     octaves = [some("N", own, extent.widths, longest, COMMON_COLUMNS) for own in every]
     columns = [n for own in octaves for n in own]
     if claims.only_heads:

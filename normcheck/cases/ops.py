@@ -276,8 +276,8 @@ GATED = (
         centered=False,
         gated=True,
         biases=(False,),
-        formula="y = x * rstd * weight * a(gate),  or h = x * a(gate),  y = h * rstd * weight,  rstd of h;  a = silu or "
-        "sigmoid",
+        formula="y = x * rstd * weight * a(gate),  or h = x * a(gate),  y = h * rstd * weight,  rstd of h;  "
+        "a = silu or sigmoid",
         source="Qwen3-Next, Mamba2, Nemotron-H, fla; the mean over the row or over groups of columns, one rounding or "
         "one after each product",
     ),

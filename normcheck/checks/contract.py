@@ -129,9 +129,7 @@ def _groups(op: Op, case: Case, statistic: Tensor, model: Model | None) -> int:
     return statistic.numel() // max(case.M, 1) if model is None else case.N // group_of(case, model)
 
 
-def _statistic_problem(
-    name: str, tensor: Tensor, rows: int, groups: int, device: torch.device
-) -> Problem | None:
+def _statistic_problem(name: str, tensor: Tensor, rows: int, groups: int, device: torch.device) -> Problem | None:
     if tensor.layout != torch.strided:
         return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
     if tensor.numel() != rows * groups:

@@ -39,8 +39,9 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
     itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
-    a module's forward, with a parameter named residual, or gate, is of an op that has it. If the op quantises, one named scale gets the scale;
-    a function without it returns the scale, and gets its upper limit if it has a parameter named scale_ub.
+    a module's forward, with a parameter named residual, or gate, is of an op that has it. If the op quantises, one
+    named scale gets the scale; a function without it returns the scale, and gets its upper limit if it has a parameter
+    named scale_ub.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """

@@ -6,7 +6,7 @@ Gradients come from autograd. Where each product is rounded, it rounds theirs as
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.declared import DEVICES
 from normcheck.cases.ops import GATED
@@ -40,7 +40,8 @@ def forward(
 
     factor = torch.nn.functional.silu(gate.float()) if activation == "silu" else torch.sigmoid(gate.float())
     wide = x.float() * factor if before else x.float()
-    groups = wide.unflatten(-1, (-1, group)) if group else wide.unsqueeze(-2)
+    columns = group or x.shape[-1]
+    groups = wide.reshape(*x.shape[:-1], x.shape[-1] // columns, columns)
     rstd = torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)
     y = (groups * rstd).flatten(-2)
     gamma = None if weight is None else weight if each else weight.float()
@@ -53,7 +54,7 @@ def forward(
     return {"y": y.to(x.dtype), "rstd": rstd.detach().squeeze(-1)}
 
 
-_MADE = (
+_MADE: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("torch", {}, _FLA),
     ("torch_sigmoid", {"activation": "sigmoid"}, _FLA),
     ("torch_qwen3_next", {"each": True}, f"{_TRANSFORMERS}qwen3_next/modeling_qwen3_next.py"),

@@ -10,15 +10,15 @@ which are then rows of their own here. The ``rounding`` to the dtype of x happen
 step: xhat, its product with the weight, and that with the gate. With the gate before the norm, Hugging Face's Mamba2
 keeps the product with the gate in fp32 even so, and ``round_gated`` says whether a kernel does.
 
-After the norm, the gate is one more factor of xhat, so y has the bound of a norm whose weight is weight * a, and what an
-error of a makes of it. Before it, the rows that are normed are off by an error of a: as with a sum that is not the
+After the norm, the gate is one more factor of xhat, so y has the bound of a norm whose weight is weight * a, and what
+an error of a makes of it. Before it, the rows that are normed are off by an error of a: as with a sum that is not the
 stored one, every xhat may be anywhere within that, wherever it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
 from normcheck.oracle import backward_bounds, casting, forward_bounds, reference
-from normcheck.oracle.activation import AFTER, BEFORE, EACH, IO, SILU, Gating, activated, with_limits
+from normcheck.oracle.activation import BEFORE, EACH, SILU, Gating, activated, with_limits
 from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most
 from normcheck.oracle.casting import Cast, rounded
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
@@ -81,28 +81,36 @@ def normalised(
     return replace(rows, gating=gating), statistics
 
 
-def output_y(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
+def output_y(
+    rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound, io: Format, fmt: Format
+) -> tuple[Forward, YBound]:
     """y (m, N) and its bound, of the rows of a block; ``scale`` (N,); y is stored in ``fmt``."""
     gating = _of(rows)
     tiled = _tiled(scale, rows)
     if gating.before:
-        y, before = _norm_last(rules, rows, tiled, given, io, fmt)
+        found = _norm_last(rules, rows, tiled, given, io, fmt)
     elif gating.each:
-        y, before = _each_product(rules, rows, tiled, scale.weight.dtype, given, io)
+        found = _each_product(rules, rows, tiled, scale.weight.dtype, given, io)
     else:
-        y, before = _three_factors(rules, rows, tiled, given)
-    shape = (-1, rows.groups * y.shape[1])
-    y, before = y.reshape(shape), before.reshape(shape)
-    upper = plus_store(rules, before, y.abs(), fmt, "y")
-    upper = (upper * rules.safety).clamp_(min=NO_ROOM)
-
-    def terms() -> Mapping[str, Tensor]:
-        return {"store": store(rules, y.abs() + before, fmt, "y") * torch.ones_like(y), "before the store": before}
-
-    return Forward(y, y, y), YBound(before, Bound(upper, None, terms))
+        found = _three_factors(rules, rows, tiled, given)
+    y, bound = _stored(rules, found.of_shape((-1, rows.groups * rows.x.shape[1])), fmt, "y")
+    return Forward(y, y, y), YBound(found.norm + found.activation, bound)
 
 
-def _three_factors(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Unstored:
+    """A ``value``, shaped as the rows, and its error before the store: that of the ``norm``, and by the activation."""
+
+    value: Tensor
+    norm: Tensor
+    activation: Tensor
+
+    def of_shape(self, shape: tuple[int, ...] | torch.Size) -> _Unstored:
+        """The same, shaped as the rows of the case."""
+        return _Unstored(*(t.reshape(shape) for t in (self.value, self.norm, self.activation)))
+
+
+def _three_factors(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound) -> _Unstored:
     """y = xhat * weight * a, rounded once, and its error before the store: one product more than without a gate."""
     gating = _of(rows)
     by, factor = gating.by, Scale(scale.g * gating.by.value)
@@ -111,19 +119,20 @@ def _three_factors(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBoun
     before = forward_bounds.before_store(more, rows, fwd, fwd.z.abs(), factor, None, given)
     xhat = xhat_at_most(rows, given) * (1 + more.k_y * rules.u) + rules.eta * (1 + rows.rstd)
     own = xhat * scale.abs * by.off + rules.eta * (1 + xhat + by.value.abs())
-    return fwd.y, before + (own if factor.where is None else own * factor.where)
+    return _Unstored(fwd.y, before, own if factor.where is None else own * factor.where)
 
 
 def _each_product(
     rules: Rules, rows: Rows, scale: Scale, weight: torch.dtype, given: StatisticsBound, io: Format
-) -> tuple[Tensor, Tensor]:
+) -> _Unstored:
     """y = round(round(xhat) * weight) * a, and its error before the store: a is in fp32."""
     by = _of(rows).by
     p, low, high = _rounded_product(casting.cast(rules, rows, given, io), scale, weight, io)
     size, doubt = torch.maximum(-low, high), torch.maximum(high - p, p - low)
     y = p * by.value
-    before = doubt * by.value.abs() + size * by.off + (size * by.value.abs()).mul_(rules.u) + rules.eta * (1 + size)
-    return y, torch.where((scale.g == 0) | (by.value == 0), 0.0, before)
+    norm = doubt * by.value.abs() + (size * by.value.abs()).mul_(rules.u) + rules.eta * (1 + size)
+    exact = (scale.g == 0) | (by.value == 0)
+    return _Unstored(y, *(torch.where(exact, 0.0, part) for part in (norm, size * by.off)))
 
 
 def _rounded_product(cast: Cast, scale: Scale, weight: torch.dtype, io: Format) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,36 +148,33 @@ def _rounded_product(cast: Cast, scale: Scale, weight: torch.dtype, io: Format) 
     return rounded(value, io), low, high
 
 
-def _norm_last(
-    rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound, io: Format, fmt: Format
-) -> tuple[Tensor, Tensor]:
+def _norm_last(rules: Rules, rows: Rows, scale: Scale, given: StatisticsBound, io: Format, fmt: Format) -> _Unstored:
     """y of gated rows, and its error before the store."""
     gating = _of(rows)
     off = gating.off * rows.rstd
     if gating.each:
         forward, bound = casting.output_y(rules, casting.cast(rules, rows, given, io, off), scale, fmt)
-        return forward.y, bound.before_store
+        return _Unstored(forward.y, bound.before_store, torch.zeros_like(forward.y))
     fwd = Forward(*[rows.xh * scale.g] * 3)
     before = forward_bounds.before_store(rules, rows, fwd, fwd.z.abs(), scale, None, given)
-    own = off * scale.abs * ((1 + given.al) * (1 + rules.k_y * rules.u))
-    return fwd.y, before + own
+    return _Unstored(fwd.y, before, off * scale.abs * ((1 + given.al) * (1 + rules.k_y * rules.u)))
 
 
 def gradients(
     op: Op, rules: Rules, rows: Rows, given: StatisticsBound, scale: Scale, io: Format, m: int, dy: Tensor
-) -> tuple[tuple[Tensor, Bound], tuple[Tensor, Bound], Block, Doubt | None, backward_bounds.GradientSums]:
+) -> tuple[tuple[Tensor, Bound], tuple[Tensor, Bound], Block, Doubt, backward_bounds.GradientSums]:
     """dx and dgate (m, N) of a block, each with its bound; and what dw and its bound are made of.
 
     ``dy`` (m, N) in fp64; ``m``: rows of all blocks.
     """
     shape, dy = dy.shape, dy.reshape(rows.x.shape)
     make = _through_gate if _of(rows).before else _through_norm
-    (dx, dx_e), (dgate, dgate_e), *rest = make(op, rules, rows, given, scale, io, m, dy)
-    pairs = [_stored(rules, value.reshape(shape), e.reshape(shape), io) for value, e in ((dx, dx_e), (dgate, dgate_e))]
-    return (pairs[0], pairs[1], *rest)
+    dx, dgate, block, doubt, sums = make(op, rules, rows, given, scale, io, m, dy)
+    both = (_stored(rules, found.of_shape(shape), io, "dx") for found in (dx, dgate))
+    return next(both), next(both), block, doubt, sums
 
 
-_Ends = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Block, Doubt | None, backward_bounds.GradientSums]
+_Ends = tuple[_Unstored, _Unstored, Block, Doubt, backward_bounds.GradientSums]
 
 
 def _through_norm(
@@ -181,9 +187,9 @@ def _through_norm(
     off = size * (by.off + u * by.value.abs()) + eta * (1 + size)
     part = Block(rows, reference.backward(op, rows, tiled.g, own), own, given)
     grow = 1 + rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
-    normed, k = rows.xh * tiled.g, rules.count["dgate"] * u
-    xhat = xhat_at_most(rows, given)
-    apart = tiled.abs * ((rows.xh_abs * ((1 + given.al) * (1 + (rules.count["xhat"] + 1) * u) - 1)) + eta * (1 + rows.rstd * (1 + given.al)))
+    normed, xhat, grown = rows.xh * tiled.g, xhat_at_most(rows, given), 1 + given.al
+    per_xh = grown * (1 + (rules.count["xhat"] + 1) * u) - 1
+    apart = tiled.abs * (rows.xh_abs * per_xh + eta * (1 + rows.rstd * grown))
     if gating.each:
         off = off + store(rules, own.abs() + off, io, "dx")
         cast = casting.cast(rules, rows, given, io)
@@ -195,9 +201,10 @@ def _through_norm(
         total = rows.total(off * xhat * grow)
         doubt = Doubt(moved, total, torch.zeros_like(total))
     bound, sums = backward_bounds.output_dx(rules, part, _UNSTORED, doubt)
-    dgate, most = dy * normed * by.slope, normed.abs() + apart
-    e = size * (by.slope.abs() * apart + most * by.slope_off) + dgate.abs() * k + eta * (1 + size + most)
-    return (part.backward.dx, bound.upper / rules.safety), (dgate, e), part, doubt, sums
+    dx = _Unstored(part.backward.dx, bound.upper / rules.safety - doubt.dx, doubt.dx)
+    value, most = dy * normed * by.slope, normed.abs() + apart
+    of_norm = size * by.slope.abs() * apart + value.abs() * (rules.count["dgate"] * u) + eta * (1 + size + most)
+    return dx, _Unstored(value, of_norm, size * most * by.slope_off), part, doubt, sums
 
 
 def _through_gate(
@@ -216,11 +223,12 @@ def _through_gate(
     if gating.stores:
         e = _unless_over(e + store(rules, dh.abs() + e, io, "dx"), dh.abs() + e, io.max)
     most, size, count = dh.abs() + e, gating.x.abs(), rules.count
-    dx, dgate = dh * by.value, dh * gating.x * by.slope
-    dx_e = e * by.value.abs() + most * by.off + dx.abs() * (count["gated"] * u) + eta * (1 + most)
-    dgate_e = size * (e * by.slope.abs() + most * by.slope_off) + dgate.abs() * (count["dgate"] * u)
-    dgate_e = _unless_over(dgate_e + eta * (1 + size + most), size * most, FLT_MAX / 4)
-    return (dx, dx_e), (dgate, dgate_e), part, doubt, sums
+    value = dh * by.value
+    dx = _Unstored(value, e * by.value.abs() + value.abs() * (count["gated"] * u) + eta * (1 + most), most * by.off)
+    value = dh * gating.x * by.slope
+    of_norm = size * e * by.slope.abs() + value.abs() * (count["dgate"] * u) + eta * (1 + size + most)
+    of_norm = _unless_over(of_norm, size * most, FLT_MAX / 4)
+    return dx, _Unstored(value, of_norm, size * most * by.slope_off), part, doubt, sums
 
 
 def _unless_over(bound: Tensor, size: Tensor, limit: float) -> Tensor:
@@ -240,15 +248,20 @@ def sizes(rows: Rows, scale: Scale, dy: Tensor) -> dict[str, Tensor]:
         "dx": dh * a if gating.before else dh,
         "dgate": slope * (dh * gating.x.abs() if gating.before else dy * xh * tiled.abs),
     }
-    return {name: t.reshape(shape) for name, t in found.items()} | {"rstd": rows.rstd, "dw": rows.total(dy * after * xh)}
+    return {name: t.reshape(shape) for name, t in found.items()} | {
+        "rstd": rows.rstd,
+        "dw": rows.total(dy * after * xh),
+    }
 
 
-def _stored(rules: Rules, value: Tensor, e: Tensor, io: Format) -> tuple[Tensor, Bound]:
-    """``value`` and its bound, that of its error ``e`` before the store and the store."""
-    upper = plus_store(rules, e, value.abs(), io, "dx") * rules.safety
+def _stored(rules: Rules, found: _Unstored, fmt: Format, output: str) -> tuple[Tensor, Bound]:
+    """A value and its bound, stored in ``fmt``."""
+    value, e = found.value, found.norm + found.activation
+    upper = (plus_store(rules, e, value.abs(), fmt, output) * rules.safety).clamp_(min=NO_ROOM)
 
     def terms() -> Mapping[str, Tensor]:
-        return {"store": store(rules, value.abs() + e, io, "dx") * torch.ones_like(e), "before the store": e}
+        own = store(rules, value.abs() + e, fmt, output) * torch.ones_like(e)
+        return {"store": own, "norm": found.norm, "activation": found.activation}
 
     return value, Bound(upper, None, terms)
 

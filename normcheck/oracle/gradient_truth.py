@@ -70,8 +70,8 @@ def gradient_truth(
     ``added``: the cotangent of residual_out, or None.
     """
     if rows.gating is not None:
-        (dx, bound), of_gate, part, doubt, sums = gated.gradients(op, rules, rows, given, scale, io, m, dy)
-        share = Share(part.backward.dw, part.backward.db, sums, None if doubt is None else (doubt.dw, doubt.db))
+        (dx, bound), of_gate, part, moved, sums = gated.gradients(op, rules, rows, given, scale, io, m, dy)
+        share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))
         return GradientTruth(dx, bound, share, of_gate=of_gate)
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)

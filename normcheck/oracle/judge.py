@@ -114,7 +114,9 @@ class Judge:
     @cached_property
     def finite(self) -> bool:
         """Whether every bound is known to be finite, except in rows that are not checkable."""
-        overflows = self.op.gated and (self.case.rows == "largest" or self.case.gate in NOT_FINITE or self.case.dtype == "fp16")
+        overflows = self.op.gated and (
+            self.case.rows == "largest" or self.case.gate in NOT_FINITE or self.case.dtype == "fp16"
+        )
         return self.bounded and self.case.dy not in NOT_FINITE and not overflows
 
     @property

@@ -23,8 +23,8 @@ from normcheck.oracle.activation import Gating
 class Rows:
     """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
-    ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to these
-    rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
+    ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
+    these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
     """
 
     x: Tensor

@@ -73,7 +73,9 @@ def judge_special(
             got = torch.isfinite(actual)
             in_reach = sizes[name] < torch.finfo(actual.dtype).max / 2
             if name != "db":
-                in_reach = in_reach & (_of_elements(no_overflow, expected) if expected.dim() == 2 else no_overflow.all())
+                in_reach = in_reach & (
+                    _of_elements(no_overflow, expected) if expected.dim() == 2 else no_overflow.all()
+                )
             wrong = torch.where(got, ~some & (name != "rstd"), every & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
     return tuple(checks)
@@ -114,7 +116,7 @@ def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case) -> dict[str,
 
 
 def _of_gate(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
-    """The rows of a gated op; its outputs and gradients in fp64, once for each reading; and their sizes, see ``_sizes``.
+    """The rows of a gated op; its outputs and gradients in fp64, once for each reading; their sizes, see ``_sizes``.
 
     At an infinite gate a kernel's 0 * infinity may be NaN, as in z * sigmoid(z), or the limit of the formula.
     """
@@ -154,6 +156,8 @@ def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Ten
     if op.adds_residual and model.sum != ROUNDED:
         moved = FORMATS[case.residual_format].u * rows.x.abs().amax(1, keepdim=True) * rows.rstd
         unsteady = unsteady | (moved > _STEADY)
+    if rows.gating is not None:  # a product with the gate may be too large for what it is rounded to
+        unsteady = unsteady | ~torch.isfinite(rows.gating.off).all(1, keepdim=True)
     checkable = checkable_rows(rows, case)
     finite = torch.isfinite(rows.x).all(1, keepdim=True)
     return finite & (unsteady if checkable is None else unsteady | ~checkable)

@@ -16,6 +16,7 @@ from normcheck.cases.data_kinds import GATE_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
+from normcheck.gate.explain_bound import element
 from normcheck.oracle import rounding
 from normcheck.oracle.activation import ACTIVATIONS, GATES, Activated, activated
 from normcheck.oracle.compare import Expectation
@@ -165,7 +166,9 @@ def test_an_open_gate_leaves_a_plain_norm_and_nearly_its_bound(activation: str) 
     factor = inputs.gate.double() if activation == "silu" else 1.0
     plain_case = Case(op="rmsnorm", dtype="fp32", M=case.M, N=case.N, seed=case.seed, bias=False)
     seen: list[Expectation] = []
-    judge = judge_of(OPS["rmsnorm"], plain_case, make(plain_case, OPS["rmsnorm"], "cpu"), table().model, {}, watch=seen.append)
+    judge = judge_of(
+        OPS["rmsnorm"], plain_case, make(plain_case, OPS["rmsnorm"], "cpu"), table().model, {}, watch=seen.append
+    )
     judge_forward(judge, {"y": inputs.x})
     (plain,) = seen
     assert torch.allclose(gated.expected, plain.expected * factor, rtol=1e-12)
@@ -197,6 +200,37 @@ def test_what_is_left_open(dtype: str) -> None:
     assert candidates(OP, model_of()) == ((),)
     left = candidates(OP, model_of(gate="before", rounding="each"))
     assert left == ((("round_gated", "io"),), (("round_gated", "none"),))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("convention", candidates(OP, table().model), ids=str)
+def test_every_term_has_a_reason_and_together_they_are_the_bound(convention: Any, dtype: str) -> None:
+    case = case_of(M=4, N=24, dtype=dtype, gate="turning")
+    for name, part in held_of(case, with_convention(table().model, convention)).items():
+        found = element(part, (1, 3)[: 1 if name in ("dw", "rstd") else 2])
+        assert found.terms and all(reason and "{" not in reason for _, _, reason in found.terms), (name, found.terms)
+        total = found.rest + sum(value for _, value, _ in found.terms)
+        assert total == pytest.approx(max(found.above, found.below), rel=2e-3)
+        assert not found.rest or name == "rstd", found
+
+
+COUNTS = ("exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate")
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_count_widens_what_it_is_about(gate: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, model = case_of(M=4, N=24, dtype="fp32", gate="turning"), model_of(gate=gate)
+    own, of = rounding.rules, held_of(case, model)
+    more = {**table().count, name: table().count[name] + 50}
+    monkeypatch.setattr(rounding, "rules", lambda *args, **options: replace(own(*args, **options), count=more))
+    grown = held_of(case, model)
+    wider = {n for n in of if bool((grown[n].bound.upper > of[n].bound.upper * (1 + 1e-9)).any())}
+    expected = {
+        "after": {"slope": {"dgate"}, "gated": {"y"}, "dgate": {"dgate"}, "activation": {"y", "dx", "dw"}},
+        "before": {"slope": {"dgate"}, "gated": {"dx"}, "dgate": {"dgate"}},
+    }[gate].get(name, {"y", "dx", "dgate", "dw"} | ({"rstd"} if gate == "before" else set()))
+    assert wider == expected
 
 
 @pytest.mark.parametrize("kind", GATE_KINDS)
