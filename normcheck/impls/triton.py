@@ -283,7 +283,7 @@ def quantising(
 def gated(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementation:
     """A gated op, as ``name`` of ``GATES`` gates."""
     before, sigmoid = GATES[name]
-    own = {"before": before, "sigmoid": sigmoid, "kernels": kernels}
+    own: dict[str, Any] = {"before": before, "sigmoid": sigmoid, "kernels": kernels}
     return Implementation(
         name=name,
         op=op,

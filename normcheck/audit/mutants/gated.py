@@ -358,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mG18", "z * sigmoid(1.702 z), which is an estimate of gelu, for silu", Gated(act=_quick), ("y",)),
     _fault("mG19", "the slope is a quotient that overflows for a gate below -88", Gated(slopes=_slope_of_ratio),
            ("dgate",), when="gate=turning"),
-    _fault("mG20", "the gate of the next row", Gated(read_gate=lambda c: c.gate_io.reshape(c.M, c.N).roll(1, 0)), _Y,
+    _fault("mG20", "the gate of the next row", Gated(read_gate=lambda c: c.gate_io.reshape(c.M, c.N).roll(-1, 0)), _Y,
            when="two rows"),
     _fault("mG21", "the last columns, which fill no vector, are not gated", Gated(output=_ungated_tail), ("y",),
            when="N % 8 != 0"),

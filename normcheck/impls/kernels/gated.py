@@ -73,14 +73,14 @@ def gated_kernel(
     here = (rows < M)[:, None]
     first_cols = tl.arange(0, BLOCK)
     mask = here & (first_cols < N)[None, :]
-    first_x, first, first_a, _ = load_gated(
+    _x, first, first_a, _slope = load_gated(
         x_ptr, gate_ptr, rows, first_cols, x_stride, gate_stride, mask, BEFORE, SIGMOID
     )
     squares = first * first
     for start in range(BLOCK, N, BLOCK):
         cols = start + first_cols
         mask = here & (cols < N)[None, :]
-        x, h, a, slope = load_gated(x_ptr, gate_ptr, rows, cols, x_stride, gate_stride, mask, BEFORE, SIGMOID)
+        _x, h, _a, _slope = load_gated(x_ptr, gate_ptr, rows, cols, x_stride, gate_stride, mask, BEFORE, SIGMOID)
         squares += h * h
     variance = tl.div_rn(tl.sum(squares, axis=1), tl.full((ROWS,), N, tl.float32))
     rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
@@ -89,7 +89,7 @@ def gated_kernel(
     for start in range(BLOCK, N, BLOCK):
         cols = start + first_cols
         mask = here & (cols < N)[None, :]
-        x, h, a, slope = load_gated(x_ptr, gate_ptr, rows, cols, x_stride, gate_stride, mask, BEFORE, SIGMOID)
+        _x, h, a, _slope = load_gated(x_ptr, gate_ptr, rows, cols, x_stride, gate_stride, mask, BEFORE, SIGMOID)
         store_gated(h, a, rstd, weight_ptr, y_ptr, rows, cols, M, N, BEFORE)
 
 
@@ -124,8 +124,8 @@ def gated_row_sums_kernel(
     for start in range(0, N, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
-        x, h, a, slope = load_gated(x_ptr, gate_ptr, rows, cols, x_stride, gate_stride, mask, BEFORE, SIGMOID)
-        dy, own, wdy = load_cotangent(dy_ptr, weight_ptr, a, rows, cols, dy_stride, N, mask, BEFORE)
+        _x, h, a, _slope = load_gated(x_ptr, gate_ptr, rows, cols, x_stride, gate_stride, mask, BEFORE, SIGMOID)
+        _dy, _own, wdy = load_cotangent(dy_ptr, weight_ptr, a, rows, cols, dy_stride, N, mask, BEFORE)
         total += h * rstd[:, None] * wdy
     n = tl.full((ROWS,), N, tl.float32)
     tl.store(c1_ptr + rows, tl.div_rn(tl.sum(total, axis=1), n), mask=rows < M)
