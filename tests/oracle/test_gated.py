@@ -25,6 +25,7 @@ from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.tolerances import Model, table
+from tests.some import some
 
 OP = OPS["rmsnorm_gated"]
 STEP = mpmath.mpf("1e-20")
@@ -206,7 +207,7 @@ def test_what_is_left_open(dtype: str) -> None:
 @pytest.mark.parametrize("convention", candidates(OP, table().model), ids=str)
 def test_every_term_has_a_reason_and_together_they_are_the_bound(convention: Any, dtype: str) -> None:
     case = case_of(M=4, N=24, dtype=dtype, gate="turning")
-    for name, part in held_of(case, with_convention(table().model, convention)).items():
+    for name, part in some(held_of(case, with_convention(table().model, convention)).items()):
         found = element(part, (1, 3)[: 1 if name in ("dw", "rstd") else 2])
         assert found.terms and all(reason and "{" not in reason for _, _, reason in found.terms), (name, found.terms)
         total = found.rest + sum(value for _, value, _ in found.terms)
@@ -238,6 +239,6 @@ def test_every_count_widens_what_it_is_about(gate: str, name: str, monkeypatch: 
 def test_each_convention_has_bounds_that_are_finite_for_ordinary_rows(convention: Any, kind: str) -> None:
     case = case_of(M=4, N=32, gate=kind)
     held = held_of(case, with_convention(table().model, convention))
-    for name, part in held.items():
+    for name, part in some(held.items()):
         finite = torch.isfinite(part.bound.upper)
         assert bool(finite.all()) or kind == "inf", name
