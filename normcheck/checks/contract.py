@@ -12,6 +12,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
 from normcheck.cases.ops import BY_NAME, CODES, RESIDUAL_OUT, SCALE, Op
 from normcheck.oracle.bitmask import packed_columns
+from normcheck.oracle.conventions import OPEN
 from normcheck.oracle.gated import group_of
 from normcheck.oracle.quantised import formats, granularity, scale_columns
 from normcheck.oracle.tolerances import Model
@@ -126,7 +127,9 @@ def _groups(op: Op, case: Case, statistic: Tensor, model: Model | None) -> int:
     """How many statistics a row has; without a model, of an op that leaves that open, as many as were returned."""
     if not op.gated:
         return 1
-    return statistic.numel() // max(case.M, 1) if model is None else case.N // group_of(case, model)
+    if model is None or model.group == OPEN:
+        return statistic.numel() // max(case.M, 1)
+    return case.N // group_of(case, model)
 
 
 def _statistic_problem(name: str, tensor: Tensor, rows: int, groups: int, device: torch.device) -> Problem | None:

@@ -119,7 +119,7 @@ def other_ways(op: Op, result: Result, *, own_backward: bool) -> dict[str, tuple
         for value in values if declared != OPEN else ():
             if value not in (declared, OPEN):
                 said = f"fits {key}={value} in every case; declared {declared}"
-                found[said] = _ways(op, {**free, key: value}, own_backward)
+                found[said] = _ways(op, {**free, key: str(value)}, own_backward)
     return found
 
 

@@ -15,6 +15,7 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import Op
 from normcheck.checks.check import Result
 from normcheck.oracle.conventions import IN_WORDS, OPEN, candidates, keys, plainest, with_convention
+from normcheck.oracle.gated import group_of
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.special import is_special
@@ -87,11 +88,11 @@ def instead(op: Op, model: Model) -> Iterator[Instead]:
     for key, values in keys(op).items():
         declared = getattr(model, key)
         for value in values:
-            if declared not in (value, OPEN):
+            if key != "group" and declared not in (value, OPEN):
                 words = f"{IN_WORDS[key][value]}; declared {key}={declared}"
                 yield Instead(f"{key}_{value}", words, lambda m, key=key, value=value: replace(m, **{key: value}))  # type: ignore[misc]
     for group in (0, *_GROUPS):
-        if group != model.group:
+        if model.group not in (group, OPEN):
             told = f"takes the mean over groups of {group} columns" if group else "takes the mean over the whole row"
             words = f"{told}; declared group={model.group}"
             yield Instead(f"{_OF_GROUPS}{group}", words, lambda m, group=group: replace(m, group=group))  # type: ignore[misc]
@@ -125,8 +126,6 @@ def _fits(op: Op, result: Result, told: Instead) -> bool:
     """Whether all that was returned is right for what is ``told``, in a convention that the kernel leaves open."""
     case = result.case
     base, inputs = told.model(_left_open(result)), told.inputs(make(case, op, "cpu"))
-    if base.group and case.N % base.group:  # then there are none
-        base = replace(base, group=0)
     return any(
         _is_right(op, case, inputs, with_convention(base, each), result)
         for each in dict.fromkeys(plainest(each, case) for each in candidates(op, base))
@@ -142,7 +141,7 @@ def _is_right(op: Op, case: Case, inputs: Inputs, model: Model, result: Result) 
     outputs: Mapping[str, torch.Tensor] = {
         name: t.detach().cpu()
         for name, t in result.seen.outputs.items()
-        if name != "rstd" or t.numel() == case.M * (case.N // (model.group or case.N))
+        if name != "rstd" or t.numel() == case.M * (case.N // group_of(case, model))
     }
     judge = judge_of(op, case, inputs, replace(model, y_given_stats=False), _OUTPUTS)
     checked, saved = judge_forward(judge, outputs)

@@ -296,6 +296,7 @@ def gated(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementati
             "gate": "before" if before else "after",
             "activation": "sigmoid" if sigmoid else "silu",
             "rounding": "once",
+            "group": 0,
         },
         by_default=ON_GPUS if name == "triton" else (),
         source="normcheck/impls/kernels/gated.py",

@@ -21,6 +21,9 @@ AFTER, BEFORE = GATES = ("after", "before")
 
 SILU, SIGMOID = ACTIVATIONS = ("silu", "sigmoid")
 ONCE, EACH = ROUNDINGS = ("once", "each")
+GROUPS = (0, 64, 128, 256, 512)
+"""The columns of groups that are looked for if none are declared, those of models; 0: the whole row."""
+
 IO, NONE = ROUND_GATED = ("io", "none")
 
 

@@ -39,14 +39,16 @@ _UNSTORED = FORMATS["fp32"]
 
 
 def group_of(case: Case, model: Model) -> int:
-    """The columns over which a mean is taken."""
-    return model.group or case.N
+    """The columns over which a mean is taken: those of a row, if groups do not fill it, or are left open."""
+    group = model.group
+    return group if isinstance(group, int) and group and case.N % group == 0 else case.N
 
 
 def why_no_groups(case: Case, model: Model) -> str:
     """Why a row of the case cannot be cut into groups; "" if it can."""
-    columns = group_of(case, model)
-    return f"N={case.N} is no multiple of group={columns}, as declared" if case.N % columns else ""
+    group = model.group
+    cut = not (isinstance(group, int) and group) or case.N % group == 0
+    return "" if cut else f"N={case.N} is no multiple of group={group}, as declared"
 
 
 def normalised(

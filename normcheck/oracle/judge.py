@@ -306,7 +306,8 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     saved: dict[str, list[Tensor]] = {"mean": [], "rstd": [], "bits": [], "ties": [], "doubt": []}
     y = outputs["y"].reshape(case.M, case.N)
     fmt = format_of(y.dtype)
-    own = {name: outputs[name].reshape(-1, 1) for name in op.statistics if name in outputs}
+    normed = case.M * judge.groups  # a statistic for each of other groups is none of these
+    own = {n: outputs[n].reshape(-1, 1) for n in op.statistics if n in outputs and outputs[n].numel() == normed}
     got_bits = bits_of(outputs["bitmask"], case) if "bitmask" in outputs else None
     for block in judge.blocks():
         t, first = judge.stored(block, fmt), block.start

@@ -39,7 +39,7 @@ class Model:
     activation: str = "any"
     rounding: str = "any"
     round_gated: str = "any"
-    group: int = 0
+    group: int | str = "any"
     reason: str = ""
 
 
@@ -120,7 +120,7 @@ def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if key == "chain" and not ((text and value == "any") or (whole and 1 <= value <= 2**34)):
             raise UsageError(f"model.chain={shown(value)} of {who}: expected 'any' or an integer from 1 to 2^34")
-        if key == "group" and not (whole and 0 <= value <= 2**34):
+        if key == "group" and not ((text and value == "any") or (whole and 0 <= value <= 2**34)):
             expected = "0, for the whole row, or the columns of a group, an integer up to 2^34"
             raise UsageError(f"model.group={shown(value)} of {who}: expected {expected}")
         if key == "rsqrt_ulp" and not (whole and 0 <= value <= _MOST_RSQRT_ULP):

@@ -1,4 +1,4 @@
-"""Our kernels of gated norms: within their bounds in every layout, in one block or several, and a function of a user."""
+"""Our kernels of gated norms are within their bounds in every layout, in one block or several; functions of users."""
 
 from __future__ import annotations
 
@@ -91,6 +91,12 @@ def before(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * xhat.to(x.dtype)
 
 
+def of_groups(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float().reshape(len(x), -1, 64)
+    xhat = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).reshape(x.shape)
+    return (xhat * weight.float() * torch.nn.functional.silu(gate.float())).to(x.dtype)
+
+
 def wrong(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     return mine(x, torch.relu(gate), weight, eps)
 
@@ -98,12 +104,13 @@ def wrong(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "convention"),
     [
-        (mine, {"gate": "after", "activation": "silu", "rounding": "once"}),
-        (before, {"gate": "before", "activation": "sigmoid", "rounding": "each", "round_gated": "none"}),
+        (mine, {"gate": "after", "activation": "silu", "rounding": "once", "group": 0}),
+        (before, {"gate": "before", "activation": "sigmoid", "rounding": "each", "round_gated": "none", "group": 0}),
+        (of_groups, {"gate": "after", "activation": "silu", "rounding": "once", "group": 64}),
     ],
 )
-def test_the_convention_of_a_function_is_found(function: Any, convention: dict[str, str]) -> None:
-    result = result_of(wrapped(adapt(function), OP.name, "mine", ""), gate="normal")
+def test_the_convention_of_a_function_is_found(function: Any, convention: dict[str, str | int]) -> None:
+    result = result_of(wrapped(adapt(function), OP.name, "mine", ""), gate="normal", N=1024)
     assert not result.failed
     assert result.conventions == (tuple(convention.items()),)
 

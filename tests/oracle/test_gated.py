@@ -18,7 +18,7 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
 from normcheck.gate.explain_bound import element
 from normcheck.oracle import rounding
-from normcheck.oracle.activation import ACTIVATIONS, GATES, Activated, activated
+from normcheck.oracle.activation import ACTIVATIONS, GATES, GROUPS, Activated, activated
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import candidates, plainest, with_convention
 from normcheck.oracle.gated import why_no_groups
@@ -32,12 +32,15 @@ STEP = mpmath.mpf("1e-20")
 Vector = list[mpmath.mpf]
 
 
+WHOLE = replace(table().model, group=0)
+
+
 def case_of(**fields: Any) -> Case:
     return Case(**{"op": OP.name, "dtype": "fp16", "M": 2, "N": 6, "seed": 3, "bias": False, **fields})
 
 
 def model_of(**declared: Any) -> Model:
-    return replace(table().model, **{"gate": "after", "activation": "silu", "rounding": "once", **declared})
+    return replace(table().model, **{"gate": "after", "activation": "silu", "rounding": "once", "group": 0, **declared})
 
 
 def held_of(case: Case, model: Model) -> Mapping[str, Expectation]:
@@ -195,19 +198,20 @@ def test_groups_are_norms_of_their_own() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_left_open(dtype: str) -> None:
-    every = candidates(OP, table().model)
-    assert len(every) == 10  # before the norm, and with each product rounded, the first one may be rounded or not
-    assert len({plainest(each, case_of(dtype=dtype)) for each in every}) == (4 if dtype == "fp32" else 10)
+    every, apart = candidates(OP, table().model), 4 if dtype == "fp32" else 10
+    assert len(every) == 10 * len(GROUPS)  # before the norm, if each product is rounded, the first one may be or not
+    assert len({plainest(each, case_of(dtype=dtype)) for each in every}) == apart
+    assert len({plainest(each, case_of(dtype=dtype, N=256)) for each in every}) == apart * 3  # of 64, of 128, or whole
     assert candidates(OP, model_of()) == ((),)
     left = candidates(OP, model_of(gate="before", rounding="each"))
     assert left == ((("round_gated", "io"),), (("round_gated", "none"),))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("convention", candidates(OP, table().model), ids=str)
+@pytest.mark.parametrize("convention", candidates(OP, WHOLE), ids=str)
 def test_every_term_has_a_reason_and_together_they_are_the_bound(convention: Any, dtype: str) -> None:
     case = case_of(M=4, N=24, dtype=dtype, gate="turning")
-    for name, part in some(held_of(case, with_convention(table().model, convention)).items()):
+    for name, part in some(held_of(case, with_convention(WHOLE, convention)).items()):
         found = element(part, (1, 3)[: 1 if name in ("dw", "rstd") else 2])
         assert found.terms and all(reason and "{" not in reason for _, _, reason in found.terms), (name, found.terms)
         total = found.rest + sum(value for _, value, _ in found.terms)
@@ -235,10 +239,10 @@ def test_every_count_widens_what_it_is_about(gate: str, name: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", GATE_KINDS)
-@pytest.mark.parametrize("convention", candidates(OP, table().model), ids=str)
+@pytest.mark.parametrize("convention", candidates(OP, WHOLE), ids=str)
 def test_each_convention_has_bounds_that_are_finite_for_ordinary_rows(convention: Any, kind: str) -> None:
     case = case_of(M=4, N=32, gate=kind)
-    held = held_of(case, with_convention(table().model, convention))
+    held = held_of(case, with_convention(WHOLE, convention))
     for name, part in some(held.items()):
         finite = torch.isfinite(part.bound.upper)
         assert bool(finite.all()) or kind == "inf", name

@@ -326,19 +326,23 @@ def _fault(id: str, what: str, kernel: Gated, outputs: tuple[str, ...], **fields
 _Y = ("y", "rstd", "dx", "dgate", "dw")
 _AFTER, _BEFORE = Gated().declared, Gated(before=True).declared
 
+_FLA, _MAMBA, _VLLM = "fla-org/flash-linear-attention#", "state-spaces/mamba#", "vllm-project/vllm#"
+_BOTH_SIDES = f"{_FLA}57, {_FLA}63"
+
 MUTANTS: tuple[Mutant, ...] = (
-    _fault("mG01", "sigmoid for silu", Gated(sigmoid=True), _Y, model=_AFTER, source="vllm-project/vllm#40245"),
-    _fault("mG02", "silu for sigmoid", Gated(), _Y, model=Gated(sigmoid=True).declared, source="vllm-project/vllm#35479"),
+    _fault("mG01", "sigmoid for silu", Gated(sigmoid=True), _Y, model=_AFTER, source=_VLLM + "40245"),
+    _fault("mG02", "silu for sigmoid", Gated(), _Y, model=Gated(sigmoid=True).declared, source=_VLLM + "35479"),
     _fault("mG03", "gates before the norm, declared after it", Gated(before=True), _Y, model=_AFTER,
-           source="fla-org/flash-linear-attention#57, fla-org/flash-linear-attention#63"),
-    _fault("mG04", "gates after the norm, declared before it", Gated(), _Y, model=_BEFORE, source="fla-org/flash-linear-attention#57, fla-org/flash-linear-attention#63"),
+           source=_BOTH_SIDES),
+    _fault("mG04", "gates after the norm, declared before it", Gated(), _Y, model=_BEFORE, source=_BOTH_SIDES),
     _fault("mG05", "the mean is over the row, though groups of columns are declared",
            Gated(before=True, group=_GROUP, group_b=0, rstd=_of_row), _Y, source="huggingface/transformers#35943",
            when="more than one group"),
     _fault("mG06", "backward takes its mean over the row, forward over groups",
-           Gated(before=True, group=_GROUP, group_b=0), ("dx", "dgate"), source="state-spaces/mamba#910, state-spaces/mamba#547",
+           Gated(before=True, group=_GROUP, group_b=0), ("dx", "dgate"), source=f"{_MAMBA}910, {_MAMBA}547",
            when="more than one group"),
-    _fault("mG07", "the norm is applied twice", Gated(before=True, output=_normed_twice), ("y",), source="state-spaces/mamba#919"),
+    _fault("mG07", "the norm is applied twice", Gated(before=True, output=_normed_twice), ("y",),
+           source=_MAMBA + "919"),
     _fault("mG08", "the weight never reaches the kernel", Gated(product=lambda c: c.narrow(c.xh),
            weight_b=lambda c: torch.ones_like(c.w)), ("y", "dx", "dgate")),
     _fault("mG09", "x and the gate are swapped", Gated(read_x=lambda c: c.gate_io, read_gate=lambda c: c.x_io), _Y),
@@ -347,9 +351,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mG11", "dx forgets the gate", Gated(cotangent=lambda c: c.dy), ("dx", "dw")),
     _fault("mG12", "dx forgets the gate, which is before the norm", Gated(before=True, dx=lambda c: c.dh), ("dx",)),
     _fault("mG13", "dw is summed from the gated output", Gated(dw=lambda c: c.kernel.reduce_m(c.own * c.xh * c.a)),
-           ("dw",), source="fla-org/flash-linear-attention#1071"),
+           ("dw",), source=_FLA + "1071"),
     _fault("mG14", "dw forgets the gate", Gated(dw=lambda c: c.kernel.reduce_m(c.dy * c.xh)), ("dw",),
-           source="fla-org/flash-linear-attention#1071"),
+           source=_FLA + "1071"),
     _fault("mG15", "the row stride of the gate is ignored: its rows are read as packed", Gated(read_gate=_rows_packed),
            _Y, kinds=(*VALUES, "out_of_bounds_read"), when="a strided gate"),
     _fault("mG16", "the gate is read with the row stride of x", Gated(read_gate=_rows_as_of_x), _Y,
@@ -371,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mG26", "backward norms x, not the gated x", Gated(before=True, norm_b=lambda c: c.x * c.wide(c.r)),
            ("dx", "dgate", "dw")),
     _fault("mG27", "no activation: the gate itself is the factor", Gated(act=lambda c: c.z), ("y",),
-           source="vllm-project/vllm#35423"),
+           source=_VLLM + "35423"),
 )  # fmt: skip
 
 IMPLEMENTATIONS = (*CONTROLS, *implementations(MUTANTS))
