@@ -29,7 +29,7 @@ from normcheck.gate.plan import Plan, asked_for, configs_of, contexts_of, profil
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
-from normcheck.impls.adapt import adapt, require_residual
+from normcheck.impls.adapt import adapt, require_named
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels.interpreter import enable, enabled
 from normcheck.options import built
@@ -196,7 +196,7 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
         )
     name = one_line(getattr(fn, "__name__", type(fn).__name__), 120)
     adapted = adapt(fn, name)
-    require_residual(adapted, fn, OPS[op], name)
+    require_named(adapted, fn, OPS[op], name)
     return discovery.wrapped(adapted, op, name, _source(fn)), _spec(fn)
 
 

@@ -36,7 +36,7 @@ CONTEXT = "context"
 OTHER_ROWS, EARLIER_CALLS, LATER_CALLS = "among other rows", "after other calls", "before other calls"
 """The ``Finding.check`` of what is ``not_repeatable``, if it is known what the bits depend on; else it is ""."""
 
-OUTPUTS = ("y", "q", "scale", "residual_out", "mean", "rstd", "bitmask", "dx", "dresidual", "dw", "db")
+OUTPUTS = ("y", "q", "scale", "residual_out", "mean", "rstd", "bitmask", "dx", "dresidual", "dgate", "dw", "db")
 """Every output that an op may have, in the order of reports: y first."""
 
 IMPORT, ASLEEP = "import", "asleep"

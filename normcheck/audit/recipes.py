@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import CODES, DRESIDUAL, GRADIENTS, OPS, RELU6, RESIDUAL_OUT, SCALE, names_of
+from normcheck.cases.ops import BY_NAME, CODES, GRADIENTS, OPS, RELU6, RESIDUAL_OUT, names_of
 from normcheck.errors import UsageError, one_of
 from normcheck.result import OUTPUTS
 
@@ -166,7 +166,7 @@ def _cudnn(forward: FixedTolerance, gradients: FixedTolerance, *statistics: str)
 
 
 def _everything(tolerance: Tolerance) -> tuple[tuple[str, Tolerance], ...]:
-    of_one_input = [name for name in OUTPUTS if name not in (RESIDUAL_OUT, DRESIDUAL, CODES, SCALE)]
+    of_one_input = [name for name in OUTPUTS if name not in (RESIDUAL_OUT, CODES, *BY_NAME, *BY_NAME.values())]
     return tuple((name, EXACT if name == "bitmask" else tolerance) for name in of_one_input)
 
 

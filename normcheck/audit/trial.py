@@ -14,6 +14,7 @@ import torch
 from normcheck.audit import catalogue
 from normcheck.audit.equivalence import differs_from_clean, first_failing_case
 from normcheck.audit.explanations import is_right
+from normcheck.audit.mutants.gated import Gated
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.quantised import Quantising
@@ -270,5 +271,7 @@ def _judgement(trial: Trial, implementation: Implementation) -> Judgement:
 def _clean(op: str) -> Implementation:
     """The kernel that a mutant of ``op`` differs from. Always one object: the judge of recipes keeps its outputs."""
     facts = OPS[op]
+    if facts.gated:
+        return Gated().implementation("clean", op)
     kernel = Quantising() if facts.quantises else Adding() if facts.adds_residual else CLEAN
     return kernel.implementation("clean", op)

@@ -10,8 +10,8 @@ import torch
 from normcheck.bench.speed import BACKWARD, FORWARD, Point, Times
 from normcheck.bench.timing import cache_bytes, in_turn, sets_needed, timed
 from normcheck.bench.verified import case_of
-from normcheck.cases.inputs import RESIDUAL_INPUTS, Inputs, make, torch_dtype
-from normcheck.cases.ops import SCALE, Op
+from normcheck.cases.inputs import Inputs, make, torch_dtype
+from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call
 from normcheck.runner.kernel_errors import called, guarded
@@ -57,7 +57,7 @@ def _after_one_call(run: Call, device: str) -> Times:
 
 
 def _forward(implementation: Implementation, point: Point, inputs: Inputs) -> Call:
-    options = {**call.by_name(inputs, "residual", SCALE), **dict(point.options)}
+    options = {**call.named(inputs), **dict(point.options)}
     x, weight, bias = inputs.x, inputs.weight, inputs.bias
     return lambda: implementation.forward(x, weight, bias, eps=point.eps, **options)
 
@@ -67,7 +67,7 @@ def _backward(implementation: Implementation, point: Point, inputs: Inputs) -> C
     saved = call.forward(implementation, case_of(point), inputs, plain)
     dy, x, weight, bias = inputs.dy, inputs.x, inputs.weight, inputs.bias
     own = implementation.backward
-    options = {**call.by_name(inputs, *RESIDUAL_INPUTS), **dict(point.options)}
+    options = {**call.named(inputs, cotangents=True), **dict(point.options)}
     if own is not None:
         kept = {**(plain.beside or {}), **saved}
         return lambda: own(dy, x, weight, bias, kept, eps=point.eps, **options)

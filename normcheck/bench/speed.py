@@ -7,7 +7,7 @@ two kernels has the greater number, and a kernel that reads its input twice cann
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from normcheck.cases.ops import BLOCKS, OPS
 from normcheck.result import Finding
@@ -60,32 +60,32 @@ class Point:
 class Count:
     """The counting of one direction's bytes: (M, N) matrices in the io dtype, (N,) vectors in the weights' dtype.
 
-    ``bias_vectors`` are counted only with a bias, ``of_residual`` are the matrices of a residual, in the io dtype too.
+    ``bias_vectors`` are counted only with a bias. ``named``: input that a function gets by name -> the matrices that it
+    adds, in the io dtype too, and these in words.
     An op that returns codes has one of a byte an element in place of y, and scales in fp32.
-    ``text``: the tensors, in words; those of a residual are named by ``text_of_residual``.
+    ``text``: the other tensors, in words.
     """
 
     text: str
     matrices: int
     vectors: int = 0
     bias_vectors: int = 0
-    of_residual: int = 0
-    text_of_residual: str = ""
+    named: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def words(self, points: Iterable[Point]) -> str:
         """The tensors of these points, in words."""
         ops = [OPS[point.op] for point in points]
-        added = self.of_residual and any(op.adds_residual for op in ops)
+        having = {name for op in ops for name in op.by_name}
         codes = any(op.quantises for op in ops)
-        residual = f", with a residual {self.text_of_residual}" if added else ""
-        return f"{self.text}{residual}{', or codes, 1 byte an element, and their scales' if codes else ''}"
+        more = "".join(f", with a {name} {words}" for name, (_, words) in self.named.items() if name in having)
+        return f"{self.text}{more}{', or codes, 1 byte an element, and their scales' if codes else ''}"
 
     def bytes(self, point: Point) -> int:
         """The bytes that are counted at ``point``."""
         io = 4 if point.dtype == "fp32" else 2
         weight = io if point.weight_dtype == "same" else 4
         vectors = self.vectors + self.bias_vectors * point.bias
-        matrices = self.matrices + self.of_residual * OPS[point.op].adds_residual
+        matrices = self.matrices + sum(self.named[name][0] for name in OPS[point.op].by_name if name in self.named)
         narrower = (io - 1) * OPS[point.op].quantises
         return (matrices * io - narrower) * point.M * point.N + vectors * point.N * weight + 4 * point.scales
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from normcheck.bench.speed import BACKWARD, FORWARD, Count, Point
-from normcheck.cases.ops import RELU6, Op
+from normcheck.cases.ops import GATE, RELU6, RESIDUAL, Op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +57,14 @@ OWN_COUNTS = MappingProxyType(
             matrices=2,
             vectors=1,
             bias_vectors=1,
-            of_residual=2,
-            text_of_residual="read residual, write residual_out",
+            named={RESIDUAL: (2, "read residual, write residual_out"), GATE: (1, "read gate")},
         ),
         BACKWARD: Count(
             text="read x, dy and weight, write dx, dw and db",
             matrices=3,
             vectors=2,
             bias_vectors=1,
-            of_residual=1,
-            text_of_residual="read dresidual_out",
+            named={RESIDUAL: (1, "read dresidual_out"), GATE: (2, "read gate, write dgate")},
         ),
     }
 )

@@ -152,6 +152,8 @@ PAIRS = (
     ("scale", "layout"), ("scale", "probe"), ("scale", "eps"),
     ("n", "weight"), ("m", "weight"), ("layout", "weight"), ("weight", "dy"), ("weight", "probe"), ("weight", "rows"),
     ("clips", "weight"), ("band", "octave"),
+    ("n", "gate"), ("m", "gate"), ("layout", "gate"), ("gate", "rows"), ("gate", "dy"), ("gate", "eps"),
+    ("gate", "probe"), ("weight_dtype", "gate"), ("weight", "gate"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "whole" is one N of each
 width, as in WHOLE, "n" a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a
@@ -194,9 +196,7 @@ def covered(case: Case, probe: Depth) -> Mapping[str, tuple[Any, ...]]:
         **parameters,
         "eps": (case.eps,),
         "clips": (tuple(value for _, value in case.options),) if case.options else (),
-        "residual": (case.residual,) if op.adds_residual else (),
-        "residual_dtype": (case.residual_dtype,) if op.adds_residual else (),
-        "scale": (case.scale,) if op.quantises else (),
+        **{axis: (getattr(case, axis),) for axis in op.axes},
         "probe": (probe,),
     }
 

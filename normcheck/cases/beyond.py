@@ -14,7 +14,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import HEADS, NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
-from normcheck.cases.data_kinds import RESIDUAL_KINDS, weight_kinds
+from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.goals import Extent
 
 LARGE = {
@@ -119,11 +119,7 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
         "options": claims.op.clips(clips),
         "seed": order.randrange(1000),
     }
-    if claims.op.adds_residual:
-        values["residual"] = order.choice(RESIDUAL_KINDS)
-        values["residual_dtype"] = order.choice(claims.values("residual_dtype"))
-    if claims.op.quantises:
-        values["scale"] = order.choice(claims.scales)
+    values |= {axis: order.choice(own) for axis, own in claims.own.items()}
     values |= fixed | ({"dy": "normal"} if claims.op.quantises else {})
     if False in weight and (True not in weight or order.random() < _WITHOUT_WEIGHT):
         lone = claims.lone_bias and order.random() < 0.5

@@ -75,7 +75,7 @@ class Case:
     without one; ``gap`` counts the elements behind each row of a strided tensor, or each head; ``options`` are the op's
     own numbers (``lower_clip``, ``upper_clip``) as pairs in order of name. ``residual`` is a kind of data as well, and
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
-    a kind of given scales, or RETURNED, or LIMITED.
+    a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
@@ -97,6 +97,7 @@ class Case:
     residual: str = "normal"
     residual_dtype: str = "same"
     scale: str = RETURNED
+    gate: str = "normal"
 
     def __post_init__(self) -> None:
         if self.weights == NO_WEIGHT and self.weight_dtype != "same":
@@ -169,6 +170,11 @@ class Case:
         return MappingProxyType({name: self.gap * (self.layout in layouts) for name, layouts in own.items()})
 
     @property
+    def gate_gap(self) -> int:
+        """The elements behind each row of a gate: its stride is its own, never that of x unless both are packed."""
+        return 2 * self.gaps["dy"]
+
+    @property
     def room(self) -> int:
         """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
@@ -233,6 +239,8 @@ class Case:
             words.append(f"residual_dtype={self.residual_dtype}")
         if self.scale != RETURNED:
             words.append(f"scale={self.scale}")
+        if self.gate != "normal":
+            words.append(f"gate={self.gate}")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 

@@ -19,7 +19,7 @@ from normcheck.cases.case import (
     TRAILING,
     Case,
 )
-from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError, one_line, one_of, shown
@@ -75,6 +75,7 @@ def parse(line: str) -> Case:
         residual=_choice(named, "residual", RESIDUAL_KINDS),
         residual_dtype=_choice(named, "residual_dtype", ("same", "fp32")),
         scale=_choice(named, "scale", (RETURNED, LIMITED, *GIVEN_SCALES)),
+        gate=_choice(named, "gate", GATE_KINDS),
     )
     _validate(case)
     return case
@@ -91,7 +92,7 @@ def _validate(case: Case) -> None:
         raise UsageError("weight_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
     if case.residual_dtype == "fp32" and case.dtype == "fp32":
         raise UsageError("residual_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
-    if case.layout == HEADS and (OPS[case.op].adds_residual or OPS[case.op].quantises):
+    if case.layout == HEADS and OPS[case.op].by_name:
         raise UsageError(f"layout={HEADS}: expected another one for {case.op}, of which no heads are made")
     if case.layout == TRAILING and not case.weight:
         raise UsageError(f"weights=none layout={TRAILING}: expected one of the two, the weight says what is normed")
@@ -115,10 +116,7 @@ def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> No
         if name not in named:
             raise UsageError(f"{name} is missing in the case line: {op} has it, expected {name}=<number>")
     known = {f.name for f in fields(Case)} - {"op", "dtype", "options"}
-    if not OPS[op].adds_residual:
-        known -= {"residual", "residual_dtype"}
-    if not OPS[op].quantises:
-        known -= {"scale"}
+    known -= {axis for other in OPS.values() for axis in other.axes} - {*OPS[op].axes}
     for name in named:
         if name not in known and name not in own:
             raise UsageError(f"{_said(name, named[name])}: expected {one_of(sorted({*known, *own}))} for {op}")

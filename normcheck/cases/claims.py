@@ -21,10 +21,13 @@ from normcheck.cases.case import (
     Parameters,
     head_size_near,
 )
+from normcheck.cases.data_kinds import GATE_KINDS, RESIDUAL_KINDS
 from normcheck.cases.declared import Declared
 from normcheck.cases.ops import OPS, Op
 
 _GAP = 8
+
+_MULTIPLES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 32, 64, 128)
 
 REFUSABLE = ("weight", "bias", "weight_dtype", "layout", "residual_dtype")
 """The axes of a case, beside its size, whose values an implementation may refuse one by one."""
@@ -36,7 +39,7 @@ class Claims:
 
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any;
     ``lone_bias``: whether those without one may have a bias. ``scales``: those of ``Case.scale``. ``shapes``: the
-    (M, N) to use, () for any; ``epsilons``: the eps, () for any.
+    (M, N) to use, () for any; ``epsilons``: the eps, () for any; ``columns``: N is a multiple of it.
     ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
     the implementation refused.
     """
@@ -53,6 +56,7 @@ class Claims:
     shapes: tuple[tuple[int, int], ...] = ()
     batch_invariant: bool = False
     epsilons: tuple[float, ...] = ()
+    columns: int = 1
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
     def without(self, axis: str, value: Any) -> Claims:
@@ -65,8 +69,13 @@ class Claims:
         return replace(self, shapes=left or self.shapes)
 
     def admits(self, axis: str, value: Any) -> bool:
-        """Whether this value was not refused."""
-        return (axis, value) not in self.refused
+        """Whether this value was not refused, and an N can be cut into groups."""
+        return (axis, value) not in self.refused and not (axis == "N" and value % self.columns)
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """The N that only these claims have, if N is a multiple of something."""
+        return tuple(self.columns * k for k in _MULTIPLES) if self.columns > 1 else ()
 
     def fits(self, layout: str, columns: int) -> bool:
         """Whether cases of this layout have this N: heads are of HEAD_SIZES, unless the shapes are declared."""
@@ -87,6 +96,8 @@ class Claims:
             layout = self.layouts[0]
             dy = "normal" if layout in EXPANDED else case.dy
             case = replace(case, layout=layout, gap=_GAP if layout in STRIDED else 0, dy=dy)
+        if case.N % self.columns:
+            case = replace(case, N=-(-case.N // self.columns) * self.columns)
         return case if self.fits(case.layout, case.N) else replace(case, N=head_size_near(case.N))
 
     def values(self, axis: str) -> tuple[Any, ...]:
@@ -100,6 +111,17 @@ class Claims:
         }
         every = declared[axis]
         return tuple(value for value in every if self.admits(axis, value)) or every[:1]
+
+    @property
+    def own(self) -> dict[str, tuple[Any, ...]]:
+        """Each of ``Op.axes`` with its values."""
+        every = {
+            "residual": RESIDUAL_KINDS,
+            "residual_dtype": self.values("residual_dtype"),
+            "scale": self.scales,
+            "gate": GATE_KINDS,
+        }
+        return {axis: every[axis] for axis in self.op.axes}
 
     @property
     def lone_biases(self) -> tuple[bool, ...]:
@@ -150,6 +172,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
         batch_invariant=implementation.batch_invariant,
         epsilons=tuple(implementation.epsilons or ()),
+        columns=columns_of(op, implementation),
     )
 
 
@@ -168,10 +191,17 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
     return ((("same",) if "io" in declared or dtype == "fp32" else ()) + ("fp32",) * wide) or ("same",)
 
 
+def columns_of(op: Op, implementation: Declared) -> int:
+    """What N is a multiple of: the columns of a group, if a gated op declares them for all cases."""
+    declared = implementation.model
+    group = declared.get("group", 0) if op.gated and isinstance(declared, Mapping) else 0
+    return group if isinstance(group, int) and group > 0 else 1
+
+
 def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
     """The layouts that ``implementation`` declares; those of ``only``, unless that is empty.
 
-    No heads are made of an op that adds a residual or quantises, and no dy is laid out if there is no backward.
+    No heads are made of an op that gets more inputs by name, and no dy is laid out if there is no backward.
     """
     layouts = ["contiguous", "misaligned"]
     if implementation.strided:
@@ -182,7 +212,7 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * implementation.trailing
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
-    layouts += [HEADS] * (implementation.heads and not (op.adds_residual or op.quantises))
+    layouts += [HEADS] * (implementation.heads and not op.by_name)
     return tuple(layout for layout in layouts if not only or layout in only)
 
 
@@ -215,6 +245,8 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
     if case.residual_dtype == "fp32" and "fp32" not in implementation.residual_dtypes:
         return 'residual_dtype=fp32: residual_dtypes=("io",) is declared'
+    if case.N % columns_of(op, implementation):
+        return f"N={case.N}: model declares groups of {columns_of(op, implementation)} columns"
     if case.scale not in scales_of(op, implementation):
         return f"scale={case.scale}: model declares that the scale is {_scale_in_words(op, implementation)}"
     return ""

@@ -209,6 +209,34 @@ RESIDUAL_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxy
 deep in a model, where the sum of all layers is larger than one; ``half``: the sum keeps the kind of x, at half its
 size; ``opposite``: the sum cancels."""
 
+
+def _turning(f: Field) -> Tensor:
+    """Columns of numbers at which an activation or its slope is special, with normal ones between them."""
+    special = torch.tensor(_TURNING, dtype=torch.float64, device=f.n.device)
+    column = f.columns()
+    return torch.where(column % 2 == 0, special[(column // 2) % len(_TURNING)], f.n)
+
+
+_TURNING = (0.0, -1.278464542761074, -100.0, 50.0, -88.75, -20.0, 2.0**-9, 1.0, -1.0)
+"""silu is 0 at 0, and -1.278 is where it turns: its slope is 0. e^88.73 overflows in fp32, e^20 is more than 1 / u."""
+
+GATE_VALUES: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
+    {
+        "normal": lambda f: f.n,
+        "turning": _turning,
+        "wide": lambda f: f.n * 16.0,
+        "open": lambda f: f.n + 50.0,
+        "shut": lambda f: f.n * 3.0 - 8.0,
+        "inf": lambda f: SPECIAL_ROWS["inf"](f),
+    }
+)
+"""Every kind of gate: name -> gate (M, N) in fp64, from normal-like numbers of its own. ``open``: silu is the gate
+itself and sigmoid 1, so that a plain norm is left; ``shut``: all of a row is nearly 0; ``inf``: one number is
+infinite."""
+
+GATE_KINDS = tuple(GATE_VALUES)
+"""Kinds of gates, simplest first."""
+
 CODE_WEIGHTS = "codes"
 """Weights of an op that quantises: on rows of one magnitude, such as ``alternating``, every y lies in the middle of two
 codes, but for one that is the largest code, if the scale is TIE_SCALE; if it is ``power``, some are between those of

@@ -23,6 +23,7 @@ from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
+from normcheck.cases.ops import OPS
 from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, gap_at, goals_of
 from normcheck.cases.worth import Worth
 
@@ -31,8 +32,8 @@ ALL_OPENED = 1000
 
 _OF_NO_WEIGHT: Mapping[str, Any] = {"weight_dtype": "same", "weights": NO_WEIGHT}
 
-_OF_SOME_OPS = ("residual", "residual_dtype", "scale")
-"""The axes of an op that adds a residual or quantises."""
+_OF_SOME_OPS = tuple(dict.fromkeys(axis for op in OPS.values() for axis in op.axes))
+"""The axes that some op has of its own."""
 
 _CHOSEN = ("rows", "layout", "weight", "bias", "weight_dtype", "dy", "eps", "weights", "clips", *_OF_SOME_OPS)
 """The other axes of a case, in the order in which the design chooses their values."""

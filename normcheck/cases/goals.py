@@ -35,7 +35,7 @@ from normcheck.cases.axes import (
 )
 from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, weight_kinds
+from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, weight_kinds
 from normcheck.cases.depth import Depth
 
 _FEW_HEADS = 6
@@ -145,10 +145,7 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         axes = {axis: values for axis, values in axes.items() if axis not in OF_WEIGHT}
     if claims.op.clamped:
         axes["clips"] = CLIPS
-    if claims.op.adds_residual:
-        axes |= {"residual": RESIDUAL_KINDS, "residual_dtype": claims.values("residual_dtype")}
-    if claims.op.quantises:
-        axes["scale"] = claims.scales
+    axes |= claims.own
     if 0 in sizes.heights:
         axes["empty"] = tuple((axis, value) for axis in WITHOUT_ROWS for value in _without_rows(axis, claims, columns))
     if claims.shapes:
@@ -262,7 +259,11 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
     tallest = min(extent.rows, extent.elements // min(HEAD_SIZES)) if claims.only_heads else extent.rows
     longest = min(extent.columns, extent.elements)
     heights = {low: some("M", own, extent.heights, tallest, COMMON_ROWS) for low, own in ROWS_OF_CLASS.items()}
-    octaves = [some("N", own, extent.widths, longest, COMMON_COLUMNS) for own in OCTAVES.values()]
+    of_groups = {n: octave_of(n) for n in claims.multiples}
+    every = (
+        (*own, *(n for n in of_groups if of_groups[n] == octave and n not in own)) for octave, own in OCTAVES.items()
+    )
+    octaves = [some("N", own, extent.widths, longest, COMMON_COLUMNS) for own in every]
     columns = [n for own in octaves for n in own]
     if claims.only_heads:
         few = row_class(_FEW_HEADS)

@@ -6,7 +6,7 @@ Every random number is a hash of its position; only exact or singly rounded fp64
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
 
@@ -17,6 +17,7 @@ from normcheck.cases import fused_inputs
 from normcheck.cases.case import EXPANDED, GIVEN_SCALES, HEADS, NO_WEIGHT, Case
 from normcheck.cases.data_kinds import (
     DY_VALUES,
+    GATE_VALUES,
     ONLY_ROW,
     RESIDUAL_VALUES,
     ROW_VALUES,
@@ -29,14 +30,14 @@ from normcheck.cases.data_kinds import (
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.ops import DRESIDUAL, OPS, RELU6, Op
+from normcheck.cases.ops import BY_NAME, GATE, OPS, RELU6, RESIDUAL, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
 
 SLAB_ELEMENTS = 1 << 22
-_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE = range(8)  # independent streams of one seed
+_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE = range(9)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Inputs:
     strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads x has ``Case.head_strides``,
     dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none.
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
-    None unless the case has a given one. Each lies in a buffer of its own, with NaN in its gaps, and where other heads
+    None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
+    Each lies in a buffer of its own, with NaN in its gaps, and where other heads
     lie, and in bands before and behind it.
     """
 
@@ -58,10 +60,11 @@ class Inputs:
     residual: Tensor | None = None
     dresidual_out: Tensor | None = None
     scale: Tensor | None = None
+    gate: Tensor | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each input, without those that are None."""
-        for name in ("x", "weight", "bias", "dy", *RESIDUAL_INPUTS, "scale"):
+        for name in _NAMES:
             tensor: Tensor | None = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
@@ -88,20 +91,26 @@ class Inputs:
         return {gradient: named[name] for gradient, name in GRADIENT_OF.items() if name in named}
 
 
+_NAMES = tuple(f.name for f in fields(Inputs))
+
 COTANGENTS = ("dy", "dresidual_out")
 """The inputs of a backward alone."""
 
-RESIDUAL_INPUTS = ("residual", "dresidual_out")
-"""The inputs of an op that adds a residual, beside those of every op."""
+NAMED = tuple(name for name in _NAMES if name not in ("x", "weight", "bias", "dy"))
+"""The inputs that a backward gets by name, if there are any; a forward gets those that are no COTANGENTS."""
+
+_OF_ROWS = ("x", "dy", RESIDUAL, "dresidual_out", GATE)
+"""The inputs that have the shape of x."""
 
 
 def inputs_of(named: Mapping[str, Tensor]) -> Inputs:
     """The inputs of these names. Those of a forward alone may lack dy: x stands for it."""
-    optional = {name: named.get(name) for name in ("weight", "bias", *RESIDUAL_INPUTS, "scale")}
+    optional = {name: named.get(name) for name in ("weight", "bias", *NAMED)}
     return Inputs(named["x"], dy=named.get("dy", named["x"]), **optional)
 
 
-GRADIENT_OF = MappingProxyType({"dx": "x", DRESIDUAL: "residual", "dw": "weight", "db": "bias"})
+_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items() if gradient}
+GRADIENT_OF = MappingProxyType({"dx": "x", **_OF_NAMED, "dw": "weight", "db": "bias"})
 """Gradient -> the input of which it is one."""
 
 
@@ -129,12 +138,13 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         fill(case, op, made)
     if made.residual is not None:
         _fill_residual(case, made)
+    if made.gate is not None:
+        _fill_gate(case, made.gate)
     if made.scale is not None:
         u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
         made.scale.fill_(SCALE_VALUES[case.scale](u))
     if case.rank > 2:
-        of_rows = ("x", "dy", *RESIDUAL_INPUTS)
-        made = replace(made, **{name: tensor.view(case.shape) for name, tensor in made.named() if name in of_rows})
+        made = replace(made, **{name: tensor.view(case.shape) for name, tensor in made.named() if name in _OF_ROWS})
     if len(case.sides) > 1:
         both = {name: tensor.view(case.sides) for name, tensor in made.named() if name in ("weight", "bias")}
         made = replace(made, **both)
@@ -194,6 +204,17 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         _put(made.dresidual_out, 0, case.N // 2, _OF_RESIDUAL[case.dy])
 
 
+def _fill_gate(case: Case, gate: Tensor) -> None:
+    """Write the gate, which is (M, N) yet."""
+    device, height = gate.device.type, slab_height(case)
+    for first in range(0, case.M, height):
+        rows = slice(first, min(first + height, case.M))
+        count = (rows.stop - rows.start) * case.N
+        bits = hashed(case.seed, [(_GATE, first * case.N, count)], device)
+        n, u = normal(bits).view(-1, case.N), uniform(bits).view(-1, case.N)
+        gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
+
+
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
     {"nan": _NAN, "inf": {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}}
 )
@@ -248,7 +269,8 @@ def _unfilled(case: Case, device: str) -> Inputs:
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
     weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
-    made = Inputs(x, weight, bias, dy, scale=scale)
+    gate = _placed(case, GATE, io, device) if OPS[case.op].gated else None
+    made = Inputs(x, weight, bias, dy, scale=scale, gate=gate)
     if not OPS[case.op].adds_residual:
         return made
     wide = torch_dtype(case.residual_format)
@@ -260,8 +282,10 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     """An unfilled tensor (M, N) in the layout of the case: a residual lies as x does, its cotangent as dy.
 
     If x alone is strided, a residual is packed, as engines have it: a kernel may take the stride of x for both. So is
-    its cotangent if dy alone is strided.
+    its cotangent if dy alone is strided. A gate, which is a chunk of a projection, has a row stride of its own.
     """
+    if name == GATE:
+        return placed((case.M, case.N), (case.N + case.gate_gap, 1), dtype, device, shift=_shift(case))
     like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
     packed = (name, case.layout) in (("residual", "x_strided"), ("dresidual_out", "dy_strided"))
     stride = (case.N + case.gaps[like] * (not packed), 1)

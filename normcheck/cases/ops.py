@@ -16,8 +16,11 @@ STATISTICS = ("mean", "rstd")
 GRADIENTS = ("dx", "dw", "db")
 """The gradients that a backward returns, dw only with a weight, db only with a bias."""
 
-RESIDUAL_OUT, DRESIDUAL = "residual_out", "dresidual"
-"""The sum that an op with a residual stores, and the gradient of its residual."""
+RESIDUAL, RESIDUAL_OUT, DRESIDUAL = "residual", "residual_out", "dresidual"
+"""The input that an op adds to x, the sum that it stores, and the gradient of the input."""
+
+GATE, DGATE = "gate", "dgate"
+"""The input whose activation a gated op multiplies by, and its gradient."""
 
 CODES, SCALE = "q", "scale"
 """The codes that a quantising op returns in place of y, and what they are multiples of, unless it is given."""
@@ -25,7 +28,10 @@ CODES, SCALE = "q", "scale"
 BLOCKS: Mapping[str, int] = MappingProxyType({"block64": 64, "block128": 128})
 """What shares a scale, if a block of columns does, as a model's ``scale`` -> the columns of a block."""
 
-ROOT_FIRST = (RESIDUAL_OUT, *STATISTICS, "y", SCALE, CODES, "bitmask", "dx", DRESIDUAL, "dw", "db")
+BY_NAME: Mapping[str, str] = MappingProxyType({RESIDUAL: DRESIDUAL, GATE: DGATE, SCALE: ""})
+"""Every input that a function gets by name -> its gradient, "" if it has none."""
+
+ROOT_FIRST = (RESIDUAL_OUT, *STATISTICS, "y", SCALE, CODES, "bitmask", "dx", DRESIDUAL, DGATE, "dw", "db")
 """Every output in the order in which they are computed: the first wrong one is the root of the others."""
 
 RELU6 = (0.0, 6.0)
@@ -49,9 +55,12 @@ class Op:
     If it ``quantises``, its output is not y but q, y / scale rounded to codes of 8 bits, which
     ``oracle/quantised.py`` explains. Such an op has no gradients.
 
+    If it is ``gated``, it also multiplies by an activation of a gate (M, N), which ``oracle/gated.py`` explains: when,
+    which one, and in which groups of columns the mean is taken, is a convention.
+
     The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
     ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
-    is clamped and adds a residual or quantises: no bound is derived for it.
+    is clamped and adds a residual or quantises, or that is gated and not plain: no bound is derived for it.
     """
 
     name: str
@@ -61,6 +70,7 @@ class Op:
     rounds_xhat: bool = False
     adds_residual: bool = False
     quantises: bool = False
+    gated: bool = False
     biases: tuple[bool, ...] = (True, False)
     formula: str
     source: str
@@ -73,6 +83,8 @@ class Op:
             )
         if self.clamped and (self.adds_residual or self.quantises):
             raise ValueError(f"op={self.name}: expected clamped=True with no adds_residual, quantises")
+        if self.gated and (any(more) or self.zero_centered or self.rounds_xhat or self.adds_residual):
+            raise ValueError(f"op={self.name}: expected gated=True with no other fact of it")
 
     @property
     def takes_bias(self) -> bool:
@@ -82,7 +94,18 @@ class Op:
     @property
     def of_models(self) -> bool:
         """Whether the op is an RMSNorm as language models write it: no bias, no clip, and a casting of its own."""
-        return not (self.centered or self.clamped or self.takes_bias or self.adds_residual or self.quantises)
+        return not (self.centered or self.clamped or self.takes_bias or self.by_name)
+
+    @property
+    def by_name(self) -> tuple[str, ...]:
+        """The inputs of BY_NAME that the op has."""
+        has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises}
+        return tuple(name for name in BY_NAME if has[name])
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of a case that the op has and others have not."""
+        return tuple(axis for name in self.by_name for axis in _AXES_OF[name])
 
     @property
     def main_output(self) -> str:
@@ -111,7 +134,8 @@ class Op:
         """The gradients that a backward returns, if the op is called with a weight, and a bias, or without."""
         if self.quantises:
             return ()
-        return ("dx", *((DRESIDUAL,) if self.adds_residual else ()), *GRADIENTS[1:2] * weight, *GRADIENTS[2:] * bias)
+        named = (BY_NAME[name] for name in self.by_name)
+        return ("dx", *named, *GRADIENTS[1:2] * weight, *GRADIENTS[2:] * bias)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -126,10 +150,14 @@ class Op:
         """The names of the dtypes that y may have, for x in ``io`` and the weight in ``weight``.
 
         A rounded xhat times a wider weight has the wider dtype by promotion, and LlamaRMSNorm returns that; the dtype
-        of x is right as well. Any other op stores y in the dtype of x.
+        of x is right as well, and so of a gated op. Any other op stores y in the dtype of x.
         """
-        return (io, weight) if self.rounds_xhat and weight != io else (io,)
+        return (io, weight) if (self.rounds_xhat or self.gated) and weight != io else (io,)
 
+
+_AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {RESIDUAL: (RESIDUAL, "residual_dtype"), GATE: (GATE,), SCALE: (SCALE,)}
+)
 
 TABLE = (
     Op(
@@ -242,8 +270,22 @@ QUANTISED = (
 )
 """The ops that return codes."""
 
+GATED = (
+    Op(
+        name="rmsnorm_gated",
+        centered=False,
+        gated=True,
+        biases=(False,),
+        formula="y = x * rstd * weight * a(gate),  or h = x * a(gate),  y = h * rstd * weight,  rstd of h;  "
+        "a = silu or sigmoid",
+        source="Qwen3-Next, Mamba2, Nemotron-H, fla; the mean over the row or over groups of columns, one rounding or "
+        "one after each product",
+    ),
+)
+"""The ops that multiply by an activation of a gate."""
+
 OPS: Mapping[str, Op] = MappingProxyType(
-    {op.name: op for table in (TABLE, FUSED_ADD, QUANTISED) for op in sorted(table, key=lambda op: op.name)}
+    {op.name: op for table in (TABLE, FUSED_ADD, QUANTISED, GATED) for op in sorted(table, key=lambda op: op.name)}
 )
 """Name -> op, in alphabetical order, those of one input first."""
 

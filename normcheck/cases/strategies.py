@@ -6,7 +6,7 @@ tensor elements: that is fast, and a failure shrinks to a small M and N.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import HEADS, NO_WEIGHT, STRIDED, Case, head_size_near
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.ops import OPS
 
 T = TypeVar("T")
@@ -32,7 +32,6 @@ GAPS = (1, 3, 8, 64)
 HEAD_GAPS = (0, 0, 8, 0, 64)
 ELEMENTS = (4096, 4096, 4096, 32768)
 """The largest M * N of a drawn case, to which M is cut."""
-_NO_RESIDUAL = ("normal", "same")
 ORIGINAL_WEIGHT = 3
 """How often a failing case's own value is listed among simpler ones when a smaller case is searched."""
 
@@ -53,8 +52,7 @@ class Choices:
     eps: tuple[float, ...]
     clips: tuple[tuple[float, float], ...]
     layout: tuple[tuple[str, int], ...]  # name, gap
-    residual: tuple[tuple[str, str], ...]  # its kind, its dtype; () if the op adds none
-    scale: tuple[str, ...]
+    own: Mapping[str, tuple[Any, ...]]  # the op's own axes
     seeds: int
 
 
@@ -72,7 +70,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         dtype=claims.dtype,
         shapes=tuple(s for s in claims.shapes if claims.admits("M", s[0]) and claims.admits("N", s[1])),
         m=tuple(m for m in SIZES_M if claims.admits("M", m)),
-        n=tuple(n for n in SIZES_N if claims.admits("N", n)),
+        n=tuple(dict.fromkeys(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n))),
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS[:1] if claims.op.quantises else DY_KINDS,
@@ -80,10 +78,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         eps=claims.epsilons or EPS,
         clips=CLIPS if claims.op.clamped else (),
         layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
-        residual=tuple((kind, dtype) for dtype in claims.values("residual_dtype") for kind in RESIDUAL_KINDS)
-        if claims.op.adds_residual
-        else (),
-        scale=claims.scales,
+        own=claims.own,
         seeds=seeds,
     )
 
@@ -103,8 +98,7 @@ def within(all_: Choices, case: Case) -> Choices:
         eps=_up_to(all_.eps, case.eps),
         clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
         layout=_up_to(all_.layout, (case.layout, case.gap)),
-        residual=_up_to(all_.residual, (case.residual, case.residual_dtype)) if all_.residual else (),
-        scale=_up_to(all_.scale, case.scale),
+        own={axis: _up_to(values, getattr(case, axis)) for axis, values in all_.own.items()},
         seeds=case.seed,
     )
 
@@ -144,11 +138,11 @@ def endless(c: Choices, seed: int) -> Iterator[Case]:
 def _fields(c: Choices) -> tuple[Sequence[Any], ...]:
     """The values of each field between the shape and the seed."""
     several = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout)
-    return (*several, c.clips or ((),), c.residual or (_NO_RESIDUAL,), c.scale)
+    return (*several, c.clips or ((),), *c.own.values())
 
 
 def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
-    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, residual, scale, seed = drawn
+    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, *own, seed = drawn
     if layout == HEADS and not c.shapes:
         n = head_size_near(n)
     return Case(
@@ -165,8 +159,6 @@ def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
         layout=layout,
         gap=gap,
         options=OPS[c.op].clips(clips),
-        residual=residual[0],
-        residual_dtype=residual[1],
-        scale=scale,
         seed=seed,
+        **dict(zip(c.own, own, strict=True)),
     )

@@ -212,7 +212,7 @@ def _needed(case: Case, device: str) -> int:
     else:
         gaps = sum(case.gaps.values())
         tensors = rows * (16 * case.N + 6 * gaps) * item  # inputs and copies, outputs, gradients, all of it twice
-    tensors += tensors * OPS[case.op].adds_residual  # as many again, and sums
+    tensors += tensors * bool(OPS[case.op].by_name)  # as many again, with sums or activations
     making = _MAKING_BYTES * min(rows * case.N, max(SLAB_ELEMENTS, len(ROWS) * case.N))
     return tensors + making + _JUDGING_BYTES * min(rows * case.N, max(BLOCK_ELEMENTS[device], case.N))
 

@@ -32,6 +32,7 @@ from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.conventions import Convention, candidates
+from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
@@ -122,6 +123,9 @@ def check(
     run = session.run(Surroundings())
     try:
         model = model or model_of(implementation, case, device)
+        ungrouped = why_no_groups(case, model)
+        if ungrouped:
+            return Result(case, model, refused=ungrouped)
         forward = run.forward(case, given)
         zeros = depth.reaches(Depth.MEMORY) and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
         judge = judge_of(op, case, pristine, model, ask.floors, zeros=zeros, watch=ask.watch, fused=ask.fused)
@@ -226,7 +230,7 @@ def _checked(
     implementation, op, case = running.implementation, running.op, running.case
     forward = running.forward.result()
     returned = forward.outputs
-    outputs, problems = usable_outputs(op, case, running.pristine, returned, running.model.scale)
+    outputs, problems = usable_outputs(op, case, running.pristine, returned, running.model)
     unknown = sorted(set(returned) - set(op.outputs))
     notes = tuple(f"forward returned {name!r}, which {op.name} does not have: ignored" for name in unknown)
     if implementation.overwrites:
@@ -235,7 +239,7 @@ def _checked(
     if not is_judgeable(op, running.pristine, outputs):
         return Result(case, running.model, (), problems, missing, notes=notes), None, None
     kept = {name: t.clone() for name, t in Seen(outputs).named.items()} if is_special(case) else {}
-    if kept and not (op.adds_residual or op.quantises):  # copies, since backward can write to them
+    if kept and not op.by_name:  # copies, since backward can write to them
         notes += tuple(filter(None, [what_an_infinity_does(op, case, running.pristine, kept)]))
     unusable = bool(problems) and implementation.backward is not None
     by_graph = by_autograd(case, forward, running.given) if implementation.backward is None else None

@@ -177,7 +177,7 @@ def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
 def _outside_by(model: Model, subject: _Subject, step: Step) -> Iterator[Problem]:
     inputs = subject.inputs[step.of[0]]
     op, case = subject.op, subject.case
-    outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model.scale)
+    outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model)
     of_gradients = {name: t for name, t in step.outputs.items() if name in inputs.leaves}
     if of_gradients:  # those that were not asked for are the eager ones, which are right
         eager = subject.eager[step.of[0]]

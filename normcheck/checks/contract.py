@@ -10,9 +10,12 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import CODES, RESIDUAL_OUT, SCALE, Op
+from normcheck.cases.ops import BY_NAME, CODES, RESIDUAL_OUT, SCALE, Op
 from normcheck.oracle.bitmask import packed_columns
+from normcheck.oracle.conventions import OPEN
+from normcheck.oracle.gated import group_of
 from normcheck.oracle.quantised import formats, granularity, scale_columns
+from normcheck.oracle.tolerances import Model
 from normcheck.result import Where
 
 
@@ -36,9 +39,10 @@ class Problem:
 
 
 def usable_outputs(
-    op: Op, case: Case, inputs: Inputs, returned: Mapping[str, Tensor], scale: str = "any"
+    op: Op, case: Case, inputs: Inputs, returned: Mapping[str, Tensor], model: Model | None = None
 ) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
-    """Forward's outputs that can be judged, by name, and the problems of the others. ``scale``: that of the model.
+    """Forward's outputs that can be judged, by name, and the problems of the others. ``model``: what is declared of
+    scales and groups; None: any will do.
 
     A scale that was given is not an output.
     """
@@ -63,9 +67,9 @@ def usable_outputs(
         elif name == CODES:
             problem = _tensor_problem(name, tensor, tuple(inputs.x.shape), tuple(formats()), inputs.x.device)
         elif name == SCALE:
-            problem = _scale_problem(tensor, case, scale, inputs.x.device)
+            problem = _scale_problem(tensor, case, "any" if model is None else model.scale, inputs.x.device)
         else:
-            problem = _statistic_problem(name, tensor, case, inputs.x.device)
+            problem = _statistic_problem(name, tensor, case.M, _groups(op, case, tensor, model), inputs.x.device)
         if problem is None:
             usable[name] = tensor
         else:
@@ -92,7 +96,8 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
     """
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
-    gives = "dx, dw and, with a bias, db" if inputs.residual is None else "dx, dresidual, dw and, with a bias, db"
+    named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in inputs.leaves)
+    gives = f"dx{named}, dw and, with a bias, db"
     for name, like in inputs.leaves.items():
         if name not in returned:
             problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))
@@ -118,12 +123,22 @@ def _tensor_problem(
     return _device_problem(name, tensor, device)
 
 
-def _statistic_problem(name: str, tensor: Tensor, case: Case, device: torch.device) -> Problem | None:
+def _groups(op: Op, case: Case, statistic: Tensor, model: Model | None) -> int:
+    """How many statistics a row has; without a model, of an op that leaves that open, as many as were returned."""
+    if not op.gated:
+        return 1
+    if model is None or model.group == OPEN:
+        return statistic.numel() // max(case.M, 1)
+    return case.N // group_of(case, model)
+
+
+def _statistic_problem(name: str, tensor: Tensor, rows: int, groups: int, device: torch.device) -> Problem | None:
     if tensor.layout != torch.strided:
         return Problem("shape", name, f"{name}.layout={tensor.layout}: expected a dense tensor")
-    if tensor.numel() != case.M:
+    if tensor.numel() != rows * groups:
+        each = "" if groups == 1 else f" times {groups} groups"
         shape = tuple(tensor.shape)
-        return Problem("shape", name, f"{name}.shape={shape}: expected M={case.M} elements in any shape")
+        return Problem("shape", name, f"{name}.shape={shape}: expected M={rows}{each} elements in any shape")
     if tensor.dtype != torch.float32:
         return Problem("dtype", name, f"{name}.dtype={tensor.dtype}: expected torch.float32")
     return _device_problem(name, tensor, device)

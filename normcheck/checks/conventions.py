@@ -43,6 +43,12 @@ def fitting(
         yield Fitting(_with(running, every[0]), every)
         return
     asked = every if may_be is None else may_be
+    distinct = {plainest(each, running.case) for each in asked}
+    if len(distinct) == 1 and running.judge.watch is None:
+        only = _with(running, *distinct)  # as in most cases: its reference is made once
+        if _worst(only.judge, outputs) <= 1:
+            yield Fitting(only, asked)
+            return
     worst: dict[Convention, float] = {}
     fits = _fitting(running, outputs, asked, worst)
     tried = set()

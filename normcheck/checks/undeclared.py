@@ -12,7 +12,10 @@ from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.tolerances import is_wider
 
-_NOT_WIDER = ("sum", "scale", "scale_floor", "scale_limit", "round_before_quant", "scaling")
+_NOT_WIDER = (
+    *("sum", "scale", "scale_floor", "scale_limit", "round_before_quant", "scaling"),
+    *("gate", "activation", "rounding", "round_gated", "group"),
+)
 """Keys of a model that say what is computed, and widen no bound."""
 
 

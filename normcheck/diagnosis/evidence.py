@@ -68,7 +68,14 @@ class Evidence:
 def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
     """The evidence of a result; None if it has none: nothing was returned, it is too large, or no formula is for it."""
     case, outputs = result.case, result.seen.outputs
-    if result.refused or op.main_output not in outputs or case.room > _MOST or not case.M or case.layout == TRAILING:
+    if (
+        result.refused
+        or op.main_output not in outputs
+        or case.room > _MOST
+        or not case.M
+        or case.layout == TRAILING
+        or op.gated
+    ):
         return None
     inputs, shared = make(case, op, "cpu"), ""
     if op.quantises and inputs.scale is None:
@@ -112,7 +119,7 @@ def other_ways(op: Op, result: Result, *, own_backward: bool) -> dict[str, tuple
         for value in values if declared != OPEN else ():
             if value not in (declared, OPEN):
                 said = f"fits {key}={value} in every case; declared {declared}"
-                found[said] = _ways(op, {**free, key: value}, own_backward)
+                found[said] = _ways(op, {**free, key: str(value)}, own_backward)
     return found
 
 

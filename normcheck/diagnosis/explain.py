@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from normcheck.cases.case import NO_WEIGHT, RETURNED, Case, parameters_of, with_parameters
+from normcheck.cases.case import NO_WEIGHT, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import RESIDUAL_KINDS
 from normcheck.cases.ops import Op
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
+from normcheck.diagnosis import gated
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
@@ -69,6 +69,8 @@ def explanation(
     calls, if it fails only after them.
     """
     end = time.perf_counter() + seconds
+    if cell.op.gated:
+        return gated.explained(cell.op, failed, _results(cell, _usual_cases(cell.claims, failed.case), setting, end))
     own_backward = cell.implementation.backward is not None
     every = _candidates(cell.claims, failed, own_backward=own_backward, settled=settled)
     if earlier:
@@ -98,6 +100,8 @@ def explanation(
 
 def tells(cell: Cell, result: Result, name: str) -> bool:
     """Whether no known fault but that of this ``name`` explains ``result`` alone."""
+    if cell.op.gated:
+        return gated.tells(cell.op, result, name)
     own_backward = cell.implementation.backward is not None
     found = None if is_special(result.case) else evidence(cell.op, result, own_backward=own_backward)
     if found is None:
@@ -228,9 +232,6 @@ def _case(claims: Claims, values: dict[str, Any], number: int) -> Case:
         own["weights"] = NO_WEIGHT
         bias = claims.lone_biases
     own["bias"] = bias[number % len(bias)]
-    if op.adds_residual:
-        own["residual"] = RESIDUAL_KINDS[number % len(RESIDUAL_KINDS)]
-        own["residual_dtype"] = claims.values("residual_dtype")[number % len(claims.values("residual_dtype"))]
-    own["scale"] = claims.scales[number % len(claims.scales)] if op.quantises else RETURNED
+    own |= {axis: values[number % len(values)] for axis, values in claims.own.items()}
     clips = _CLIPS[number % len(_CLIPS)] if op.clamped else ()
     return claims.nearest(Case(op=op.name, dtype=claims.dtype, options=op.clips(clips), **own))

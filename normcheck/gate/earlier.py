@@ -37,8 +37,15 @@ _AXES: Mapping[str, tuple[str, ...]] = {
 }
 """What a key may lack, and the properties of a case that it stands for: what a kernel knows before it computes."""
 
-_VALUES = ("rows", "dy", "weights", "residual", "seed")
-_PLAIN: Mapping[str, Any] = {"rows": "normal", "dy": "normal", "weights": "normal", "residual": "normal", "seed": 0}
+_VALUES = ("rows", "dy", "weights", "residual", "gate", "seed")
+_PLAIN: Mapping[str, Any] = {
+    "rows": "normal",
+    "dy": "normal",
+    "weights": "normal",
+    "residual": "normal",
+    "gate": "normal",
+    "seed": 0,
+}
 _SMALL: tuple[Mapping[str, Any], ...] = ({"M": 1}, {"M": 2}, {"N": 2}, {"N": 8}, {"N": 64})
 
 

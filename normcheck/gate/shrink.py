@@ -78,8 +78,7 @@ def _size(case: Case, every: Choices) -> tuple[int, ...]:
         _rank(every.dy, case.dy),
         _rank(every.parameters, (case.weights, case.weight_dtype, case.bias)),
         _rank(every.layout, (case.layout, case.gap)),
-        _rank(every.residual, (case.residual, case.residual_dtype)),
-        _rank(every.scale, case.scale),
+        *(_rank(values, getattr(case, axis)) for axis, values in every.own.items()),
         _rank(every.eps, case.eps),
     )
     return (case.M * case.N, sum(kinds), *kinds, case.seed)

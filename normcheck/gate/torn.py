@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import DRESIDUAL, GRADIENTS
+from normcheck.cases.ops import BY_NAME, GRADIENTS
 from normcheck.checks.check import Result
 from normcheck.checks.contract import Problem
 from normcheck.gate.tally import Tally
@@ -38,7 +38,7 @@ def without_graph(tally: Tally) -> Result | None:
         return None
     bare = tally.graphs[False]
     message = f"y has no graph here, so there is no gradient; it has one in {tally.graphs[True].case}"
-    absent = [name for name in bare.not_returned if name in (*GRADIENTS, DRESIDUAL)]
+    absent = [name for name in bare.not_returned if name in (*GRADIENTS, *BY_NAME.values())]
     return replace(bare, problems=tuple(Problem("missing", name, message) for name in absent))
 
 

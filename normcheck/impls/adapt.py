@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normcheck.cases.ops import OPS, SCALE, Op
+from normcheck.cases.ops import BY_NAME, OPS, SCALE, Op
 from normcheck.errors import UsageError, error_text, one_line
 from normcheck.impls.implementation import ONE_MODULE
 
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 _OPTIONS = ("lower_clip", "upper_clip")
 _SCALE_LIMIT = "scale_ub"
 _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
-_RESIDUAL = "residual"
-_BY_NAME = (_RESIDUAL, SCALE)
-"""Tensors that a function gets by name: those of an op that has them."""
+_REQUIRED = tuple(name for name in BY_NAME if name != SCALE)
+"""The inputs by name that a function takes if its op has them, and only then; a scale may be returned instead."""
 _TRIAL_COLUMNS = 8
 
 
 class Adapted(NamedTuple):
-    """``forward`` as an implementation has it, the ``biases`` and ``weights`` that it takes, and whether it ``adds`` a
-    residual. ``of_codes``: what it says of its scale, as a model, if its op quantises.
+    """``forward`` as an implementation has it, the ``biases`` and ``weights`` that it takes, and which inputs it takes
+    by name, ``named``, without a scale. ``of_codes``: what it says of its scale, as a model, if its op quantises.
     """
 
     forward: Callable[..., Any]
     biases: tuple[bool, ...]
     weights: tuple[bool, ...] = (True,)
-    adds: bool = False
+    named: tuple[str, ...] = ()
     of_codes: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -40,8 +39,9 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
     itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
-    a module's forward, with a parameter named residual adds that. If the op quantises, one named scale gets the scale;
-    a function without it returns the scale, and gets its upper limit if it has a parameter named scale_ub.
+    a module's forward, with a parameter named residual, or gate, is of an op that has it. If the op quantises, one
+    named scale gets the scale; a function without it returns the scale, and gets its upper limit if it has a parameter
+    named scale_ub.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """
@@ -62,18 +62,22 @@ def expected(target: Any) -> str:
     return f"a function {name}(x, weight, eps), {name}(x, weight, bias, eps) or, without a weight, {name}(x, eps)"
 
 
-def require_residual(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
-    """Raise UsageError if what was adapted adds a residual and the op does not, or the other way round."""
-    if adapted.adds == op.adds_residual:
+def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
+    """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round."""
+    wanted = tuple(name for name in op.by_name if name != SCALE)
+    if adapted.named == wanted:
         return
     name = one_line(str(getattr(target, "__name__", "f")), 60)
-    bias = ", bias" if op.takes_bias else ""
-    if op.adds_residual:
-        wanted = f"a parameter named residual: {name}(x, residual, weight{bias}, eps) -> (y, residual_out)"
+    if wanted:
+        bias = ", bias" if op.takes_bias else ""
+        returned = "(y, residual_out)" if op.adds_residual else "y"
+        own = ", ".join(wanted)
+        words = f"a parameter named {own}: {name}(x, {own}, weight{bias}, eps) -> {returned}"
     else:
-        adding = (o.name for o in OPS.values() if o.adds_residual and o.quantises == op.quantises)
-        wanted = f"no parameter named residual, or --op {'|'.join(adding)}"
-    raise UsageError(f"impl={spec}: op={op.name}: expected {wanted}")
+        alike = [o for o in OPS.values() if o.quantises == op.quantises]
+        having = (o.name for o in alike if {*adapted.named} <= {*o.by_name})
+        words = f"no parameter named {' or '.join(adapted.named)}, or --op {'|'.join(having)}"
+    raise UsageError(f"impl={spec}: op={op.name}: expected {words}")
 
 
 def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
@@ -88,8 +92,8 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     names = [p.name for p in parameters]
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    adds, places = _RESIDUAL in names, {name: positional.index(name) for name in _BY_NAME if name in positional}
-    tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, *_BY_NAME)]
+    places = {name: positional.index(name) for name in BY_NAME if name in positional}
+    tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, *BY_NAME)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     takes_bias = takes_any or "bias" in names or len(tensors_taken) >= 3
     weight = signature.parameters.get("weight" if "weight" in names else [*tensors_taken, "", ""][1])
@@ -106,7 +110,7 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
         return call(*tensors, eps=eps, **wanted) if eps_by_name else call(*tensors, eps, **wanted)
 
     try:
-        given = dict.fromkeys((*_OPTIONS, *(name for name in _BY_NAME if name in names)), 0.0)
+        given = dict.fromkeys((*_OPTIONS, *(name for name in BY_NAME if name in names)), 0.0)
         called(signature.bind, (None,) * tensors, 0.0, given)
     except TypeError as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
@@ -119,7 +123,7 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     optional = weight is not None and weight.default is None
     weights = ((False, True) if optional else (True,)) if takes_weight else (False,)
     of_codes = {} if SCALE in names else {SCALE: "any", "scale_limit": _SCALE_LIMIT in names}
-    return Adapted(forward, (False, True) if takes_bias else (False,), weights, adds, of_codes)
+    return Adapted(forward, (False, True) if takes_bias else (False,), weights, _named_in(names), of_codes)
 
 
 def _of_class(kind: type[Any], spec: str) -> Adapted:
@@ -146,16 +150,22 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
     if names and not {"weight"} <= names <= {"weight", "bias"}:
         raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names))}; expected {words}")
 
-    adds = _RESIDUAL in inspect.signature(kind.forward).parameters
+    named = _named_in(inspect.signature(kind.forward).parameters)
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
         own = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
-        given = {_RESIDUAL: options[_RESIDUAL]} if adds else {}
+        given = {name: options[name] for name in named}
         return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,), given)
 
     forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
     setattr(forward, ONE_MODULE, True)
     if not names:
-        return Adapted(forward, (False,), (False,), adds)
+        return Adapted(forward, (False,), (False,), named)
     biases = tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag)
-    return Adapted(forward, biases, (True,), adds)
+    return Adapted(forward, biases, (True,), named)
+
+
+def _named_in(parameters: Iterable[str]) -> tuple[str, ...]:
+    """Those of the inputs by name that are among a function's parameters."""
+    own = {*parameters}
+    return tuple(name for name in _REQUIRED if name in own)

@@ -129,11 +129,11 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 
 
 def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, name: str) -> tuple[Implementation, ...]:
-    from normcheck.impls.adapt import adapt, require_residual  # imports torch
+    from normcheck.impls.adapt import adapt, require_named  # imports torch
 
     adapted = adapt(target, spec)
     for op in op_names:
-        require_residual(adapted, target, OPS[op], spec)
+        require_named(adapted, target, OPS[op], spec)
     named = f"{Path(location).name}:{name}"
     return tuple(wrapped(adapted, op, named, str(location)) for op in op_names)
 

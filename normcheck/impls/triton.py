@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DRESIDUAL, FUSED_ADD, OPS, QUANTISED, RESIDUAL_OUT, names_of
+from normcheck.cases.ops import DGATE, DRESIDUAL, FUSED_ADD, GATED, OPS, QUANTISED, RESIDUAL_OUT, names_of
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MATRICES = ("y", Q, RESIDUAL_OUT, "dx", DRESIDUAL)
+_MATRICES = ("y", Q, RESIDUAL_OUT, "dx", DRESIDUAL, DGATE)
 
 ON_GPUS = ("cuda",)
 """Where the ops of models are checked by default: on a CPU, interpreted, they would take the most of a run of all."""
 
 Kernels = Callable[[str], Any]
-"""Name of a part, ``forward``, ``backward`` or ``quantised`` -> its module."""
+"""Name of a part, ``forward``, ``backward``, ``quantised`` or ``gated`` -> its module."""
 
 CODED: Mapping[str, tuple[str, str, int | None]] = MappingProxyType(
     {
@@ -47,6 +47,11 @@ def own_kernels(part: str) -> Any:
     """The module of ``normcheck.impls.kernels`` that has ``part``."""
     return import_module(f"normcheck.impls.kernels.{part}")
 
+
+GATES: Mapping[str, tuple[bool, bool]] = MappingProxyType(
+    {"triton": (False, False), "triton_sigmoid": (False, True), "triton_before": (True, False)}
+)
+"""Name -> whether the gate comes before the norm, and whether its activation is sigmoid."""
 
 LEAST_SCALE = 2.0**-20
 """The least scale that is returned: that of rows of zeros."""
@@ -162,6 +167,44 @@ def backward(
     return _shaped_as(x, gradients)
 
 
+def gate_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: None,
+    *,
+    eps: float,
+    gate: Tensor,
+    before: bool,
+    sigmoid: bool,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """y in the shape of x (M, N) or (B, S, N), gated by ``gate``, shaped as x; and rstd."""
+    interpret_on_cpu(x)
+    own = {"eps": eps, "before": before, "sigmoid": sigmoid}
+    outputs: dict[str, Tensor] = kernels("gated").forward(_rows(x), _rows(gate), weight, **own)
+    return _shaped_as(x, outputs)
+
+
+def gate_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: None,
+    saved: Mapping[str, Tensor],
+    *,
+    eps: float,
+    gate: Tensor,
+    before: bool,
+    sigmoid: bool,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """Gradients in the shapes of x, gate and weight."""
+    interpret_on_cpu(x)
+    own = {"rstd": saved["rstd"], "before": before, "sigmoid": sigmoid}
+    gradients: dict[str, Tensor] = kernels("gated").backward(_rows(dy), _rows(x), _rows(gate), weight, **own)
+    return _shaped_as(x, gradients)
+
+
 def _shaped_as(x: Tensor, returned: dict[str, Tensor]) -> dict[str, Tensor]:
     """``returned`` with its matrices (M, N) in the shape of x."""
     if x.dim() == 2:
@@ -237,8 +280,32 @@ def quantising(
     )
 
 
+def gated(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementation:
+    """A gated op, as ``name`` of ``GATES`` gates."""
+    before, sigmoid = GATES[name]
+    own: dict[str, Any] = {"before": before, "sigmoid": sigmoid, "kernels": kernels}
+    return Implementation(
+        name=name,
+        op=op,
+        forward=partial(gate_forward, **own),
+        backward=partial(gate_backward, **own),
+        unavailable=unavailable,
+        ranks=(2, 3),
+        weights=(False, True),
+        model={
+            "gate": "before" if before else "after",
+            "activation": "sigmoid" if sigmoid else "silu",
+            "rounding": "once",
+            "group": 0,
+        },
+        by_default=ON_GPUS if name == "triton" else (),
+        source="normcheck/impls/kernels/gated.py",
+    )
+
+
 IMPLEMENTATIONS = (
     *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
     *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
     *(quantising(op.name, name=name) for op in QUANTISED for name in CODED),
+    *(gated(op.name, name=name) for op in GATED for name in GATES),
 )

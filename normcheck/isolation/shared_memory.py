@@ -321,6 +321,9 @@ def shared_bytes(case: Case) -> int:
         wide = torch_dtype(case.residual_format).itemsize
         inputs += inputs // item * wide
         outputs += 3 * (case.M * case.N + band) * wide
+    if op.gated:
+        inputs += ((case.M + 1) * (case.N + case.gate_gap) + band) * item
+        outputs += (case.M * case.N + band) * item
     saved = case.M * case.N * op.clamped + 12 * case.M * len(op.statistics)  # a bitmask may be bool
     return inputs + outputs + saved + 32 * case.N + _OTHER_BYTES
 

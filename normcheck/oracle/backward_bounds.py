@@ -57,7 +57,7 @@ def doubted(rules: Rules, rows: Rows, dy: Tensor, scale: Scale, given: Statistic
     grow = 1 + rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
     dy_abs = dy.abs() * grow
     dx = moved_dx(rules, rows, dy_abs * scale.abs, given)
-    return Doubt(dx, (dy_abs * _xhat_at_most(rows, given)).sum(0), dy_abs.sum(0))
+    return Doubt(dx, rows.total(dy_abs * xhat_at_most(rows, given)), rows.total(dy_abs))
 
 
 def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound, off: Tensor | None = None) -> Tensor:
@@ -65,14 +65,14 @@ def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound, off: 
 
     ``off`` (m, N): how far the xhat that is used may be from that of ``rows``, the error of the statistics apart.
     """
-    xa = _xhat_at_most(rows, given)
+    xa = xhat_at_most(rows, given)
     if off is not None:
         xa = xa + off * (1 + given.al)
     c1, c2 = (xa * wd).mean(1, keepdim=True), wd.mean(1, keepdim=True)
     return (wd + xa * c1 + (c2 if rules.centered else 0.0)) * ((1 + given.al) * rows.rstd)
 
 
-def _xhat_at_most(rows: Rows, given: StatisticsBound) -> Tensor:
+def xhat_at_most(rows: Rows, given: StatisticsBound) -> Tensor:
     """Bound of the kernel's own |xhat|, (m, N)."""
     if given is EXACT:
         return rows.xh_abs
@@ -137,7 +137,7 @@ def between_sums(rows: Rows, backward: Backward, dy: Tensor, off: Tensor) -> Dou
     """
     shifted_c1 = (off * backward.wd.abs()).mean(1, keepdim=True)
     dx = rows.rstd * (off * backward.c1.abs() + (rows.xh_abs + off) * shifted_c1)
-    return Doubt(dx, (dy.abs() * off).sum(0), torch.zeros_like(backward.db))
+    return Doubt(dx, rows.total(dy.abs() * off), torch.zeros_like(backward.db))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _dx_terms(
 ) -> Mapping[str, Tensor]:
     """The parts of the bound of dx, by name."""
     ones, eta, k_el = torch.ones_like(edx), rules.eta, rules.count["dx_elementwise"] * rules.u
-    xhat = _xhat_at_most(block.rows, block.given)
+    xhat = xhat_at_most(block.rows, block.given)
     c2, dc2 = (0.0 if t is None else t for t in (means.c2, means.dc2))
     c1_term, c2_term = most.rstd * means.dc1 * xhat, most.rstd * dc2 * ones
     ops = (most.wd + xhat * means.c1 + c2).mul_(k_el).mul_(most.rstd)
@@ -290,8 +290,8 @@ def _gradient_sums(rules: Rules, block: Block, most: _Largest) -> GradientSums:
         per_offset = most.rstd * (4 * rules.u)
         offset = rows.x_abs if rows.mean is None else rows.x_abs + rows.mean.abs()
         shift = (offset * per_offset).add_(shift)
-    xhat = _xhat_at_most(rows, given)
-    return GradientSums((dy_abs * xhat).sum(0), (dy_abs * shift).sum(0), dy_abs.sum(0))
+    xhat = xhat_at_most(rows, given)
+    return GradientSums(*map(rows.total, (dy_abs * xhat, dy_abs * shift, dy_abs)))
 
 
 def output_dw(rules: Rules, m: int, dw: Tensor, sums: GradientSums, doubt: Tensor | None, fmt: Format) -> Bound:

@@ -97,7 +97,14 @@ def output_y(rules: Rules, cast: Cast, scale: Scale, fmt: Format) -> tuple[Forwa
 
 
 def gradients(
-    rules: Rules, block: Block, cast: Cast, io: Format, m: int, off: Tensor | None = None
+    rules: Rules,
+    block: Block,
+    cast: Cast,
+    io: Format,
+    m: int,
+    off: Tensor | None = None,
+    dy_off: Tensor | float = 0.0,
+    weight: Tensor | float = 1.0,
 ) -> tuple[Block, Doubt]:
     """``block`` with dw from the rounded xhat, and the doubt of dx and dw by roundings to the io dtype.
 
@@ -107,17 +114,21 @@ def gradients(
 
     ``off``, see ``cast``: dx may be of either xhat wherever it has one. With wd' the rounded wd and xh', xh" two such
     xhats, xh' mean(xh" wd') - xh mean(xh wd) is what ``between_sums`` bounds, of wd, and xh' mean(xh" (wd' - wd)).
+
+    ``dy_off`` (m, N): how far the cotangent may be from ``block.dy``; ``weight``: |g|, by which that is multiplied.
     """
     rows, bwd, dy = block.rows, block.backward, block.dy
     dy_abs, wd_abs = dy.abs(), bwd.wd.abs()
     u, chain = rules.u, rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
-    wd_off = store(rules, wd_abs * (1 + u) + rules.eta, io, "dx")
+    of_dy = dy_off * weight
+    wd_off = of_dy + store(rules, (wd_abs + of_dy) * (1 + u) + rules.eta, io, "dx")
     assert isinstance(wd_off, Tensor)  # casts() is true: io is not the accumulation format
-    products = store(rules, dy_abs * cast.size + rules.eta, io, "dw") + dy_abs * cast.doubt
+    products = store(rules, (dy_abs + dy_off) * cast.size + rules.eta, io, "dw")
+    products = products + dy_abs * cast.doubt + dy_off * cast.size
     moved = dy_abs * (cast.value - rows.xh).abs()
-    dw = (products * (1 + chain)).add_(moved, alpha=chain).sum(0)
+    dw = rows.total((products * (1 + chain)).add_(moved, alpha=chain))
     dx = moved_dx(rules, rows, wd_off * (1 + chain), block.given, off)
     if off is not None:
         dx += between_sums(rows, bwd, dy, off).dx
     doubt = Doubt(dx, dw, torch.zeros_like(dw))
-    return replace(block, backward=replace(bwd, dw=(dy * cast.value).sum(0))), doubt
+    return replace(block, backward=replace(bwd, dw=rows.total(dy * cast.value))), doubt

@@ -1,6 +1,7 @@
 """The contracts that an op leaves open: several ways to compute it are right, but a kernel must keep to one.
 
-Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``).
+Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``),
+when a gate is applied, and what of it (``gated.py``).
 A kernel that declares one is judged by that. Of one that declares none, every case says which ways it fits.
 """
 
@@ -10,22 +11,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
+from typing import Any
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import Op
 from normcheck.oracle import residual
+from normcheck.oracle.activation import ACTIVATIONS, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.quantised import ROUNDS, SCALINGS
 from normcheck.oracle.tolerances import Model
 
-Convention = tuple[tuple[str, str], ...]
+Convention = tuple[tuple[str, str | int], ...]
 """Keys of a model and a value of each: one way to compute an op. () if nothing is left open."""
 
 OPEN = "any"
 """The value of a key that a kernel does not declare."""
 
 _SUM, _ROUND, _SCALING = "sum", "round_before_quant", "scaling"
+_GATE, _ACTIVATION, _ROUNDING, _ROUND_GATED = "gate", "activation", "rounding", "round_gated"
+_GROUP = "group"
 
-IN_WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+IN_WORDS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
     {
         _SUM: residual.IN_WORDS,
         _ROUND: MappingProxyType(
@@ -42,28 +47,66 @@ IN_WORDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 OPEN: "multiplies by a factor that is not the rounded reciprocal of the scale",
             }
         ),
+        _GATE: MappingProxyType(
+            {
+                "after": "gates after the norm, as Qwen3-Next and fla do",
+                "before": "gates before the norm, as Mamba2 and Nemotron-H do",
+            }
+        ),
+        _ACTIVATION: MappingProxyType({"silu": "gates by silu", "sigmoid": "gates by sigmoid"}),
+        _ROUNDING: MappingProxyType(
+            {
+                "once": "rounds y alone, as fla does",
+                "each": "rounds xhat and each product, as Hugging Face does",
+            }
+        ),
+        _GROUP: MappingProxyType(
+            {n: f"takes the mean over groups of {n} columns" if n else "takes the mean over the row" for n in GROUPS}
+        ),
+        _ROUND_GATED: MappingProxyType(
+            {
+                "io": "rounds x times the activation before it norms that",
+                "none": "norms x times the activation in fp32, as Hugging Face's Mamba2 does",
+            }
+        ),
     }
 )
 """Key -> value -> what a kernel does that has it."""
 
 
-def keys(op: Op) -> Mapping[str, Sequence[str]]:
+def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     """The keys that ``op`` leaves open, and the values of each, the most common or the tightest first."""
-    of_sum = {_SUM: residual.SUMS} if op.adds_residual else {}
-    return of_sum | ({_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {})
+    of_sum: dict[str, Sequence[str | int]] = {_SUM: residual.SUMS} if op.adds_residual else {}
+    of_gate: dict[str, Sequence[str | int]] = {_GATE: GATES, _ACTIVATION: ACTIVATIONS, _ROUNDING: ROUNDINGS}
+    of_gate |= {_ROUND_GATED: ROUND_GATED, _GROUP: GROUPS}
+    return of_sum | ({_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}) | (of_gate if op.gated else {})
 
 
 def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
     """Every convention that a kernel of this ``model`` may have; one, (), if it leaves nothing open."""
     left = {key: values for key, values in keys(op).items() if getattr(model, key) == OPEN}
-    return tuple(tuple(zip(left, values, strict=True)) for values in product(*left.values()))
+    every = (tuple(zip(left, values, strict=True)) for values in product(*left.values()))
+    return tuple(dict.fromkeys(_without_idle(each, model) for each in every))
+
+
+def _without_idle(convention: Convention, model: Model) -> Convention:
+    """``convention`` without what says something of a product that is not rounded by its other values."""
+    chosen = with_convention(model, convention)
+    if (chosen.gate, chosen.rounding) == (BEFORE, EACH):
+        return convention
+    return tuple(pair for pair in convention if pair[0] != _ROUND_GATED)
 
 
 def plainest(convention: Convention, case: Case) -> Convention:
     """The first convention that is the same as this one in ``case``: in fp32 some do not differ."""
-    first = {_SUM: residual.are_one(case), _ROUND: case.dtype == "fp32"}
-    values = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0]}
-    return tuple((key, values[key] if first.get(key) else value) for key, value in convention)
+    fp32, group = case.dtype == "fp32", dict(convention).get(_GROUP)
+    first = {_SUM: residual.are_one(case), _ROUND: fp32, _ROUNDING: fp32, _ROUND_GATED: fp32}
+    values: dict[str, str | int] = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0], _ROUNDING: ROUNDINGS[0]}
+    values |= {_ROUND_GATED: ROUND_GATED[0], _GROUP: GROUPS[0]}
+    if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
+        first[_GROUP] = True
+    plain = ((key, values[key] if first.get(key) else value) for key, value in convention)
+    return tuple(pair for pair in plain if not (fp32 and pair[0] == _ROUND_GATED))
 
 
 def with_convention(model: Model, convention: Convention) -> Model:
@@ -78,7 +121,7 @@ def shown(convention: Convention) -> str:
 
 def in_words(left: Iterable[Convention]) -> list[str]:
     """What the conventions that are ``left`` say of a kernel, key by key."""
-    values: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str | int, None]] = {}
     for convention in left:
         for key, value in convention:
             values.setdefault(key, {})[value] = None
@@ -86,13 +129,14 @@ def in_words(left: Iterable[Convention]) -> list[str]:
     return list(filter(None, said))
 
 
-def _of_key(key: str, left: list[str]) -> str:
+def _of_key(key: str, left: list[str | int]) -> str:
     """What one key says; "" of how codes are made, if nothing tells: y in fp32 is seldom exactly between two codes."""
     exact = [value for value in left if value != OPEN] or left  # what divides, or multiplies, fits the loosest as well
     if len(exact) == 1:
         return IN_WORDS[key][exact[0]]
-    what = {_SUM: "the sums", _ROUND: "the values of round_before_quant"}
-    return f"no case tells {what[key]} {', '.join(exact)} apart" if key in what else ""
+    what = {_SUM: "the sums", _ROUND: "the values of round_before_quant", _ROUNDING: "the values of rounding"}
+    what |= {_GATE: "a gate", _ACTIVATION: "the activations"}
+    return f"no case tells {what[key]} {', '.join(map(str, exact))} apart" if key in what else ""
 
 
 def disagreeing(notes: Iterable[str]) -> list[str]:

@@ -41,8 +41,8 @@ EXACT = StatisticsBound(0.0, None, None, None)
 """The bound if the kernel got the very statistics that the reference uses."""
 
 
-def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
-    """Bounds of mean and rstd.
+def statistics(rules: Rules, rows: Rows, eps: float, off: Tensor | None = None) -> StatisticsBound:
+    """Bounds of mean and rstd. ``off`` (m, N): how far what a kernel norms may be from ``rows``, if they have no mean.
 
     In any order of a sum, a summand passes through at most H(N) - 1 adds. Two-pass: sum (x - m')^2 = sum (x - m)^2
     + N (m' - m)^2. Welford and Chan's merge are stable to first order in sqrt(1 + mean^2 / v) only: the ``c_var`` term
@@ -63,7 +63,8 @@ def statistics(rules: Rules, rows: Rows, eps: float) -> StatisticsBound:
             rms = torch.addcmul(v, rows.mean, rows.mean).sqrt_()
             dv.addcmul_(v.sqrt(), rms, value=rules.c_var * rules.gam(h))
     else:
-        dv = (v * rules.gam(h + count["rms"])).add_(3 * eta)
+        moved = 0.0 if off is None else (2 * rows.x_abs + off).mul_(off).mean(1, keepdim=True)
+        dv = ((v + moved) * rules.gam(h + count["rms"])).add_(3 * eta).add_(moved)
     q = v + eps
     dq = (q + dv).mul_(u).add_(dv).add_(u * eps)
     rs = 2 * rules.model.rsqrt_ulp * u
@@ -106,7 +107,7 @@ def output_y(
     bit. A kernel that flushes subnormal numbers reads a subnormal bias as 0.
     """
     z_abs = fwd.z.abs()
-    before = _before_store(rules, rows, fwd, z_abs, scale, bias_abs, given)
+    before = before_store(rules, rows, fwd, z_abs, scale, bias_abs, given)
     upper = plus_store(rules, before, z_abs if fwd.y is fwd.z else fwd.y.abs(), fmt, "y")
     if fmt.name == rules.model.accumulate:
         upper.clamp_(min=NO_ROOM)
@@ -129,7 +130,7 @@ def output_y(
     return YBound(before, Bound(upper, None, terms))
 
 
-def _before_store(
+def before_store(
     rules: Rules,
     rows: Rows,
     fwd: Forward,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import backward_bounds, casting, reference
+from normcheck.oracle import backward_bounds, casting, gated, reference
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
@@ -42,12 +42,14 @@ class GradientTruth:
     """``dx`` (m, N) in fp64 and its bound, and the block's share of dw and db.
 
     ``of_residual``: the bound of dresidual, which is dx in the residual's dtype; None if the op adds no residual.
+    ``of_gate``: dgate (m, N) and its bound; None if the op is not gated.
     """
 
     dx: Tensor
     bound: Bound
     share: Share
     of_residual: Bound | None = None
+    of_gate: tuple[Tensor, Bound] | None = None
 
 
 def gradient_truth(
@@ -67,6 +69,10 @@ def gradient_truth(
     ``given``: the errors of the kernel's statistics. ``in_doubt``: dy where the bit is in doubt, else 0; or None.
     ``added``: the cotangent of residual_out, or None.
     """
+    if rows.gating is not None:
+        (dx, bound), of_gate, part, moved, sums = gated.gradients(op, rules, rows, given, scale, io, m, dy)
+        share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))
+        return GradientTruth(dx, bound, share, of_gate=of_gate)
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)
     off = None if added is None else added.off

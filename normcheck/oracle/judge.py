@@ -17,8 +17,8 @@ from normcheck.cases.case import HEADS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
-from normcheck.cases.ops import RESIDUAL_OUT, Op
-from normcheck.oracle import bitmask, forward_bounds, reference, residual, rounding
+from normcheck.cases.ops import RESIDUAL_OUT, STATISTICS, Op
+from normcheck.oracle import bitmask, forward_bounds, gated, reference, residual, rounding
 from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
@@ -114,7 +114,10 @@ class Judge:
     @cached_property
     def finite(self) -> bool:
         """Whether every bound is known to be finite, except in rows that are not checkable."""
-        return self.bounded and self.case.dy not in NOT_FINITE
+        overflows = self.op.gated and (
+            self.case.rows == "largest" or self.case.gate in NOT_FINITE or self.case.dtype == "fp16"
+        )
+        return self.bounded and self.case.dy not in NOT_FINITE and not overflows
 
     @property
     def bounded(self) -> bool:
@@ -126,6 +129,15 @@ class Judge:
     def options(self) -> Mapping[str, float]:
         """The op's own numbers by name."""
         return self.case.option_values
+
+    @property
+    def groups(self) -> int:
+        """How many rows are normed for each row of the case."""
+        return self.case.N // gated.group_of(self.case, self.rules.model)
+
+    def normed(self, block: slice) -> slice:
+        """The rows that are normed of a block of rows of the case."""
+        return slice(block.start * self.groups, block.stop * self.groups)
 
     def added(self, first: int, end: int) -> Added | None:
         """What is added to dx of these rows; None if the op adds no residual."""
@@ -188,14 +200,19 @@ def judge_of(
     x = sums.of_norm if sums else x
     source = sums.of_statistics if sums else x
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
+    gate = None if inputs.gate is None else inputs.gate.reshape(shape)
     rules = rounding.rules(op, model, weight=case.weight)
     scale = reference.scale_of(op, inputs)
     io = FORMATS[case.dtype]
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
     def truth(first: int, end: int) -> Truth:
-        rows = reference.normalise(op, _rows(source, first, end).double(), case.eps)
-        statistics = forward_bounds.statistics(rules, rows, case.eps)
+        block = _rows(source, first, end).double()
+        if gate is None:
+            rows = reference.normalise(op, block, case.eps)
+            statistics = forward_bounds.statistics(rules, rows, case.eps)
+        else:
+            rows, statistics = gated.normalised(op, rules, case, block, gate[first:end].double())
         checkable = checkable_rows(rows, case)
         if source is not x:
             rows = reference.renormalised(rows, x[first:end].double())
@@ -246,7 +263,7 @@ def checkable_rows(rows: reference.Rows, case: Case) -> Tensor | None:
     if rows.x.numel() == 0:
         return None
     if case.eps > 0:
-        if case.dtype == "fp16" and case.rows not in NOT_FINITE:
+        if case.dtype == "fp16" and case.rows not in NOT_FINITE and case.gate not in NOT_FINITE:
             return None
         square = rows.var if rows.mean is None else torch.addcmul(rows.var, rows.mean, rows.mean)
         if float(square.max()) <= limit:  # mean(x^2), the root of which is at least mean |x|
@@ -264,6 +281,8 @@ def compared(
     ``finite``: False if this bound may be infinite though no other of the case is.
     """
     expected, bound = held.expected, held.bound
+    if ok is not None and ok.shape[0] != expected.shape[0]:  # of groups of columns
+        ok = ok.expand(-1, expected.numel() // ok.shape[0]).reshape(expected.shape)
     if ok is not None:
         upper = torch.where(ok, bound.upper, math.inf)
         lower = None if bound.lower is None else torch.where(ok, bound.lower, math.inf)
@@ -287,11 +306,12 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
     saved: dict[str, list[Tensor]] = {"mean": [], "rstd": [], "bits": [], "ties": [], "doubt": []}
     y = outputs["y"].reshape(case.M, case.N)
     fmt = format_of(y.dtype)
-    own = {name: outputs[name].reshape(case.M, 1) for name in op.statistics if name in outputs}
+    normed = case.M * judge.groups  # a statistic for each of other groups is none of these
+    own = {n: outputs[n].reshape(-1, 1) for n in op.statistics if n in outputs and outputs[n].numel() == normed}
     got_bits = bits_of(outputs["bitmask"], case) if "bitmask" in outputs else None
     for block in judge.blocks():
         t, first = judge.stored(block, fmt), block.start
-        results = [*sum_checks(judge, outputs, block), *_statistics_checks(judge, t, own, block, saved)]
+        results = [*sum_checks(judge, outputs, block), *_statistics_checks(judge, t, own, judge.normed(block), saved)]
         if len(own) == len(op.statistics) and judge.rules.model.y_given_stats:
             results.append(("y", GIVEN_OWN, _y_given_stats(judge, t, y[block], own, block)))
         whole = Expectation("y", END_TO_END, first, t.forward.y, t.y.y, fmt)
@@ -305,7 +325,10 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
                 results.append(("bitmask", END_TO_END, _bit_comparison(judge, t, got_bits[block], doubt, first)))
         for output, check, comparison in results:
             comparisons.setdefault((output, check), []).append((first, comparison))
-    checked = tuple(Checked(output, check, merge(parts, case.M)) for (output, check), parts in comparisons.items())
+    checked = tuple(
+        Checked(output, check, merge(parts, case.M * (judge.groups if output in STATISTICS else 1)))
+        for (output, check), parts in comparisons.items()
+    )
     whole_of = {name: torch.cat(parts) if parts else None for name, parts in saved.items()}
     rstd = whole_of["rstd"]
     assert rstd is not None
@@ -340,8 +363,9 @@ def _statistics_checks(
 
 def _y_given_stats(judge: Judge, t: Truth, y: Tensor, own: Mapping[str, Tensor], block: slice) -> Comparison:
     """Compare y with the formula on the kernel's saved statistics: a bound that does not depend on N."""
-    mean = own["mean"][block].double() if "mean" in own else None
-    rows = reference.normalise_with(t.rows, mean, own["rstd"][block].double())
+    normed = judge.normed(block)
+    mean = own["mean"][normed].double() if "mean" in own else None
+    rows = reference.normalise_with(t.rows, mean, own["rstd"][normed].double())
     fmt = format_of(y.dtype)
     forward, bound = judge.formula.forward(rows, forward_bounds.saved_statistics(judge.rules, rows), fmt)
     ok, own_sum = t.checkable, rows.rstd if mean is None else rows.rstd + mean

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops import DRESIDUAL
+from normcheck.cases.ops import DGATE, DRESIDUAL
 from normcheck.oracle import backward_bounds, reference
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT
@@ -18,7 +18,7 @@ from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, 
 def judge_gradients(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> tuple[Checked, ...]:
-    """Check those of dx, dresidual, dw and db that ``gradients`` has.
+    """Check those of dx, dresidual, dgate, dw and db that ``gradients`` has.
 
     ``given``: the backward got the statistics of ``saved``, which are then exact on both sides; otherwise the bounds
     include the errors of the kernel's own. ``own_bits``: the kernel computed its own bits (autograd, or a backward that
@@ -35,7 +35,7 @@ def _judged(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool
 ) -> tuple[Checked, ...]:
     case = judge.case
-    of_rows = {name: gradients[name].reshape(case.M, case.N) for name in ("dx", DRESIDUAL) if name in gradients}
+    of_rows = {name: gradients[name].reshape(case.M, case.N) for name in ("dx", DRESIDUAL, DGATE) if name in gradients}
     blocks: dict[str, list[tuple[int, Comparison]]] = {name: [] for name in of_rows}
     check = GIVEN_REFERENCE if given else END_TO_END
     share: Share | None = None
@@ -46,10 +46,12 @@ def _judged(
         share = right.share if share is None else share.plus(right.share)
         unbounded |= t.checkable is not None
         for name, actual in of_rows.items():
-            bound, fmt = right.bound, judge.io
+            expected, bound, fmt = right.dx, right.bound, judge.io
+            if name == DGATE and right.of_gate is not None:
+                expected, bound = right.of_gate
             if name == DRESIDUAL and right.of_residual is not None and judge.sums is not None:
                 bound, fmt = right.of_residual, judge.sums.fmt
-            held = Expectation(name, check, block.start, right.dx, bound, fmt)
+            held = Expectation(name, check, block.start, expected, bound, fmt)
             mixed = judge.sums is not None and judge.sums.of_norm is not judge.sums.of_statistics  # it may overflow
             blocks[name].append((block.start, compared(judge, actual[block], held, t.checkable, finite=not mixed)))
     checked = [Checked(name, check, merge(parts, case.M)) for name, parts in blocks.items()]
@@ -69,8 +71,9 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
         dy = dy * saved.bits[block]
     rows, statistics = t.rows, t.statistics
     if given:
-        mean = None if saved.mean is None else saved.mean[block].double()
-        rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[block].double()), EXACT
+        normed = judge.normed(block)
+        mean = None if saved.mean is None else saved.mean[normed].double()
+        rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[normed].double()), EXACT
     of_case = judge.scale, judge.io, judge.case.M
     return gradient_truth(
         judge.op, judge.rules, rows, statistics, *of_case, dy, in_doubt, judge.added(block.start, block.stop)

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
+from normcheck.oracle.activation import Gating
 
 
 @dataclass(frozen=True)
 class Rows:
     """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
-    ``mean`` is None if the op is not centred, ``var`` if the statistics were given.
+    ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
+    these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
     """
 
     x: Tensor
@@ -30,6 +32,16 @@ class Rows:
     var: Tensor | None
     rstd: Tensor
     xh: Tensor
+    gating: Gating | None = None
+
+    @property
+    def groups(self) -> int:
+        """How many of these rows are one of the case."""
+        return 1 if self.gating is None else self.gating.groups
+
+    def total(self, t: Tensor) -> Tensor:
+        """The sum of ``t``, shaped as these rows, over the rows of the case: (N,)."""
+        return t.sum(0) if self.groups == 1 else t.reshape(-1, self.groups * t.shape[1]).sum(0)
 
     @cached_property
     def x_abs(self) -> Tensor:
@@ -119,7 +131,7 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
     """``rows`` with xhat from given statistics (m, 1), which count as exact; ``mean``: None if not centred."""
     xh = rows.x * rstd if mean is None else (rows.x - mean).mul_(rstd)
-    return Rows(rows.x, mean, None, rstd, xh)
+    return Rows(rows.x, mean, None, rstd, xh, rows.gating)
 
 
 def renormalised(rows: Rows, x: Tensor) -> Rows:
@@ -155,4 +167,4 @@ def backward(op: Op, rows: Rows, g: Tensor, dy: Tensor) -> Backward:
     else:
         c2 = None
         dx = (wd - rows.xh * c1) * rows.rstd
-    return Backward(wd, c1, c2, dx, (dy * rows.xh).sum(0), dy.sum(0))
+    return Backward(wd, c1, c2, dx, rows.total(dy * rows.xh), rows.total(dy))

@@ -27,7 +27,7 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL, RESIDUAL_OUT, Op
-from normcheck.oracle import forward_bounds, reference, rounding
+from normcheck.oracle import forward_bounds, gated, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.judge import Checked, checkable_rows
 from normcheck.oracle.residual import ROUNDED
@@ -43,8 +43,8 @@ Outputs = Mapping[str, Tensor]
 
 
 def is_special(case: Case) -> bool:
-    """Whether x or dy has elements that are not finite."""
-    return case.M > 0 and (case.rows in NOT_FINITE or case.dy in NOT_FINITE)
+    """Whether x, dy or a gate has elements that are not finite."""
+    return case.M > 0 and not {case.rows, case.dy, case.gate}.isdisjoint(NOT_FINITE)
 
 
 def judge_special(
@@ -56,12 +56,14 @@ def judge_special(
     the sum in place of x, if the op adds a residual.
     """
     inputs = inputs.flat
-    rows = _rows(op, case, inputs)
-    allowed = list(_allowed(op, case, inputs, rows, doubt))
+    if op.gated:
+        rows, allowed, sizes = _of_gate(op, case, inputs, model)
+    else:
+        rows = _rows(op, case, inputs)
+        allowed, sizes = list(_allowed(op, case, inputs, rows, doubt)), _sizes(op, case, inputs, rows, doubt)
     if model.special == "row":
-        allowed += [_with_spoilt_rows(one, ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1)) for one in allowed]
+        allowed += [_with_spoilt_rows(one, ~torch.isfinite(rows.x).all(1), case) for one in allowed]
     no_overflow = ~_may_overflow(op, case, rows, model)
-    sizes = _sizes(op, case, inputs, rows, doubt)
     checks = []
     for name, expected in allowed[0].items():
         if name in returned:
@@ -71,7 +73,9 @@ def judge_special(
             got = torch.isfinite(actual)
             in_reach = sizes[name] < torch.finfo(actual.dtype).max / 2
             if name != "db":
-                in_reach = in_reach & (no_overflow if expected.dim() == 2 else no_overflow.all())
+                in_reach = in_reach & (
+                    _of_elements(no_overflow, expected) if expected.dim() == 2 else no_overflow.all()
+                )
             wrong = torch.where(got, ~some & (name != "rstd"), every & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
     return tuple(checks)
@@ -91,15 +95,44 @@ def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs)
     return LEAVES_ROW if bool(finite.all()) else SPOILS_ROW
 
 
-def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor) -> dict[str, Tensor]:
-    """``outputs`` with NaN in the rows that are ``spoilt``, bool (M,), and in dw, which sums over them.
+def _of_elements(of_rows: Tensor, like: Tensor) -> Tensor:
+    """What is said of rows, (m, 1), for each element of ``like``, (m, 1) or (M, N), of which they may be groups."""
+    if of_rows.shape[0] == like.shape[0]:
+        return of_rows
+    return of_rows.expand(-1, like.numel() // of_rows.shape[0]).reshape(like.shape)
+
+
+def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case) -> dict[str, Tensor]:
+    """``outputs`` with NaN in the rows, or groups, that are ``spoilt``, bool (m,), and in dw, which sums over them.
 
     Neither db nor residual_out depends on other elements of x.
     """
-    nan = torch.where(spoilt, math.nan, 0.0)
+    nan = torch.where(spoilt, math.nan, 0.0)[:, None]
     none = torch.zeros_like(nan).sum()
-    added = {"dw": nan.sum(), "db": none, RESIDUAL_OUT: none}
-    return {name: t + added.get(name, nan[:, None] if t.dim() == 2 else nan) for name, t in outputs.items()}
+    columns = nan if not case.M else nan.view(case.M, -1).sum(0)
+    added = {"dw": columns.repeat_interleave(case.N // columns.numel()) if case.M else none}
+    added |= {"db": none, RESIDUAL_OUT: none}
+    return {name: t + (added[name] if name in added else _of_elements(nan, t)) for name, t in outputs.items()}
+
+
+def _of_gate(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
+    """The rows of a gated op; its outputs and gradients in fp64, once for each reading; their sizes, see ``_sizes``.
+
+    At an infinite gate a kernel's 0 * infinity may be NaN, as in z * sigmoid(z), or the limit of the formula.
+    """
+    assert inputs.gate is not None
+    rules = rounding.rules(op, model, weight=case.weight)
+    x, gate, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.gate, inputs.dy))
+    scale, io = reference.scale_of(op, inputs), FORMATS[case.dtype]
+    rows, statistics = gated.normalised(op, rules, case, x, gate)
+
+    def outputs(of: reference.Rows) -> dict[str, Tensor]:
+        forward, _ = gated.output_y(rules, of, scale, statistics, io, io)
+        (dx, _), (dgate, _), part, *_ = gated.gradients(op, rules, of, statistics, scale, io, case.M, dy)
+        return {"rstd": of.rstd, "y": forward.y, "dx": dx, "dgate": dgate, "dw": part.backward.dw}
+
+    limit, _ = gated.normalised(op, rules, case, x, gate, at_limits=True)
+    return rows, [outputs(rows), outputs(limit)], gated.sizes(rows, scale, dy)
 
 
 _STEADY = 0.25
@@ -123,6 +156,8 @@ def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Ten
     if op.adds_residual and model.sum != ROUNDED:
         moved = FORMATS[case.residual_format].u * rows.x.abs().amax(1, keepdim=True) * rows.rstd
         unsteady = unsteady | (moved > _STEADY)
+    if rows.gating is not None:  # a product with the gate may be too large for what it is rounded to
+        unsteady = unsteady | ~torch.isfinite(rows.gating.off).all(1, keepdim=True)
     checkable = checkable_rows(rows, case)
     finite = torch.isfinite(rows.x).all(1, keepdim=True)
     return finite & (unsteady if checkable is None else unsteady | ~checkable)

@@ -35,6 +35,11 @@ class Model:
     scale_limit: bool = False
     round_before_quant: str = "any"
     scaling: str = "any"
+    gate: str = "any"
+    activation: str = "any"
+    rounding: str = "any"
+    round_gated: str = "any"
+    group: int | str = "any"
     reason: str = ""
 
 
@@ -49,6 +54,10 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "scale": ("given", "token", "block64", "block128", "any"),
     "round_before_quant": ("any", "none", "io", "xhat"),
     "scaling": ("any", "division", "reciprocal"),
+    "gate": ("any", "after", "before"),
+    "activation": ("any", "silu", "sigmoid"),
+    "rounding": ("any", "once", "each"),
+    "round_gated": ("any", "io", "none"),
 }
 
 _MOST_RSQRT_ULP = 16
@@ -111,6 +120,9 @@ def declared_model(base: Model, declared: Mapping[str, Any], who: str) -> Model:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if key == "chain" and not ((text and value == "any") or (whole and 1 <= value <= 2**34)):
             raise UsageError(f"model.chain={shown(value)} of {who}: expected 'any' or an integer from 1 to 2^34")
+        if key == "group" and not ((text and value == "any") or (whole and 0 <= value <= 2**34)):
+            expected = "0, for the whole row, or the columns of a group, an integer up to 2^34"
+            raise UsageError(f"model.group={shown(value)} of {who}: expected {expected}")
         if key == "rsqrt_ulp" and not (whole and 0 <= value <= _MOST_RSQRT_ULP):
             expected = f"an integer from 0 to {_MOST_RSQRT_ULP}; a root that is off by more is not one in fp32"
             raise UsageError(f"model.rsqrt_ulp={shown(value)} of {who}: expected {expected}")

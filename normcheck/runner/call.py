@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case, without_seed
 from normcheck.cases.guard_bands import NAN, as_integers, in_memory
-from normcheck.cases.inputs import GRADIENT_OF, RESIDUAL_INPUTS, Inputs
+from normcheck.cases.inputs import COTANGENTS, GRADIENT_OF, NAMED, Inputs
 from normcheck.cases.ops import CODES, OPS, RESIDUAL_OUT, SCALE, Op
 from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text, one_line, shown
 from normcheck.impls.implementation import Implementation
@@ -79,16 +79,16 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
     restored = () if implementation.backward is None else of_forward
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
         with arena:
-            named_inputs = {**by_name(inputs, "residual", SCALE), **case.option_values}
+            named_inputs = {**named(inputs), **case.option_values}
             of_all = (inputs.x, inputs.weight, inputs.bias)
             returned = called(implementation.forward, *of_all, eps=case.eps, **named_inputs)
-            named = _named(_of_several(returned, op, inputs), "forward", op.main_output)
-            _settle(named, inputs.x, arena)
+            values = _named(_of_several(returned, op, inputs), "forward", op.main_output)
+            _settle(values, inputs.x, arena)
         if op.adds_residual and of_forward and arena.waits:
-            _raise_if_elsewhere(_tensors(named), inputs, of_forward)
+            _raise_if_elsewhere(_tensors(values), inputs, of_forward)
         if arena.beside is None:
-            arena.beside = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
-        return overwriting.apart(_tensors(named), inputs)
+            arena.beside = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        return overwriting.apart(_tensors(values), inputs)
 
 
 _WRITTEN_TO = {"x": "y", "residual": RESIDUAL_OUT}
@@ -131,12 +131,12 @@ def backward(
                 inputs.bias,
                 {**(arena.beside or {}), **saved},
                 eps=case.eps,
-                **by_name(inputs, *RESIDUAL_INPUTS),
+                **named(inputs, cotangents=True),
                 **case.option_values,
             )
-            named = _named(returned, "backward", "dx")
-            _settle(named, inputs.x, arena)
-        return overwriting.apart(_tensors(named), inputs)
+            values = _named(returned, "backward", "dx")
+            _settle(values, inputs.x, arena)
+        return overwriting.apart(_tensors(values), inputs)
 
 
 def supports(implementation: Implementation, case: Case) -> str | None:
@@ -215,8 +215,8 @@ def autograd(
         gradients = called(torch.autograd.grad, through, list(leaves.values()), cotangents, **options)
         if arena.waits:
             _synchronise(inputs.x)
-    named = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
-    return overwriting.apart(named, inputs)
+    found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
+    return overwriting.apart(found, inputs)
 
 
 def graph_outputs(outputs: Mapping[str, Tensor], inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
@@ -227,9 +227,10 @@ def graph_outputs(outputs: Mapping[str, Tensor], inputs: Inputs) -> tuple[list[T
     return [outputs["y"], stored], [inputs.dy, inputs.dresidual_out]
 
 
-def by_name(inputs: Inputs, *names: str) -> dict[str, Tensor]:
-    """The inputs of these names that there are, which a call gets by keyword."""
-    return {name: tensor for name, tensor in inputs.named() if name in names}
+def named(inputs: Inputs, *, cotangents: bool = False) -> dict[str, Tensor]:
+    """The inputs that a call gets by keyword; ``cotangents``: as a backward."""
+    every = [name for name in NAMED if cotangents or name not in COTANGENTS]
+    return {name: tensor for name, tensor in inputs.named() if name in every}
 
 
 def _of_several(returned: object, op: Op, inputs: Inputs) -> object:

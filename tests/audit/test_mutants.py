@@ -14,7 +14,7 @@ from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant, mutant
 from normcheck.audit.mutants.residual import Adding
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import DRESIDUAL, GRADIENTS, OPS
+from normcheck.cases.ops import BY_NAME, GRADIENTS, OPS
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
@@ -76,7 +76,7 @@ def test_a_mutant_says_what_it_is(fault: Mutant) -> None:
 
 @pytest.mark.parametrize("fault", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_breaks_what_some_op_of_its_own_has(fault: Mutant) -> None:
-    every = {name for op in OPS.values() for name in op.outputs} | {*GRADIENTS, DRESIDUAL, *INPUTS, ""}
+    every = {name for op in OPS.values() for name in op.outputs} | {*GRADIENTS, *BY_NAME.values(), *INPUTS, ""}
     assert set(fault.outputs) <= every
     for op in fault.ops:
         assert set(fault.outputs) & {*OPS[op].outputs, *OPS[op].gradients(weight=True, bias=True), *INPUTS, ""}, op

@@ -24,7 +24,7 @@ from normcheck.cases.case import (
     with_parameters,
 )
 from normcheck.cases.case_line import parsed
-from normcheck.cases.data_kinds import DY_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError
@@ -50,7 +50,9 @@ def cases(draw: st.DrawFn) -> Case:
         layout = "strided" if layout == HEADS else layout
         residual = {"residual": draw(st.sampled_from(RESIDUAL_KINDS))}
         residual |= {"residual_dtype": draw(st.sampled_from(("same", "fp32")))} if dtype != "fp32" else {}
-    scale = RETURNED
+    scale, gate = RETURNED, draw(st.sampled_from(GATE_KINDS)) if OPS[op].gated else "normal"
+    if OPS[op].gated:
+        layout = "strided" if layout == HEADS else layout
     if OPS[op].quantises:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
@@ -72,6 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
         gap=draw(st.integers(1, 1000)) if "strided" in layout else 0,
         options=options,
         scale=scale,
+        gate=gate,
         **residual,
     )
 

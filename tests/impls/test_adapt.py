@@ -55,7 +55,7 @@ def no_eps(x: Tensor, weight: Tensor) -> Tensor:
     return x
 
 
-def one_more(x: Tensor, weight: Tensor, bias: Tensor, gate: Tensor, eps: float) -> Tensor:
+def one_more(x: Tensor, weight: Tensor, bias: Tensor, temperature: Tensor, eps: float) -> Tensor:
     return x
 
 
@@ -70,7 +70,7 @@ def keyword_only(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsil
             no_eps,
             "its parameters are .*: too many positional arguments; expected a function no_eps.x, weight",
         ),
-        (one_more, "missing a required argument: 'gate'; expected a function one_more"),
+        (one_more, "missing a required argument: 'temperature'; expected a function one_more"),
         (
             keyword_only,
             "expected a function keyword_only.x, weight, eps., keyword_only.x, weight, bias, eps. "
@@ -99,8 +99,8 @@ def test_a_triton_kernel_is_not_called_by_itself() -> None:
 
 
 def test_the_class_of_a_module_gets_the_weight_and_eps_of_the_case() -> None:
-    forward, biases, weights, adds, _ = adapt(RMSNorm)
-    assert (biases, weights, adds) == ((False,), (True,), False)
+    forward, biases, weights, named, _ = adapt(RMSNorm)
+    assert (biases, weights, named) == ((False,), (True,), ())
     x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
     for eps in (1e-6, 0.5):
         y = forward(x, weight, None, eps=eps)
@@ -110,8 +110,8 @@ def test_the_class_of_a_module_gets_the_weight_and_eps_of_the_case() -> None:
 
 
 def test_the_class_of_torch_has_a_bias_or_none() -> None:
-    forward, biases, weights, adds, _ = adapt(torch.nn.LayerNorm)
-    assert (biases, weights, adds) == ((False, True), (True,), False)
+    forward, biases, weights, named, _ = adapt(torch.nn.LayerNorm)
+    assert (biases, weights, named) == ((False, True), (True,), ())
     x, weight, bias = torch.randn(3, 5), torch.randn(5), torch.randn(5)
     for b in (bias, None):
         expected = torch.nn.functional.layer_norm(x, (5,), weight, b, 0.25)

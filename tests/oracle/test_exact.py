@@ -177,8 +177,8 @@ FAULTS = {
     "y is not clipped": ("if op.clamped else z", "if False else z"),
     "mean(wd) is left out of dx": ("torch.addcmul(c2, rows.xh, c1)", "rows.xh * c1"),
     "mean(xh * wd) has the wrong sign": ("dx = (wd - rows.xh * c1)", "dx = (wd + rows.xh * c1)"),
-    "dw is a sum of dy * x": ("(dy * rows.xh).sum(0)", "(dy * rows.x).sum(0)"),
-    "db is a sum of wd": ("dy.sum(0))", "wd.sum(0))"),
+    "dw is a sum of dy * x": ("rows.total(dy * rows.xh)", "rows.total(dy * rows.x)"),
+    "db is a sum of wd": ("rows.total(dy))", "rows.total(wd))"),
 }
 
 

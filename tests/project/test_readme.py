@@ -101,6 +101,7 @@ def test_the_examples_are_found() -> None:
         "my_layernorm.py",
         "my_norm.py",
         "my_add.py",
+        "my_gate.py",
         "my_quant.py",
         "my_frozen.py",
         "my_promise.py",

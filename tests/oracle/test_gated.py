@@ -1,0 +1,248 @@
+"""Gated norms: the reference against the definitions in mpmath, the bounds of an activation, and each convention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.data_kinds import GATE_KINDS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.ops import OPS
+from normcheck.gate.explain_bound import element
+from normcheck.oracle import rounding
+from normcheck.oracle.activation import ACTIVATIONS, GATES, GROUPS, Activated, activated
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.conventions import candidates, plainest, with_convention
+from normcheck.oracle.gated import why_no_groups
+from normcheck.oracle.judge import judge_of
+from normcheck.oracle.judging import judge_forward, judge_gradients
+from normcheck.oracle.tolerances import Model, table
+from tests.some import some
+
+OP = OPS["rmsnorm_gated"]
+STEP = mpmath.mpf("1e-20")
+Vector = list[mpmath.mpf]
+
+
+WHOLE = replace(table().model, group=0)
+
+
+def case_of(**fields: Any) -> Case:
+    return Case(**{"op": OP.name, "dtype": "fp16", "M": 2, "N": 6, "seed": 3, "bias": False, **fields})
+
+
+def model_of(**declared: Any) -> Model:
+    return replace(table().model, **{"gate": "after", "activation": "silu", "rounding": "once", "group": 0, **declared})
+
+
+def held_of(case: Case, model: Model) -> Mapping[str, Expectation]:
+    """What the outputs of a case, one block, are held against end to end, by name."""
+    seen: list[Expectation] = []
+    inputs = make(case, OP, "cpu")
+    judge = judge_of(OP, case, inputs, model, {}, watch=seen.append)
+    _, saved = judge_forward(judge, {"y": inputs.x, "rstd": torch.ones(case.M * judge.groups)})
+    zeros = {"dx": inputs.x, "dgate": inputs.x, "dw": inputs.x[0]}
+    judge_gradients(judge, zeros, saved, given=False)
+    return {part.output: part for part in seen if part.check == "end to end"}
+
+
+def exact(values: Tensor) -> Vector:
+    return [mpmath.mpf(value) for value in values.double().flatten().tolist()]
+
+
+def definition(case: Case, model: Model, x: Vector, gate: Vector, weight: Vector) -> tuple[Vector, Vector]:
+    """y and rstd of a case, in exact numbers."""
+    act = [z / (1 + mpmath.exp(-z)) if model.activation == "silu" else 1 / (1 + mpmath.exp(-z)) for z in gate]
+    before = model.gate == "before"
+    h = [v * a for v, a in zip(x, act, strict=True)] if before else x
+    y, rstd, size = [], [], model.group or case.N
+    for first in range(0, len(h), size):
+        own = h[first : first + size]
+        rstd.append(1 / mpmath.sqrt(sum(v * v for v in own) / size + mpmath.mpf(case.eps)))
+        y += [v * rstd[-1] * weight[(first + i) % case.N] for i, v in enumerate(own)]
+    return (y if before else [v * a for v, a in zip(y, act, strict=True)]), rstd
+
+
+@pytest.mark.parametrize("group", [0, 3, 2])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("kind", ["normal", "turning"])
+def test_the_reference_is_the_definition(gate: str, activation: str, group: int, kind: str) -> None:
+    """The gradients are central differences of sum(dy * y)."""
+    case, model = case_of(gate=kind), model_of(gate=gate, activation=activation, group=group)
+    held, inputs = held_of(case, model), make(case, OP, "cpu")
+    assert inputs.gate is not None and inputs.weight is not None
+    with mpmath.workdps(65):
+        leaves = {"dx": exact(inputs.x), "dgate": exact(inputs.gate), "dw": exact(inputs.weight)}
+        y, rstd = definition(case, model, *leaves.values())
+        dy = exact(inputs.dy)
+
+        def slope(leaf: Vector, at: int) -> mpmath.mpf:
+            ends, value = [], leaf[at]
+            for moved in (value + STEP, value - STEP):
+                leaf[at] = moved
+                ends.append(sum(d * v for d, v in zip(dy, definition(case, model, *leaves.values())[0], strict=True)))
+            leaf[at] = value
+            return (ends[0] - ends[1]) / (2 * STEP)
+
+        right = {name: [slope(leaf, i) for i in range(len(leaf))] for name, leaf in leaves.items()}
+        right |= {"y": y, "rstd": rstd}
+        for name, values in right.items():
+            part = held[name]
+            off = [abs(float(got - want)) for got, want in zip(exact(part.expected), values, strict=True)]
+            tolerance = part.bound.upper.expand_as(part.expected).flatten().tolist()
+            assert all(o <= 1e-6 * t for o, t in zip(off, tolerance, strict=True)), name
+
+
+Z = torch.cat(
+    [
+        torch.linspace(-110, 110, 4001),
+        torch.linspace(-2, 2, 2001),
+        torch.tensor([0.0, -0.0, -1.278464542761074, -88.72, -88.73, -103.9, 2.0**-130, -(2.0**-149)]),
+    ]
+)
+SIGMOIDS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "torch": torch.sigmoid,
+    "by_exp": lambda z: 1 / (1 + torch.exp(-z)),
+    "by_exp2": lambda z: 1 / (1 + torch.exp2(z * -1.4426950408889634)),
+    "by_tanh": lambda z: 0.5 * (1 + torch.tanh(0.5 * z)),
+    "of_abs": lambda z: torch.where(z < 0, torch.exp(-z.abs()), 1.0) / (1 + torch.exp(-z.abs())),
+}
+
+
+def of_activation(name: str) -> Activated:
+    return activated(rounding.rules(OP, model_of()), Z.double(), name)
+
+
+@pytest.mark.parametrize("sigmoid", SIGMOIDS)
+def test_an_activation_in_fp32_is_within_its_bound(sigmoid: str) -> None:
+    s = SIGMOIDS[sigmoid](Z)
+    for name, value, slope in (
+        ("sigmoid", s, s * (1 - s)),
+        ("silu", Z * s, s * (1 + Z * (1 - s))),
+        ("silu", Z * s, s + Z * s * (1 - s)),
+    ):
+        of = of_activation(name)
+        assert bool(((value.double() - of.value).abs() <= of.off).all())
+        assert bool(((slope.double() - of.slope).abs() <= of.slope_off).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_activation_in_half_precision_is_not(dtype: torch.dtype) -> None:
+    z = Z.to(dtype)
+    for name, of_z in (("sigmoid", torch.sigmoid(z)), ("silu", torch.nn.functional.silu(z))):
+        of = activated(rounding.rules(OP, model_of()), z.double(), name)
+        assert bool(((of_z.double() - of.value).abs() > of.off).any())
+
+
+def test_the_two_activations_are_apart() -> None:
+    silu, sigmoid = of_activation("silu"), of_activation("sigmoid")
+    near_one = (Z - 1).abs() < 1e-4
+    apart = (silu.value - sigmoid.value).abs() > silu.off + sigmoid.off
+    assert bool(apart[~near_one & (Z > -15) & (Z.abs() > 1e-6)].all())
+
+
+def test_at_a_gate_of_zero_silu_has_no_room() -> None:
+    case = case_of(gate="turning", N=18, dtype="fp32")
+    held = held_of(case, model_of())["y"]
+    assert bool((held.expected[:, 0] == 0).all()) and bool((held.bound.upper[:, 0] == rounding.NO_ROOM).all())
+    halves = held_of(case, model_of(activation="sigmoid"))["y"].expected[:, 0]
+    x, weight = make(case, OP, "cpu").x.double(), make(case, OP, "cpu").weight
+    assert weight is not None
+    whole = (x * (x.square().mean(1, keepdim=True) + case.eps).rsqrt() * weight.double())[:, 0]
+    assert torch.allclose(halves, whole / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_open_gate_leaves_a_plain_norm_and_nearly_its_bound(activation: str) -> None:
+    case = case_of(gate="open", N=64, dtype="fp32")
+    gated = held_of(case, model_of(activation=activation))["y"]
+    inputs = make(case, OP, "cpu")
+    assert inputs.gate is not None
+    factor = inputs.gate.double() if activation == "silu" else 1.0
+    plain_case = Case(op="rmsnorm", dtype="fp32", M=case.M, N=case.N, seed=case.seed, bias=False)
+    seen: list[Expectation] = []
+    judge = judge_of(
+        OPS["rmsnorm"], plain_case, make(plain_case, OPS["rmsnorm"], "cpu"), table().model, {}, watch=seen.append
+    )
+    judge_forward(judge, {"y": inputs.x})
+    (plain,) = seen
+    assert torch.allclose(gated.expected, plain.expected * factor, rtol=1e-12)
+    assert bool((gated.bound.upper <= 1.2 * plain.bound.upper * factor).all())
+
+
+def test_groups_are_norms_of_their_own() -> None:
+    case, model = case_of(N=12, M=5), model_of(group=4, gate="before")
+    inputs = make(case, OP, "cpu")
+
+    def y_of(inputs: Inputs) -> Tensor:
+        seen: list[Expectation] = []
+        judge_forward(judge_of(OP, case, inputs, model, {}, watch=seen.append), {"y": inputs.x})
+        return seen[0].expected
+
+    scaled = inputs.x.clone()
+    scaled[:, 4:8] *= 2.0**4
+    differ = (y_of(inputs) != y_of(replace(inputs, x=scaled))).any(0)
+    assert differ.tolist() == [False] * 4 + [True] * 4 + [False] * 4
+    assert why_no_groups(case, model) == ""
+    assert why_no_groups(case, model_of(group=5)) == "N=12 is no multiple of group=5, as declared"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_left_open(dtype: str) -> None:
+    every, apart = candidates(OP, table().model), 4 if dtype == "fp32" else 10
+    assert len(every) == 10 * len(GROUPS)  # before the norm, if each product is rounded, the first one may be or not
+    assert len({plainest(each, case_of(dtype=dtype)) for each in every}) == apart
+    assert len({plainest(each, case_of(dtype=dtype, N=256)) for each in every}) == apart * 3  # of 64, of 128, or whole
+    assert candidates(OP, model_of()) == ((),)
+    left = candidates(OP, model_of(gate="before", rounding="each"))
+    assert left == ((("round_gated", "io"),), (("round_gated", "none"),))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("convention", candidates(OP, WHOLE), ids=str)
+def test_every_term_has_a_reason_and_together_they_are_the_bound(convention: Any, dtype: str) -> None:
+    case = case_of(M=4, N=24, dtype=dtype, gate="turning")
+    for name, part in some(held_of(case, with_convention(WHOLE, convention)).items()):
+        found = element(part, (1, 3)[: 1 if name in ("dw", "rstd") else 2])
+        assert found.terms and all(reason and "{" not in reason for _, _, reason in found.terms), (name, found.terms)
+        total = found.rest + sum(value for _, value, _ in found.terms)
+        assert total == pytest.approx(max(found.above, found.below), rel=2e-3)
+        assert not found.rest or name == "rstd", found
+
+
+COUNTS = ("exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate")
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_count_widens_what_it_is_about(gate: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, model = case_of(M=4, N=24, dtype="fp32", gate="turning"), model_of(gate=gate)
+    own, of = rounding.rules, held_of(case, model)
+    more = {**table().count, name: table().count[name] + 50}
+    monkeypatch.setattr(rounding, "rules", lambda *args, **options: replace(own(*args, **options), count=more))
+    grown = held_of(case, model)
+    wider = {n for n in of if bool((grown[n].bound.upper > of[n].bound.upper * (1 + 1e-9)).any())}
+    expected = {
+        "after": {"slope": {"dgate"}, "gated": {"y"}, "dgate": {"dgate"}, "activation": {"y", "dx", "dw"}},
+        "before": {"slope": {"dgate"}, "gated": {"dx"}, "dgate": {"dgate"}},
+    }[gate].get(name, {"y", "dx", "dgate", "dw"} | ({"rstd"} if gate == "before" else set()))
+    assert wider == expected
+
+
+@pytest.mark.parametrize("kind", GATE_KINDS)
+@pytest.mark.parametrize("convention", candidates(OP, WHOLE), ids=str)
+def test_each_convention_has_bounds_that_are_finite_for_ordinary_rows(convention: Any, kind: str) -> None:
+    case = case_of(M=4, N=32, gate=kind)
+    held = held_of(case, with_convention(WHOLE, convention))
+    for name, part in some(held.items()):
+        finite = torch.isfinite(part.bound.upper)
+        assert bool(finite.all()) or kind == "inf", name
