@@ -79,11 +79,12 @@ def test_so_it_is_of_an_interpreted_kernel(octave: int, seed: int, monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"), [(name, dtype) for name in ("w03_two_rows", "w22_long_rows") for dtype in DTYPES]
+    ("name", "dtype"), [("w22_long_rows", "fp16"), ("w22_long_rows", "bf16"), ("w03_two_rows", "fp32")]
 )
 def test_what_had_got_past_is_found_in_sixty_cases(
     name: str, dtype: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By turns: sizes do not depend on a dtype, and of fp16 and bf16 interpreted cases take three times as long."""
     monkeypatch.setitem(PROFILES, "quick", QUICK)
     done = cli("verify", "--impl", str(GOT_PAST / f"{name}.py"), "--dtype", dtype, "--max-examples", "60")
     assert done.code == 1, done.out + done.err
@@ -91,6 +92,6 @@ def test_what_had_got_past_is_found_in_sixty_cases(
 
 @pytest.mark.slow
 def test_the_mended_twin_is_not_accused(cli: Cli) -> None:
-    few = ("--max-examples", "60", "--time-budget", "0.1", "--allow-thin")
+    few = ("--max-examples", "25", "--time-budget", "0.1", "--allow-thin")
     done = cli("verify", "--impl", str(GOT_PAST / "w03_ok.py"), "--dtype", "fp16", *few)
     assert "0 failed" in done.out, done.out + done.err

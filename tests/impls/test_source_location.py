@@ -72,9 +72,7 @@ WRAPPED: dict[str, tuple[Any, int]] = {
     "partial": (functools.partial(functools.partial(plain, 1), eps=1), LINE),
     "decorated": (decorator(decorator(plain)), LINE),
     "no_grad": (torch.no_grad()(plain), LINE),
-    "compiled": (torch.compile(plain), LINE),
     "module": (Module(), Module.forward.__code__.co_firstlineno),
-    "compiled module": (torch.compile(Module()), Module.forward.__code__.co_firstlineno),
     "instance": (Instance(), Instance.__call__.__code__.co_firstlineno),
     "method": (Instance().method, Instance.method.__code__.co_firstlineno),
     "autograd": (Gradient.apply, Gradient.forward.__code__.co_firstlineno),
@@ -88,6 +86,13 @@ WRAPPED: dict[str, tuple[Any, int]] = {
 def test_defined(name: str) -> None:
     function, line = WRAPPED[name]
     assert source_location.defined(function) == Place(HERE, line)
+
+
+def test_compiled() -> None:
+    """By a test alone: ``torch.compile`` imports for seconds, in each process that collects this file."""
+    assert source_location.defined(torch.compile(plain)) == Place(HERE, LINE)
+    found = source_location.defined(torch.compile(Module()))
+    assert found == Place(HERE, Module.forward.__code__.co_firstlineno)
 
 
 def test_custom_op() -> None:

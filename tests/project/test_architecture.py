@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 import normcheck
 
 ROOT = Path(normcheck.__file__).parent
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
 LIBRARIES = (
     "triton",
     "cudnn",
@@ -56,6 +56,12 @@ FORBIDDEN = {
 """What import-linter does not see: parts of torch, and files that may import less than their package."""
 
 
+@cache
+def trees() -> dict[str, ast.Module]:
+    """File of the package -> what it parses to; not made where tests are only collected."""
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
+
+
 def imported(tree: ast.AST) -> set[str]:
     """Every module that a file imports, anywhere in it, and every attribute of torch that it names."""
     names: set[str] = set()
@@ -83,12 +89,12 @@ def test_the_layers_hold() -> None:
 
 @pytest.mark.parametrize("pattern", FORBIDDEN)
 def test_a_file_imports_no_more_than_it_may(pattern: str) -> None:
-    matching = [name for name in TREES if Path(name).match(pattern) and ("/" in name) == ("/" in pattern)]
+    matching = [name for name in trees() if Path(name).match(pattern) and ("/" in name) == ("/" in pattern)]
     assert matching
     for name in matching:
         if name in FORBIDDEN and name != pattern:  # it has a line of its own
             continue
-        wrong = {i for i in imported(TREES[name]) for package in FORBIDDEN[pattern] if below(i, package)}
+        wrong = {i for i in imported(trees()[name]) for package in FORBIDDEN[pattern] if below(i, package)}
         assert wrong == set(), name
 
 
@@ -102,7 +108,7 @@ def test_the_command_line_starts_without_torch() -> None:
 def test_every_complaint_says_what_was_expected() -> None:
     """A message that only passes on somebody else's words is theirs; ours name what is right beside what is wrong."""
     silent = []
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
         for call in calls:
             if isinstance(call.func, ast.Name) and call.func.id == "UsageError":
