@@ -1,7 +1,8 @@
 """normcheck: is this normalisation kernel right?
 
 The public Python interface: the names for a file that declares an implementation, ``verify`` and ``assert_conforms``
-for a test suite, and ``reward`` for a training loop. Naming one of the first two imports torch; ``reward`` does not.
+for a test suite, ``bound``, ``assert_within`` and ``ulps`` for tests that have outputs of their own, and ``reward`` for
+a training loop. Naming one of these imports torch, but ``reward`` does not.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,18 +13,24 @@ from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
     from normcheck.api import assert_conforms, verify
+    from normcheck.bounds.expected import Expected, bound
+    from normcheck.bounds.within import assert_within, ulps
     from normcheck.training.reward import reward
     from normcheck.training.score import Reward
 
 __all__ = [
     "Case",
+    "Expected",
     "Implementation",
     "NormcheckError",
     "Reward",
     "UnsupportedCase",
     "__version__",
     "assert_conforms",
+    "assert_within",
+    "bound",
     "reward",
+    "ulps",
     "verify",
 ]
 
@@ -35,6 +42,14 @@ def __getattr__(name: str) -> Any:
         from normcheck import api
 
         return getattr(api, name)
+    if name in ("Expected", "bound"):
+        from normcheck.bounds import expected
+
+        return getattr(expected, name)
+    if name in ("assert_within", "ulps"):
+        from normcheck.bounds import within
+
+        return getattr(within, name)
     if name in ("Reward", "reward"):
         from normcheck.training import reward, score
 

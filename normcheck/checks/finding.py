@@ -114,7 +114,7 @@ def _found(cell: Cell, result: Result, device: str, *, advise: bool, after: Sequ
             or _strides(cell, result, device, advise=advise),
             line=source_location.line_in(source_location.of(cell.implementation), first.frames),
         )
-    found = replace(_mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))
+    found = replace(mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
         return found
     why = cause(cell.op, result)
@@ -238,7 +238,8 @@ def _place_of(fault: Problem | Checked) -> tuple[int, int]:
     return (position, int(isinstance(fault, Checked)))
 
 
-def _mismatch(first: Checked, case: Case, reproduce: str) -> Finding:
+def mismatch(first: Checked, case: Case, reproduce: str) -> Finding:
+    """The finding of a check that found wrong elements. ``reproduce``: the line to paste."""
     c = first.comparison
     assert c.worst is not None and c.wrong is not None
     worst, mismatched = c.worst, how_many(c.wrong)

@@ -1,0 +1,80 @@
+"""``normcheck.bound``: what each output of a norm must be, and how far from it an element may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from normcheck.bounds.given import Given, given
+from normcheck.cases.ops import STATISTICS
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.expectations import expectations, whole
+from normcheck.oracle.judge import END_TO_END, judge_of
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One output, in fp64, of the output's shape: |actual - ``value``| <= ``bound``, element by element.
+
+    ``below``: the bound of what is smaller than ``value``, if that is another one; else it is ``bound``. An infinite
+    bound says that an element cannot be judged, as one whose square overflows in fp32.
+    """
+
+    value: Tensor
+    bound: Tensor
+    below: Tensor
+
+
+def bound(
+    op: str,
+    *,
+    x: Tensor,
+    eps: float,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    dy: Tensor | None = None,
+    residual: Tensor | None = None,
+    dresidual_out: Tensor | None = None,
+    gate: Tensor | None = None,
+    clips: tuple[float, float] | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> dict[str, Expected]:
+    """Output -> what it must be: y, the statistics, residual_out, and with ``dy`` the gradients dx, dw, db and others.
+
+    ``x``, ``dy``, ``residual``, ``dresidual_out``, ``gate``: (..., N) on one device, in fp16, bf16 or fp32; ``weight``,
+    ``bias``: (N,), in the dtype of x or fp32. ``clips``: the limits of a clamped op. ``model``: what a kernel declares,
+    as in an ``Implementation``; if ``op`` leaves a convention open it must say which. The bounds are those of
+    ``normcheck verify`` for a kernel that computes in fp32 (docs/bounds.md derives them). No process is started.
+
+    Raises UsageError with the argument and what was expected.
+    """
+    tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
+    about = given(op, {**tensors, "dresidual_out": dresidual_out}, eps=eps, clips=clips, model=model)
+    return expected_of(about, parts_of(about, gradients=dy is not None))
+
+
+def parts_of(about: Given, *, gradients: bool) -> tuple[Expectation, ...]:
+    """What the judge would hold each output to, end to end, block by block."""
+    judge = judge_of(about.op, about.case, about.inputs, about.model, {})
+    names = about.op.gradients(weight=True, bias=True)
+    parts = (part for part in expectations(judge, own_bits=True) if part.check == END_TO_END)
+    return tuple(part for part in parts if gradients or part.output not in names)
+
+
+def expected_of(about: Given, parts: Sequence[Expectation]) -> dict[str, Expected]:
+    """``parts`` by output, each of the output's shape."""
+    found = {}
+    for (output, _), both in whole(tuple(parts)).items():
+        found[output] = Expected(*(side.reshape(shape_of(about, output, side)) for side in both))
+    return found
+
+
+def shape_of(about: Given, output: str, like: Tensor) -> tuple[int, ...]:
+    """The shape of ``output``: of x, of a row's statistics, or of the weight."""
+    if output in STATISTICS:
+        rows = about.shape[:-1]
+        return rows if like.numel() == about.case.M else (*rows, -1)
+    return about.shape if like.numel() == about.case.M * about.case.N and output not in ("dw", "db") else (-1,)

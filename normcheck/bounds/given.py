@@ -1,0 +1,110 @@
+"""Tensors that somebody gives, as a case and its inputs. Errors name the argument and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.dtypes import DTYPES, FORMATS
+from normcheck.cases.inputs import Inputs, format_of, inputs_of
+from normcheck.cases.ops import OPS, RELU6, RESIDUAL, Op
+from normcheck.errors import UsageError, one_of, shown
+from normcheck.oracle.conventions import candidates, keys, plainest, with_convention
+from normcheck.oracle.tolerances import Model, declared_model, table
+
+_SIDES = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is judged: ``case`` says how its ``inputs`` are made, ``shape`` is that of x, (..., N)."""
+
+    op: Op
+    case: Case
+    inputs: Inputs
+    model: Model
+    shape: tuple[int, ...]
+
+
+def given(
+    op: str,
+    tensors: Mapping[str, Tensor | None],
+    *,
+    eps: float,
+    clips: tuple[float, float] | None,
+    model: Mapping[str, Any] | None,
+) -> Given:
+    """``tensors``: x (..., N), and by name those of its shape, and weight and bias (N,); None is one that is not there.
+
+    Raises UsageError, also if the op returns codes, and if what the kernel computes is open: see ``Model``.
+    """
+    if op not in OPS:
+        raise UsageError(f"op={shown(op)}: expected {one_of(OPS)}")
+    row, there = OPS[op], {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if row.quantises:
+        raise UsageError(f"op={op}: expected one that returns y; codes are judged by normcheck verify")
+    x = there["x"]
+    _require_floats(there)
+    wanted = {*row.by_name, "x", "dy", *_SIDES, *["dresidual_out"] * row.adds_residual}
+    for name in [name for name in there if name not in wanted]:
+        raise UsageError(f"{name}: expected none, as {op} has no {name}")
+    for name in [name for name in row.by_name if name not in there]:
+        raise UsageError(f"{name}=None: expected a tensor, as {op} takes one")
+    if "bias" in there and not row.takes_bias:
+        raise UsageError(f"bias: expected None, as {op} has no bias")
+    for name, tensor in there.items():
+        shape = x.shape[-1:] if name in _SIDES else x.shape
+        if tensor.shape != shape:
+            raise UsageError(f"{name}.shape={tuple(tensor.shape)}: expected {tuple(shape)}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise UsageError(f"{name}: expected finite numbers; normcheck verify judges NaN and infinities")
+    weight, io = there.get("weight", there.get("bias")), format_of(x.dtype).name
+    if "residual" in there and "dresidual_out" not in there:
+        there["dresidual_out"] = torch.zeros_like(there["residual"])
+    flat = {name: t.detach() if name in _SIDES else t.detach().reshape(-1, x.shape[-1]) for name, t in there.items()}
+    case = Case(
+        op=op,
+        dtype=io,
+        M=flat["x"].shape[0],
+        N=x.shape[-1],
+        eps=eps,
+        weights="normal" if "weight" in there else NO_WEIGHT,
+        weight_dtype=_relative(weight, x) if "weight" in there else "same",
+        bias="bias" in there,
+        residual_dtype=_relative(there.get(RESIDUAL), x),
+        options=row.clips(clips or RELU6) if row.clamped else (),
+    )
+    base = declared_model(table().model, model or {}, "the caller")
+    return Given(row, case, inputs_of(flat), _closed(row, case, base), tuple(x.shape))
+
+
+def _relative(tensor: Tensor | None, x: Tensor) -> str:
+    return "same" if tensor is None or tensor.dtype == x.dtype else "fp32"
+
+
+def _require_floats(tensors: Mapping[str, Tensor]) -> None:
+    """Raise UsageError unless each tensor is of a known dtype on the device of x, and no other than x's or fp32."""
+    x = tensors["x"]
+    known = [getattr(torch, FORMATS[name].torch_name) for name in DTYPES]
+    if x.dtype not in known or x.dim() < 1 or not x.shape[-1]:
+        expected = f"(..., N) with N >= 1, in {one_of(map(str, known))}"
+        raise UsageError(f"x: expected {expected}; found {tuple(x.shape)} in {x.dtype}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != x.dtype and not (tensor.dtype == torch.float32 and name != "dy"):
+            raise UsageError(f"{name}.dtype={tensor.dtype}: expected that of x, {x.dtype}, or torch.float32")
+        if tensor.device != x.device:
+            raise UsageError(f"{name}.device={tensor.device}: expected that of x, {x.device}")
+
+
+def _closed(op: Op, case: Case, model: Model) -> Model:
+    """``model``, if it leaves nothing open that makes a difference here, with what does not. Raises UsageError."""
+    left = tuple(dict.fromkeys(plainest(each, case) for each in candidates(op, model)))
+    if len(left) > 1:
+        choices = ", ".join(f"{key!r}: {one_of(map(str, values))}" for key, values in keys(op).items())
+        raise UsageError(f"model: {case.op} leaves open what is computed: expected a model that declares {choices}")
+    return with_convention(model, left[0])
