@@ -58,7 +58,7 @@ def rmsnorm(x, weight, bias=None, eps=1e-6):
 
 QUIET = {"dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.0.1:0"}
 
-ONE = ("--timeout", "60", "--op", "rmsnorm", "--device", "cpu", "--allow-thin", "--no-contexts")
+ONE = ("--timeout", "60", "--op", "rmsnorm", "--device", "cpu", "--allow-thin")
 """Of few cases it is thin."""
 
 FEW = (*ONE, "--max-examples", "4")
