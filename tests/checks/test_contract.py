@@ -372,7 +372,7 @@ IMPLEMENTATIONS = (Implementation(name="mine", op="layernorm", forward=forward, 
 
 def run_file(cli: Cli, path: Path, *more: str) -> dict[str, Any]:
     """The verdicts of a file in a process of its own, by name."""
-    few = ("--device", "cpu", "--max-examples", "14", "--report", "json:out.json")
+    few = ("--device", "cpu", "--no-contexts", "--max-examples", "14", "--report", "json:out.json")
     cli("verify", "--impl", path.name, *few, *more)
     document = json.loads(Path("out.json").read_text(encoding="utf-8"))
     return {v["implementation"]: v for v in document["verdicts"] if v["status"] != "skip"}
@@ -753,6 +753,7 @@ IMPLEMENTATIONS = (
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_overwriting_in_a_process_of_its_own(cli: Cli, kernel_file: KernelFile) -> None:
     """Who declares it is right, each in one dtype by turns, and who overwrites anything else is wrong."""
     source = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{OVERWRITING}"

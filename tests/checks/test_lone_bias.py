@@ -60,7 +60,7 @@ FAULTS = {
     "db was not returned": {"no_db": ALONE},
     "db is wrong": {"times": " * xhat"},
 }
-FEW = ("--dtype", "fp16", "--device", "cpu", "--max-examples", "60", "--allow-thin")
+FEW = ("--dtype", "fp16", "--device", "cpu", "--max-examples", "60", "--allow-thin", "--no-contexts")
 
 
 def by_graph(x, weight, bias, *, eps):

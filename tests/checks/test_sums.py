@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from normcheck.gate.plan import PROFILES
 from tests.command_line import normcheck
 
 KERNELS = """
@@ -96,8 +99,11 @@ def verdicts(file: Path) -> dict[str, Any]:
     functions = ("rounded", "exact", "mixed", "either", "keyword", "only_y", "Layer")
     declared = ("says_exact", "says_rounded", "says_it_overwrites", "overwrites_the_residual")
     impls = [word for name in (*functions, *declared) for word in ("--impl", f"{file}:{name}")]
-    few = ("--dtype", "bf16", "--device", "cpu", "--max-examples", "14", "--time-budget", "240", "--allow-thin")
-    done = normcheck("verify", "--op", "fused_add_rmsnorm", *impls, *few, "--report", "json:-")
+    where = ("--op", "fused_add_rmsnorm", "--dtype", "bf16", "--device", "cpu")
+    few = ("--max-examples", "14", "--time-budget", "240", "--allow-thin", "--no-contexts")
+    brief = replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0)
+    with patch.dict(PROFILES, {"quick": brief}):  # as the fixture ``unshrunk``, of this module's run
+        done = normcheck("verify", *where, *impls, *few, "--report", "json:-")
     found = json.loads(done.out)["verdicts"]
     return {verdict["implementation"].rpartition(":")[2]: verdict for verdict in found}
 

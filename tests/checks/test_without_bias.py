@@ -31,7 +31,7 @@ from tests.some import some
 
 GOT_PAST = Path(__file__).parents[1] / "quality" / "got_past"
 WITH_BIAS = tuple(name for name, op in OPS.items() if op.takes_bias)
-CORE = ("--time-budget", "0.1")  # and no case beside it
+CORE = ("--no-contexts", "--time-budget", "0.1")  # and no case beside it
 PLAN = Plan(cells=(), device="cpu", seed=0, profile=PROFILES["quick"], timeout=60.0)
 FIELDS: tuple[dict[str, Any], ...] = (
     {},

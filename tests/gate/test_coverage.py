@@ -328,7 +328,7 @@ def test_a_thin_cell_is_advised_by_what_limited_it(limit: str, in_python: bool, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "output"),
-    [("rows64", "fp16", "y"), ("half", "bf16", "y"), ("dw32", "fp32", "dw"), ("good", "bf16", "")],
+    [("rows64", "fp32", "y"), ("half", "bf16", "y"), ("dw32", "fp32", "dw"), ("good", "fp32", "")],
 )
 def test_faults_of_tall_and_of_round_shapes_are_found_by_default(
     name: str, dtype: str, output: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
@@ -336,12 +336,12 @@ def test_faults_of_tall_and_of_round_shapes_are_found_by_default(
     """Each passed the default profile with some twenty small cases, in every dtype.
 
     They are found by the seventh case. The right one is run in fourteen, before a case of 300 rows, which takes
-    longer than all of these: it is interpreted row by row.
+    longer than all of these: it is interpreted row by row, and four times as long where fp16 or bf16 is converted.
     """
     monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0))
     spec = f"{Path(__file__).parents[1] / 'quality' / 'row_kernels.py'}:{name}"
     command = ("verify", "--impl", spec, "--op", "layernorm", "--dtype", dtype)
-    few = () if output else ("--max-examples", "14", "--allow-thin")
+    few = () if output else ("--max-examples", "14", "--allow-thin", "--no-contexts")
     done = cli(*command, *few, "--time-budget", "0.1", "--report", "json:run.json")
     assert done.code == (1 if output else 0), done.out + done.err
     (verdict,) = json.loads(Path("run.json").read_text(encoding="utf-8"))["verdicts"]

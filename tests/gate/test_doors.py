@@ -40,7 +40,7 @@ IMPLEMENTATIONS = (
 )
 """
 
-FEW = ("--dtype", "float16", "--max-examples", "4", "--allow-thin", "--device", "cpu")
+FEW = ("--dtype", "float16", "--max-examples", "4", "--allow-thin", "--no-contexts", "--device", "cpu")
 
 
 def written(folder: Path, name: str, text: str) -> str:

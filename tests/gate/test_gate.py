@@ -42,7 +42,7 @@ device = "cpu"
 isolation = false
 report = "json:report.json"
 """
-WHOLE = ("--max-examples", "100", "--time-budget", "60")
+WHOLE = ("--max-examples", "100", "--time-budget", "60", "--no-contexts")
 """The core of a cell with so few shapes, and a few cases more. With fewer, as in CONFIG, a cell is thin."""
 
 

@@ -92,6 +92,6 @@ def test_what_had_got_past_is_found_in_sixty_cases(
 
 @pytest.mark.slow
 def test_the_mended_twin_is_not_accused(cli: Cli) -> None:
-    few = ("--max-examples", "25", "--time-budget", "0.1", "--allow-thin")
+    few = ("--max-examples", "25", "--time-budget", "0.1", "--allow-thin", "--no-contexts")
     done = cli("verify", "--impl", str(GOT_PAST / "w03_ok.py"), "--dtype", "fp16", *few)
     assert "0 failed" in done.out, done.out + done.err

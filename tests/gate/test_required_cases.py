@@ -120,7 +120,7 @@ IMPLEMENTATIONS = tuple(
     Implementation(name=name, op="rmsnorm", forward=forward, shapes=((5, 7), (3, 129))) for name in ("my.one", "two")
 )
 """
-FEW = ("--dtype", "fp32", "--device", "cpu", "--no-isolation", "--max-examples", "9", "--allow-thin")
+FEW = ("--dtype", "fp32", "--device", "cpu", "--no-isolation", "--no-contexts", "--max-examples", "9", "--allow-thin")
 
 
 def test_from_the_command_line_to_the_report(cli: Cli, kernel_file: KernelFile) -> None:

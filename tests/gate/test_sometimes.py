@@ -47,7 +47,7 @@ def forward(x, weight, bias, *, eps):
 IMPLEMENTATIONS = (Implementation(name="saves", op="rmsnorm", forward=forward, biases=(False,)),)
 """
 
-FEW = ("--dtype", "fp16", "--max-examples", "40", "--allow-thin")
+FEW = ("--dtype", "fp16", "--max-examples", "40", "--allow-thin", "--no-contexts")
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])

@@ -253,7 +253,7 @@ def test_told_by_its_process(mine: Path) -> None:
 def test_a_run_says_where(mine: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, where: tuple[str, ...]) -> None:
     for name in [name for name in os.environ if name.startswith("GITHUB_")]:
         monkeypatch.delenv(name)
-    options = ("--device", "cpu", "--dtype", "fp32", "--max-examples", "4", *where)
+    options = ("--device", "cpu", "--dtype", "fp32", "--no-contexts", "--max-examples", "4", *where)
     done = cli("verify", "--impl", "kernels/mine.py", *options, "--report", "json:x", "--report", "github:-")
     assert done.code == 1, done.err
     told = {v["implementation"]: v for v in json.loads(Path("x").read_text(encoding="utf-8"))["verdicts"]}

@@ -28,7 +28,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(cli: Cli, folder: Path, asked: str, answered: str, *more: str) -> Done:
     for name, text in (("problem.py", asked), ("answer.py", answered)):
         (folder / name).write_text(text, encoding="utf-8")
-    few = ("--device", "cpu", "--max-examples", "25", "--allow-thin", *more)
+    few = ("--device", "cpu", "--max-examples", "25", "--allow-thin", "--no-contexts", *more)
     return cli("verify", "--kernelbench", str(folder / "problem.py"), str(folder / "answer.py"), *few)
 
 

@@ -224,7 +224,7 @@ def test_what_is_said_to_fit_does(line: str) -> None:
 # options
 
 
-FEW = (*HERE, "--allow-thin", "--dtype", "fp16", "--max-examples", "3")
+FEW = (*HERE, "--no-contexts", "--allow-thin", "--dtype", "fp16", "--max-examples", "3")
 NEVER = ("--no-isolation", "--impl", "torch", "--op", "rmsnorm", "--require", "never")
 """What is always refused, so that nothing runs where an option happens to be right."""
 

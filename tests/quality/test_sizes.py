@@ -33,7 +33,9 @@ def run(*arguments: str, program: tuple[str, ...] = ("-m", "normcheck")) -> subp
 @pytest.mark.slow
 def test_small_cases_do_not_show_the_fault(cli: Cli) -> None:
     """So the tests below show what only size shows."""
-    done = cli("verify", "--impl", str(FILE), *("--dtype", "fp16", "--device", "cpu", "--max-examples", "2"))
+    done = cli(
+        "verify", "--impl", str(FILE), *("--dtype", "fp16", "--device", "cpu", "--max-examples", "2", "--no-contexts")
+    )
     assert done.out.count("THIN  4 of 4 cells thin: ") == 1, done.out
 
 
