@@ -56,9 +56,7 @@ class Choices:
     eps: tuple[float, ...]
     clips: tuple[tuple[float, float], ...]
     layout: tuple[tuple[str, int], ...]  # name, gap
-    own: tuple[
-        tuple[Mapping[str, Any], ...], ...
-    ]  # for each input by name, the values of its axes; {} if there are none
+    own: tuple[tuple[Mapping[str, Any], ...], ...]  # for each input by name, values of its axes, together
     seeds: int
 
 
@@ -76,7 +74,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         dtype=claims.dtype,
         shapes=tuple(s for s in claims.shapes if claims.admits("M", s[0]) and claims.admits("N", s[1])),
         m=tuple(m for m in SIZES_M if claims.admits("M", m)),
-        n=tuple(dict.fromkeys(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n))),
+        n=tuple(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n)),
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS[:1] if claims.op.quantises else DY_KINDS,
