@@ -105,7 +105,7 @@ class Op:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes of a case that the op has and others have not."""
-        return tuple(axis for name in self.by_name for axis in _AXES_OF[name])
+        return tuple(axis for name in self.by_name for axis in AXES_OF[name])
 
     @property
     def main_output(self) -> str:
@@ -155,9 +155,10 @@ class Op:
         return (io, weight) if (self.rounds_xhat or self.gated) and weight != io else (io,)
 
 
-_AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {RESIDUAL: (RESIDUAL, "residual_dtype"), GATE: (GATE,), SCALE: (SCALE,)}
 )
+"""Each input of BY_NAME -> the axes of a case that say something of it."""
 
 TABLE = (
     Op(

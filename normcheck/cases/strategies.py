@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from random import Random
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import HEADS, NO_WEIGHT, STRIDED, Case, head_size_near
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, weight_kinds
-from normcheck.cases.ops import OPS
+from normcheck.cases.ops import AXES_OF, OPS, RESIDUAL, SCALE
 
 T = TypeVar("T")
 
@@ -32,6 +33,9 @@ GAPS = (1, 3, 8, 64)
 HEAD_GAPS = (0, 0, 8, 0, 64)
 ELEMENTS = (4096, 4096, 4096, 32768)
 """The largest M * N of a drawn case, to which M is cut."""
+_ALWAYS_DRAWN = (RESIDUAL, SCALE)
+"""Inputs of which something is drawn for every op, so that a seed gives the cases that it always gave."""
+
 ORIGINAL_WEIGHT = 3
 """How often a failing case's own value is listed among simpler ones when a smaller case is searched."""
 
@@ -52,7 +56,7 @@ class Choices:
     eps: tuple[float, ...]
     clips: tuple[tuple[float, float], ...]
     layout: tuple[tuple[str, int], ...]  # name, gap
-    own: Mapping[str, tuple[Any, ...]]  # the op's own axes
+    own: tuple[tuple[Mapping[str, Any], ...], ...]  # for each input by name, values of its axes, together
     seeds: int
 
 
@@ -70,7 +74,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         dtype=claims.dtype,
         shapes=tuple(s for s in claims.shapes if claims.admits("M", s[0]) and claims.admits("N", s[1])),
         m=tuple(m for m in SIZES_M if claims.admits("M", m)),
-        n=tuple(dict.fromkeys(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n))),
+        n=tuple(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n)),
         elements=ELEMENTS,
         rows=ROW_KINDS,
         dy=DY_KINDS[:1] if claims.op.quantises else DY_KINDS,
@@ -78,7 +82,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         eps=claims.epsilons or EPS,
         clips=CLIPS if claims.op.clamped else (),
         layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
-        own=claims.own,
+        own=tuple(_of_input(claims, name) for name in (*_ALWAYS_DRAWN, *({*claims.op.by_name} - {*_ALWAYS_DRAWN}))),
         seeds=seeds,
     )
 
@@ -98,9 +102,15 @@ def within(all_: Choices, case: Case) -> Choices:
         eps=_up_to(all_.eps, case.eps),
         clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
         layout=_up_to(all_.layout, (case.layout, case.gap)),
-        own={axis: _up_to(values, getattr(case, axis)) for axis, values in all_.own.items()},
+        own=tuple(_up_to(values, {axis: getattr(case, axis) for axis in values[0]}) for values in all_.own),
         seeds=case.seed,
     )
+
+
+def _of_input(claims: Claims, name: str) -> tuple[Mapping[str, Any], ...]:
+    """The values of the axes of an input by name, together; ({},) if the op has no such input."""
+    axes = AXES_OF[name][::-1] if name in claims.op.by_name else ()
+    return tuple(dict(zip(axes, values, strict=True)) for values in product(*(claims.own[axis] for axis in axes)))
 
 
 def _up_to(values: tuple[T, ...], own: T) -> tuple[T, ...]:
@@ -138,7 +148,7 @@ def endless(c: Choices, seed: int) -> Iterator[Case]:
 def _fields(c: Choices) -> tuple[Sequence[Any], ...]:
     """The values of each field between the shape and the seed."""
     several = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout)
-    return (*several, c.clips or ((),), *c.own.values())
+    return (*several, c.clips or ((),), *c.own)
 
 
 def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
@@ -160,5 +170,5 @@ def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
         gap=gap,
         options=OPS[c.op].clips(clips),
         seed=seed,
-        **dict(zip(c.own, own, strict=True)),
+        **{axis: value for values in own for axis, value in values.items()},
     )

@@ -244,7 +244,7 @@ def _checked(
     unusable = bool(problems) and implementation.backward is not None
     by_graph = by_autograd(case, forward, running.given) if implementation.backward is None else None
     conventions: tuple[Convention, ...] | None = None
-    second, undecided = running.second_if_probed() if by_graph else None, candidates(op, running.model)[0]
+    second, undecided = running.second_if_probed() if by_graph else None, candidates(op, running.model)
     for fit in fitting(running, outputs, may_be):
         running, conventions = fit.running, fit.conventions
         begun, saved, gradients = _judged(running, outputs, problems, by_graph)
@@ -269,7 +269,7 @@ def _checked(
         joined=forward.joined() if any(not c.comparison.ratio <= 1 for c in checked) else 0,
         undeclared=undeclared(running, outputs, gradients),
         conventions=conventions,
-        open=tuple(key for key, _ in undecided),
+        open=tuple(dict.fromkeys(key for convention in undecided for key, _ in convention)),
     )
     return result, None if unusable else saved, second
 

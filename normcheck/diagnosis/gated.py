@@ -73,7 +73,7 @@ def _rolled(inputs: Inputs) -> Inputs:
     return replace(inputs, gate=gate.reshape(-1, gate.shape[-1]).roll(-1, 0).reshape(gate.shape))
 
 
-_OF_INPUTS = (
+OF_INPUTS = (
     Instead("gate_swapped", "x and the gate are swapped", inputs=_swapped),
     Instead("weight_missing", "the weight is never applied", inputs=_unweighted),
     Instead("one_plus", "1 + weight is the factor", inputs=_one_plus),
@@ -96,7 +96,7 @@ def instead(op: Op, model: Model) -> Iterator[Instead]:
             told = f"takes the mean over groups of {group} columns" if group else "takes the mean over the whole row"
             words = f"{told}; declared group={model.group}"
             yield Instead(f"{_OF_GROUPS}{group}", words, lambda m, group=group: replace(m, group=group))  # type: ignore[misc]
-    yield from _OF_INPUTS
+    yield from OF_INPUTS
 
 
 def explained(op: Op, failed: Result, others: Iterable[Result]) -> Explanation | None:
@@ -116,10 +116,11 @@ def explained(op: Op, failed: Result, others: Iterable[Result]) -> Explanation |
 
 
 def tells(op: Op, result: Result, name: str) -> bool:
-    """Whether nothing but what is called ``name`` explains the result alone."""
+    """Whether nothing but what is called ``name`` explains the result alone; other groups may, if they fill its row."""
     if is_special(result.case) or "y" not in result.seen.outputs:
         return False
-    return all(each.name == name or not _fits(op, result, each) for each in instead(op, _left_open(result)))
+    alike = (name, _OF_GROUPS) if name.startswith(_OF_GROUPS) else name
+    return all(each.name.startswith(alike) or not _fits(op, result, each) for each in instead(op, _left_open(result)))
 
 
 def _fits(op: Op, result: Result, told: Instead) -> bool:

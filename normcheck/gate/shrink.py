@@ -78,7 +78,7 @@ def _size(case: Case, every: Choices) -> tuple[int, ...]:
         _rank(every.dy, case.dy),
         _rank(every.parameters, (case.weights, case.weight_dtype, case.bias)),
         _rank(every.layout, (case.layout, case.gap)),
-        *(_rank(values, getattr(case, axis)) for axis, values in every.own.items()),
+        *(_rank(values, {axis: getattr(case, axis) for axis in values[0]}) for values in every.own),
         _rank(every.eps, case.eps),
     )
     return (case.M * case.N, sum(kinds), *kinds, case.seed)

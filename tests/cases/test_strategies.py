@@ -13,8 +13,8 @@ from normcheck.cases.strategies import Choices, choices, endless
 from normcheck.impls import discovery
 
 PINNED = [
-    "rmsnorm bf16 M=7 N=4097 eps=1e-12 rows=nan dy=small layout=dy_strided seed=648 gap=3 weights=none",
-    "rmsnorm bf16 M=512 N=8 eps=1e-08 rows=ramp dy=last_row layout=dy_scalar seed=916 weights=none",
+    "rmsnorm bf16 M=8 N=4096 eps=1e-12 rows=nan dy=small layout=dy_strided seed=113 gap=3 weights=none",
+    "rmsnorm bf16 M=17 N=64 eps=0.001 rows=mean100 dy=normal layout=heads seed=138 gap=64 weights=small bias=none",
 ]
 
 
