@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +100,17 @@ def test_what_is_right_is_within() -> None:
     outputs, given = right()
     normcheck.assert_within(outputs, "rmsnorm", **given)
     normcheck.assert_within({"y": outputs["y"]}, "rmsnorm", **{**given, "dy": None})
+
+
+def test_the_pages_example_passes_and_fails_for_another_eps() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bounds-as-a-library.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    names["test_my_norm"]()
+    exec(example.replace("scale, 1e-5)", "scale, 1e-2)"), names)
+    with pytest.raises(AssertionError, match="y is wrong"):
+        names["test_my_norm"]()
 
 
 @pytest.mark.parametrize("output", ["y", "dx", "dw"])
