@@ -16,7 +16,7 @@ from normcheck.checks.check import Result
 from normcheck.circumstances import Configured, InContext, Ran
 from normcheck.errors import one_line
 from normcheck.impls import source_location
-from normcheck.oracle.conventions import OPEN, Convention, in_words
+from normcheck.oracle.conventions import OPEN, Convention, in_words, told_in_fp32
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import Model, table
@@ -161,8 +161,8 @@ class Tally:
         notes = [*self.notes, *self._limits()]
         if self.too_slow:
             notes.append(f"not run, too slow for this profile: {', '.join(self.too_slow)}")
-        if self.conventions and failure is None and bare.dtype != "fp32":
-            notes += in_words(self.conventions)
+        if self.conventions and failure is None:
+            notes += in_words(told_in_fp32(self.conventions) if bare.dtype == "fp32" else self.conventions)
         notes += derived(uncheckable, self.vacuity, self.backward_refused, self.cases)
         absent = self.missing.keys() - (self.returned if failure is None else self.worst.keys())
         for name in [name for name in op.outputs if self.missing[name] and name in self.returned]:

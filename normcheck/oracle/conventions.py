@@ -129,6 +129,11 @@ def in_words(left: Iterable[Convention]) -> list[str]:
     return list(filter(None, said))
 
 
+def told_in_fp32(left: Iterable[Convention]) -> tuple[Convention, ...]:
+    """The conventions that are ``left``, without what fp32 cannot tell apart: roundings, and stored sums."""
+    return tuple(tuple(pair for pair in each if pair[0] in (_GATE, _ACTIVATION, _GROUP)) for each in left)
+
+
 def _of_key(key: str, left: list[str | int]) -> str:
     """What one key says; "" of how codes are made, if nothing tells: y in fp32 is seldom exactly between two codes."""
     exact = [value for value in left if value != OPEN] or left  # what divides, or multiplies, fits the loosest as well

@@ -20,7 +20,7 @@ from normcheck.gate.explain_bound import element
 from normcheck.oracle import rounding
 from normcheck.oracle.activation import ACTIVATIONS, GATES, GROUPS, Activated, activated
 from normcheck.oracle.compare import Expectation
-from normcheck.oracle.conventions import candidates, plainest, with_convention
+from normcheck.oracle.conventions import candidates, in_words, plainest, told_in_fp32, with_convention
 from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
@@ -194,6 +194,15 @@ def test_groups_are_norms_of_their_own() -> None:
     assert differ.tolist() == [False] * 4 + [True] * 4 + [False] * 4
     assert why_no_groups(case, model) == ""
     assert why_no_groups(case, model_of(group=5)) == "N=12 is no multiple of group=5, as declared"
+
+
+def test_fp32_tells_all_but_the_roundings() -> None:
+    left = tuple(each for each in candidates(OP, WHOLE) if dict(each)["gate"] == "before")
+    assert in_words(told_in_fp32(left)) == [
+        "gates before the norm, as Mamba2 and Nemotron-H do",
+        "no case tells the activations silu, sigmoid apart",
+    ]
+    assert in_words(told_in_fp32(candidates(OPS["fused_add_rmsnorm"], table().model))) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
