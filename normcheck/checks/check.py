@@ -7,7 +7,7 @@ gradients also from a backward fed with the reference's statistics. The probes c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
@@ -31,7 +31,7 @@ from normcheck.circumstances import InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.conventions import Convention, candidates
+from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
 from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
@@ -306,6 +306,8 @@ def _judged(
 
 
 def _probed(running: InFlight, result: Result, saved: Reference, second: Started | None, *, rows: bool) -> Probed:
+    fits = dict.fromkeys(plainest(each, running.case) for each in result.conventions or ())
+    models = [with_convention(running.model, each) for each in fits] or [result.model]
     return probe(
         Subject(
             running.implementation,
@@ -315,17 +317,24 @@ def _probed(running: InFlight, result: Result, saved: Reference, second: Started
             running.given,
             result.seen,
             saved.bits,
-            lambda inputs, seen: _wrong_values(running, inputs, seen),
+            lambda inputs, seen: _wrong_values(running, models, inputs, seen),
             second or running.second(),
         ),
         rows=rows,
     )
 
 
-def _wrong_values(running: InFlight, inputs: Inputs, seen: Seen) -> list[str]:
-    """Names of the outputs outside their bounds, in a run for other ``inputs`` of the same case."""
+def _wrong_values(running: InFlight, models: Sequence[Model], inputs: Inputs, seen: Seen) -> list[str]:
+    """Names of the outputs outside their bounds, in a run for other ``inputs`` of the same case.
+
+    By the one of ``models``, those of the conventions that the case fits, by which the fewest are.
+    """
+    return min((_wrong_by(model, running, inputs, seen) for model in models), key=len)
+
+
+def _wrong_by(model: Model, running: InFlight, inputs: Inputs, seen: Seen) -> list[str]:
     floors = dict.fromkeys(ROOT_FIRST, 1.0)  # no details
-    judge = judge_of(running.op, running.case, inputs, running.model, floors, fused=running.judge.fused)
+    judge = judge_of(running.op, running.case, inputs, model, floors, fused=running.judge.fused)
     checked, saved = judge_forward(judge, seen.outputs)
     own_bits = running.implementation.backward is None
     checked += judge_gradients(judge, seen.gradients, saved, given=False, own_bits=own_bits)
