@@ -21,7 +21,6 @@ from normcheck.cases.case import (
     Parameters,
     head_size_near,
 )
-from normcheck.cases.data_kinds import GATE_KINDS, RESIDUAL_KINDS
 from normcheck.cases.declared import Declared
 from normcheck.cases.ops import OPS, Op
 
@@ -115,6 +114,8 @@ class Claims:
     @property
     def own(self) -> dict[str, tuple[Any, ...]]:
         """Each of ``Op.axes`` with its values."""
+        from normcheck.cases.data_kinds import GATE_KINDS, RESIDUAL_KINDS  # torch, which a command line does without
+
         every = {
             "residual": RESIDUAL_KINDS,
             "residual_dtype": self.values("residual_dtype"),

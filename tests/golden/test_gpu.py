@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,25 @@ def test_published_kernels_are_told_apart_by_the_sum_that_they_norm() -> None:
         assert found["rounded", dtype] == {"vllm", "liger"}
         assert found["exact", dtype] >= {"flashinfer", "flash_attn", "mamba", "fla"}
         assert found["mixed", dtype] == {"sglang", "flashinfer_triton"}
+
+
+def test_published_gates_are_told_apart() -> None:
+    """``verify --impl docs/found/kernels/call_gates.py`` on an H100, nothing declared but groups; ``told.py``."""
+    run = json.loads((FOLDER / "published_gates.json").read_text(encoding="utf-8"))
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    words = {
+        "fla_silu": ("after the norm", "silu"),
+        "fla_sigmoid": ("after the norm", "sigmoid"),
+        "mamba_after": ("after the norm", "silu"),
+        "mamba_before": ("before the norm", "silu"),
+        "mamba_groups": ("before the norm", "silu"),
+    }
+    assert {(cell["implementation"], cell["dtype"]) for cell in run["cells"]} == set(product(words, ("bf16", "fp16")))
+    for cell in run["cells"]:
+        where, activation = words[cell["implementation"]]
+        assert cell["status"] == "pass" and cell["cases"] >= 100
+        assert any(note.startswith(f"gates {where}, as ") for note in cell["notes"])
+        assert {f"gates by {activation}", "rounds y alone, as fla does"} <= {*cell["notes"]}
 
 
 def test_published_kernels_that_return_codes_are_told_apart() -> None:
@@ -188,7 +208,7 @@ def test_what_is_wrong_in_a_context_alone_was_found_on_a_gpu() -> None:
     assert (run["schema"], run["gpus"], run["case"]) == ("normcheck-gpu-contexts/1", 2, gpu_contexts.CASE)
     assert run["environment"]["device"].startswith("NVIDIA ")
     expected = {name: (context, output) for name, _, context, output in gpu_contexts.wrong()}
-    found = {name: tuple(cell["found"][:3]) for name, cell in run["wrong"].items()}
+    found = {name: tuple(cell["found"]) for name, cell in run["wrong"].items()}
     assert found == {name: ("context", *where) for name, where in expected.items()}
     assert {context for context, _ in expected.values()} == set(gpu_contexts.CONTEXTS)
     held = {"status": "pass", "contexts": dict.fromkeys(gpu_contexts.CONTEXTS, "held")}

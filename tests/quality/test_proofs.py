@@ -67,7 +67,8 @@ def least(count: str) -> int:
     return table().count[count] - SPARE.get(count, (0, ""))[0]
 
 
-ARGUED = {"dresidual", "scale", "code"}
+OF_A_GATE = {"exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate"}
+ARGUED = {"dresidual", "scale", "code", *OF_A_GATE}
 """The counts that are argued only, in words, in docs/bounds.md."""
 
 
