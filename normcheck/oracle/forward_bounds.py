@@ -13,9 +13,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normcheck.cases.case import Case
+from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import Format
 from normcheck.oracle.reference import Forward, Rows, Scale
-from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
+from normcheck.oracle.rounding import FLT_MAX, NO_ROOM, Bound, Rules, plus_store, store
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,23 @@ class StatisticsBound:
     def rstd(self) -> Bound | None:
         """The bound of the saved rstd."""
         return None if self.of_rstd is None else self.of_rstd()
+
+
+def checkable_rows(rows: Rows, case: Case) -> Tensor | None:
+    """Bool (m, 1): whether no sum may overflow in fp32 (above FLT_MAX / 4) and v + eps > 0; None: all rows."""
+    assert rows.var is not None
+    limit = FLT_MAX / 4 / case.N
+    if rows.x.numel() == 0:
+        return None
+    if case.eps > 0:
+        if case.dtype == "fp16" and case.rows not in NOT_FINITE and case.gate not in NOT_FINITE:
+            return None
+        square = rows.var if rows.mean is None else torch.addcmul(rows.var, rows.mean, rows.mean)
+        if float(square.max()) <= limit:  # mean(x^2), the root of which is at least mean |x|
+            return None
+    largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
+    checkable = (largest <= limit) & (rows.var + case.eps > 0)
+    return None if bool(checkable.all()) else checkable
 
 
 EXACT = StatisticsBound(0.0, None, None, None)

@@ -213,7 +213,7 @@ def judge_of(
             statistics = forward_bounds.statistics(rules, rows, case.eps)
         else:
             rows, statistics = gated.normalised(op, rules, case, block, gate[first:end].double())
-        checkable = checkable_rows(rows, case)
+        checkable = forward_bounds.checkable_rows(rows, case)
         if source is not x:
             rows = reference.renormalised(rows, x[first:end].double())
 
@@ -254,23 +254,6 @@ def _rows(x: Tensor, first: int, end: int) -> Tensor:
     heads = x.shape[1]
     token = first // heads
     return x[token : -(-end // heads)].reshape(-1, x.shape[2])[first - token * heads : end - token * heads]
-
-
-def checkable_rows(rows: reference.Rows, case: Case) -> Tensor | None:
-    """Bool (m, 1): whether no sum may overflow in fp32 (above FLT_MAX / 4) and v + eps > 0; None: all rows."""
-    assert rows.var is not None
-    limit = rounding.FLT_MAX / 4 / case.N
-    if rows.x.numel() == 0:
-        return None
-    if case.eps > 0:
-        if case.dtype == "fp16" and case.rows not in NOT_FINITE and case.gate not in NOT_FINITE:
-            return None
-        square = rows.var if rows.mean is None else torch.addcmul(rows.var, rows.mean, rows.mean)
-        if float(square.max()) <= limit:  # mean(x^2), the root of which is at least mean |x|
-            return None
-    largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
-    checkable = (largest <= limit) & (rows.var + case.eps > 0)
-    return None if bool(checkable.all()) else checkable
 
 
 def compared(

@@ -29,7 +29,8 @@ from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL, RESIDUAL_OUT, Op
 from normcheck.oracle import forward_bounds, gated, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
-from normcheck.oracle.judge import Checked, checkable_rows
+from normcheck.oracle.forward_bounds import checkable_rows
+from normcheck.oracle.judge import Checked
 from normcheck.oracle.residual import ROUNDED
 from normcheck.oracle.tolerances import Model
 
