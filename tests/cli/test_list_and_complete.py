@@ -156,7 +156,7 @@ OFFERED = {
     "bench --suite triton": ["triton-tutorial"],
     "bench --report p": ["png:"],
     "bench --dtype b": ["bf16"],
-    "tolerances --output d": ["dx", "dresidual", "dw", "db"],
+    "tolerances --output d": ["dx", "dresidual", "dgate", "dw", "db"],
     "tolerances --impl cudnn": ["cudnn", "cudnn_graph"],
     "repro triton_tutorial_": ["triton_tutorial_no_barrier"],
 }
@@ -209,6 +209,8 @@ def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "triton",
         "triton_token_int8",
         "triton_block128",
+        "triton_sigmoid",
+        "triton_before",
         "triton_tutorial",
         "triton_tutorial_no_barrier",
         "triton_mine.py",
