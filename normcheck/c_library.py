@@ -87,7 +87,7 @@ def structure(name: str, fields: Sequence[str]) -> str:
 
 def call(library: ctypes.CDLL, name: str, values: Sequence[int]) -> None:
     """Call a function that gets a pointer to a struct with these values. Raises MemoryError if it returns 1."""
-    if library[name]((ctypes.c_int64 * len(values))(*values)):
+    if getattr(library, name)((ctypes.c_int64 * len(values))(*values)):
         raise MemoryError(name)
 
 

@@ -125,7 +125,7 @@ def _is_nan(t: Tensor) -> Tensor:
 
 def moved(before: Tensor, after: Tensor) -> bool:
     """Whether ``after``, once a copy of ``before``, has another geometry or storage size now."""
-    return (
+    return bool(
         after.shape != before.shape
         or after.stride() != before.stride()
         or after.storage_offset() != before.storage_offset()

@@ -26,7 +26,7 @@ import numpy as np
 
 from normcheck.cases.dtypes import CODES, Format
 from normcheck.errors import NormcheckError
-from normcheck.impls.kernels import interpreter_costs, on_cpu
+from normcheck.impls.kernels import interpreter_costs, interpreter_memory, on_cpu
 from normcheck.impls.kernels.interpreted import enabled, note_launch
 
 __all__ = ["Remedy", "code_bits", "enable", "enabled", "narrow_bits", "widen_bits"]
@@ -54,6 +54,7 @@ def enable() -> None:
     try:
         Remedy(interpreter, tl).install()
         interpreter_costs.cut(tl, interpreter.TritonSemantic)
+        interpreter._interpreter = interpreter_memory.quick(interpreter._interpreter)
         _check(interpreter, tl)
         on_cpu.answer(interpreter, tl)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
