@@ -21,6 +21,8 @@ def cut(tl: Any, semantic: Any) -> None:
     """
     tl.core.block_type.__init__ = _block_type_made_once(tl.core.block_type.__init__)
     tl.core.tensor.__init__ = _tensor_fields_made_once(tl.core.tensor.__init__)
+    tl.core.dtype.__eq__ = _same_object_first(tl.core.dtype.__eq__)
+    tl.core._unwrap_if_constexpr = _plain_first(tl.core._unwrap_if_constexpr, (int, bool, tl.core.tensor))
     semantic.binary_op_type_checking_impl = _types_alike(
         semantic.binary_op_type_checking_impl, (tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.int32, tl.int64)
     )
@@ -75,6 +77,25 @@ def _tensor_fields_made_once(original: Callable[..., None]) -> Callable[..., Non
             self.handle = handle
 
     return init
+
+
+def _same_object_first(original: Callable[..., bool]) -> Callable[..., bool]:
+    """``dtype.__eq__``, which compares names, of what need not be unwrapped."""
+
+    def equal(self: Any, other: Any) -> bool:
+        return self is other or original(self, other)
+
+    return equal
+
+
+def _plain_first(original: Callable[..., Any], plain: tuple[type, ...]) -> Callable[..., Any]:
+    """``_unwrap_if_constexpr``, which asks four times what it has before it, of what has one of the ``plain`` types."""
+    known = frozenset(plain)
+
+    def unwrapped(o: Any) -> Any:
+        return o if type(o) in known else original(o)
+
+    return unwrapped
 
 
 def _types_alike(original: Callable[..., Any], known: tuple[Any, ...]) -> Callable[..., Any]:

@@ -54,5 +54,7 @@ def quick(memory: Any) -> Any:
 
 
 def _fits(pointers: Any, mask: Any, values: Any) -> bool:
+    if not all(isinstance(each, np.ndarray) for each in (pointers, mask, values)):
+        return False  # of a descriptor the interpreter gives the mask's memory
     alike = pointers.shape == mask.shape == values.shape
     return alike and pointers.dtype == np.uint64 and mask.dtype == np.bool_ and values.dtype.itemsize in _SIZES
