@@ -11,10 +11,11 @@ import torch
 from normcheck.bench.speed import Point
 from normcheck.cases.case import GIVEN_SCALES, RETURNED, Case
 from normcheck.cases.depth import Depth
+from normcheck.checks import gpu_memory
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case, too_large
 from normcheck.checks.cell import Cell
-from normcheck.checks.check import NO_MEMORY, Result, context_lost
+from normcheck.checks.check import Result, context_lost
 from normcheck.checks.finding import finding
 from normcheck.gate.plan import Plan
 from normcheck.impls.implementation import Implementation
@@ -132,5 +133,7 @@ def _result_if_room(cell: Cell, case: Case, plan: Plan, depth: Depth) -> Result 
     except torch.OutOfMemoryError:
         gc.collect()
         return None
-    short = NO_MEMORY in result.refused or any("out of memory" in problem.message for problem in result.problems)
+    short = gpu_memory.IN_USE in result.refused or any(
+        "out of memory" in problem.message for problem in result.problems
+    )
     return None if short else result

@@ -17,6 +17,7 @@ from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
 from normcheck.cases.ops import OPS
+from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result, check
@@ -140,6 +141,8 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T], most
     except UnsupportedCase as unsupported:  # in a context, as memory that was there is another's now
         return Result(case, table().model, refused=str(unsupported))
     except Broken as broken:
+        if short := gpu_memory.others_have_it(broken, case, plan.device):
+            return Result(case, table().model, refused=short)
         problem = Problem(broken.kind, broken.output, broken.message, broken.frames)
         return Result(case, table().model, problems=(problem,))
     # Only here, behind the handler, nobody holds the frames in which the memory ran out, and their tensors.

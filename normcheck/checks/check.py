@@ -6,18 +6,17 @@ gradients also from a backward fed with the reference's statistics. The probes c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
-import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS, RESIDUAL_OUT, ROOT_FIRST, SCALE, Op
+from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
 from normcheck.checks.conventions import fitting
@@ -141,7 +140,7 @@ def check(
         first = Problem(broken.kind, broken.output, broken.message, broken.frames)
         if context_lost(first) and not session.isolated:  # no tensor on the GPU can be read
             return Result(case, model or table().model, problems=(first,))
-        refused = refusal(case, first) or _no_memory(broken, case, device)
+        refused = refusal(case, first) or gpu_memory.others_have_it(broken, case, device)
         problems = written(implementation, pristine, given) + strays(run, {})
         if refused and not problems:
             return Result(case, model or table().model, refused=refused)
@@ -177,33 +176,6 @@ _WEIGHED_ELEMENTS = 1 << 20
 def context_lost(problem: Problem) -> bool:
     """Whether the GPU's context is lost, so that every later call in this process fails."""
     return problem.kind == "exception" and loses_context(problem.message)
-
-
-def _no_memory(broken: Broken, case: Case, device: str) -> str:
-    """Why running out of GPU memory says nothing about the kernel (other programs use it), or "" if it does."""
-    if device != "cuda" or "out of memory" not in broken.message:
-        return ""
-    free, plenty = torch.cuda.mem_get_info()[0], max(_PLENTY_BYTES, _PLENTY_FOR_ELEMENT * case.M * case.N)
-    free = min(free, _left_to_it(broken.message, free))
-    return f"{NO_MEMORY}: {free / 2**30:.1f} GiB are free" if free < plenty else ""
-
-
-def _left_to_it(message: str, unknown: int) -> int:
-    """Bytes that others left to the kernel's process when torch raised ``message``: free ones, and its own."""
-    found = [pattern.search(message) for pattern in (_FREE, _OWN)]
-    if None in found:
-        return unknown
-    return sum(int(float(said["number"]) * _UNITS[said["unit"]]) for said in found if said is not None)
-
-
-_BYTES = r"(?P<number>[\d.]+) (?P<unit>bytes|KiB|MiB|GiB)"
-_FREE, _OWN = re.compile(f"of which {_BYTES} is free"), re.compile(f"this process has {_BYTES} memory in use")
-_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-NO_MEMORY = "the GPU's memory is in use"
-_PLENTY_BYTES = 8 << 30  # a kernel that needs more than so many free bytes needs too much,
-_PLENTY_FOR_ELEMENT = 64  # and than so many for each element: 16 tensors in fp32
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:

@@ -10,7 +10,7 @@ from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case, without_unusual
 from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
-from normcheck.checks import sanitizer
+from normcheck.checks import gpu_memory, sanitizer
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import died, run_case, timed_out, why_not
 from normcheck.checks.cell import Cell
@@ -288,6 +288,8 @@ def _first_again(cell: Cell, plan: Plan, tally: Tally) -> list[Result]:
     if first is None or first.failed or not cell.implementation.deterministic or tally.cases < ROWS_EVERY:
         return []
     again = run_surely(cell, first.case, plan, Ask(Depth.OFF, tally.floors, patient=not tally.late))
+    if gpu_memory.is_short(again.refused):
+        return []
     problems = tuple(not_as_before(first.seen, again.seen))
     return [replace(again, problems=(*again.problems, *problems))] if problems or again.failed else []
 

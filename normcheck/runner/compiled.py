@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,9 @@ def built() -> int:
 def _built(kernel: Any) -> int:
     """The entries of a Triton kernel's caches: of its compilations, on each device, or of its tunings."""
     caches = getattr(kernel, "device_caches", None)
-    return len(kernel.cache) if caches is None else sum(len(of_device[0]) for of_device in caches.values())
+    if caches is not None:
+        return sum(len(of_device[0]) for of_device in caches.values())
+    return len(kernel.cache) if isinstance(kernel.cache, Sized) else 0  # another's tuner may keep its own in a file
 
 
 def eager_calls() -> int:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS, Op
 from normcheck.cases.planned import Planned
+from normcheck.checks import gpu_memory
 from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
-from normcheck.checks.check import NO_MEMORY, Result, undeclared_model
+from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.finding import finding
 from normcheck.errors import Broken, ImportFailed, UnsupportedCase, UsageError, one_line
 from normcheck.gate.blame import run_surely
@@ -283,7 +284,7 @@ class _Trial:
             self.first = cell, result
 
     def _count_refused(self, reason: str) -> None:
-        if NO_MEMORY in reason or "of the GPU's memory" in reason:  # others use it: that says nothing of the kernel
+        if gpu_memory.is_short(reason):  # others use it: that says nothing of the kernel
             self.planned -= 1
             return
         self.refused += 1
@@ -319,7 +320,7 @@ class _Trial:
         if self.cheat:
             return _at(self.asked, "cheating", self.cheat, **shown)
         if not self.planned:
-            return unjudged(self.asked, f"no case could be judged: {NO_MEMORY}")
+            return unjudged(self.asked, f"no case could be judged: {gpu_memory.IN_USE}")
         if self.failed_at_once or not self.shares:
             return _at(self.asked, "first case", why or self.reason, **shown)
         dear = [one for one in self.cells if one.dear]

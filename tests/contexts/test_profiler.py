@@ -132,13 +132,20 @@ class Autotuner:
         self.cache = best
 
 
+class InAFile(Autotuner):
+    """In place of flag-gems': what it keeps has no length."""
+
+    def __init__(self) -> None:
+        self.cache = object()
+
+
 def test_what_triton_has_compiled_and_tuned_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """With doubles: a process that imports Triton cannot interpret it any more, as other tests do."""
     monkeypatch.setattr(compiled, "graphs", lambda: 5)
     monkeypatch.setitem(sys.modules, "triton.runtime.jit", SimpleNamespace(JITFunction=JITFunction))
     monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", SimpleNamespace(Autotuner=Autotuner))
     assert compiled.built() == 5
-    kernels = JITFunction(fp16=1, fp32=2), JITFunction(), Autotuner(m1=1)
+    kernels = JITFunction(fp16=1, fp32=2), JITFunction(), Autotuner(m1=1), InAFile()
     assert compiled.built() == 5 + 2 + 0 + 1
     del kernels
 

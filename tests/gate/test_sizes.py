@@ -14,9 +14,10 @@ from normcheck.cases.case import HUGE_ELEMENTS, Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
-from normcheck.checks import attempt, check
+from normcheck.checks import attempt, gpu_memory
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.checks.observe import Seen
 from normcheck.errors import Broken
 from normcheck.gate import sequence, sweep
 from normcheck.gate.plan import PROFILES, Plan, planner_of
@@ -199,6 +200,7 @@ SAID = (
     ("free", "own", "now", "others"),
     [
         ("434.88 MiB", "3.20 GiB", 70 * GIB, True),  # they have ended since
+        ("71.06 MiB", "18.50 GiB", 70 * GIB, True),  # of which its allocator keeps what earlier cases took
         ("434.88 MiB", "71.50 GiB", 70 * GIB, False),
         ("78.00 GiB", "520.00 MiB", 70 * GIB, False),
         ("78.00 GiB", "520.00 MiB", 2 * GIB, True),
@@ -209,4 +211,38 @@ def test_a_kernel_without_memory_is_blamed_unless_others_had_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (now, 80 * GIB))
     case = replace(HUGE, M=2, N=320)
-    assert bool(check._no_memory(Broken("exception", "", SAID.format(free=free, own=own)), case, "cuda")) is others
+    assert (
+        bool(gpu_memory.others_have_it(Broken("exception", "", SAID.format(free=free, own=own)), case, "cuda"))
+        is others
+    )
+
+
+DRIVERS = "raised AcceleratorError: CUDA error: out of memory"  # it does not say who has the memory
+
+
+@pytest.mark.parametrize(("now", "blamed"), [(3 * GIB, False), (70 * GIB, True)])
+def test_a_call_outside_forward_and_backward_is_blamed_like_them(
+    now: int, blamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a copy of the inputs to a GPU that is full, or a context."""
+
+    def work() -> Result:
+        raise Broken("exception", "", DRIVERS)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (now, 80 * GIB))
+    plan = Plan((cell_of(),), PROFILES["quick"], 0, "cuda", 20.0)
+    result = attempt.attempted(cell_of(), replace(HUGE, M=2, N=3), plan, work)
+    assert bool(result.problems) is blamed
+    assert result.refused == ("" if blamed else "the GPU's memory is in use: 3.0 GiB are free")
+
+
+@pytest.mark.parametrize(("refused", "found"), [("the GPU's memory is in use: 3.0 GiB are free", 0), ("M is even", 1)])
+def test_a_first_case_that_finds_no_memory_at_the_end_has_not_changed(
+    refused: str, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, model = replace(HUGE, M=2, N=3), table().model
+    tally = Tally(model)
+    tally.first = Result(case, model, seen=Seen({"y": torch.ones(2, 3)}))
+    tally.cases = 1000
+    monkeypatch.setattr(sweep, "run_surely", lambda *_: Result(case, model, refused=refused))
+    assert len(sweep._first_again(cell_of(), Plan((cell_of(),), PROFILES["quick"], 0, "cuda", 20.0), tally)) == found
