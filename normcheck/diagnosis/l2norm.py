@@ -32,8 +32,8 @@ _LEAST = 2.0**-80  # of a sum of squares, each of which is then a normal number
 Length = Callable[[Tensor, float], Tensor]
 """x (M, N) in fp64 and eps -> by what each row is divided, (M, 1)."""
 
-Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""x and dy (M, N), and by what each row is divided (M, 1) -> dx."""
+Gradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""x and dy (M, N), and by what each row is divided (M, 1) -> dx, and the sizes of what it is made of."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,23 @@ _OF_LENGTH = (
 )  # fmt: skip
 
 
-def _projected(x: Tensor, dy: Tensor, length: Tensor, of: Tensor, share: float = 1.0) -> Tensor:
-    """(dy - of * sum(of * dy) * share) / length."""
-    return (dy - of * ((of * dy).sum(-1, keepdim=True) * share)) / length
+def _projected(dy: Tensor, length: Tensor, of: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(dy - of * sum(of * dy) * share) / length, and the same of magnitudes."""
+    both = of * dy
+    dx = (dy - of * (both.sum(-1, keepdim=True) * share)) / length
+    return dx, (dy.abs() + of.abs() * (both.abs().sum(-1, keepdim=True) * share)) / length
 
 
 _OF_GRADIENT = (
-    Instead("dx_without_sum", "dx leaves out y * sum(y * dy)", gradient=lambda x, dy, length: dy / length),
+    Instead("dx_without_sum", "dx leaves out y * sum(y * dy)", gradient=lambda x, dy, length:
+            _projected(dy, length, x, 0.0)),
     Instead("dx_of_mean", "dx takes the mean of y * dy for the sum", gradient=lambda x, dy, length:
-            _projected(x, dy, length, x / length, 1 / x.shape[-1])),
-    Instead("dx_of_x", "dx takes x for y", gradient=lambda x, dy, length: _projected(x, dy, length, x)),
+            _projected(dy, length, x / length, 1 / x.shape[-1])),
+    Instead("dx_of_x", "dx takes x for y", gradient=lambda x, dy, length: _projected(dy, length, x)),
     Instead("dx_past_floor", "dx of a row that is divided by eps has y * sum(y * dy) as well",
-            gradient=lambda x, dy, length: _projected(x, dy, length, x / length)),
+            gradient=lambda x, dy, length: _projected(dy, length, x / length)),
     Instead("dx_times_length", "dx forgets the division by the length", gradient=lambda x, dy, length:
-            _projected(x, dy, torch.ones_like(length), x / length)),
+            _projected(dy, torch.ones_like(length), x / length)),
 )  # fmt: skip
 
 
@@ -166,18 +169,19 @@ def _fits_in(result: Result, told: Instead, how: str) -> bool:
     if returned is None or told.rounds:
         return True
     if told.gradient is not None:
-        return _is_near(returned, told.gradient(x, dy, right), _size(x, dy, right), known, case)
-    ways = (_autograd(x, dy, case, length), *(_gradient(x, dy, each, case, how) for each in (right, wrong)))
-    size = _size(x, dy, wrong) + _size(x, dy, right)
-    return any(_is_near(returned, dx, size, known, case) for dx in ways)
+        return _is_near(returned, *told.gradient(x, dy, right), known, case)
+    size = _projected(dy, wrong, x / wrong)[1] + _projected(dy, right, x / right)[1]
+    by_autograd = _autograd(x, dy, case, length)
+    slope = ~torch.isnan(by_autograd).any(-1, keepdim=True)  # a root of 0 has none
+    return _is_near(returned, by_autograd, size, known & slope, case) or any(
+        _is_near(returned, _gradient(x, dy, each, case, how), size, known, case) for each in (right, wrong)
+    )
 
 
 def _gradient(x: Tensor, dy: Tensor, length: Tensor, case: Case, how: str) -> Tensor:
     """The usual gradient, by this length."""
-    y = x / length
-    c = (y * dy).sum(-1, keepdim=True)
-    reached = _squares(x).sqrt() < case.eps
-    return (dy - y * (torch.where(reached, 0.0, c) if how == MAX else c)) / length
+    dx, _ = _projected(dy, length, x / length)
+    return torch.where(_squares(x).sqrt() < case.eps, dy / length, dx) if how == MAX else dx
 
 
 def _autograd(x: Tensor, dy: Tensor, case: Case, length: Length) -> Tensor:
@@ -188,11 +192,6 @@ def _autograd(x: Tensor, dy: Tensor, case: Case, length: Length) -> Tensor:
     return dx
 
 
-def _size(x: Tensor, dy: Tensor, length: Tensor) -> Tensor:
-    y = x.abs() / length
-    return (dy.abs() + y * (y * dy.abs()).sum(-1, keepdim=True)) / length
-
-
 def _is_near(actual: Tensor, predicted: Tensor, size: Tensor, known: Tensor, case: Case) -> bool:
     """Whether every element is ``predicted``, up to fp32's roundings of terms of this ``size`` and that of the store.
 
@@ -201,6 +200,6 @@ def _is_near(actual: Tensor, predicted: Tensor, size: Tensor, known: Tensor, cas
     actual = actual.detach().cpu().reshape(predicted.shape).double()
     off = size * ((_ROUNDINGS + case.N) * _U) + 2.0**-120
     off = off + (half_ulp(predicted.abs() + off, FORMATS[case.dtype]) if case.dtype != "fp32" else 0.0)
-    known = known & torch.isfinite(predicted) & (predicted.abs() + off < FORMATS[case.dtype].max)
-    near = (actual - predicted).abs() <= off
-    return bool((near | ~known).all()) and bool((~torch.isfinite(actual))[torch.isnan(predicted)].all())
+    finite = torch.isfinite(predicted) & (predicted.abs() + off < FORMATS[case.dtype].max)
+    near = torch.where(torch.isnan(predicted), ~torch.isfinite(actual), (actual - predicted).abs() <= off)
+    return bool((near | ~(known & (finite | torch.isnan(predicted)))).all())

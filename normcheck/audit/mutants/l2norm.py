@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,9 +70,9 @@ Step = Callable[[Call], Tensor]
 
 def _rstd(c: Call) -> Tensor:
     if c.kernel.how == "max":
-        return c.s.sqrt().clamp(min=c.eps).reciprocal()
+        return 1 / c.s.sqrt().clamp(min=c.eps)
     if c.kernel.how == "mean":
-        return torch.rsqrt(c.s / c.N + c.eps) * c.N**-0.5
+        return torch.rsqrt(c.s / c.N + c.eps) * math.sqrt(1 / c.N)
     return torch.rsqrt(c.s + c.eps)
 
 
@@ -187,6 +188,13 @@ CONTROLS = (
 # --- Faults.
 
 
+def _root_first(x: Tensor, weight: None, bias: None, *, eps: float) -> Tensor:
+    """The slope of a root at 0 is infinite, and autograd multiplies it by the 0 of what is clamped."""
+    wide = x.float()
+    length: Tensor = wide.square().sum(-1, keepdim=True).sqrt().clamp(min=eps)
+    return (wide / length).to(x.dtype)
+
+
 def _without_tail(c: Call) -> Tensor:
     whole = c.x[:, : max(c.N // _VECTOR, 1) * _VECTOR]
     return (whole * whole).sum(1, keepdim=True)
@@ -243,6 +251,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mL21", "the row stride of x is ignored: its rows are read as packed", Length(read=_as_packed), _ALL,
            kinds=(*VALUES, "out_of_bounds_read"), when="a strided x"),
     _fault("mL22", "dx has the sign of the sum wrong", Length(dx=lambda c: (c.dy + c.y * c.c) * c.r), ("dx",)),
+    Mutant(id="mL23", what="autograd through the root of a sum of squares of 0, clamped only behind it: dx is NaN",
+           source="invented", ops=OPS, weights=(False,), outputs=("dx",), when="a row of zeros",
+           make=lambda op: Implementation(name="mL23", op=op, forward=_root_first, model={"eps": "max"})),
 )  # fmt: skip
 
 IMPLEMENTATIONS = (*CONTROLS, *implementations(MUTANTS))
