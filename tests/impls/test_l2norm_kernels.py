@@ -8,14 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from normcheck.bench.speed import BACKWARD, FORWARD, Point
+from normcheck.bench.suites import OWN_COUNTS
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parse
 from normcheck.cases.claims import claims_of
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
+from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, check
 from normcheck.errors import UsageError
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.golden.record import record_plan
 from normcheck.impls import torch_l2norm
 from normcheck.impls.adapt import adapt, require_named
 from normcheck.impls.discovery import wrapped
@@ -119,6 +124,14 @@ def test_a_function_that_must_have_a_weight_is_of_another_op() -> None:
         require_named(adapt(weighted), weighted, OP, "f.py:weighted")
     require_named(adapt(either), either, OP, "f.py:either")
     assert not result_of(wrapped(adapt(either), OP.name, "mine", "")).failed
+
+
+def test_no_vectors_are_counted_by_a_bench_and_nothing_is_recorded() -> None:
+    point = Point(op=OP.name, dtype="bf16", M=3, N=5, bias=False)
+    assert [OWN_COUNTS[way].bytes(point) for way in (FORWARD, BACKWARD)] == [2 * 2 * 15, 3 * 2 * 15]
+    plan = Plan((Cell(OP, TORCH["torch"], "bf16", "torch"),), PROFILES["quick"], 0, "cpu", 60.0)
+    (skipped,) = record_plan(plan, lambda number, cell: None).skipped
+    assert skipped.reason == "an op without a weight has no recorded cases yet"
 
 
 def test_no_case_has_a_weight_whatever_is_declared() -> None:
