@@ -84,7 +84,7 @@ class Count:
         """The bytes that are counted at ``point``."""
         io = 4 if point.dtype == "fp32" else 2
         weight = io if point.weight_dtype == "same" else 4
-        vectors = self.vectors + self.bias_vectors * point.bias
+        vectors = (self.vectors + self.bias_vectors * point.bias) * (True in OPS[point.op].weights_of((True,)))
         matrices = self.matrices + sum(self.named[name][0] for name in OPS[point.op].by_name if name in self.named)
         narrower = (io - 1) * OPS[point.op].quantises
         return (matrices * io - narrower) * point.M * point.N + vectors * point.N * weight + 4 * point.scales

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from normcheck.bench.speed import Point
-from normcheck.cases.case import GIVEN_SCALES, RETURNED, Case
+from normcheck.cases.case import GIVEN_SCALES, NO_WEIGHT, RETURNED, Case
 from normcheck.cases.depth import Depth
+from normcheck.cases.ops import OPS
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case, too_large
@@ -59,13 +60,15 @@ class VerifiedPoint:
 
 def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
     """The case of ``point`` with plain data, as it is timed; ``rows``: M, if it is not the point's."""
+    weighted = True in OPS[point.op].weights_of((True,))
     return Case(
         op=point.op,
         dtype=point.dtype,
         M=rows or point.M,
         N=point.N,
         eps=point.eps,
-        weight_dtype=point.weight_dtype,
+        weights="normal" if weighted else NO_WEIGHT,
+        weight_dtype=point.weight_dtype if weighted else "same",
         bias=point.bias,
         options=point.options,
         scale=GIVEN_SCALES[0] if point.scale == "given" else RETURNED,

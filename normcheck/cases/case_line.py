@@ -50,7 +50,8 @@ def parse(line: str) -> Case:
     named = _pairs(words[2:])
     own = OPS[op].options
     _expect_names(named, op, own)
-    weights = _choice(named, "weights", (*weight_kinds(OPS[op]), NO_WEIGHT))
+    weighted = True in OPS[op].weights_of((True, False))
+    weights = _choice(named, "weights", (*weight_kinds(OPS[op]), NO_WEIGHT) if weighted else (NO_WEIGHT,))
     if weights == NO_WEIGHT:
         if _choice(named, "weight_dtype", ("same", "fp32")) != "same":
             raise UsageError(

@@ -158,7 +158,8 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     weight_dtypes = _relative(implementation.weight_dtypes, dtype)
     layouts = layouts_of(op, implementation, only)
-    if True not in implementation.weights:
+    weights = op.weights_of(implementation.weights)
+    if True not in weights:
         biases, weight_dtypes = (False,), ("same",)
     return Claims(
         op=op,
@@ -166,7 +167,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         biases=biases,
         weight_dtypes=weight_dtypes,
         layouts=layouts,
-        weights=tuple(weight for weight in (True, False) if weight in implementation.weights),
+        weights=tuple(weight for weight in (True, False) if weight in weights),
         lone_bias=implementation.lone_bias and op.takes_bias,
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         scales=scales_of(op, implementation),
@@ -210,7 +211,8 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
         layouts += of_codes if op.quantises else ["x_strided", "dy_strided", "strided", *EXPANDED]
     if 3 in implementation.ranks:
         layouts += ["rank3", *["rank3_strided"] * implementation.strided]
-    layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * implementation.trailing
+    trailing = implementation.trailing and True in op.weights_of(implementation.weights)
+    layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * trailing
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
     layouts += [HEADS] * (implementation.heads and not op.by_name)
@@ -228,7 +230,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
     if implementation.epsilons and case.eps not in implementation.epsilons:
         return f"eps={case.eps!r}: epsilons={tuple(implementation.epsilons)} is declared"
-    if case.weight not in implementation.weights:
+    if case.weight not in op.weights_of(implementation.weights):
         return f"weights={case.weights}: weights={implementation.weights} is declared"
     if case.weight and case.bias not in implementation.biases:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"

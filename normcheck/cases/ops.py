@@ -58,9 +58,12 @@ class Op:
     If it is ``gated``, it also multiplies by an activation of a gate (M, N), which ``oracle/gated.py`` explains: when,
     which one, and in which groups of columns the mean is taken, is a convention.
 
+    If it is ``l2``, it divides by the length of x in place of the root of a mean, which ``oracle/l2norm.py`` explains:
+    what eps does is a convention. It has no weight.
+
     The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
     ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
-    is clamped and adds a residual or quantises, or that is gated and not plain: no bound is derived for it.
+    is clamped and adds a residual or quantises, or that is gated or l2 and not plain: no bound is derived for it.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Op:
     adds_residual: bool = False
     quantises: bool = False
     gated: bool = False
+    l2: bool = False
     biases: tuple[bool, ...] = (True, False)
     formula: str
     source: str
@@ -85,11 +89,17 @@ class Op:
             raise ValueError(f"op={self.name}: expected clamped=True with no adds_residual, quantises")
         if self.gated and (any(more) or self.zero_centered or self.rounds_xhat or self.adds_residual):
             raise ValueError(f"op={self.name}: expected gated=True with no other fact of it")
+        if self.l2 and (any(more) or self.zero_centered or self.rounds_xhat or self.by_name):
+            raise ValueError(f"op={self.name}: expected l2=True with no other fact of it")
 
     @property
     def takes_bias(self) -> bool:
         """Whether the op may be called with a bias."""
         return True in self.biases
+
+    def weights_of(self, declared: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Whether the op is called with a weight, of what an implementation has ``declared``: l2 never is."""
+        return (False,) if self.l2 else declared
 
     @property
     def of_models(self) -> bool:
@@ -285,8 +295,25 @@ GATED = (
 )
 """The ops that multiply by an activation of a gate."""
 
+LENGTHS = (
+    Op(
+        name="l2norm",
+        centered=False,
+        l2=True,
+        biases=(False,),
+        formula="y = x * rstd,  rstd = 1 / sqrt(sum(x^2) + eps),  or 1 / sqrt(sum(x^2) + N eps),  "
+        "or 1 / max(sqrt(sum(x^2)), eps)",
+        source="fla, Qwen3-Next (the sum), mlx-lm (the mean), torch.nn.functional.normalize (the larger of the two)",
+    ),
+)
+"""The ops that divide by the length of x."""
+
 OPS: Mapping[str, Op] = MappingProxyType(
-    {op.name: op for table in (TABLE, FUSED_ADD, QUANTISED, GATED) for op in sorted(table, key=lambda op: op.name)}
+    {
+        op.name: op
+        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS)
+        for op in sorted(table, key=lambda op: op.name)
+    }
 )
 """Name -> op, in alphabetical order, those of one input first."""
 

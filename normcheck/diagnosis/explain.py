@@ -21,7 +21,7 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
-from normcheck.diagnosis import gated
+from normcheck.diagnosis import gated, l2norm
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
@@ -71,6 +71,8 @@ def explanation(
     end = time.perf_counter() + seconds
     if cell.op.gated:
         return gated.explained(cell.op, failed, _results(cell, _usual_cases(cell.claims, failed.case), setting, end))
+    if cell.op.l2:
+        return l2norm.explained(failed, _results(cell, _usual_cases(cell.claims, failed.case), setting, end))
     own_backward = cell.implementation.backward is not None
     every = _candidates(cell.claims, failed, own_backward=own_backward, settled=settled)
     if earlier:
@@ -102,6 +104,8 @@ def tells(cell: Cell, result: Result, name: str) -> bool:
     """Whether no known fault but that of this ``name`` explains ``result`` alone."""
     if cell.op.gated:
         return gated.tells(cell.op, result, name)
+    if cell.op.l2:
+        return l2norm.tells(result, name)
     own_backward = cell.implementation.backward is not None
     found = None if is_special(result.case) else evidence(cell.op, result, own_backward=own_backward)
     if found is None:

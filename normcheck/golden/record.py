@@ -51,6 +51,8 @@ def record_plan(plan: Plan, progress: Progress) -> Record:
     for number, cell in enumerate(plan.cells):
         progress(number, cell)
         reason = why_not(cell, plan.device)
+        if cell.op.l2:
+            reason = "an op without a weight has no recorded cases yet"
         if cell.op.by_name:
             reason = "an op that gets more inputs by name has no recorded cases yet"
         if reason:

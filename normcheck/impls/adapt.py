@@ -63,11 +63,15 @@ def expected(target: Any) -> str:
 
 
 def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
-    """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round."""
+    """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round; or must
+    have a weight, and the op has none.
+    """
     wanted = tuple(name for name in op.by_name if name != SCALE)
+    name = one_line(str(getattr(target, "__name__", "f")), 60)
+    if not {*adapted.weights} & {*op.weights_of(adapted.weights)}:
+        raise UsageError(f"impl={spec}: op={op.name}: expected {name}(x, eps) -> y, as {op.name} has no weight")
     if adapted.named == wanted:
         return
-    name = one_line(str(getattr(target, "__name__", "f")), 60)
     if wanted:
         bias = ", bias" if op.takes_bias else ""
         returned = "(y, residual_out)" if op.adds_residual else "y"

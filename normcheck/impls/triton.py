@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DGATE, DRESIDUAL, FUSED_ADD, GATED, OPS, QUANTISED, RESIDUAL_OUT, names_of
+from normcheck.cases.ops import DGATE, DRESIDUAL, FUSED_ADD, GATED, LENGTHS, OPS, QUANTISED, RESIDUAL_OUT, names_of
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ON_GPUS = ("cuda",)
 """Where the ops of models are checked by default: on a CPU, interpreted, they would take the most of a run of all."""
 
 Kernels = Callable[[str], Any]
-"""Name of a part, ``forward``, ``backward``, ``quantised`` or ``gated`` -> its module."""
+"""Name of a part, ``forward``, ``backward``, ``quantised``, ``gated`` or ``l2norm`` -> its module."""
 
 CODED: Mapping[str, tuple[str, str, int | None]] = MappingProxyType(
     {
@@ -52,6 +52,9 @@ GATES: Mapping[str, tuple[bool, bool]] = MappingProxyType(
     {"triton": (False, False), "triton_sigmoid": (False, True), "triton_before": (True, False)}
 )
 """Name -> whether the gate comes before the norm, and whether its activation is sigmoid."""
+
+EPS_OF: Mapping[str, str] = MappingProxyType({"triton": "sum", "triton_max": "max", "triton_mean": "mean"})
+"""Name -> what eps does where x is divided by its length."""
 
 LEAST_SCALE = 2.0**-20
 """The least scale that is returned: that of rows of zeros."""
@@ -205,6 +208,32 @@ def gate_backward(
     return _shaped_as(x, gradients)
 
 
+def length_forward(
+    x: Tensor, weight: None, bias: None, *, eps: float, how: str, kernels: Kernels = own_kernels
+) -> dict[str, Tensor]:
+    """y in the shape of x (M, N) or (B, S, N), each row over its length; and rstd."""
+    interpret_on_cpu(x)
+    outputs: dict[str, Tensor] = kernels("l2norm").forward(_rows(x), eps=eps, how=how)
+    return _shaped_as(x, outputs)
+
+
+def length_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: None,
+    bias: None,
+    saved: Mapping[str, Tensor],
+    *,
+    eps: float,
+    how: str,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """dx in the shape of x."""
+    interpret_on_cpu(x)
+    gradients: dict[str, Tensor] = kernels("l2norm").backward(_rows(dy), _rows(x), rstd=saved["rstd"], eps=eps, how=how)
+    return _shaped_as(x, gradients)
+
+
 def _shaped_as(x: Tensor, returned: dict[str, Tensor]) -> dict[str, Tensor]:
     """``returned`` with its matrices (M, N) in the shape of x."""
     if x.dim() == 2:
@@ -303,9 +332,26 @@ def gated(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementati
     )
 
 
+def length(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementation:
+    """An op that divides by the length of x, with eps as ``name`` of ``EPS_OF`` has it."""
+    own: dict[str, Any] = {"how": EPS_OF[name], "kernels": kernels}
+    return Implementation(
+        name=name,
+        op=op,
+        forward=partial(length_forward, **own),
+        backward=partial(length_backward, **own),
+        unavailable=unavailable,
+        ranks=(2, 3),
+        model={"eps": EPS_OF[name]},
+        by_default=(),
+        source="normcheck/impls/kernels/l2norm.py",
+    )
+
+
 IMPLEMENTATIONS = (
     *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
     *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
     *(quantising(op.name, name=name) for op in QUANTISED for name in CODED),
     *(gated(op.name, name=name) for op in GATED for name in GATES),
+    *(length(op.name, name=name) for op in LENGTHS for name in EPS_OF),
 )

@@ -264,7 +264,7 @@ def _cases(cell: Cell, plan: Plan, shape: Shape, failing: Case | None) -> Iterat
     if rows >= len(ORDINARY):
         kinds = ("blend", *kinds)
     most = max(1, _SHAPE_ELEMENTS[plan.device] // (rows * columns))
-    weight = True in claims.weights
+    weight = True in op.weights_of(claims.weights)
     for kind in kinds[: min(most, len(ORDINARY) + 1)]:
         case = Case(
             op=op.name,

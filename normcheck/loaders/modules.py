@@ -47,11 +47,12 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """``op`` over the dimensions ``dims`` of x, at each of the ``variants``."""
+    """``op`` over the dimensions ``dims`` of x, at each of the ``variants``. ``eps``: what that does, as a model's."""
 
     op: str
     dims: tuple[int, ...]
     variants: tuple[Variant, ...]
+    eps: str = ""
 
     def rows_and_columns(self, shape: Sequence[int]) -> tuple[int, int]:
         """(M, N) of x of this shape."""
@@ -89,6 +90,7 @@ class Wanted:
                 op=own["op"],
                 dims=tuple(own["dims"]),
                 variants=tuple(Variant(shape=tuple(v["shape"]), init=v["init"]) for v in own["variants"]),
+                eps=own["eps"],
             )
             for own in json.loads(text)["geometries"]
         )
@@ -97,7 +99,7 @@ class Wanted:
     def declared(self, geometry: Geometry, forward: Callable[..., Any], **hooks: Any) -> Implementation:
         """The implementation of a geometry with this ``forward``, and these claims: in both processes the same."""
         roles = {role for _, role in self.parameters}
-        over = ",".join(map(str, geometry.dims))
+        over = ",".join(map(str, geometry.dims)) + f" by {geometry.eps}" * bool(geometry.eps)
         return Implementation(
             name=self.name if len(self.geometries) == 1 else f"{self.name} over {over}",
             op=geometry.op,
@@ -108,6 +110,7 @@ class Wanted:
             weight_dtypes=("io",),
             shapes=self.shapes or tuple(geometry.rows_and_columns(v.shape) for v in geometry.variants),
             epsilons=self.epsilons or None,
+            model={"eps": geometry.eps} if geometry.eps else {},
             source=self.file,
             **hooks,
         )

@@ -28,10 +28,17 @@ from normcheck.loaders.folder import Folder, private_folder, told_of
 from normcheck.loaders.modules import DESCRIPTION, ENTRY, ENTRY_SOURCE, SPEC, Geometry, Variant, Wanted
 from normcheck.loaders.recognise import recognised
 from normcheck.loaders.signature import written_eps
+from normcheck.oracle.l2norm import EPS
 from normcheck.runner.device import device_for
 from normcheck.runner.session import session_of
 
-_OPS = ("rmsnorm", "layernorm")
+_MADE = (("rmsnorm", ""), ("layernorm", ""), *(("l2norm", eps) for eps in EPS))
+"""The ops that are tried, the last one with all that eps may do."""
+
+_OPS = "rmsnorm, layernorm or l2norm"
+
+_OF_NO_EPS = (0.0, 1e-12)
+"""The eps of a norm by length in which none is written: none, and the one of torch.nn.functional.normalize."""
 _MOST_BYTES = 1 << 20
 _MOST_RANK = 6
 _SWEPT_ELEMENTS = {"cpu": 320_000, "cuda": 1 << 22}
@@ -139,15 +146,15 @@ def _recognised(
             kind="Model",
             device=device,
             parameters=parameters,
-            geometries=tuple(Geometry(op=op, dims=dims, variants=variants) for op in _OPS),
+            geometries=tuple(Geometry(op=op, dims=dims, variants=variants, eps=eps) for op, eps in _MADE),
         )
-        if len(parameters) == 1:  # a layernorm has both, or neither
-            wanted = replace(wanted, geometries=wanted.geometries[:1])
+        if parameters:  # a layernorm has both, or neither, and a norm by length has none
+            wanted = replace(wanted, geometries=wanted.geometries[: len(parameters)])
         found = _tried(folder, wanted, described, source, what, device, timeout)
         if isinstance(found, Wanted):
             return found
     tried = "; ".join(f"over {', '.join(map(str, dims))}" for dims, _ in usual) or "over any dimensions"
-    raise UsageError(f"{what}: expected a Model that is {' or '.join(_OPS)} {tried}, with an eps that is written in it")
+    raise UsageError(f"{what}: expected a Model that is {_OPS} {tried}, with an eps that is written in it")
 
 
 def _tried(
@@ -158,21 +165,25 @@ def _tried(
     below = f"tried{'_'.join(map(str, first.dims))}"
     place = _written(folder, below, wanted)
     found = selected(str(place), (), device, timeout, isolation=True)
-    forwards = {i.op: i for i in found}
-    first = replace(first, variants=_taken(first, forwards[first.op], described))
-    wanted = replace(wanted, geometries=tuple(replace(g, variants=first.variants) for g in wanted.geometries))
+    forwards = dict(zip(wanted.geometries, found, strict=True))
+    first = replace(first, variants=_taken(first, found[0], described))
+    own = {replace(g, variants=first.variants): forward for g, forward in forwards.items()}
+    wanted = replace(wanted, geometries=tuple(own))
     small = min(first.variants, key=lambda v: (abs(math.prod(v.shape) - _PROBED_ELEMENTS), v.shape))
     shape = first.rows_and_columns(small.shape)
-    candidates = [
-        replace(wanted, shapes=(shape,)).declared(geometry, forwards[geometry.op].forward)
-        for geometry in wanted.geometries
-    ]
+    tried = replace(wanted, shapes=(shape,))
+    candidates = {g: tried.declared(g, found.forward) for g, found in own.items()}
     epsilons = tuple(dict.fromkeys((*described.eps, *written_eps(source))))
+    by_mean = [made for g, made in candidates.items() if not g.eps]
+    by_length = [made for g, made in candidates.items() if g.eps]
     try:
-        match = recognised(candidates, epsilons, device, timeout, what)
+        match = recognised(by_mean, epsilons, device, timeout, what)
     except UsageError:
-        return None
-    geometry = next(g for g in wanted.geometries if g.op == match.implementation.op)
+        try:
+            match = recognised(by_length, (*_OF_NO_EPS, *epsilons), device, timeout, what)
+        except UsageError:
+            return None
+    geometry = next(g for g, made in candidates.items() if made is match.implementation)
     given = tuple(map(geometry.rows_and_columns, _given(described)))
     shapes = tuple(s for v in geometry.variants if (s := geometry.rows_and_columns(v.shape)) not in given)
     return replace(

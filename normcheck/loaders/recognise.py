@@ -83,7 +83,8 @@ def _worst(implementation: Implementation, epsilons: Sequence[float], device: st
 
 
 def _cases(implementation: Implementation, epsilons: Sequence[float]) -> Iterator[Case]:
-    op, weight = OPS[implementation.op], True in implementation.weights
+    op = OPS[implementation.op]
+    weight = True in op.weights_of(implementation.weights)
     for rows, columns in implementation.shapes or ():
         for eps in epsilons:
             for number, kind in enumerate(_ROWS, 1):

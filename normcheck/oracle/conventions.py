@@ -1,7 +1,7 @@
 """The contracts that an op leaves open: several ways to compute it are right, but a kernel must keep to one.
 
 Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``),
-when a gate is applied, and what of it (``gated.py``).
+when a gate is applied, and what of it (``gated.py``), what eps does (``l2norm.py``).
 A kernel that declares one is judged by that. Of one that declares none, every case says which ways it fits.
 """
 
@@ -17,6 +17,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.ops import Op
 from normcheck.oracle import residual
 from normcheck.oracle.activation import ACTIVATIONS, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
+from normcheck.oracle.l2norm import EPS, MEAN, SUM
 from normcheck.oracle.quantised import ROUNDS, SCALINGS
 from normcheck.oracle.tolerances import Model
 
@@ -28,7 +29,7 @@ OPEN = "any"
 
 _SUM, _ROUND, _SCALING = "sum", "round_before_quant", "scaling"
 _GATE, _ACTIVATION, _ROUNDING, _ROUND_GATED = "gate", "activation", "rounding", "round_gated"
-_GROUP = "group"
+_GROUP, _EPS = "group", "eps"
 
 IN_WORDS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
     {
@@ -63,6 +64,13 @@ IN_WORDS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
         _GROUP: MappingProxyType(
             {n: f"takes the mean over groups of {n} columns" if n else "takes the mean over the row" for n in GROUPS}
         ),
+        _EPS: MappingProxyType(
+            {
+                "sum": "adds eps to the sum of squares, as fla does",
+                "max": "divides by |x|, or by eps if that is larger, as torch.nn.functional.normalize does",
+                "mean": "adds eps to the mean of squares, as an RMSNorm over sqrt(N) does",
+            }
+        ),
         _ROUND_GATED: MappingProxyType(
             {
                 "io": "rounds x times the activation before it norms that",
@@ -79,7 +87,9 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     of_sum: dict[str, Sequence[str | int]] = {_SUM: residual.SUMS} if op.adds_residual else {}
     of_gate: dict[str, Sequence[str | int]] = {_GATE: GATES, _ACTIVATION: ACTIVATIONS, _ROUNDING: ROUNDINGS}
     of_gate |= {_ROUND_GATED: ROUND_GATED, _GROUP: GROUPS}
-    return of_sum | ({_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}) | (of_gate if op.gated else {})
+    of_length: dict[str, Sequence[str | int]] = {_EPS: EPS} if op.l2 else {}
+    of_codes: dict[str, Sequence[str | int]] = {_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}
+    return of_sum | of_codes | (of_gate if op.gated else {}) | of_length
 
 
 def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
@@ -103,6 +113,8 @@ def plainest(convention: Convention, case: Case) -> Convention:
     first = {_SUM: residual.are_one(case), _ROUND: fp32, _ROUNDING: fp32, _ROUND_GATED: fp32}
     values: dict[str, str | int] = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0], _ROUNDING: ROUNDINGS[0]}
     values |= {_ROUND_GATED: ROUND_GATED[0], _GROUP: GROUPS[0]}
+    if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
+        first[_EPS], values[_EPS] = True, SUM
     if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
         first[_GROUP] = True
     plain = ((key, values[key] if first.get(key) else value) for key, value in convention)
@@ -131,7 +143,7 @@ def in_words(left: Iterable[Convention]) -> list[str]:
 
 def told_in_fp32(left: Iterable[Convention]) -> tuple[Convention, ...]:
     """The conventions that are ``left``, without what fp32 cannot tell apart: roundings, and stored sums."""
-    return tuple(tuple(pair for pair in each if pair[0] in (_GATE, _ACTIVATION, _GROUP)) for each in left)
+    return tuple(tuple(pair for pair in each if pair[0] in (_GATE, _ACTIVATION, _GROUP, _EPS)) for each in left)
 
 
 def _of_key(key: str, left: list[str | int]) -> str:
@@ -140,7 +152,7 @@ def _of_key(key: str, left: list[str | int]) -> str:
     if len(exact) == 1:
         return IN_WORDS[key][exact[0]]
     what = {_SUM: "the sums", _ROUND: "the values of round_before_quant", _ROUNDING: "the values of rounding"}
-    what |= {_GATE: "a gate", _ACTIVATION: "the activations"}
+    what |= {_GATE: "a gate", _ACTIVATION: "the activations", _EPS: "the values of eps"}
     return f"no case tells {what[key]} {', '.join(map(str, exact))} apart" if key in what else ""
 
 

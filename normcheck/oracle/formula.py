@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import casting, forward_bounds, gated, reference
+from normcheck.oracle import casting, forward_bounds, gated, l2norm, reference
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Rules
 
@@ -49,4 +49,5 @@ class Formula:
         if casting.casts(self.op, self.rules, self.io):
             return casting.output_y(self.rules, casting.cast(self.rules, rows, given, self.io), self.scale, fmt)
         forward = reference.forward(self.op, rows, self.scale.g, self.bias, self.options)
-        return forward, forward_bounds.output_y(self.rules, rows, forward, self.scale, self.bias_abs, given, fmt)
+        rules = l2norm.with_y(self.rules) if self.op.l2 else self.rules
+        return forward, forward_bounds.output_y(rules, rows, forward, self.scale, self.bias_abs, given, fmt)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import backward_bounds, casting, gated, reference
+from normcheck.oracle import backward_bounds, casting, gated, l2norm, reference
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
@@ -73,6 +73,10 @@ def gradient_truth(
         (dx, bound), of_gate, part, moved, sums = gated.gradients(op, rules, rows, given, scale, io, m, dy)
         share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))
         return GradientTruth(dx, bound, share, of_gate=of_gate)
+    if op.l2:
+        of_length, bound = l2norm.output_dx(rules, rows, given, dy, io)
+        sums = l2norm.no_sums(dy)
+        return GradientTruth(of_length, bound, Share(sums.dy_abs, sums.dy_abs, sums, None))
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)
     off = None if added is None else added.off

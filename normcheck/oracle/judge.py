@@ -18,7 +18,7 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
 from normcheck.cases.ops import RESIDUAL_OUT, STATISTICS, Op
-from normcheck.oracle import bitmask, forward_bounds, gated, reference, residual, rounding
+from normcheck.oracle import bitmask, forward_bounds, gated, l2norm, reference, residual, rounding
 from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
@@ -208,7 +208,9 @@ def judge_of(
 
     def truth(first: int, end: int) -> Truth:
         block = _rows(source, first, end).double()
-        if gate is None:
+        if op.l2:
+            rows, statistics = l2norm.normalised(rules, block, case.eps)
+        elif gate is None:
             rows = reference.normalise(op, block, case.eps)
             statistics = forward_bounds.statistics(rules, rows, case.eps)
         else:

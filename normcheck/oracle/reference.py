@@ -19,12 +19,23 @@ from normcheck.cases.ops import Op
 from normcheck.oracle.activation import Gating
 
 
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Of an op that divides by eps at least, bool (m, 1): the rows that it divides by it, ``reached``; ``doubt``: those
+    that a correct kernel may divide by it or not.
+    """
+
+    reached: Tensor
+    doubt: Tensor
+
+
 @dataclass(frozen=True)
 class Rows:
     """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
     ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
     these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
+    ``floor``: None unless the op divides by eps at least.
     """
 
     x: Tensor
@@ -33,6 +44,7 @@ class Rows:
     rstd: Tensor
     xh: Tensor
     gating: Gating | None = None
+    floor: Floor | None = None
 
     @property
     def groups(self) -> int:
@@ -131,7 +143,7 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
     """``rows`` with xhat from given statistics (m, 1), which count as exact; ``mean``: None if not centred."""
     xh = rows.x * rstd if mean is None else (rows.x - mean).mul_(rstd)
-    return Rows(rows.x, mean, None, rstd, xh, rows.gating)
+    return Rows(rows.x, mean, None, rstd, xh, rows.gating, rows.floor)
 
 
 def renormalised(rows: Rows, x: Tensor) -> Rows:

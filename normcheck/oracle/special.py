@@ -27,7 +27,7 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL, RESIDUAL_OUT, Op
-from normcheck.oracle import forward_bounds, gated, reference, rounding
+from normcheck.oracle import forward_bounds, gated, l2norm, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows
 from normcheck.oracle.judge import Checked
@@ -59,6 +59,8 @@ def judge_special(
     inputs = inputs.flat
     if op.gated:
         rows, allowed, sizes = _of_gate(op, case, inputs, model)
+    elif op.l2:
+        rows, allowed, sizes = _of_length(op, case, inputs, model)
     else:
         rows = _rows(op, case, inputs)
         allowed, sizes = list(_allowed(op, case, inputs, rows, doubt)), _sizes(op, case, inputs, rows, doubt)
@@ -136,6 +138,13 @@ def _of_gate(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[referenc
     return rows, [outputs(rows), outputs(limit)], gated.sizes(rows, scale, dy)
 
 
+def _of_length(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
+    """The rows of an l2 op; its outputs and gradient in fp64; their sizes, see ``_sizes``."""
+    x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
+    rows, _ = l2norm.normalised(rounding.rules(op, model), x, case.eps)
+    return rows, [{"rstd": rows.rstd, "y": rows.xh, "dx": l2norm.gradient(rows, dy).dx}], l2norm.sizes(rows, dy)
+
+
 _STEADY = 0.25
 """The largest error of a correct kernel's xhat, in its rstd relative to that or by its mean, with which its outputs are
 within twice the reference's. Constant rows with a tiny eps have thousands: then all of dx may overflow in fp16."""
@@ -150,7 +159,11 @@ def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Ten
 
     The backward of a kernel that norms the exact sum may have the stored one only, whose rounding moves xhat as well.
     """
-    statistics = forward_bounds.statistics(rounding.rules(op, model), rows, case.eps)
+    rules = rounding.rules(op, model)
+    if op.l2:
+        _, statistics = l2norm.normalised(rules, rows.x, case.eps)
+    else:
+        statistics = forward_bounds.statistics(rules, rows, case.eps)
     unsteady = torch.as_tensor(statistics.al, device=rows.x.device) > _STEADY
     if statistics.d is not None:
         unsteady = unsteady | (statistics.d > _STEADY)

@@ -59,6 +59,13 @@ REASONS: Mapping[tuple[str, str], str] = {
         "norm",
     ): "|dy slope| * the error of xhat * weight, or |x slope| * that of the norm's own dx; count.dgate u",
     ("dgate", "activation"): "what the slope is times * the error of the slope: count.exp, sigmoid, slope",
+    (
+        "rstd",
+        "sum of squares",
+    ): "the error of the sum, gam(H(N) + rms) of it, and count.eps u of eps, as an interval through the root",
+    ("dx", "sum(y dy)"): "rstd |y| * the error of sum(y dy), gam(H(N) + c1) * sum |y dy|",
+    ("dx", "y as it was stored"): "what half an ulp of each y does to rstd (dy - y sum(y dy)): a backward may read it",
+    ("dx", "as long as eps"): "the sum as a whole, of a row that may be divided by eps or by its length",
     ("dw", "store"): _STORE,
     ("dw", "sum over M"): "gam(H(M) + dw) * sum |dy xhat|",
     ("dw", "statistics"): "sum |dy| * what the errors of rstd and of the mean, and underflow, do to each xhat",

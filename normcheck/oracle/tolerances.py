@@ -40,6 +40,7 @@ class Model:
     rounding: str = "any"
     round_gated: str = "any"
     group: int | str = "any"
+    eps: str = "any"
     reason: str = ""
 
 
@@ -58,6 +59,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("any", "silu", "sigmoid"),
     "rounding": ("any", "once", "each"),
     "round_gated": ("any", "io", "none"),
+    "eps": ("any", "sum", "max", "mean"),
 }
 
 _MOST_RSQRT_ULP = 16

@@ -146,8 +146,8 @@ class Plain:
         return self._head is not None
 
     def _fit(self) -> bool:
-        """Take the extent that is affordable, and draw if it is another. A cost may turn out to be less than it seemed:
-        it is asked again when a core that had to be smaller is at its end.
+        """Take the extent that is affordable, and draw if it is another; returns whether there is a case of it. A cost
+        may turn out to be less than it seemed: it is asked again when a core that had to be smaller is at its end.
         """
         if not self._may_fit or not self.opened:
             return False
@@ -156,4 +156,4 @@ class Plain:
             return False
         self.extent = extent
         self.draw()
-        return True
+        return self._head is not None

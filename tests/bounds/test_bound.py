@@ -29,6 +29,7 @@ from normcheck.oracle.tolerances import declared_model, table
 
 CLOSED: dict[str, dict[str, Any]] = {
     "sum": {"sum": "rounded"},
+    "length": {"eps": "max"},
     "gate": {"gate": "after", "activation": "silu", "rounding": "once", "group": 0, "round_gated": "none"},
 }
 JUDGED = [op for op in OPS.values() if not op.quantises]
@@ -36,6 +37,8 @@ JUDGED = [op for op in OPS.values() if not op.quantises]
 
 def model_for(op: str) -> dict[str, Any]:
     """What closes the conventions that an op leaves open."""
+    if OPS[op].l2:
+        return CLOSED["length"]
     return CLOSED["gate"] if OPS[op].gated else CLOSED["sum"] if OPS[op].adds_residual else {}
 
 

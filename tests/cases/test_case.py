@@ -56,7 +56,10 @@ def cases(draw: st.DrawFn) -> Case:
     if OPS[op].quantises:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
-    weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (layout != TRAILING))))
+    if OPS[op].l2:
+        layout, weights = "strided" if layout == TRAILING else layout, NO_WEIGHT
+    else:
+        weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (layout != TRAILING))))
     has_weight = weights != NO_WEIGHT
     return Case(
         op=op,

@@ -43,7 +43,8 @@ def golden_cases() -> Iterator[Case]:
             yield case_of(dtype=dtype, rows="shifted", dy=dy)
         for weights in WEIGHT_KINDS:
             for op in OPS:
-                yield case_of(op, dtype, weights=weights)
+                if not OPS[op].l2:  # x and dy are those of any other
+                    yield case_of(op, dtype, weights=weights)
         for seed in (0, 999_999_999_999):
             yield case_of(dtype=dtype, seed=seed)
     for weights in WEIGHT_KINDS:

@@ -211,6 +211,8 @@ def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "triton_block128",
         "triton_sigmoid",
         "triton_before",
+        "triton_max",
+        "triton_mean",
         "triton_tutorial",
         "triton_tutorial_no_barrier",
         "triton_mine.py",

@@ -28,6 +28,7 @@ from normcheck.diagnosis.fit import explains
 from normcheck.diagnosis.formula import TEXTBOOK, Way
 from normcheck.diagnosis.gated import OF_INPUTS
 from normcheck.diagnosis.known import FAULTS, known
+from normcheck.diagnosis.l2norm import NAMES
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.conventions import keys
@@ -338,7 +339,7 @@ def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
     of_ways = {f"fits_{key}_{value}" for values in map(keys, OPS.values()) for key in values for value in values[key]}
     of_gates = {f"{key}_{value}" for key, values in keys(OPS["rmsnorm_gated"]).items() for value in values}
     of_gates |= {told.name for told in OF_INPUTS}
-    assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways | of_gates
+    assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways | of_gates | NAMES
     assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())
     for (one, its), (other, others) in product(RIGHT.items(), repeat=2):
         alike = {one, other} <= {name for name in RIGHT if "io" in name or "16" in name or "accumulated" in name}

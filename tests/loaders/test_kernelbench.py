@@ -144,7 +144,7 @@ def test_an_answer_that_is_wrong_at_the_given_shape_alone(cli: Cli, tmp_path: Pa
 
 
 INSTANCE = problem("return self.norm(x)", (3, 5, 6, 7), "5", "self.norm = nn.InstanceNorm2d(size)")
-L2 = problem("return x / (x.norm(dim=1, keepdim=True) + self.eps)", (4, 24), "24")
+BEHIND = problem("return x / (x.norm(dim=1, keepdim=True) + self.eps)", (4, 24), "24")
 
 
 def test_what_a_problem_computes_is_not_read_from_its_name(cli: Cli, tmp_path: Path) -> None:
@@ -155,10 +155,38 @@ def test_what_a_problem_computes_is_not_read_from_its_name(cli: Cli, tmp_path: P
     assert "layernorm answer.py:ModelNew fp32" in done.out
 
 
+LENGTHS = {
+    "without an eps": "x / torch.norm(x, p=2, dim=1, keepdim=True)",
+    "of torch": "torch.nn.functional.normalize(x, dim=1)",
+    "sum": "x * torch.rsqrt((x * x).sum(1, keepdim=True) + 1e-4)",
+    "max": "x / torch.norm(x, p=2, dim=1, keepdim=True).clamp(min=1e-4)",
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "code"),
+    [
+        ("without an eps", "without an eps", ExitCode.PASS),
+        ("of torch", "of torch", ExitCode.PASS),
+        ("sum", "sum", ExitCode.PASS),
+        ("sum", "max", ExitCode.FOUND),
+        ("max", "sum", ExitCode.FOUND),
+    ],
+)
+@pytest.mark.usefixtures("unshrunk")
+def test_a_norm_by_length_keeps_to_what_the_eps_of_its_problem_does(
+    cli: Cli, tmp_path: Path, asked: str, answered: str, code: ExitCode
+) -> None:
+    """The first is KernelBench's L2Norm."""
+    done = run(cli, tmp_path, problem(f"return {LENGTHS[asked]}", (4, 24), "24"), answer(f"return {LENGTHS[answered]}"))
+    assert done.code == code, done.out + done.err
+    assert "l2norm answer.py:ModelNew fp32" in done.out
+
+
 @pytest.mark.parametrize(
     ("asked", "answered", "said"),
     [
-        (L2, answer("return x"), "expected a Model that is rmsnorm or layernorm over 1"),
+        (BEHIND, answer("return x"), "expected a Model that is rmsnorm, layernorm or l2norm over 1"),
         ("x = 1\n", answer("return x"), "no Model in it: expected a problem with Model"),
         ("import no_such_library\n", answer("return x"), "no_such_library"),
         ("def (", answer("return x"), "expected a Python file"),

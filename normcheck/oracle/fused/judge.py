@@ -53,8 +53,8 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: x has one row stride, the op gets no more inputs by name, nobody
-    watches what is compared, and on a GPU every bound is finite.
+    """Whether the fused judge can judge this case: x has one row stride, the op gets no more inputs by name and norms
+    a mean, nobody watches what is compared, and on a GPU every bound is finite.
     """
     case = judge.case
     on_gpu = judge.x.is_cuda or launcher(judge.x.device) is not on_cpu.launch
@@ -68,6 +68,7 @@ def suits(judge: Judge) -> bool:
         and judge.rules.safety == 1.0
         and judge.rules.model.accumulate == "fp32"
         and not judge.op.by_name
+        and not judge.op.l2
     )
 
 
