@@ -105,6 +105,7 @@ def gradients(
     off: Tensor | None = None,
     dy_off: Tensor | float = 0.0,
     weight: Tensor | float = 1.0,
+    more: Tensor | float = 0.0,
 ) -> tuple[Block, Doubt]:
     """``block`` with dw from the rounded xhat, and the doubt of dx and dw by roundings to the io dtype.
 
@@ -116,11 +117,12 @@ def gradients(
     xhats, xh' mean(xh" wd') - xh mean(xh wd) is what ``between_sums`` bounds, of wd, and xh' mean(xh" (wd' - wd)).
 
     ``dy_off`` (m, N): how far the cotangent may be from ``block.dy``; ``weight``: |g|, by which that is multiplied.
+    ``more`` (m, N): how far dy * g may be from that of ``block`` besides.
     """
     rows, bwd, dy = block.rows, block.backward, block.dy
     dy_abs, wd_abs = dy.abs(), bwd.wd.abs()
     u, chain = rules.u, rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
-    of_dy = dy_off * weight
+    of_dy = dy_off * weight + more
     wd_off = of_dy + store(rules, (wd_abs + of_dy) * (1 + u) + rules.eta, io, "dx")
     assert isinstance(wd_off, Tensor)  # casts() is true: io is not the accumulation format
     products = store(rules, (dy_abs + dy_off) * cast.size + rules.eta, io, "dw")

@@ -39,6 +39,7 @@ class Model:
     activation: str = "any"
     rounding: str = "any"
     round_gated: str = "any"
+    round_factor: str = "any"
     group: int | str = "any"
     reason: str = ""
 
@@ -58,6 +59,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "activation": ("any", "silu", "sigmoid"),
     "rounding": ("any", "once", "each"),
     "round_gated": ("any", "io", "none"),
+    "round_factor": ("any", "none", "io"),
 }
 
 _MOST_RSQRT_ULP = 16
