@@ -16,6 +16,7 @@ from normcheck.audit.equivalence import differs_from_clean, first_failing_case
 from normcheck.audit.explanations import is_right
 from normcheck.audit.mutants.gated import Gated
 from normcheck.audit.mutants.kernel import CLEAN
+from normcheck.audit.mutants.modulated import Modulated
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.quantised import Quantising
 from normcheck.audit.mutants.regimes import REGIMES, Regime
@@ -273,5 +274,7 @@ def _clean(op: str) -> Implementation:
     facts = OPS[op]
     if facts.gated:
         return Gated().implementation("clean", op)
+    if facts.modulated:
+        return Modulated().implementation("clean", op)
     kernel = Quantising() if facts.quantises else Adding() if facts.adds_residual else CLEAN
     return kernel.implementation("clean", op)

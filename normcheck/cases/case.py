@@ -233,7 +233,7 @@ class Case:
         if not self.samples:
             return _divisor_near_root(self.M)
         if self.samples.isdigit():
-            return int(self.samples)
+            return int(self.samples) if self.M % int(self.samples) == 0 else 1
         least = _least_prime(self.M)
         several = self.M // least if least < self.M else self.M
         return max(1, {"one": 1, "few": least, "many": several, "each": self.M}[self.samples])

@@ -75,6 +75,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         or not case.M
         or case.layout == TRAILING
         or op.gated
+        or op.modulated
     ):
         return None
     inputs, shared = make(case, op, "cpu"), ""

@@ -33,8 +33,8 @@ def forward(
 ) -> dict[str, Tensor]:
     """x (B, S, N), scale and shift (B, N) -> y as x; of a LayerNorm also mean and rstd, fp32 (B, S, 1).
 
-    With ``each`` the norm of x, its product with 1 + scale and the sum with shift are rounded, to the dtype of x or that
-    of a wider scale. ``round_factor``: 1 + scale is rounded to the dtype of scale; with ``each`` it is anyway.
+    With ``each`` the norm of x, its product with 1 + scale and the sum with shift are rounded, to the dtype of x or
+    that of a wider scale. ``round_factor``: 1 + scale is rounded to the dtype of scale; with ``each`` it is anyway.
     """
     import torch
 

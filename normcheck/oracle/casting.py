@@ -61,11 +61,15 @@ def rounded(a: Tensor, fmt: Format) -> Tensor:
 def cast(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, off: Tensor | None = None) -> Cast:
     """The rounded xhat of ``rows``, whose statistics are off by ``given``.
 
-    Errors before the rounding: x times rstd, or x divided by the root, and underflow of x and of the product. ``off``
+    Errors before the rounding: x, less the mean if there is one, times rstd, or divided by the root, the shift of xhat
+    by an error of that mean, and underflow of x and of the product. ``off``
     (m, N): how far the xhat of another right sum may be from that of ``rows``, which then has these errors as well.
     """
-    per_xh = (1 + given.al) * (1 + rules.count["xhat"] * rules.u) - 1
+    count = rules.count["xhat" if rows.mean is None else "xhat_centered"]
+    per_xh = (1 + given.al) * (1 + count * rules.u) - 1
     e = (rows.xh_abs * per_xh).add_(rules.eta * (1 + rows.rstd * (1 + given.al)))
+    if given.d is not None:
+        e.add_(given.d * (1 + per_xh))
     if off is not None:
         e.add_(off * (1 + per_xh))
     return Cast(rounded(rows.xh, io), rounded(rows.xh - e, io), rounded(rows.xh + e, io))
