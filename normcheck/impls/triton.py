@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DGATE, DRESIDUAL, FUSED_ADD, GATED, OPS, QUANTISED, RESIDUAL_OUT, names_of
+from normcheck.cases.ops import DGATE, DRESIDUAL, FUSED_ADD, GATED, MODULATED, OPS, QUANTISED, RESIDUAL_OUT, names_of
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ON_GPUS = ("cuda",)
 """Where the ops of models are checked by default: on a CPU, interpreted, they would take the most of a run of all."""
 
 Kernels = Callable[[str], Any]
-"""Name of a part, ``forward``, ``backward``, ``quantised`` or ``gated`` -> its module."""
+"""Name of a part, ``forward``, ``backward``, ``quantised``, ``gated`` or ``modulated`` -> its module."""
 
 CODED: Mapping[str, tuple[str, str, int | None]] = MappingProxyType(
     {
@@ -205,6 +205,43 @@ def gate_backward(
     return _shaped_as(x, gradients)
 
 
+def modulated_forward(
+    x: Tensor,
+    weight: None,
+    bias: None,
+    *,
+    eps: float,
+    scale: Tensor,
+    shift: Tensor,
+    centered: bool,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """y in the shape of x (B, S, N), modulated by scale and shift (B, N); and the statistics."""
+    interpret_on_cpu(x)
+    own = {"eps": eps, "centered": centered}
+    outputs: dict[str, Tensor] = kernels("modulated").forward(_rows(x), scale, shift, **own)
+    return _shaped_as(x, outputs)
+
+
+def modulated_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: None,
+    bias: None,
+    saved: Mapping[str, Tensor],
+    *,
+    eps: float,
+    scale: Tensor,
+    shift: Tensor,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """Gradients in the shapes of x and of scale and shift."""
+    interpret_on_cpu(x)
+    own = {"rstd": saved["rstd"], "mean": saved.get("mean")}
+    gradients: dict[str, Tensor] = kernels("modulated").backward(_rows(dy), _rows(x), scale, **own)
+    return _shaped_as(x, gradients)
+
+
 def _shaped_as(x: Tensor, returned: dict[str, Tensor]) -> dict[str, Tensor]:
     """``returned`` with its matrices (M, N) in the shape of x."""
     if x.dim() == 2:
@@ -303,9 +340,24 @@ def gated(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementati
     )
 
 
+def modulated(op: str, *, kernels: Kernels = own_kernels) -> Implementation:
+    """A modulated op."""
+    return Implementation(
+        name="triton",
+        op=op,
+        forward=partial(modulated_forward, centered=OPS[op].centered, kernels=kernels),
+        backward=partial(modulated_backward, kernels=kernels),
+        unavailable=unavailable,
+        model={"rounding": "once", "round_factor": "none"},
+        by_default=ON_GPUS,
+        source="normcheck/impls/kernels/modulated.py",
+    )
+
+
 IMPLEMENTATIONS = (
     *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
     *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
     *(quantising(op.name, name=name) for op in QUANTISED for name in CODED),
     *(gated(op.name, name=name) for op in GATED for name in GATES),
+    *(modulated(op.name) for op in MODULATED),
 )

@@ -87,7 +87,7 @@ def output_y(
 
 
 def _each_step(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
-    """y of a rounded xhat, whose product with the factor is rounded as well; and the bound of its sum with the shift."""
+    """y of a rounded xhat and a rounded product of it, and its bound."""
     own, cast = _of(rows), casting.cast(rules, rows, given, io)
     ends = [one * (own.factor + side * own.off) for one in (cast.low, cast.high) for side in (-1, 1)]
     lowest, highest = torch.stack(ends).amin(0), torch.stack(ends).amax(0)
