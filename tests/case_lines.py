@@ -6,9 +6,9 @@ from normcheck.cases.case import Case
 from normcheck.cases.case_line import parse
 from normcheck.cases.ops import OPS
 
-NORMS = {name: op for name, op in OPS.items() if not (op.quantises or op.gated)}
+NORMS = {name: op for name, op in OPS.items() if not (op.quantises or op.gated or op.modulated)}
 """The ops that return y, and have gradients, without a gate. Those that return codes: tests/oracle/test_quantised.py;
-gated ones: tests/oracle/test_gated.py."""
+gated ones: tests/oracle/test_gated.py; modulated ones: tests/oracle/test_modulated.py."""
 
 OPTIONS = {name: op.options for name, op in OPS.items()}
 """Op -> the names of its own numbers."""

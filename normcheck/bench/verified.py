@@ -11,6 +11,7 @@ import torch
 from normcheck.bench.speed import Point
 from normcheck.cases.case import GIVEN_SCALES, RETURNED, Case
 from normcheck.cases.depth import Depth
+from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case, too_large
 from normcheck.checks.cell import Cell
@@ -68,6 +69,7 @@ def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
         bias=point.bias,
         options=point.options,
         scale=GIVEN_SCALES[0] if point.scale == "given" else RETURNED,
+        samples="few" if OPS[point.op].modulated else "",
         seed=seed,
     )
 

@@ -30,12 +30,15 @@ from normcheck.oracle.tolerances import declared_model, table
 CLOSED: dict[str, dict[str, Any]] = {
     "sum": {"sum": "rounded"},
     "gate": {"gate": "after", "activation": "silu", "rounding": "once", "group": 0, "round_gated": "none"},
+    "modulation": {"rounding": "each", "round_factor": "io"},
 }
 JUDGED = [op for op in OPS.values() if not op.quantises]
 
 
 def model_for(op: str) -> dict[str, Any]:
     """What closes the conventions that an op leaves open."""
+    if OPS[op].modulated:
+        return CLOSED["modulation"]
     return CLOSED["gate"] if OPS[op].gated else CLOSED["sum"] if OPS[op].adds_residual else {}
 
 
@@ -50,7 +53,7 @@ def cases(op: str, dtype: str, every: int) -> Iterator[Case]:
 
 
 def arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
-    named = {name: tensor for name, tensor in inputs.flat.named() if name != "scale"}
+    named = {name: tensor for name, tensor in inputs.flat.named() if name != "scale" or OPS[case.op].modulated}
     clips = tuple(case.option_values.values()) or None
     return {**named, "eps": case.eps, "clips": clips, "model": model_for(case.op)}
 

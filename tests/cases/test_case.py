@@ -16,7 +16,9 @@ from normcheck.cases.case import (
     LIMITED,
     MAX_ELEMENTS,
     NO_WEIGHT,
+    OF_SAMPLES,
     RETURNED,
+    SAMPLES,
     TRAILING,
     Case,
     Parameters,
@@ -53,15 +55,19 @@ def cases(draw: st.DrawFn) -> Case:
     scale, gate = RETURNED, draw(st.sampled_from(GATE_KINDS)) if OPS[op].gated else "normal"
     if OPS[op].gated:
         layout = "strided" if layout == HEADS else layout
+    samples = draw(st.sampled_from((*SAMPLES, "1"))) if OPS[op].modulated else ""
+    if OPS[op].modulated:
+        layout = layout if layout in OF_SAMPLES else "strided"
     if OPS[op].quantises:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
-    weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (layout != TRAILING))))
+    always = layout == TRAILING or OPS[op].modulated
+    weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (not always))))
     has_weight = weights != NO_WEIGHT
     return Case(
         op=op,
         dtype=dtype,
-        M=draw(st.integers(0, 10**5)),
+        M=draw(st.integers(1 if samples == "1" else 0, 10**5)),
         N=n,
         eps=draw(st.just(0.0) | st.floats(2.0**-100, 2.0**100)),
         rows=draw(st.sampled_from(ROW_KINDS)),
@@ -75,6 +81,7 @@ def cases(draw: st.DrawFn) -> Case:
         options=options,
         scale=scale,
         gate=gate,
+        samples=samples,
         **residual,
     )
 

@@ -68,7 +68,7 @@ def least(count: str) -> int:
 
 
 OF_A_GATE = {"exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate"}
-ARGUED = {"dresidual", "scale", "code", *OF_A_GATE}
+ARGUED = {"dresidual", "scale", "code", "factor", "xhat_centered", *OF_A_GATE}
 """The counts that are argued only, in words, in docs/bounds.md."""
 
 

@@ -10,9 +10,9 @@
     dscale = sum over the rows of a sample of dy * xhat,  dshift = that of dy
 
 scale and shift of a row are those of its sample, row // S, whatever tile the row is in: S need not fill one. fp32
-inside, one rounding at each store. x and dy have row strides of their own, scale and shift one. dscale and dshift
+inside, one rounding at each store. x and dy have row strides of their own, scale and shift have one. dscale and dshift
 are summed per group of rows of one sample, then over its groups, each in a fixed order: no atomics. Samples of few rows
-are no work for a program: there every row's terms are stored, and then added up.
+are no work for a program: there the terms of every row are stored, and then added up.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def modulated_kernel(
     x_ptr, scale_ptr, shift_ptr, y_ptr, mean_ptr, rstd_ptr, x_stride, stride, M, N, S, eps,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS whole rows, the first BLOCK columns of which stay in registers. mean_ptr: None of an rmsnorm."""
+    """One program: ROWS whole rows, the first BLOCK columns of which stay in registers. mean_ptr: None if rmsnorm."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = (rows < M)[:, None]
     first_cols = tl.arange(0, BLOCK)
