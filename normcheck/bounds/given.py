@@ -58,8 +58,8 @@ def given(
         raise UsageError(f"{name}=None: expected a tensor, as {op} takes one")
     if "bias" in there and not row.takes_bias:
         raise UsageError(f"bias: expected None, as {op} has no bias")
-    if row.modulated and (x.dim() != 3 or not x.shape[0] * x.shape[1]):
-        raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, S, N) with B and S >= 1, as {op} modulates samples")
+    if row.modulated and (x.dim() != 3 or not x.shape[0]):
+        raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, S, N) with B >= 1, as {op} modulates samples")
     for name, tensor in there.items():
         shape = x.shape[-1:] if name in _SIDES else (x.shape[0], x.shape[-1]) if name in _OF_SAMPLES else x.shape
         if tensor.shape != shape:

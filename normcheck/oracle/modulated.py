@@ -41,9 +41,9 @@ def rows_of_sample(case: Case) -> int:
 
 
 def samples_of(case: Case, first: int, end: int) -> slice:
-    """The samples to which the rows ``first`` to ``end`` belong; the one sample of a case without rows."""
-    rows = max(rows_of_sample(case), 1)
-    return slice(first // rows, max(-(-end // rows), 1))
+    """The samples to which the rows ``first`` to ``end`` belong; all of a case without rows."""
+    rows = rows_of_sample(case)
+    return slice(first // rows, -(-end // rows)) if rows else slice(0, case.batch)
 
 
 def modulated(rules: Rules, case: Case, rows: Rows, inputs: Inputs, first: int, end: int) -> Rows:
