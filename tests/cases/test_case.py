@@ -94,7 +94,7 @@ def test_round_trip(case: Case) -> None:
     assert str(read(line)) == line
 
 
-@pytest.mark.parametrize("op", OPTIONS)
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if not op.modulated])
 def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> None:
     line = " ".join(
         [f"{op} bf16 M=3 N=9", *(f"{name}={value}" for name, value in zip(OPTIONS[op], (0, 1), strict=False))]
@@ -108,6 +108,25 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
     if OPS[op].takes_bias:
         alone = parsed(f"{line} weights=none bias=yes")
         assert alone == replace(case, bias=True) == parsed(str(alone)) and "weights=none bias=yes" in str(alone)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("samples=7", "samples=7: expected 'one', 'few', 'many' or 'each', or a number that divides M=6"),
+        ("samples=two", "samples=two in the case line: expected"),
+        ("weights=none", "weights=none: expected a kind of data, of the scale and the shift of rmsnorm_modulate"),
+        ("layout=rank3", "layout=rank3: expected"),
+    ],
+)
+def test_what_a_line_says_of_samples(words: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parsed(f"rmsnorm_modulate bf16 M=6 N=9 bias=none {words}")
+    assert str(raised.value).startswith(message.split(" 'one'")[0])
+    with pytest.raises(UsageError, match="samples=one in the case line: expected"):
+        parsed("rmsnorm bf16 M=6 N=9 bias=none samples=one")
+    assert parsed("rmsnorm_modulate bf16 M=6 N=9 bias=none").batch == 1
+    assert parsed("rmsnorm_modulate bf16 M=6 N=9 bias=none samples=3").shape == (3, 2, 9)
 
 
 def test_parameters_of_one_case_go_to_another() -> None:
