@@ -101,7 +101,7 @@ def _validate(case: Case) -> None:
         raise UsageError(f"layout={case.layout}: expected {one_of(OF_SAMPLES)} for {case.op}, whose x is (B, S, N)")
     if case.samples and not case.weight:
         raise UsageError(f"weights=none: expected a kind of data, of the scale and the shift of {case.op}")
-    if case.samples.isdigit() and (case.M % case.batch or not case.M):
+    if case.samples.isdigit() and case.M % int(case.samples):
         raise UsageError(f"samples={case.samples}: expected {one_of(SAMPLES)}, or a number that divides M={case.M}")
     if case.layout == TRAILING and not case.weight:
         raise UsageError(f"weights=none layout={TRAILING}: expected one of the two, the weight says what is normed")
