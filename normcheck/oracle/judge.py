@@ -167,12 +167,7 @@ class Judge:
         """Row ranges of at most BLOCK_ELEMENTS elements, one empty range if M is 0; of whole samples, or of one."""
         height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
         if self.op.modulated and self.case.M:
-            of_sample = self.summed
-            if of_sample > height:
-                ends = range(of_sample, self.case.M + 1, of_sample)
-                pieces = ((i, end) for end in ends for i in range(end - of_sample, end, height))
-                return [slice(i, min(i + height, end)) for i, end in pieces]
-            height -= height % of_sample
+            return modulated.blocks(self.case, height)
         return [slice(i, min(i + height, self.case.M)) for i in range(0, max(self.case.M, 1), height)]
 
 

@@ -46,6 +46,17 @@ def samples_of(case: Case, first: int, end: int) -> slice:
     return slice(first // rows, -(-end // rows)) if rows else slice(0, case.batch)
 
 
+def blocks(case: Case, height: int) -> list[slice]:
+    """Row ranges of at most ``height`` rows of a case that has some: of whole samples or, of longer ones, of one."""
+    of_sample = rows_of_sample(case)
+    if of_sample <= height:
+        height -= height % of_sample
+        return [slice(i, min(i + height, case.M)) for i in range(0, case.M, height)]
+    ends = range(of_sample, case.M + 1, of_sample)
+    pieces = ((i, end) for end in ends for i in range(end - of_sample, end, height))
+    return [slice(i, min(i + height, end)) for i, end in pieces]
+
+
 def modulated(rules: Rules, case: Case, rows: Rows, inputs: Inputs, first: int, end: int) -> Rows:
     """``rows``, those from ``first`` to ``end`` of the case, with the factor and the shift of each.
 

@@ -72,9 +72,8 @@ class Call:
 
     def summed(self, t: Tensor) -> Tensor:
         """(M, N) -> (B, N): the sum over the rows of each sample."""
-        return self.kernel.reduce_m(t.reshape(self.B, self.S, self.N).transpose(0, 1).reshape(self.S, -1)).reshape(
-            self.B, self.N
-        )
+        parts = t.reshape(self.B, self.S, self.N).transpose(0, 1).reshape(self.S, -1)
+        return self.kernel.reduce_m(parts).reshape(self.B, self.N)
 
 
 Step = Callable[[Call], Tensor]
@@ -96,8 +95,12 @@ def _mean(c: Call, t: Tensor) -> Tensor:
     return (c.kernel.reduce_n(t.t()) / c.N)[:, None]
 
 
+def _centred(c: Call) -> Tensor:
+    return c.x if c.m is None else c.x - c.m
+
+
 def _rstd(c: Call) -> Tensor:
-    xc = c.x if c.m is None else c.x - c.m
+    xc = _centred(c)
     return torch.rsqrt(_mean(c, xc * xc) + c.eps)
 
 
@@ -125,13 +128,13 @@ class Modulated:
     read_shift: Step = lambda c: c.shift_io
     mean: Step = lambda c: _mean(c, c.x)
     rstd: Step = _rstd
-    xhat: Step = lambda c: c.narrow((c.x if c.m is None else c.x - c.m) * c.r)
+    xhat: Step = lambda c: c.narrow(_centred(c) * c.r)
     factor: Step = _factor
     product: Step = _product
     output: Step = lambda c: c.p + c.t[c.sample]
     # Backward, in this order.
     factor_b: Step = _factor
-    norm_b: Step = lambda c: (c.x if c.m is None else c.x - c.m) * c.r
+    norm_b: Step = lambda c: _centred(c) * c.r
     cotangent: Step = lambda c: c.dy * c.f
     dx: Step = _dx
     dscale: Step = lambda c: c.summed(c.dy * c.narrow(c.xh))
@@ -176,10 +179,7 @@ class Modulated:
     @property
     def declared(self) -> dict[str, Any]:
         """The convention as a model."""
-        return {
-            "rounding": "each" if self.each else "once",
-            "round_factor": "io" if self.round_factor else "none",
-        }
+        return {"rounding": "each" if self.each else "once", "round_factor": "io" if self.round_factor else "none"}
 
     def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
         """This kernel as an implementation of ``op``; it declares its convention unless ``fields`` say another."""
@@ -198,17 +198,13 @@ _RIGHT: Mapping[str, Modulated] = {
     "modulated_each_rounds_wide": Modulated(each=True, round_factor=True, round_wide=True),
     "modulated_xhat_plus": Modulated(product=lambda c: c.xh + c.xh * c.s[c.sample]),
     "modulated_dy_plus": Modulated(cotangent=lambda c: c.dy + c.dy * c.s[c.sample]),
-    "modulated_rstd_in_factor": Modulated(
-        product=lambda c: (c.x if c.m is None else c.x - c.m) * (c.r * c.f)
-    ),
+    "modulated_rstd_in_factor": Modulated(product=lambda c: _centred(c) * (c.r * c.f)),
     "modulated_pairwise": Modulated(reduce_n=pairwise, reduce_m=pairwise),
     "modulated_sequential": Modulated(reduce_n=sequential, reduce_m=sequential),
-    "modulated_each_sequential": Modulated(
-        each=True, round_factor=True, reduce_n=sequential, reduce_m=sequential
-    ),
+    "modulated_each_sequential": Modulated(each=True, round_factor=True, reduce_n=sequential, reduce_m=sequential),
     "modulated_in_fp64": Modulated(work=torch.float64),
     "modulated_each_in_fp64": Modulated(each=True, round_factor=True, work=torch.float64),
-}  # fmt: skip
+}
 
 _OPEN = ("modulated", "modulated_factor", "modulated_each", "modulated_each_fp32_factor")
 
@@ -223,8 +219,7 @@ def _eager(op: str) -> Callable[..., Tensor]:
     """As a model that computes in fp32 is written, for autograd."""
 
     def forward(x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor) -> Tensor:
-        wide = _normed(op, x, eps) * (1 + scale.float()).unsqueeze(1) + shift.float().unsqueeze(1)
-        return wide.to(x.dtype)
+        return (_normed(op, x, eps) * (1 + scale.float()).unsqueeze(1) + shift.float().unsqueeze(1)).to(x.dtype)
 
     return forward
 
@@ -317,9 +312,7 @@ def _fault(id: str, what: str, kernel: Modulated, outputs: tuple[str, ...], **fi
     """A fault whose kernel differs from a clean one by the steps of ``kernel``; it declares ``model``, or its own."""
     model = fields.pop("model", kernel.declared)
     own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(
-        id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own
-    )  # fmt: skip
+    return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
 
 
 _EVERY = ("mean", "rstd", "y", "dx", "dscale", "dshift")
@@ -365,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
            when="a strided shift of several samples"),
     _fault("mM14", "the statistics are those of a sample, not of a row", Modulated(
            mean=lambda c: _mean(c, c.x).reshape(c.B, c.S).mean(1).repeat_interleave(c.S)[:, None],
-           rstd=lambda c: torch.rsqrt(_mean(c, (c.x if c.m is None else c.x - c.m).square()).reshape(c.B, c.S).mean(1)
+           rstd=lambda c: torch.rsqrt(_mean(c, _centred(c).square()).reshape(c.B, c.S).mean(1)
            .repeat_interleave(c.S)[:, None] + c.eps)), _EVERY, when="several rows of a sample"),
     _fault("mM15", "rounds each step, though once is declared", Modulated(each=True), ("y", "dscale"), model=_ONCE,
            dtypes=HALF),
