@@ -17,6 +17,7 @@ from normcheck.audit.explanations import is_right
 from normcheck.audit.mutants.gated import Gated
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.l2norm import Length
+from normcheck.audit.mutants.modulated import Modulated
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.quantised import Quantising
 from normcheck.audit.mutants.regimes import REGIMES, Regime
@@ -276,5 +277,7 @@ def _clean(op: str) -> Implementation:
         return Gated().implementation("clean", op)
     if facts.l2:
         return Length().implementation("clean", op)
+    if facts.modulated:
+        return Modulated().implementation("clean", op)
     kernel = Quantising() if facts.quantises else Adding() if facts.adds_residual else CLEAN
     return kernel.implementation("clean", op)

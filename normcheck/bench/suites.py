@@ -68,7 +68,8 @@ OWN_COUNTS = MappingProxyType(
         ),
     }
 )
-"""The counting for sizes that the user gives: every tensor once, but not statistics and bitmasks, which are small."""
+"""The counting for sizes that the user gives: every tensor once, but not statistics and bitmasks, nor the scale and
+shift of a few samples, which are small."""
 
 SIZES: Mapping[str, tuple[tuple[int, int], ...]] = MappingProxyType(
     {

@@ -72,6 +72,7 @@ def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
         bias=point.bias,
         options=point.options,
         scale=GIVEN_SCALES[0] if point.scale == "given" else RETURNED,
+        samples="few" if OPS[point.op].modulated else "",
         seed=seed,
     )
 

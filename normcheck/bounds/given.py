@@ -18,6 +18,7 @@ from normcheck.oracle.conventions import candidates, keys, plainest, with_conven
 from normcheck.oracle.tolerances import Model, declared_model, table
 
 _SIDES = ("weight", "bias")
+_OF_SAMPLES = ("scale", "shift")
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,30 @@ def given(
         raise UsageError(f"weight: expected None, as {op} has no weight")
     if "bias" in there and not row.takes_bias:
         raise UsageError(f"bias: expected None, as {op} has no bias")
+    if row.modulated and (x.dim() != 3 or not x.shape[0]):
+        raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, S, N) with B >= 1, as {op} modulates samples")
     for name, tensor in there.items():
-        shape = x.shape[-1:] if name in _SIDES else x.shape
+        shape = x.shape[-1:] if name in _SIDES else (x.shape[0], x.shape[-1]) if name in _OF_SAMPLES else x.shape
         if tensor.shape != shape:
             raise UsageError(f"{name}.shape={tuple(tensor.shape)}: expected {tuple(shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise UsageError(f"{name}: expected finite numbers; normcheck verify judges NaN and infinities")
-    weight, io = there.get("weight", there.get("bias")), format_of(x.dtype).name
+    weight, io = there.get("weight", there.get("bias", there.get("scale"))), format_of(x.dtype).name
+    if row.modulated and there["shift"].dtype != there["scale"].dtype:
+        raise UsageError(f"shift.dtype={there['shift'].dtype}: expected that of scale, {there['scale'].dtype}")
     if "residual" in there and "dresidual_out" not in there:
         there["dresidual_out"] = torch.zeros_like(there["residual"])
-    flat = {name: t.detach() if name in _SIDES else t.detach().reshape(-1, x.shape[-1]) for name, t in there.items()}
+    whole = (*_SIDES, *_OF_SAMPLES)
+    flat = {name: t.detach() if name in whole else t.detach().reshape(-1, x.shape[-1]) for name, t in there.items()}
     case = Case(
         op=op,
         dtype=io,
         M=flat["x"].shape[0],
         N=x.shape[-1],
         eps=eps,
-        weights="normal" if "weight" in there else NO_WEIGHT,
-        weight_dtype=_relative(weight, x) if "weight" in there else "same",
+        weights="normal" if "weight" in there or row.modulated else NO_WEIGHT,
+        weight_dtype=_relative(weight, x) if "weight" in there or row.modulated else "same",
+        samples=str(x.shape[0]) if row.modulated else "",
         bias="bias" in there,
         residual_dtype=_relative(there.get(RESIDUAL), x),
         options=row.clips(clips or RELU6) if row.clamped else (),

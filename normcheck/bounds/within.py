@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normcheck.bounds.expected import parts_of
 from normcheck.bounds.given import Given, given
-from normcheck.cases.ops import ROOT_FIRST
+from normcheck.cases.ops import DSCALE, DSHIFT, ROOT_FIRST
 from normcheck.checks.finding import mismatch
 from normcheck.errors import UsageError, one_of
 from normcheck.oracle.compare import Expectation, compare, merge
@@ -34,6 +34,8 @@ def assert_within(
     residual: Tensor | None = None,
     dresidual_out: Tensor | None = None,
     gate: Tensor | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> None:
@@ -44,6 +46,7 @@ def assert_within(
     not, or a gradient without ``dy``.
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
+    tensors |= {"scale": scale, "shift": shift}
     about = given(op, {**tensors, "dresidual_out": dresidual_out}, eps=eps, clips=clips, model=model)
     held: dict[str, list[Expectation]] = {}
     for part in parts_of(about, gradients=dy is not None):
@@ -80,7 +83,7 @@ def _finding(about: Given, actual: Tensor, parts: Sequence[Expectation]) -> Find
         size = part.expected.numel()
         compared.append((part.first, compare(flat[at : at + size].reshape(part.expected.shape), part)))
         at += size
-    result = merge(compared, about.case.M)
+    result = merge(compared, about.case.batch if parts[0].output in (DSCALE, DSHIFT) else about.case.M)
     if result.ratio <= 1:
         return None
     return mismatch(Checked(parts[0].output, parts[0].check, result), about.case, "")

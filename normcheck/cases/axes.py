@@ -154,6 +154,8 @@ PAIRS = (
     ("clips", "weight"), ("band", "octave"),
     ("n", "gate"), ("m", "gate"), ("layout", "gate"), ("gate", "rows"), ("gate", "dy"), ("gate", "eps"),
     ("gate", "probe"), ("weight_dtype", "gate"), ("weight", "gate"),
+    ("n", "samples"), ("m", "samples"), ("layout", "samples"), ("samples", "rows"), ("samples", "dy"),
+    ("samples", "probe"), ("samples", "weights"), ("weight_dtype", "samples"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "whole" is one N of each
 width, as in WHOLE, "n" a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a

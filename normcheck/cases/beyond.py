@@ -86,7 +86,8 @@ def far_apart(claims: Claims) -> Iterator[Case]:
     for layout, m, gap in (("x_strided", 65537, 32704), (HEADS, 8 * 10925, 16320)):
         if layout in layouts:
             order = random.Random(0)
-            yield _drawn(claims, order, m, 64, layout=layout, gap=gap, eps=1e-5, weight_dtype="same")
+            few = {"samples": "few"} if claims.op.modulated else {}
+            yield _drawn(claims, order, m, 64, layout=layout, gap=gap, eps=1e-5, weight_dtype="same", **few)
 
 
 def extreme(claims: Claims, seed: int) -> Iterator[Case]:
@@ -105,7 +106,9 @@ def huge(claims: Claims, powers: Sequence[int]) -> Iterator[Case]:
     order = random.Random(1)
     left_out = claims.shapes or claims.dtype == "fp32" or claims.layouts[0] != "contiguous"
     for power in () if left_out else powers:
-        yield _drawn(claims, order, 2**power // HUGE_N + 1, HUGE_N, eps=1e-5, weights="normal", weight_dtype="same")
+        few = {"samples": "few"} if claims.op.modulated else {}  # what each sample has is not as large again as x
+        plain = {"eps": 1e-5, "weights": "normal", "weight_dtype": "same", **few}
+        yield _drawn(claims, order, 2**power // HUGE_N + 1, HUGE_N, **plain)
 
 
 def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -> Case:

@@ -34,6 +34,9 @@ row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``. That of ``heads`` may be 0."""
 
+OF_SAMPLES = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)
+"""The layouts of a modulated op, whose x is (B, S, N) in each."""
+
 HEAD_SIZES = (64, 128, 256, 512)
 """The N of cases of heads that are not a user's own: attention has heads of these sizes, and kernels take no others."""
 
@@ -48,6 +51,10 @@ GIVEN_SCALES = ("normal", "ties", "power", "coarse", "fine", "tiny")
 
 SCALE_LIMIT = 1.75
 """The limit that such a kernel gets as ``scale_ub``. Some rows of ordinary data have their maximum above it."""
+
+SAMPLES = ("one", "few", "many", "each")
+"""How many samples of a batch the M rows of a modulated op are, simplest first: 1; p, the least prime that divides M;
+M / p, or M if that is a prime; M, of a row each. A case line may also have a number that divides M."""
 
 NO_WEIGHT = "none"
 """In place of a kind of weights: the op is called without a weight, so without a bias as well. Its gamma is 1."""
@@ -75,7 +82,8 @@ class Case:
     without one; ``gap`` counts the elements behind each row of a strided tensor, or each head; ``options`` are the op's
     own numbers (``lower_clip``, ``upper_clip``) as pairs in order of name. ``residual`` is a kind of data as well, and
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
-    a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data.
+    a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data. ``samples``, of a
+    modulated op: one of SAMPLES, or a number; ``weights`` and ``weight_dtype`` are those of its scale and shift.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
@@ -98,6 +106,7 @@ class Case:
     residual_dtype: str = "same"
     scale: str = RETURNED
     gate: str = "normal"
+    samples: str = ""
 
     def __post_init__(self) -> None:
         if self.weights == NO_WEIGHT and self.weight_dtype != "same":
@@ -113,6 +122,8 @@ class Case:
         """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M, (T, H, N) with T*H == M, or (M, A, B) with A*B == N,
         and 4 for (B, S, T, N) with B*S*T == M.
         """
+        if self.samples:
+            return 3
         if self.layout == RANK4:
             return 4
         return 3 if self.layout in ("rank3", "rank3_strided", HEADS, TRAILING) else 2
@@ -175,6 +186,11 @@ class Case:
         return 2 * self.gaps["dy"]
 
     @property
+    def modulation_stride(self) -> int:
+        """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed."""
+        return self.N * (6 if self.gaps["dy"] else 1)
+
+    @property
     def room(self) -> int:
         """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
@@ -213,8 +229,14 @@ class Case:
 
     @property
     def batch(self) -> int:
-        """B of an x of rank 3 or 4: the largest divisor of M up to the square root of M."""
-        return _divisor_near_root(self.M)
+        """B of an x of rank 3 or 4: the largest divisor of M up to the square root of M, or what ``samples`` say."""
+        if not self.samples:
+            return _divisor_near_root(self.M)
+        if self.samples.isdigit():
+            return int(self.samples) if self.M % int(self.samples) == 0 else 1
+        least = _least_prime(self.M)
+        several = self.M // least if least < self.M else self.M
+        return max(1, {"one": 1, "few": least, "many": several, "each": self.M}[self.samples])
 
     @property
     def option_values(self) -> Mapping[str, float]:
@@ -241,6 +263,8 @@ class Case:
             words.append(f"scale={self.scale}")
         if self.gate != "normal":
             words.append(f"gate={self.gate}")
+        if self.samples:
+            words.append(f"samples={self.samples}")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 
@@ -248,6 +272,11 @@ class Case:
 def _divisor_near_root(n: int) -> int:
     """The largest divisor of n >= 0 up to its square root, 1 for 0."""
     return next(d for d in range(max(math.isqrt(n), 1), 0, -1) if n % d == 0)
+
+
+def _least_prime(n: int) -> int:
+    """The least prime that divides n, 1 for n below 2."""
+    return next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), max(n, 1))
 
 
 def head_size_near(columns: int) -> int:
@@ -272,7 +301,7 @@ def with_rows(case: Case, rows: int) -> Case:
     """The case of so many of its rows, packed; x keeps its rank."""
     packed = "rank3" if case.layout == "rank3_strided" else case.layout
     packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS) else "contiguous"
-    return replace(case, M=rows, layout=packed, gap=0)
+    return replace(case, M=rows, layout=packed, gap=0, samples="one" if case.samples else "")
 
 
 class Parameters(NamedTuple):

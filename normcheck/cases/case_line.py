@@ -14,7 +14,9 @@ from normcheck.cases.case import (
     LIMITED,
     MAX_ELEMENTS,
     NO_WEIGHT,
+    OF_SAMPLES,
     RETURNED,
+    SAMPLES,
     STRIDED,
     TRAILING,
     Case,
@@ -77,6 +79,7 @@ def parse(line: str) -> Case:
         residual_dtype=_choice(named, "residual_dtype", ("same", "fp32")),
         scale=_choice(named, "scale", (RETURNED, LIMITED, *GIVEN_SCALES)),
         gate=_choice(named, "gate", GATE_KINDS),
+        samples=_samples(named) if OPS[op].modulated else "",
     )
     _validate(case)
     return case
@@ -95,6 +98,12 @@ def _validate(case: Case) -> None:
         raise UsageError("residual_dtype=fp32: expected only under fp16 or bf16, for fp32 it is the same")
     if case.layout == HEADS and OPS[case.op].by_name:
         raise UsageError(f"layout={HEADS}: expected another one for {case.op}, of which no heads are made")
+    if case.samples and case.layout not in OF_SAMPLES:
+        raise UsageError(f"layout={case.layout}: expected {one_of(OF_SAMPLES)} for {case.op}, whose x is (B, S, N)")
+    if case.samples and not case.weight:
+        raise UsageError(f"weights=none: expected a kind of data, of the scale and the shift of {case.op}")
+    if case.samples.isdigit() and case.M % int(case.samples):
+        raise UsageError(f"samples={case.samples}: expected {one_of(SAMPLES)}, or a number that divides M={case.M}")
     if case.layout == TRAILING and not case.weight:
         raise UsageError(f"weights=none layout={TRAILING}: expected one of the two, the weight says what is normed")
     if bool(case.gap) != (case.layout in STRIDED) and case.layout != HEADS:
@@ -160,6 +169,11 @@ def _choice(named: Mapping[str, str], name: str, choices: tuple[str, ...]) -> st
     if value not in choices:
         raise UsageError(f"{_said(name, value)}: expected {one_of(choices)}")
     return value
+
+
+def _samples(named: Mapping[str, str]) -> str:
+    text = named.get("samples", "")
+    return text if re.fullmatch("[1-9][0-9]{0,11}", text) else _choice(named, "samples", SAMPLES)
 
 
 def _said(name: str, value: str) -> str:

@@ -13,8 +13,10 @@ from normcheck.cases.case import (
     HEAD_SIZES,
     HEADS,
     LIMITED,
+    OF_SAMPLES,
     RANK4,
     RETURNED,
+    SAMPLES,
     STRIDED,
     TRAILING,
     Case,
@@ -121,6 +123,7 @@ class Claims:
             "residual_dtype": self.values("residual_dtype"),
             "scale": self.scales,
             "gate": GATE_KINDS,
+            "samples": SAMPLES,
         }
         return {axis: every[axis] for axis in self.op.axes}
 
@@ -158,7 +161,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     weight_dtypes = _relative(implementation.weight_dtypes, dtype)
     layouts = layouts_of(op, implementation, only)
-    weights = op.weights_of(implementation.weights)
+    weights = weights_of(op, implementation)
     if True not in weights:
         biases, weight_dtypes = (False,), ("same",)
     return Claims(
@@ -176,6 +179,11 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         epsilons=tuple(implementation.epsilons or ()),
         columns=columns_of(op, implementation),
     )
+
+
+def weights_of(op: Op, implementation: Declared) -> tuple[bool, ...]:
+    """The values of ``Case.weight``: those that are declared, of a scale of a modulated op True alone."""
+    return (True,) if op.modulated else implementation.weights
 
 
 def scales_of(op: Op, implementation: Declared) -> tuple[str, ...]:
@@ -216,6 +224,8 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
     layouts += [HEADS] * (implementation.heads and not op.by_name)
+    if op.modulated:
+        layouts = [layout for layout in layouts if layout in OF_SAMPLES]
     return tuple(layout for layout in layouts if not only or layout in only)
 
 
@@ -230,7 +240,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
     if implementation.epsilons and case.eps not in implementation.epsilons:
         return f"eps={case.eps!r}: epsilons={tuple(implementation.epsilons)} is declared"
-    if case.weight not in op.weights_of(implementation.weights):
+    if case.weight not in weights_of(op, implementation):
         return f"weights={case.weights}: weights={implementation.weights} is declared"
     if case.weight and case.bias not in implementation.biases:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"
@@ -242,7 +252,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
     elif case.layout == TRAILING:
         if not implementation.trailing:
             return f"layout={TRAILING}: trailing=False is declared"
-    elif case.rank not in implementation.ranks:
+    elif case.rank not in implementation.ranks and not case.samples:
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"
     if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'

@@ -270,7 +270,7 @@ RESIDUAL_KINDS = tuple(RESIDUAL_VALUES)
 
 
 def weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
-    """weight and bias (N,) in fp64 from normal-like ``n`` (2, N)."""
+    """weight and bias (N,) in fp64 from normal-like ``n`` (2, N), or scale and shift (B, N) from ``n`` (2, B, N)."""
     weight, bias = n[0], n[1]
     if case.weights == "small":
         return weight * (1 / 300), bias
@@ -286,6 +286,20 @@ def weights(case: Case, op: Op, n: Tensor) -> tuple[Tensor, Tensor]:
             limits = torch.tensor([v for _, v in case.options], dtype=torch.float64, device=n.device)
             bias = torch.where(weight + op.weight_offset == 0, limits[(column // 9) % 2], bias)
     return weight, bias
+
+
+def modulation(case: Case, op: Op, n: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """scale and shift (B, N) of samples from ``first`` on, in fp64, from normal-like ``n`` (2, B, N).
+
+    Those of the next sample are twice as large, so that no other sample's will do. A scale of ``probe`` is -1 in some
+    columns, where y is the shift alone.
+    """
+    sample = torch.arange(first, first + n.shape[1], device=n.device)
+    return weights(case, op, n * _power_of_two(sample % _MAGNITUDES)[:, None])
+
+
+_MAGNITUDES = 4
+"""How many samples of a modulation differ in their exponents."""
 
 
 def _middles_of_codes(columns: int, seed: int, n: Tensor) -> Tensor:

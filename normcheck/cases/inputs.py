@@ -26,18 +26,21 @@ from normcheck.cases.data_kinds import (
     SPECIAL_ROWS,
     WEIGHT_KINDS,
     Field,
+    modulation,
     weights,
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.ops import BY_NAME, GATE, OPS, RELU6, RESIDUAL, Op
+from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
 
 SLAB_ELEMENTS = 1 << 22
-_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE = range(9)  # independent streams of one seed
+_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE, _OF_SAMPLES = range(
+    10
+)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,9 @@ class Inputs:
     dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none.
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
-    Each lies in a buffer of its own, with NaN in its gaps, and where other heads
-    lie, and in bands before and behind it.
+    Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride; weight and bias are
+    None. Each lies in a buffer of its own, with NaN in its gaps, and where other heads lie, and in bands before and
+    behind it.
     """
 
     x: Tensor
@@ -61,6 +65,7 @@ class Inputs:
     dresidual_out: Tensor | None = None
     scale: Tensor | None = None
     gate: Tensor | None = None
+    shift: Tensor | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each input, without those that are None."""
@@ -88,7 +93,12 @@ class Inputs:
     def leaves(self) -> dict[str, Tensor]:
         """The inputs that have a gradient, by its name, in the order in which a backward returns them."""
         named = dict(self.named())
-        return {gradient: named[name] for gradient, name in GRADIENT_OF.items() if name in named}
+        of_codes = self.scale is not None and self.shift is None
+        return {
+            gradient: named[name]
+            for gradient, name in GRADIENT_OF.items()
+            if name in named and not (of_codes and gradient == DSCALE)
+        }
 
 
 _NAMES = tuple(f.name for f in fields(Inputs))
@@ -109,7 +119,7 @@ def inputs_of(named: Mapping[str, Tensor]) -> Inputs:
     return Inputs(named["x"], dy=named.get("dy", named["x"]), **optional)
 
 
-_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items() if gradient}
+_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items()}
 GRADIENT_OF = MappingProxyType({"dx": "x", **_OF_NAMED, "dw": "weight", "db": "bias"})
 """Gradient -> the input of which it is one."""
 
@@ -140,7 +150,9 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         _fill_residual(case, made)
     if made.gate is not None:
         _fill_gate(case, made.gate)
-    if made.scale is not None:
+    if made.scale is not None and made.shift is not None:
+        _fill_modulation(case, op, made.scale, made.shift)
+    elif made.scale is not None:
         u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
         made.scale.fill_(SCALE_VALUES[case.scale](u))
     if case.rank > 2:
@@ -215,6 +227,19 @@ def _fill_gate(case: Case, gate: Tensor) -> None:
         gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
 
 
+def _fill_modulation(case: Case, op: Op, scale: Tensor, shift: Tensor) -> None:
+    """Write scale and shift (B, N)."""
+    n = scale.shape[1]
+    height = max(1, SLAB_ELEMENTS // n)
+    for first in range(0, scale.shape[0], height):
+        samples = slice(first, min(first + height, scale.shape[0]))
+        count = (samples.stop - samples.start) * n
+        pieces = [(_OF_SAMPLES, (part * scale.shape[0] + first) * n, count) for part in range(2)]
+        own = normal(hashed(case.seed, pieces, scale.device.type)).view(2, -1, n)
+        for tensor, values in zip((scale, shift), modulation(case, op, own, first), strict=True):
+            tensor[samples] = values.float()  # rounded to fp32 first, as a weight
+
+
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
     {"nan": _NAN, "inf": {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}}
 )
@@ -267,6 +292,10 @@ def _unfilled(case: Case, device: str) -> Inputs:
     """The tensors of a case, unfilled, with x and dy (M, N)."""
     io = torch_dtype(case.dtype)
     x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
+    if OPS[case.op].modulated:
+        wide, where = torch_dtype(case.weight_format), ((case.batch, case.N), (case.modulation_stride, 1))
+        both = (placed(*where, wide, device, shift=_shift(case)) for _ in range(2))
+        return Inputs(x, None, None, dy, scale=next(both), shift=next(both))
     weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
     gate = _placed(case, GATE, io, device) if OPS[case.op].gated else None

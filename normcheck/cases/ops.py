@@ -25,13 +25,30 @@ GATE, DGATE = "gate", "dgate"
 CODES, SCALE = "q", "scale"
 """The codes that a quantising op returns in place of y, and what they are multiples of, unless it is given."""
 
+SHIFT, DSCALE, DSHIFT = "shift", "dscale", "dshift"
+"""What a modulated op adds, beside the SCALE that it multiplies by and 1, and the gradients of the two."""
+
 BLOCKS: Mapping[str, int] = MappingProxyType({"block64": 64, "block128": 128})
 """What shares a scale, if a block of columns does, as a model's ``scale`` -> the columns of a block."""
 
-BY_NAME: Mapping[str, str] = MappingProxyType({RESIDUAL: DRESIDUAL, GATE: DGATE, SCALE: ""})
-"""Every input that a function gets by name -> its gradient, "" if it has none."""
+BY_NAME: Mapping[str, str] = MappingProxyType({RESIDUAL: DRESIDUAL, GATE: DGATE, SCALE: DSCALE, SHIFT: DSHIFT})
+"""Every input that a function gets by name -> its gradient. The scale of codes has none."""
 
-ROOT_FIRST = (RESIDUAL_OUT, *STATISTICS, "y", SCALE, CODES, "bitmask", "dx", DRESIDUAL, DGATE, "dw", "db")
+ROOT_FIRST = (
+    RESIDUAL_OUT,
+    *STATISTICS,
+    "y",
+    SCALE,
+    CODES,
+    "bitmask",
+    "dx",
+    DRESIDUAL,
+    DGATE,
+    DSCALE,
+    DSHIFT,
+    "dw",
+    "db",
+)
 """Every output in the order in which they are computed: the first wrong one is the root of the others."""
 
 RELU6 = (0.0, 6.0)
@@ -61,9 +78,12 @@ class Op:
     If it is ``l2``, it divides by the length of x in place of the root of a mean, which ``oracle/l2norm.py`` explains:
     what eps does is a convention. It has no weight.
 
+    If it is ``modulated``, x is (B, S, N), and each of its B samples has a scale and a shift (N,) of its own, in place
+    of weight and bias: y = xhat * (1 + scale) + shift, which ``oracle/modulated.py`` explains.
+
     The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
     ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
-    is clamped and adds a residual or quantises, or that is gated or l2 and not plain: no bound is derived for it.
+    is clamped and adds a residual or quantises, or that is gated, l2 or modulated and not plain: no bound is derived.
     """
 
     name: str
@@ -75,6 +95,7 @@ class Op:
     quantises: bool = False
     gated: bool = False
     l2: bool = False
+    modulated: bool = False
     biases: tuple[bool, ...] = (True, False)
     formula: str
     source: str
@@ -91,6 +112,8 @@ class Op:
             raise ValueError(f"op={self.name}: expected gated=True with no other fact of it")
         if self.l2 and (any(more) or self.zero_centered or self.rounds_xhat or self.by_name):
             raise ValueError(f"op={self.name}: expected l2=True with no other fact of it")
+        if self.modulated and (any(more[1:]) or self.gated or self.rounds_xhat or self.adds_residual):
+            raise ValueError(f"op={self.name}: expected modulated=True with no other fact of it but centered")
 
     @property
     def takes_bias(self) -> bool:
@@ -109,13 +132,19 @@ class Op:
     @property
     def by_name(self) -> tuple[str, ...]:
         """The inputs of BY_NAME that the op has."""
-        has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises}
+        has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises or self.modulated}
+        has |= {SHIFT: self.modulated}
         return tuple(name for name in BY_NAME if has[name])
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes of a case that the op has and others have not."""
-        return tuple(axis for name in self.by_name for axis in AXES_OF[name])
+        return tuple(axis for name in self.by_name for axis in self.axes_of(name))
+
+    def axes_of(self, name: str) -> tuple[str, ...]:
+        """Those of ``axes`` that say something of this input; () if the op has no such input, or its ``weights`` do."""
+        own = name in self.by_name and not (self.modulated and name == SCALE)
+        return AXES_OF[name] if own else ()
 
     @property
     def main_output(self) -> str:
@@ -125,7 +154,7 @@ class Op:
     @property
     def weight_offset(self) -> float:
         """The number that is added to the weight."""
-        return 1.0 if self.zero_centered else 0.0
+        return 1.0 if self.zero_centered or self.modulated else 0.0
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -145,6 +174,8 @@ class Op:
         if self.quantises:
             return ()
         named = (BY_NAME[name] for name in self.by_name)
+        if self.modulated:
+            return ("dx", *named)
         return ("dx", *named, *GRADIENTS[1:2] * weight, *GRADIENTS[2:] * bias)
 
     @property
@@ -160,13 +191,13 @@ class Op:
         """The names of the dtypes that y may have, for x in ``io`` and the weight in ``weight``.
 
         A rounded xhat times a wider weight has the wider dtype by promotion, and LlamaRMSNorm returns that; the dtype
-        of x is right as well, and so of a gated op. Any other op stores y in the dtype of x.
+        of x is right as well, and so of a gated or a modulated op. Any other op stores y in the dtype of x.
         """
-        return (io, weight) if (self.rounds_xhat or self.gated) and weight != io else (io,)
+        return (io, weight) if (self.rounds_xhat or self.gated or self.modulated) and weight != io else (io,)
 
 
 AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {RESIDUAL: (RESIDUAL, "residual_dtype"), GATE: (GATE,), SCALE: (SCALE,)}
+    {RESIDUAL: (RESIDUAL, "residual_dtype"), GATE: (GATE,), SCALE: (SCALE,), SHIFT: ("samples",)}
 )
 """Each input of BY_NAME -> the axes of a case that say something of it."""
 
@@ -308,10 +339,31 @@ LENGTHS = (
 )
 """The ops that divide by the length of x."""
 
+MODULATED = (
+    Op(
+        name="layernorm_modulate",
+        centered=True,
+        modulated=True,
+        biases=(False,),
+        formula="y = (x - mean) * rstd * (1 + scale) + shift,  scale and shift of each sample",
+        source="AdaLN of DiT, Peebles, Xie 2023, arXiv 2212.09748: the front of each block of SD3, Flux, Wan; "
+        "dscale = sum_S(dy * xhat), dshift = sum_S(dy)",
+    ),
+    Op(
+        name="rmsnorm_modulate",
+        centered=False,
+        modulated=True,
+        biases=(False,),
+        formula="y = x * rstd * (1 + scale) + shift,  scale and shift of each sample",
+        source="AdaLN of an RMSNorm, as Lumina, Mochi and LTX have it; dscale = sum_S(dy * xhat), dshift = sum_S(dy)",
+    ),
+)
+"""The ops that multiply and add what each sample of a batch has of its own."""
+
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         op.name: op
-        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS)
+        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED)
         for op in sorted(table, key=lambda op: op.name)
     }
 )

@@ -19,7 +19,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import HEADS, NO_WEIGHT, STRIDED, Case, head_size_near
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, weight_kinds
-from normcheck.cases.ops import AXES_OF, OPS, RESIDUAL, SCALE
+from normcheck.cases.ops import OPS, RESIDUAL, SCALE
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ def within(all_: Choices, case: Case) -> Choices:
 
 def _of_input(claims: Claims, name: str) -> tuple[Mapping[str, Any], ...]:
     """The values of the axes of an input by name, together; ({},) if the op has no such input."""
-    axes = AXES_OF[name][::-1] if name in claims.op.by_name else ()
+    axes = claims.op.axes_of(name)[::-1]
     return tuple(dict(zip(axes, values, strict=True)) for values in product(*(claims.own[axis] for axis in axes)))
 
 

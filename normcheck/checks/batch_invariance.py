@@ -12,10 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import ROOT_FIRST
+from normcheck.cases.ops import DSCALE, DSHIFT, ROOT_FIRST
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe, observe_in_place, start
 from normcheck.checks.rerun import Probed, Subject
@@ -24,7 +24,7 @@ from normcheck.result import EARLIER_CALLS, OTHER_ROWS
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import supports
 
-_BY_ROW = frozenset(ROOT_FIRST) - {"dw", "db"}
+_BY_ROW = frozenset(ROOT_FIRST) - {DSCALE, DSHIFT, "dw", "db"}
 """Outputs of which each part belongs to one row."""
 
 _BATCH, _MOST_BATCHES = 255, 17
@@ -33,19 +33,23 @@ a kernel that declares batch invariance. Of another one it is the first."""
 
 
 def among_other_rows(subject: Subject, probed: Probed) -> Probed:
-    """Run the case again with its rows rolled by one, in the memory of the first run; then some rows by themselves."""
+    """Run the case again with its rows rolled by one, in the memory of the first run; then some rows by themselves.
+
+    The rows of a batch of several samples are rolled by those of one, with what each sample has of its own.
+    """
     if subject.case.M < 2:
         return probed
-    rolled = _rolled(subject.inputs, subject.case.M)
+    rolled = _rolled(subject.inputs, subject.case)
     latest = state_of_latest_forward(subject, rolled)
     if latest is not None:
         return replace(probed, problems=(latest,))
     subject.refill(rolled)
     bits = None if subject.bits is None else subject.bits.roll(1, 0)
+    by = _rolled_by(subject.case)
     case, op, implementation = subject.case, subject.op, subject.implementation
     moved, problems = observe_in_place(implementation, op, case, subject.given, bits)
     invariant = {
-        name: guard_bands.same_bits(_rows_rolled(_by_row(t, case.M)), _by_row(moved.named[name], case.M))
+        name: guard_bands.same_bits(_rows_rolled(_by_row(t, case.M), by), _by_row(moved.named[name], case.M))
         for name, t in subject.first.named.items()
         if name in _BY_ROW and name in moved.named
     }
@@ -72,12 +76,14 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
 
 
 def _batches(subject: Subject) -> Iterator[slice]:
-    """Rows to run by themselves: one row, and of more than ``_BATCH`` rows so many at a time."""
+    """Rows to run by themselves: one row, and of more than ``_BATCH`` rows so many at a time; of one sample each."""
     case = subject.case
     row = case.seed % case.M
     yield slice(row, row + 1)
-    if case.M > _BATCH:
-        batches = [slice(first, min(first + _BATCH, case.M)) for first in range(0, case.M, _BATCH)]
+    of_sample = case.M // case.batch if case.samples else case.M
+    if of_sample > _BATCH:
+        starts = (range(end - of_sample, end, _BATCH) for end in range(of_sample, case.M + 1, of_sample))
+        batches = [slice(i, min(i + _BATCH, own.stop)) for own in starts for i in own]
         yield from batches[:_MOST_BATCHES] if subject.implementation.batch_invariant else batches[:1]
 
 
@@ -91,7 +97,11 @@ def _in_batch(subject: Subject, batch: slice) -> dict[str, bool]:
     def own(rows: Tensor) -> Tensor:
         return guard_bands.in_bands(rows.reshape(case.M, case.N)[batch].reshape(part.shape), NAN)
 
-    inputs = _of_rows(subject.inputs, own)
+    def of_sample(both: Tensor) -> Tensor:
+        sample = batch.start * case.batch // case.M
+        return guard_bands.in_bands(both[sample : sample + 1], NAN)
+
+    inputs = _of_rows(subject.inputs, own, of_sample)
     bits = None if subject.bits is None else subject.bits[batch]
     started = start(subject.implementation, part, inputs, Surroundings())
     seen, _ = observe(subject.implementation, subject.op, part, started, bits)
@@ -102,23 +112,30 @@ def _in_batch(subject: Subject, batch: slice) -> dict[str, bool]:
     }
 
 
-def _rolled(inputs: Inputs, rows: int) -> Inputs:
-    """The inputs with the rows of x and dy rolled by one: the last row comes first."""
+def _rolled_by(case: Case) -> int:
+    """By how many rows a case is rolled: those of a sample if it has several."""
+    return case.M // case.batch if case.samples and case.batch > 1 else 1
+
+
+def _rolled(inputs: Inputs, case: Case) -> Inputs:
+    """The inputs with the rows of x and dy rolled, so that the last row, or sample, comes first."""
 
     def roll(t: Tensor) -> Tensor:
-        return t.reshape(rows, -1).roll(1, 0).reshape(t.shape)
+        return t.reshape(case.M, -1).roll(_rolled_by(case), 0).reshape(t.shape)
 
-    return _of_rows(inputs, roll)
-
-
-def _rows_rolled(t: Tensor) -> Tensor:
-    """The rows of (M, n) rolled by one, as integers: a GPU rolls no numbers of 8 bits."""
-    return guard_bands.as_integers(t).roll(1, 0).view(t.dtype)
+    return _of_rows(inputs, roll, lambda t: t.roll(1, 0))
 
 
-def _of_rows(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The inputs with ``change`` applied to those that have rows."""
-    return replace(inputs, **{n: change(t) for n, t in inputs.named() if n not in ("weight", "bias", "scale")})
+def _rows_rolled(t: Tensor, by: int) -> Tensor:
+    """The rows of (M, n) rolled, as integers: a GPU rolls no numbers of 8 bits."""
+    return guard_bands.as_integers(t).roll(by, 0).view(t.dtype)
+
+
+def _of_rows(inputs: Inputs, change: Callable[[Tensor], Tensor], of_samples: Callable[[Tensor], Tensor]) -> Inputs:
+    """The inputs with ``change`` applied to those that have rows, ``of_samples`` to the scale and shift of samples."""
+    fixed = ("weight", "bias", "scale", "shift")
+    both = {} if inputs.shift is None else {n: of_samples(t) for n, t in inputs.named() if n in fixed}
+    return replace(inputs, **both, **{n: change(t) for n, t in inputs.named() if n not in fixed})
 
 
 def _by_row(t: Tensor, rows: int) -> Tensor:

@@ -97,7 +97,7 @@ def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[di
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
     named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in inputs.leaves)
-    gives = f"dx{named}, dw and, with a bias, db"
+    gives = f"dx{named}" if inputs.shift is not None else f"dx{named}, dw and, with a bias, db"
     for name, like in inputs.leaves.items():
         if name not in returned:
             problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))

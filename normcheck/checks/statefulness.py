@@ -43,6 +43,8 @@ def state_of_old_weights(subject: Subject) -> Problem | None:
     new = subject.inputs.each(lambda t: t)
     weight, bias = (None if t is None else t.roll(1) for t in (new.weight, new.bias))
     new = replace(new, weight=weight, bias=bias)
+    if new.scale is not None and new.shift is not None:
+        new = replace(new, scale=new.scale.roll(1, -1), shift=new.shift.roll(1, -1))
     subject.refill(new)
     seen, _ = observe_in_place(subject.implementation, subject.op, subject.case, subject.given, None)
     name = wrong_by_earlier_calls(subject, new, seen, None)

@@ -76,6 +76,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         or case.layout == TRAILING
         or op.gated
         or op.l2
+        or op.modulated
     ):
         return None
     inputs, shared = make(case, op, "cpu"), ""

@@ -16,12 +16,12 @@ from typing import Any
 
 from normcheck.cases.case import NO_WEIGHT, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.ops import Op
+from normcheck.cases.ops import GATED, MODULATED, Op
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
-from normcheck.diagnosis import gated, l2norm
+from normcheck.diagnosis import gated, instead, l2norm, modulated
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
@@ -50,6 +50,9 @@ _CLIPS = ((0.0, 6.0), (-0.5, 2.0))
 _FEWEST_ALIKE = 4  # cases like the failing one, itself included, if the time ends before all were run
 _ALIKE_ELEMENTS = 1 << 17
 
+_INSTEAD = {op.name: gated.instead for op in GATED} | {op.name: modulated.instead for op in MODULATED}
+"""Op -> what its kernels may do instead, of those that have no formulas of faults."""
+
 _Candidate = tuple[Fault, Way]
 
 
@@ -69,10 +72,11 @@ def explanation(
     calls, if it fails only after them.
     """
     end = time.perf_counter() + seconds
-    if cell.op.gated:
-        return gated.explained(cell.op, failed, _results(cell, _usual_cases(cell.claims, failed.case), setting, end))
-    if cell.op.l2:
-        return l2norm.explained(failed, _results(cell, _usual_cases(cell.claims, failed.case), setting, end))
+    if cell.op.name in _INSTEAD or cell.op.l2:
+        others = _results(cell, _usual_cases(cell.claims, failed.case), setting, end)
+        if cell.op.l2:
+            return l2norm.explained(failed, others)
+        return instead.explained(_INSTEAD[cell.op.name], cell.op, failed, others)
     own_backward = cell.implementation.backward is not None
     every = _candidates(cell.claims, failed, own_backward=own_backward, settled=settled)
     if earlier:
@@ -102,10 +106,10 @@ def explanation(
 
 def tells(cell: Cell, result: Result, name: str) -> bool:
     """Whether no known fault but that of this ``name`` explains ``result`` alone."""
-    if cell.op.gated:
-        return gated.tells(cell.op, result, name)
     if cell.op.l2:
         return l2norm.tells(result, name)
+    if cell.op.name in _INSTEAD:
+        return instead.tells(_INSTEAD[cell.op.name], cell.op, result, name)
     own_backward = cell.implementation.backward is not None
     found = None if is_special(result.case) else evidence(cell.op, result, own_backward=own_backward)
     if found is None:

@@ -162,7 +162,7 @@ class Tally:
         if self.too_slow:
             notes.append(f"not run, too slow for this profile: {', '.join(self.too_slow)}")
         if self.conventions and failure is None:
-            notes += in_words(told_in_fp32(self.conventions) if bare.dtype == "fp32" else self.conventions)
+            notes += in_words(op, told_in_fp32(self.conventions) if bare.dtype == "fp32" else self.conventions)
         notes += derived(uncheckable, self.vacuity, self.backward_refused, self.cases)
         absent = self.missing.keys() - (self.returned if failure is None else self.worst.keys())
         for name in [name for name in op.outputs if self.missing[name] and name in self.returned]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normcheck.cases.ops import BY_NAME, OPS, SCALE, Op
+from normcheck.cases.ops import BY_NAME, OPS, SCALE, SHIFT, Op
 from normcheck.errors import UsageError, error_text, one_line
 from normcheck.impls.implementation import ONE_MODULE
 
@@ -19,7 +19,8 @@ _OPTIONS = ("lower_clip", "upper_clip")
 _SCALE_LIMIT = "scale_ub"
 _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
 _REQUIRED = tuple(name for name in BY_NAME if name != SCALE)
-"""The inputs by name that a function takes if its op has them, and only then; a scale may be returned instead."""
+"""The inputs by name that a function takes if its op has them, and only then; a scale of codes may be returned instead,
+so one counts beside a shift alone."""
 _TRIAL_COLUMNS = 8
 
 
@@ -39,7 +40,7 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
     itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
-    a module's forward, with a parameter named residual, or gate, is of an op that has it. If the op quantises, one
+    a module's forward, with a parameter named residual, gate or shift is of an op that has it. If the op quantises, one
     named scale gets the scale; a function without it returns the scale, and gets its upper limit if it has a parameter
     named scale_ub.
 
@@ -66,7 +67,7 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round; or must
     have a weight, and the op has none.
     """
-    wanted = tuple(name for name in op.by_name if name != SCALE)
+    wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated)
     name = one_line(str(getattr(target, "__name__", "f")), 60)
     if not {*adapted.weights} & {*op.weights_of(adapted.weights)}:
         raise UsageError(f"impl={spec}: op={op.name}: expected {name}(x, eps) -> y, as {op.name} has no weight")
@@ -76,7 +77,8 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
         bias = ", bias" if op.takes_bias else ""
         returned = "(y, residual_out)" if op.adds_residual else "y"
         own = ", ".join(wanted)
-        words = f"a parameter named {own}: {name}(x, {own}, weight{bias}, eps) -> {returned}"
+        weight = "" if op.modulated else f", weight{bias}"
+        words = f"a parameter named {' and '.join(wanted)}: {name}(x, {own}{weight}, eps) -> {returned}"
     else:
         alike = [o for o in OPS.values() if o.quantises == op.quantises]
         having = (o.name for o in alike if {*adapted.named} <= {*o.by_name})
@@ -172,4 +174,4 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
 def _named_in(parameters: Iterable[str]) -> tuple[str, ...]:
     """Those of the inputs by name that are among a function's parameters."""
     own = {*parameters}
-    return tuple(name for name in _REQUIRED if name in own)
+    return tuple(name for name in BY_NAME if name in own and (name != SCALE or SHIFT in own))

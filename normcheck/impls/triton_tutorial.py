@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import Case
 from normcheck.impls.implementation import Implementation, Outputs
-from normcheck.impls.triton import interpret_on_cpu, unavailable
+from normcheck.impls.triton import unavailable
+from normcheck.impls.triton_calls import interpret_on_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor

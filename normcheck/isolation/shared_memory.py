@@ -324,6 +324,10 @@ def shared_bytes(case: Case) -> int:
     if op.gated:
         inputs += ((case.M + 1) * (case.N + case.gate_gap) + band) * item
         outputs += (case.M * case.N + band) * item
+    if op.modulated:
+        wide = torch_dtype(case.weight_format).itemsize
+        inputs += 2 * ((case.batch + 1) * case.modulation_stride + band) * wide
+        outputs += 2 * (case.batch * case.N + band) * wide
     saved = case.M * case.N * op.clamped + 12 * case.M * len(op.statistics)  # a bitmask may be bool
     return inputs + outputs + saved + 32 * case.N + _OTHER_BYTES
 

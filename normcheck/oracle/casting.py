@@ -61,11 +61,15 @@ def rounded(a: Tensor, fmt: Format) -> Tensor:
 def cast(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, off: Tensor | None = None) -> Cast:
     """The rounded xhat of ``rows``, whose statistics are off by ``given``.
 
-    Errors before the rounding: x times rstd, or x divided by the root, and underflow of x and of the product. ``off``
+    Errors before the rounding: x, less the mean if there is one, times rstd, or divided by the root, the shift of xhat
+    by an error of that mean, and underflow of x and of the product. ``off``
     (m, N): how far the xhat of another right sum may be from that of ``rows``, which then has these errors as well.
     """
-    per_xh = (1 + given.al) * (1 + rules.count["xhat"] * rules.u) - 1
+    count = rules.count["xhat" if rows.mean is None else "xhat_centered"]
+    per_xh = (1 + given.al) * (1 + count * rules.u) - 1
     e = (rows.xh_abs * per_xh).add_(rules.eta * (1 + rows.rstd * (1 + given.al)))
+    if given.d is not None:
+        e.add_(given.d * (1 + per_xh))
     if off is not None:
         e.add_(off * (1 + per_xh))
     return Cast(rounded(rows.xh, io), rounded(rows.xh - e, io), rounded(rows.xh + e, io))
@@ -105,6 +109,7 @@ def gradients(
     off: Tensor | None = None,
     dy_off: Tensor | float = 0.0,
     weight: Tensor | float = 1.0,
+    more: Tensor | float = 0.0,
 ) -> tuple[Block, Doubt]:
     """``block`` with dw from the rounded xhat, and the doubt of dx and dw by roundings to the io dtype.
 
@@ -116,11 +121,12 @@ def gradients(
     xhats, xh' mean(xh" wd') - xh mean(xh wd) is what ``between_sums`` bounds, of wd, and xh' mean(xh" (wd' - wd)).
 
     ``dy_off`` (m, N): how far the cotangent may be from ``block.dy``; ``weight``: |g|, by which that is multiplied.
+    ``more`` (m, N): how far dy * g may be from that of ``block`` besides.
     """
     rows, bwd, dy = block.rows, block.backward, block.dy
     dy_abs, wd_abs = dy.abs(), bwd.wd.abs()
     u, chain = rules.u, rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
-    of_dy = dy_off * weight
+    of_dy = dy_off * weight + more
     wd_off = of_dy + store(rules, (wd_abs + of_dy) * (1 + u) + rules.eta, io, "dx")
     assert isinstance(wd_off, Tensor)  # casts() is true: io is not the accumulation format
     products = store(rules, (dy_abs + dy_off) * cast.size + rules.eta, io, "dw")

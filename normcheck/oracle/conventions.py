@@ -1,7 +1,8 @@
 """The contracts that an op leaves open: several ways to compute it are right, but a kernel must keep to one.
 
 Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``),
-when a gate is applied, and what of it (``gated.py``), what eps does (``l2norm.py``).
+when a gate is applied, and what of it (``gated.py``), what eps does (``l2norm.py``), and which steps of a
+modulation are rounded (``modulated.py``).
 A kernel that declares one is judged by that. Of one that declares none, every case says which ways it fits.
 """
 
@@ -18,6 +19,7 @@ from normcheck.cases.ops import Op
 from normcheck.oracle import residual
 from normcheck.oracle.activation import ACTIVATIONS, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.l2norm import EPS, MEAN, SUM
+from normcheck.oracle.modulated import ROUND_FACTOR
 from normcheck.oracle.quantised import ROUNDS, SCALINGS
 from normcheck.oracle.tolerances import Model
 
@@ -29,7 +31,7 @@ OPEN = "any"
 
 _SUM, _ROUND, _SCALING = "sum", "round_before_quant", "scaling"
 _GATE, _ACTIVATION, _ROUNDING, _ROUND_GATED = "gate", "activation", "rounding", "round_gated"
-_GROUP, _EPS = "group", "eps"
+_GROUP, _EPS, _ROUND_FACTOR = "group", "eps", "round_factor"
 
 IN_WORDS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
     {
@@ -81,12 +83,34 @@ IN_WORDS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
 )
 """Key -> value -> what a kernel does that has it."""
 
+OF_MODULATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
+    {
+        _ROUNDING: MappingProxyType(
+            {
+                "once": "rounds y alone, as a fused kernel does",
+                "each": "rounds xhat, its product and the sum, as eager torch does",
+            }
+        ),
+        _ROUND_FACTOR: MappingProxyType(
+            {"none": "computes 1 + scale in fp32", "io": "rounds 1 + scale to the dtype of scale"}
+        ),
+    }
+)
+"""The same for the keys of modulated ops."""
+
+
+def words_of(op: Op) -> Mapping[str, Mapping[Any, str]]:
+    """Key -> value -> what a kernel of ``op`` does that has it."""
+    return OF_MODULATIONS if op.modulated else IN_WORDS
+
 
 def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     """The keys that ``op`` leaves open, and the values of each, the most common or the tightest first."""
     of_sum: dict[str, Sequence[str | int]] = {_SUM: residual.SUMS} if op.adds_residual else {}
     of_gate: dict[str, Sequence[str | int]] = {_GATE: GATES, _ACTIVATION: ACTIVATIONS, _ROUNDING: ROUNDINGS}
     of_gate |= {_ROUND_GATED: ROUND_GATED, _GROUP: GROUPS}
+    if op.modulated:
+        return {_ROUNDING: ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
     of_length: dict[str, Sequence[str | int]] = {_EPS: EPS} if op.l2 else {}
     of_codes: dict[str, Sequence[str | int]] = {_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}
     return of_sum | of_codes | (of_gate if op.gated else {}) | of_length
@@ -112,7 +136,8 @@ def plainest(convention: Convention, case: Case) -> Convention:
     fp32, group = case.dtype == "fp32", dict(convention).get(_GROUP)
     first = {_SUM: residual.are_one(case), _ROUND: fp32, _ROUNDING: fp32, _ROUND_GATED: fp32}
     values: dict[str, str | int] = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0], _ROUNDING: ROUNDINGS[0]}
-    values |= {_ROUND_GATED: ROUND_GATED[0], _GROUP: GROUPS[0]}
+    values |= {_ROUND_GATED: ROUND_GATED[0], _GROUP: GROUPS[0], _ROUND_FACTOR: ROUND_FACTOR[0]}
+    first[_ROUND_FACTOR] = case.weight_format == "fp32"
     if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
         first[_EPS], values[_EPS] = True, SUM
     if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
@@ -131,13 +156,14 @@ def shown(convention: Convention) -> str:
     return "{" + ", ".join(f"{key!r}: {value!r}" for key, value in convention) + "}"
 
 
-def in_words(left: Iterable[Convention]) -> list[str]:
-    """What the conventions that are ``left`` say of a kernel, key by key."""
+def in_words(op: Op, left: Iterable[Convention]) -> list[str]:
+    """What the conventions that are ``left`` say of a kernel of ``op``, key by key."""
+    words = words_of(op)
     values: dict[str, dict[str | int, None]] = {}
     for convention in left:
         for key, value in convention:
             values.setdefault(key, {})[value] = None
-    said = (_of_key(key, [value for value in IN_WORDS[key] if value in own]) for key, own in values.items())
+    said = (_of_key(words, key, [value for value in words[key] if value in own]) for key, own in values.items())
     return list(filter(None, said))
 
 
@@ -146,20 +172,21 @@ def told_in_fp32(left: Iterable[Convention]) -> tuple[Convention, ...]:
     return tuple(tuple(pair for pair in each if pair[0] in (_GATE, _ACTIVATION, _GROUP, _EPS)) for each in left)
 
 
-def _of_key(key: str, left: list[str | int]) -> str:
+def _of_key(words: Mapping[str, Mapping[Any, str]], key: str, left: list[str | int]) -> str:
     """What one key says; "" of how codes are made, if nothing tells: y in fp32 is seldom exactly between two codes."""
     exact = [value for value in left if value != OPEN] or left  # what divides, or multiplies, fits the loosest as well
     if len(exact) == 1:
-        return IN_WORDS[key][exact[0]]
+        return words[key][exact[0]]
     what = {_SUM: "the sums", _ROUND: "the values of round_before_quant", _ROUNDING: "the values of rounding"}
     what |= {_GATE: "a gate", _ACTIVATION: "the activations", _EPS: "the values of eps"}
+    what |= {_ROUND_FACTOR: "the values of round_factor"}
     return f"no case tells {what[key]} {', '.join(map(str, exact))} apart" if key in what else ""
 
 
 def disagreeing(notes: Iterable[str]) -> list[str]:
     """Of several cells' ``notes``, those that say of one key what only one of them can be; [] if there are none."""
     said = set(notes)
-    for words in IN_WORDS.values():
+    for words in (*IN_WORDS.values(), *OF_MODULATIONS.values()):
         both = [text for text in words.values() if text in said]
         if len(both) > 1:
             return both

@@ -11,7 +11,7 @@ from torch import Tensor
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import torch_dtype
 from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import RESIDUAL_OUT, SCALE
+from normcheck.cases.ops import DSCALE, DSHIFT, RESIDUAL_OUT, SCALE
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Judge, Reference, judge_forward
 from normcheck.oracle.judge_backward import judge_gradients
@@ -35,7 +35,9 @@ def expectations(
     judge_forward(watched, {"y": y, **stored, **_outputs(saved), **(statistics or {})})
     vector = torch.zeros(case.N, dtype=torch_dtype(judge.weight.name), device=device)
     names = judge.op.gradients(weight=case.weight, bias=judge.stored_bias is not None)
-    zeros = {name: vector if name in ("dw", "db") else y for name in names}
+    of_samples = torch.zeros((case.batch, case.N), dtype=vector.dtype, device=device)
+    shaped = {"dw": vector, "db": vector, DSCALE: of_samples, DSHIFT: of_samples}
+    zeros = {name: shaped.get(name, y) for name in names}
     if not own_bits:
         judge_gradients(watched, zeros, saved, given=True)
     judge_gradients(watched, zeros, saved, given=False, own_bits=own_bits)

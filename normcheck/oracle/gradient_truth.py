@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import backward_bounds, casting, gated, l2norm, reference
+from normcheck.oracle import backward_bounds, casting, gated, l2norm, modulated, reference
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
@@ -64,7 +64,8 @@ def gradient_truth(
     in_doubt: Tensor | None = None,
     added: Added | None = None,
 ) -> GradientTruth:
-    """The gradients for the cotangent ``dy`` (block, N) in fp64, already masked by the bits; ``m``: rows of all blocks.
+    """The gradients for the cotangent ``dy`` (block, N) in fp64, already masked by the bits; ``m``: rows of all blocks,
+    or of a sample.
 
     ``given``: the errors of the kernel's statistics. ``in_doubt``: dy where the bit is in doubt, else 0; or None.
     ``added``: the cotangent of residual_out, or None.
@@ -77,6 +78,11 @@ def gradient_truth(
         of_length, bound = l2norm.output_dx(rules, rows, given, dy, io)
         sums = l2norm.no_sums(dy)
         return GradientTruth(of_length, bound, Share(sums.dy_abs, sums.dy_abs, sums, None))
+    if rows.modulation is not None:
+        part, moved = modulated.gradients(op, rules, rows, given, io, m, dy)
+        bound, sums = backward_bounds.output_dx(rules, part, io, moved)
+        share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))
+        return GradientTruth(part.backward.dx, bound, share)
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)
     off = None if added is None else added.off

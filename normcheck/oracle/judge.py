@@ -18,7 +18,7 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
 from normcheck.cases.ops import RESIDUAL_OUT, STATISTICS, Op
-from normcheck.oracle import bitmask, forward_bounds, gated, l2norm, reference, residual, rounding
+from normcheck.oracle import bitmask, forward_bounds, gated, l2norm, modulated, reference, residual, rounding
 from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
@@ -139,6 +139,11 @@ class Judge:
         """The rows that are normed of a block of rows of the case."""
         return slice(block.start * self.groups, block.stop * self.groups)
 
+    @property
+    def summed(self) -> int:
+        """The rows over which a gradient is summed: all of the case, or those of a sample."""
+        return modulated.rows_of_sample(self.case) if self.op.modulated else self.case.M
+
     def added(self, first: int, end: int) -> Added | None:
         """What is added to dx of these rows; None if the op adds no residual."""
         if self.sums is None:
@@ -159,8 +164,10 @@ class Judge:
             _ = truth.y if self.op.clamped or self.op.quantises else (truth.y, truth.gradients)
 
     def blocks(self) -> list[slice]:
-        """Row ranges of at most BLOCK_ELEMENTS elements; one empty range if M is 0."""
+        """Row ranges of at most BLOCK_ELEMENTS elements, one empty range if M is 0; of whole samples, or of one."""
         height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
+        if self.op.modulated and self.case.M:
+            return modulated.blocks(self.case, height)
         return [slice(i, min(i + height, self.case.M)) for i in range(0, max(self.case.M, 1), height)]
 
 
@@ -203,7 +210,7 @@ def judge_of(
     gate = None if inputs.gate is None else inputs.gate.reshape(shape)
     rules = rounding.rules(op, model, weight=case.weight)
     scale = reference.scale_of(op, inputs)
-    io = FORMATS[case.dtype]
+    io, summed = FORMATS[case.dtype], modulated.rows_of_sample(case) if op.modulated else case.M
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
     def truth(first: int, end: int) -> Truth:
@@ -218,6 +225,8 @@ def judge_of(
         checkable = forward_bounds.checkable_rows(rows, case)
         if source is not x:
             rows = reference.renormalised(rows, x[first:end].double())
+        if op.modulated:
+            rows = modulated.modulated(rules, case, rows, inputs, first, end)
 
         def added() -> Added | None:
             return None if sums is None else residual.added(sums, io, rows, first, end)
@@ -228,7 +237,7 @@ def judge_of(
             checkable,
             lambda: formula.forward(rows, statistics, io),
             lambda: gradient_truth(
-                op, rules, rows, statistics, scale, io, case.M, dy[first:end].double(), added=added()
+                op, rules, rows, statistics, scale, io, summed, dy[first:end].double(), added=added()
             ),
         )
 
@@ -246,7 +255,7 @@ def judge_of(
         of_stored = replace(model, sum=residual.MIXED)
         stored_alone = lambda: judge_of(op, case, inputs, of_stored, floors, zeros=zeros, watch=watch)  # noqa: E731
     of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, formula, watch, fused)
-    return Judge(*of_case, sums, stored_alone, inputs.scale)
+    return Judge(*of_case, sums, stored_alone, inputs.scale if op.quantises else None)
 
 
 def _rows(x: Tensor, first: int, end: int) -> Tensor:

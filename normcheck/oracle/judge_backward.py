@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops import DGATE, DRESIDUAL
-from normcheck.oracle import backward_bounds, reference
+from normcheck.cases.ops import DGATE, DRESIDUAL, DSCALE, DSHIFT
+from normcheck.oracle import backward_bounds, modulated, reference
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT
 from normcheck.oracle.gradient_truth import GradientTruth, Share, gradient_truth
@@ -18,7 +18,7 @@ from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, 
 def judge_gradients(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> tuple[Checked, ...]:
-    """Check those of dx, dresidual, dgate, dw and db that ``gradients`` has.
+    """Check those of dx, dresidual, dgate, dscale, dshift, dw and db that ``gradients`` has.
 
     ``given``: the backward got the statistics of ``saved``, which are then exact on both sides; otherwise the bounds
     include the errors of the kernel's own. ``own_bits``: the kernel computed its own bits (autograd, or a backward that
@@ -45,6 +45,12 @@ def _judged(
         right = t.gradients if _is_made_once(judge, saved, given) else _right(judge, saved, block, given, own_bits)
         share = right.share if share is None else share.plus(right.share)
         unbounded |= t.checkable is not None
+        if (
+            judge.op.modulated and block.stop % max(judge.summed, 1) == 0
+        ):  # its last sample has no rows in the next block
+            for name, first, comparison in _of_samples(judge, gradients, check, share, block, unbounded):
+                blocks.setdefault(name, []).append((first, comparison))
+            share, unbounded = None, False
         for name, actual in of_rows.items():
             expected, bound, fmt = right.dx, right.bound, judge.io
             if name == DGATE and right.of_gate is not None:
@@ -54,9 +60,9 @@ def _judged(
             held = Expectation(name, check, block.start, expected, bound, fmt)
             mixed = judge.sums is not None and judge.sums.of_norm is not judge.sums.of_statistics  # it may overflow
             blocks[name].append((block.start, compared(judge, actual[block], held, t.checkable, finite=not mixed)))
-    checked = [Checked(name, check, merge(parts, case.M)) for name, parts in blocks.items()]
-    assert share is not None  # there is a block even without rows
-    return (*checked, *_sums_checks(judge, gradients, check, share, unbounded))
+    rows = {DSCALE: case.batch, DSHIFT: case.batch}
+    checked = [Checked(name, check, merge(parts, rows.get(name, case.M))) for name, parts in blocks.items()]
+    return (*checked, *(() if share is None else _sums_checks(judge, gradients, check, share, unbounded)))
 
 
 def _is_made_once(judge: Judge, saved: Reference, given: bool) -> bool:
@@ -74,10 +80,31 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
         normed = judge.normed(block)
         mean = None if saved.mean is None else saved.mean[normed].double()
         rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[normed].double()), EXACT
-    of_case = judge.scale, judge.io, judge.case.M
+    of_case = judge.scale, judge.io, judge.summed
     return gradient_truth(
         judge.op, judge.rules, rows, statistics, *of_case, dy, in_doubt, judge.added(block.start, block.stop)
     )
+
+
+def _of_samples(
+    judge: Judge, gradients: Mapping[str, Tensor], check: str, share: Share, block: slice, unbounded: bool
+) -> Iterator[tuple[str, int, Comparison]]:
+    """The checks of dscale and dshift of the samples that end with ``block``: (B, N), the sums over the rows of each.
+
+    ``unbounded``: some of their rows has no finite bound.
+    """
+    samples = modulated.samples_of(judge.case, block.start, block.stop)
+    m, fmt, sums, (of_scale, of_shift) = judge.summed, judge.weight, share.sums, share.doubted or (None, None)
+    bounds = {
+        DSCALE: (share.dw, backward_bounds.output_dw(judge.rules, m, share.dw, sums, of_scale, fmt)),
+        DSHIFT: (share.db, backward_bounds.output_db(judge.rules, m, share.db, sums, of_shift, fmt)),
+    }
+    for name, (expected, bound) in bounds.items():
+        if name in gradients:
+            actual = gradients[name].reshape(judge.case.batch, judge.case.N)[samples]
+            held = Expectation(name, check, samples.start, expected, bound, fmt)
+            ok = torch.zeros_like(expected[:, :1], dtype=torch.bool) if unbounded and name == DSCALE else None
+            yield name, samples.start, compared(judge, actual, held, ok, finite=not unbounded)
 
 
 def _sums_checks(

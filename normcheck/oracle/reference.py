@@ -30,12 +30,30 @@ class Floor:
 
 
 @dataclass(frozen=True)
+class Modulation:
+    """What multiplies the xhat of rows, ``factor``, and what is added, ``shift``, (m, N); the rows are those of so many
+    ``samples``, of each as many.
+
+    ``off``: how far a kernel's factor may be from this one. ``each``: xhat and its product are rounded to the dtype of
+    x; ``wide``: that product may be left in fp32, as scale and shift have it.
+    """
+
+    factor: Tensor
+    off: Tensor
+    shift: Tensor
+    samples: int
+    each: bool
+    wide: bool
+
+
+@dataclass(frozen=True)
 class Rows:
     """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
     ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
     these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
-    ``floor``: None unless the op divides by eps at least.
+    ``floor``: None unless the op divides by eps at least. ``modulation``: what such an op multiplies them by and adds,
+    None if it is not modulated.
     """
 
     x: Tensor
@@ -45,6 +63,7 @@ class Rows:
     xh: Tensor
     gating: Gating | None = None
     floor: Floor | None = None
+    modulation: Modulation | None = None
 
     @property
     def groups(self) -> int:
@@ -52,7 +71,9 @@ class Rows:
         return 1 if self.gating is None else self.gating.groups
 
     def total(self, t: Tensor) -> Tensor:
-        """The sum of ``t``, shaped as these rows, over the rows of the case: (N,)."""
+        """The sum of ``t``, shaped as these rows, over the rows of the case: (N,), or of each sample: (samples, N)."""
+        if self.modulation is not None:
+            return t.reshape(self.modulation.samples, t.shape[0] // self.modulation.samples, t.shape[1]).sum(1)
         return t.sum(0) if self.groups == 1 else t.reshape(-1, self.groups * t.shape[1]).sum(0)
 
     @cached_property
@@ -103,7 +124,7 @@ class Forward:
 class Backward:
     """``wd`` = dy * g, ``dx`` (m, N); ``c1`` = mean(xh * wd), ``c2`` = mean(wd) or None (m, 1).
 
-    ``dw``, ``db`` (N,) are this block's share of the sums over all rows.
+    ``dw``, ``db`` (N,) are this block's share of the sums over all rows, or (samples, N) over those of each sample.
     """
 
     wd: Tensor
@@ -143,7 +164,7 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
     """``rows`` with xhat from given statistics (m, 1), which count as exact; ``mean``: None if not centred."""
     xh = rows.x * rstd if mean is None else (rows.x - mean).mul_(rstd)
-    return Rows(rows.x, mean, None, rstd, xh, rows.gating, rows.floor)
+    return Rows(rows.x, mean, None, rstd, xh, rows.gating, rows.floor, rows.modulation)
 
 
 def renormalised(rows: Rows, x: Tensor) -> Rows:
@@ -152,7 +173,7 @@ def renormalised(rows: Rows, x: Tensor) -> Rows:
 
 
 def forward(op: Op, rows: Rows, g: Tensor, bias: Tensor | None, options: Mapping[str, float]) -> Forward:
-    """z and y (m, N) from normalised rows; ``g`` and ``bias`` (N,) in fp64."""
+    """z and y (m, N) from normalised rows; ``g`` and ``bias`` (N,), or (m, N), in fp64."""
     p = rows.xh * g
     z = p if bias is None else p + bias
     y = z.clamp(options["lower_clip"], options["upper_clip"]) if op.clamped else z

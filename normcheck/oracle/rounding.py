@@ -67,7 +67,11 @@ def rules(op: Op, model: Model, *, weight: bool = True) -> Rules:
     return Rules(
         model=model,
         centered=op.centered,
-        doubt="bits in doubt" if op.clamped else "roundings to the io dtype",
+        doubt="bits in doubt"
+        if op.clamped
+        else "factor and roundings"
+        if op.modulated
+        else "roundings to the io dtype",
         u=accumulate.u,
         eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),
         c_var=1.0 if model.variance == "any" else 0.0,

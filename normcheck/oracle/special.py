@@ -26,8 +26,8 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import DRESIDUAL, RESIDUAL_OUT, Op
-from normcheck.oracle import forward_bounds, gated, l2norm, reference, rounding
+from normcheck.cases.ops import DRESIDUAL, DSCALE, DSHIFT, RESIDUAL_OUT, Op
+from normcheck.oracle import forward_bounds, gated, l2norm, modulated, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows
 from normcheck.oracle.judge import Checked
@@ -61,6 +61,8 @@ def judge_special(
         rows, allowed, sizes = _of_gate(op, case, inputs, model)
     elif op.l2:
         rows, allowed, sizes = _of_length(op, case, inputs, model)
+    elif op.modulated:
+        rows, allowed, sizes = _of_samples(op, case, inputs, model)
     else:
         rows = _rows(op, case, inputs)
         allowed, sizes = list(_allowed(op, case, inputs, rows, doubt)), _sizes(op, case, inputs, rows, doubt)
@@ -75,7 +77,9 @@ def judge_special(
             some, every = reduce(torch.logical_or, each), reduce(torch.logical_and, each)
             got = torch.isfinite(actual)
             in_reach = sizes[name] < torch.finfo(actual.dtype).max / 2
-            if name != "db":
+            if name == DSCALE:
+                in_reach = in_reach & no_overflow.view(case.batch, -1).all(1, keepdim=True)
+            elif name not in ("db", DSHIFT):
                 in_reach = in_reach & (
                     _of_elements(no_overflow, expected) if expected.dim() == 2 else no_overflow.all()
                 )
@@ -108,13 +112,15 @@ def _of_elements(of_rows: Tensor, like: Tensor) -> Tensor:
 def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case) -> dict[str, Tensor]:
     """``outputs`` with NaN in the rows, or groups, that are ``spoilt``, bool (m,), and in dw, which sums over them.
 
-    Neither db nor residual_out depends on other elements of x.
+    Neither db, dshift nor residual_out depends on other elements of x; dscale on those of its sample.
     """
     nan = torch.where(spoilt, math.nan, 0.0)[:, None]
     none = torch.zeros_like(nan).sum()
     columns = nan if not case.M else nan.view(case.M, -1).sum(0)
     added = {"dw": columns.repeat_interleave(case.N // columns.numel()) if case.M else none}
-    added |= {"db": none, RESIDUAL_OUT: none}
+    added |= {"db": none, DSHIFT: none, RESIDUAL_OUT: none}
+    if case.samples:
+        added[DSCALE] = nan.view(case.batch, -1).sum(1, keepdim=True)
     return {name: t + (added[name] if name in added else _of_elements(nan, t)) for name, t in outputs.items()}
 
 
@@ -143,6 +149,32 @@ def _of_length(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[refere
     x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
     rows, _ = l2norm.normalised(rounding.rules(op, model), x, case.eps)
     return rows, [{"rstd": rows.rstd, "y": rows.xh, "dx": l2norm.gradient(rows, dy).dx}], l2norm.sizes(rows, dy)
+
+
+def _of_samples(
+    op: Op, case: Case, inputs: Inputs, model: Model
+) -> tuple[reference.Rows, list[Outputs], dict[str, Tensor]]:
+    """The rows of a modulated op; its outputs and gradients in fp64, of which there is one reading; their sizes."""
+    rules, dy = rounding.rules(op, model, weight=case.weight), inputs.dy.reshape(case.M, case.N).double()
+    rows = modulated.modulated(rules, case, _rows(op, case, inputs), inputs, 0, case.M)
+    own = rows.modulation
+    assert own is not None
+    statistics = {name: t for name, t in (("mean", rows.mean), ("rstd", rows.rstd)) if name in op.statistics}
+    forward, backward = (
+        reference.forward(op, rows, own.factor, own.shift, {}),
+        reference.backward(op, rows, own.factor, dy),
+    )
+    found = {**statistics, "y": forward.y, "dx": backward.dx, DSCALE: backward.dw, DSHIFT: backward.db}
+    wd, xh = (dy * own.factor).abs(), rows.xh_abs
+    mean = wd.mean(1, keepdim=True) if op.centered else 0.0
+    sizes = {
+        **{name: torch.zeros_like(rows.rstd) if t is None else t.abs() for name, t in statistics.items()},
+        "y": (rows.xh * own.factor).abs() + own.shift.abs(),
+        "dx": rows.rstd * (wd + xh * (xh * wd).mean(1, keepdim=True) + mean),
+        DSCALE: rows.total(dy.abs() * xh),
+        DSHIFT: rows.total(dy.abs()),
+    }
+    return rows, [{name: t for name, t in found.items() if t is not None}], sizes
 
 
 _STEADY = 0.25

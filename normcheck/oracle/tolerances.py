@@ -39,6 +39,7 @@ class Model:
     activation: str = "any"
     rounding: str = "any"
     round_gated: str = "any"
+    round_factor: str = "any"
     group: int | str = "any"
     eps: str = "any"
     reason: str = ""
@@ -60,6 +61,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "rounding": ("any", "once", "each"),
     "round_gated": ("any", "io", "none"),
     "eps": ("any", "sum", "max", "mean"),
+    "round_factor": ("any", "none", "io"),
 }
 
 _MOST_RSQRT_ULP = 16

@@ -43,7 +43,11 @@ UNCHANGED = Patched(
     forward=(Lines(old="MAX_BLOCK = 16384", new="MAX_BLOCK = 16384"),),
     backward=(Lines(old="MAX_BLOCK = 8192", new="MAX_BLOCK = 8192"),),
 )
-IMPLEMENTATIONS = [own for own in EVERY if own.backward is not None and not (OPS[own.op].gated or OPS[own.op].l2)]
+IMPLEMENTATIONS = [
+    own
+    for own in EVERY
+    if own.backward is not None and not (OPS[own.op].gated or OPS[own.op].modulated or OPS[own.op].l2)
+]
 OURS = {own.op: own for own in IMPLEMENTATIONS}
 OPTIONS = {"layernorm_relu_bitmask": {"lower_clip": -0.5, "upper_clip": 1.0}}
 requires_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU, and TRITON_INTERPRET not set")

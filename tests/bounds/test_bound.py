@@ -31,6 +31,7 @@ CLOSED: dict[str, dict[str, Any]] = {
     "sum": {"sum": "rounded"},
     "length": {"eps": "max"},
     "gate": {"gate": "after", "activation": "silu", "rounding": "once", "group": 0, "round_gated": "none"},
+    "modulation": {"rounding": "each", "round_factor": "io"},
 }
 JUDGED = [op for op in OPS.values() if not op.quantises]
 
@@ -39,6 +40,8 @@ def model_for(op: str) -> dict[str, Any]:
     """What closes the conventions that an op leaves open."""
     if OPS[op].l2:
         return CLOSED["length"]
+    if OPS[op].modulated:
+        return CLOSED["modulation"]
     return CLOSED["gate"] if OPS[op].gated else CLOSED["sum"] if OPS[op].adds_residual else {}
 
 
@@ -53,7 +56,7 @@ def cases(op: str, dtype: str, every: int) -> Iterator[Case]:
 
 
 def arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
-    named = {name: tensor for name, tensor in inputs.flat.named() if name != "scale"}
+    named = {name: tensor for name, tensor in inputs.flat.named() if name != "scale" or OPS[case.op].modulated}
     clips = tuple(case.option_values.values()) or None
     return {**named, "eps": case.eps, "clips": clips, "model": model_for(case.op)}
 

@@ -16,7 +16,9 @@ from normcheck.cases.case import (
     LIMITED,
     MAX_ELEMENTS,
     NO_WEIGHT,
+    OF_SAMPLES,
     RETURNED,
+    SAMPLES,
     TRAILING,
     Case,
     Parameters,
@@ -53,13 +55,17 @@ def cases(draw: st.DrawFn) -> Case:
     scale, gate = RETURNED, draw(st.sampled_from(GATE_KINDS)) if OPS[op].gated else "normal"
     if OPS[op].gated:
         layout = "strided" if layout == HEADS else layout
+    samples = draw(st.sampled_from((*SAMPLES, "1"))) if OPS[op].modulated else ""
+    if OPS[op].modulated:
+        layout = layout if layout in OF_SAMPLES else "strided"
     if OPS[op].quantises:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
     if OPS[op].l2:
         layout, weights = "strided" if layout == TRAILING else layout, NO_WEIGHT
     else:
-        weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (layout != TRAILING))))
+        always = layout == TRAILING or OPS[op].modulated
+        weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (not always))))
     has_weight = weights != NO_WEIGHT
     return Case(
         op=op,
@@ -78,6 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
         options=options,
         scale=scale,
         gate=gate,
+        samples=samples,
         **residual,
     )
 
@@ -90,7 +97,7 @@ def test_round_trip(case: Case) -> None:
     assert str(read(line)) == line
 
 
-@pytest.mark.parametrize("op", OPTIONS)
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if not op.modulated])
 def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> None:
     line = " ".join(
         [f"{op} bf16 M=3 N=9", *(f"{name}={value}" for name, value in zip(OPTIONS[op], (0, 1), strict=False))]
@@ -104,6 +111,25 @@ def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> 
     if OPS[op].takes_bias:
         alone = parsed(f"{line} weights=none bias=yes")
         assert alone == replace(case, bias=True) == parsed(str(alone)) and "weights=none bias=yes" in str(alone)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("samples=7", "samples=7: expected 'one', 'few', 'many' or 'each', or a number that divides M=6"),
+        ("samples=two", "samples=two in the case line: expected"),
+        ("weights=none", "weights=none: expected a kind of data, of the scale and the shift of rmsnorm_modulate"),
+        ("layout=rank3", "layout=rank3: expected"),
+    ],
+)
+def test_what_a_line_says_of_samples(words: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parsed(f"rmsnorm_modulate bf16 M=6 N=9 bias=none {words}")
+    assert str(raised.value).startswith(message.split(" 'one'")[0])
+    with pytest.raises(UsageError, match="samples=one in the case line: expected"):
+        parsed("rmsnorm bf16 M=6 N=9 bias=none samples=one")
+    assert parsed("rmsnorm_modulate bf16 M=6 N=9 bias=none").batch == 1
+    assert parsed("rmsnorm_modulate bf16 M=6 N=9 bias=none samples=3").shape == (3, 2, 9)
 
 
 def test_parameters_of_one_case_go_to_another() -> None:

@@ -43,7 +43,7 @@ def golden_cases() -> Iterator[Case]:
             yield case_of(dtype=dtype, rows="shifted", dy=dy)
         for weights in WEIGHT_KINDS:
             for op in OPS:
-                if not OPS[op].l2:  # x and dy are those of any other
+                if not (OPS[op].l2 or OPS[op].modulated):  # x and dy of norms by length are those of any other
                     yield case_of(op, dtype, weights=weights)
         for seed in (0, 999_999_999_999):
             yield case_of(dtype=dtype, seed=seed)
@@ -53,6 +53,7 @@ def golden_cases() -> Iterator[Case]:
         for residual in RESIDUAL_KINDS:
             yield case_of("fused_add_layernorm", dtype, rows="blend", residual=residual)
     yield case_of("fused_add_rmsnorm", "bf16", residual_dtype="fp32")
+    yield case_of("rmsnorm_modulate", "bf16", M=20, weights="probe", weight_dtype="fp32", samples="few")
 
 
 CASES = {str(case): case for case in golden_cases()}

@@ -10,7 +10,8 @@ from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.check import Result, check
-from normcheck.diagnosis.gated import explained, tells
+from normcheck.diagnosis import instead
+from normcheck.diagnosis.gated import instead as of_gates
 
 OP = OPS["rmsnorm_gated"]
 SIZES = ((5, 128, "normal", "normal"), (4, 192, "turning", "shifted"), (6, 256, "wide", "uniform"))
@@ -40,13 +41,13 @@ def results_of(id: str) -> list[Result]:
 )
 def test_it_is_named(id: str, name: str) -> None:
     failed, *others = results_of(id)
-    told = explained(OP, failed, others)
+    told = instead.explained(of_gates, OP, failed, others)
     assert told is not None and told.name == name and is_right(told.name, id)
     assert told.cases == len(SIZES)
-    assert tells(OP, failed, name)
+    assert instead.tells(of_gates, OP, failed, name)
 
 
 @pytest.mark.parametrize("id", ["mG07", "mG10", "mG18"])
 def test_what_no_other_thing_explains_has_no_name(id: str) -> None:
     failed, *others = results_of(id)
-    assert failed.failed and explained(OP, failed, others) is None
+    assert failed.failed and instead.explained(of_gates, OP, failed, others) is None

@@ -198,11 +198,12 @@ def test_groups_are_norms_of_their_own() -> None:
 
 def test_fp32_tells_all_but_the_roundings() -> None:
     left = tuple(each for each in candidates(OP, WHOLE) if dict(each)["gate"] == "before")
-    assert in_words(told_in_fp32(left)) == [
+    assert in_words(OP, told_in_fp32(left)) == [
         "gates before the norm, as Mamba2 and Nemotron-H do",
         "no case tells the activations silu, sigmoid apart",
     ]
-    assert in_words(told_in_fp32(candidates(OPS["fused_add_rmsnorm"], table().model))) == []
+    added = OPS["fused_add_rmsnorm"]
+    assert in_words(added, told_in_fp32(candidates(added, table().model))) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

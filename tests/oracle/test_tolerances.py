@@ -30,6 +30,8 @@ from normcheck.oracle.tolerances import Model, declared_model, is_wider
 from normcheck.oracle.tolerances import table as read_table
 
 LAYERNORM = OPS["layernorm"]
+NORMED = [op for op in OPS.values() if not op.modulated]
+"""Ops with a weight of their own; those of samples: tests/oracle/test_modulated.py."""
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]
 TOML = tomllib.loads(files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8"))
 
@@ -175,8 +177,8 @@ def wider(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 END_TO_END = {"rstd", "rstd_lo", "y", "dx", "dw"}
 OF_GATES = {"exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate"}
 OF_LENGTHS = {"y_l2norm", "eps"}
-ELSEWHERE = {"xhat", "dresidual", "scale", "code"} | OF_GATES | OF_LENGTHS
-"""Counts that test_casting, test_residual, test_quantised, test_gated and test_l2norm are about."""
+ELSEWHERE = {"xhat", "dresidual", "scale", "code", "factor", "xhat_centered"} | OF_GATES | OF_LENGTHS
+"""Counts that test_casting, test_residual, test_quantised, test_gated, test_l2norm and test_modulated are about."""
 
 
 @pytest.mark.parametrize("name", sorted(set(TOML["count"]) - ELSEWHERE))
@@ -227,7 +229,7 @@ def test_every_store_widens_its_output(name: str) -> None:
     ],
     ids=lambda model: str({key: value for key, value in vars(model).items() if value != getattr(Model(), key)}),
 )
-@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", NORMED, ids=lambda op: op.name)
 def test_a_wider_model_never_tightens(op: Op, tight: Model, loose: Model) -> None:
     rows = "shifted" if tight.ftz == loose.ftz else "subnormal"  # flushing to zero is nothing beside a 1
     grown = wider(bounds(op, tight, "fp32", rows=rows), bounds(op, loose, "fp32", rows=rows))
@@ -289,7 +291,7 @@ def test_declared_is_laid_over_the_base() -> None:
 # that a correct kernel stays within them
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", NORMED, ids=lambda op: op.name)
 @pytest.mark.parametrize("rows", [*ROWS, "blend"])
 def test_bounds_are_finite_for_eps_above_zero(op: Op, rows: str) -> None:
     for dtype in ("fp16", "fp32"):
@@ -300,7 +302,7 @@ def test_bounds_are_finite_for_eps_above_zero(op: Op, rows: str) -> None:
             } == set()
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", NORMED, ids=lambda op: op.name)
 @pytest.mark.parametrize("rows", [*ROWS, "blend"])
 def test_y_from_adversarial_statistics(op: Op, rows: str) -> None:
     """mean off by all of dm, rstd off by all of al, in every combination of signs: y in fp64 stays within E."""

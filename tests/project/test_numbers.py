@@ -16,7 +16,7 @@ from normcheck.audit.rotation import SAMPLED
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import FUSED_ADD, GATED, LENGTHS, OPS, QUANTISED
+from normcheck.cases.ops import FUSED_ADD, GATED, LENGTHS, MODULATED, OPS, QUANTISED
 from normcheck.diagnosis.known import known
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES
@@ -24,7 +24,8 @@ from normcheck.impls.implementation import Implementation
 from tests.project.pages import ALL, PAGES, ROOT
 
 CODE = ROOT / "normcheck"
-ADDING, QUANTISING, GATING, MEASURING = ([op.name for op in table] for table in (FUSED_ADD, QUANTISED, GATED, LENGTHS))
+TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED
+ADDING, QUANTISING, GATING, MEASURING, MODULATING = ([op.name for op in table] for table in TABLES)
 
 
 def numbers(page: str, pattern: str) -> list[int]:
@@ -75,9 +76,9 @@ def test_the_faults_and_the_correct_kernels_are_counted() -> None:
     adding, quantising = planted(*ADDING), planted(*QUANTISING)
     assert numbers("docs/fused-add.md", r"plants (\d+) faults") == [adding]
     assert numbers("docs/quantised.md", r"plants (\d+) faults") == [quantising]
-    right_adding, right_quantising, right_gated, right_measuring = (
+    right_adding, right_quantising, right_gated, right_measuring, right_modulated = (
         len({control.name for control in controls() if control.op in ops})
-        for ops in (ADDING, QUANTISING, GATING, MEASURING)
+        for ops in (ADDING, QUANTISING, GATING, MEASURING, MODULATING)
     )
     assert numbers("docs/l2norm.md", r"plants (\d+) faults") == [planted(*MEASURING)]
     assert numbers("docs/l2norm.md", r"(\d+) correct kernels stand beside them") == [right_measuring]
@@ -85,6 +86,9 @@ def test_the_faults_and_the_correct_kernels_are_counted() -> None:
     assert numbers("docs/gated.md", r"plants (\d+) faults") == [planted(*GATING)]
     assert numbers("docs/gated.md", r"(\d+) correct kernels stand beside them") == [right_gated]
     assert numbers("docs/audit.md", r"The (\d+) of \[gated norms\]") == [planted(*GATING)]
+    assert numbers("docs/modulated.md", r"plants (\d+) faults") == [planted(*MODULATING)]
+    assert numbers("docs/modulated.md", r"(\d+) correct kernels stand beside them") == [right_modulated]
+    assert numbers("docs/audit.md", r"nor the (\d+) of \[modulated norms\]") == [planted(*MODULATING)]
     assert numbers("docs/fused-add.md", r"(\d+) correct kernels stand beside them") == [right_adding]
     assert numbers("docs/quantised.md", r"(\d+) correct kernels stand beside them") == [right_quantising]
     assert numbers("docs/audit.md", r"no recipe has, (\d+) those of .*? and (\d+) those of") == [adding, quantising]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import normcheck
-from normcheck.cases.ops import FUSED_ADD, GATED, LENGTHS, OPS, QUANTISED, TABLE, Op
+from normcheck.cases.ops import FUSED_ADD, GATED, LENGTHS, MODULATED, OPS, QUANTISED, TABLE, Op
 
 NEW = "rmsnorm_relu_bitmask"
 ROW = f"""
@@ -126,4 +126,5 @@ def test_a_row_without_a_bound_is_refused(fact: str) -> None:
 
 
 def test_every_row_has_a_name_of_its_own() -> None:
-    assert len(OPS) == len(TABLE) + len(FUSED_ADD) + len(QUANTISED) + len(GATED) + len(LENGTHS)
+    tables = TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED
+    assert len(OPS) == sum(map(len, tables))

@@ -69,7 +69,7 @@ def least(count: str) -> int:
 
 OF_A_GATE = {"exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate"}
 OF_A_LENGTH = {"y_l2norm", "eps"}
-ARGUED = {"dresidual", "scale", "code", *OF_A_GATE, *OF_A_LENGTH}
+ARGUED = {"dresidual", "scale", "code", "factor", "xhat_centered", *OF_A_GATE, *OF_A_LENGTH}
 """The counts that are argued only, in words, in docs/bounds.md."""
 
 

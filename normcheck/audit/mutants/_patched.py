@@ -16,7 +16,8 @@ from normcheck.cases.ops import OPS
 from normcheck.errors import NormcheckError
 from normcheck.impls import kernels
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.triton import implementation, own_kernels, quantising
+from normcheck.impls.triton import implementation, quantising
+from normcheck.impls.triton_calls import own_kernels
 
 _FOLDER = Path(kernels.__file__).parent
 _SHARED = "from normcheck.impls.kernels.forward import"

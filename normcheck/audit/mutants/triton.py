@@ -19,7 +19,8 @@ from normcheck.audit.mutants.mutant import STATS, VALUES, Mutant, implementation
 from normcheck.cases.case import Case
 from normcheck.cases.ops import ROOT_FIRST
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.triton import implementation, own_kernels
+from normcheck.impls.triton import implementation
+from normcheck.impls.triton_calls import own_kernels
 
 _BEHIND = (*VALUES, "out_of_bounds_read")
 _OVER = (*VALUES, "out_of_bounds_write")

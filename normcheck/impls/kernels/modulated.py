@@ -1,0 +1,279 @@
+# mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
+"""Triton kernels of modulated norms. On a CPU, call ``interpreter.enable()`` before you import this.
+
+    mean = sum(x) / N                            (rmsnorm: 0)
+    rstd = 1 / sqrt(sum((x - mean)^2) / N + eps)
+    y    = (x - mean) * rstd * (1 + scale) + shift
+
+    wdy    = dy * (1 + scale),  c1 = sum(xhat * wdy) / N,  c2 = sum(wdy) / N        (rmsnorm: c2 = 0)
+    dx     = (wdy - (xhat * c1 + c2)) * rstd
+    dscale = sum over the rows of a sample of dy * xhat,  dshift = that of dy
+
+scale and shift of a row are those of its sample, row // S, whatever tile the row is in: S need not fill one. fp32
+inside, one rounding at each store. x and dy have row strides of their own, scale and shift have one. dscale and dshift
+are summed per group of rows of one sample, then over its groups, each in a fixed order: no atomics. Samples of few rows
+are no work for a program: there the terms of every row are stored, and then added up.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from normcheck.impls.kernels.backward import TILES, WIDE, load_statistics
+from normcheck.impls.kernels.forward import load_tile
+from normcheck.impls.kernels.launch import launch
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile
+
+MAX_BLOCK = 8192
+"""Columns of the widest rows that one program holds; wider ones are read again."""
+
+ELEMENTS = 4096
+"""Elements for each program of narrow rows on a GPU."""
+
+FEW_ROWS = 16
+"""Samples of fewer rows are not summed by a program each."""
+
+_COUNTS = (*ROW_COUNTS, "S", "B")
+
+
+@triton.jit
+def load_factor(scale_ptr, rows, cols, S, stride, mask):
+    """1 + scale of the sample of each row, a tile (ROWS, BLOCK) in fp32."""
+    return 1.0 + load_tile(scale_ptr, rows // S, cols, stride, mask)
+
+
+@triton.jit
+def store_y(x, mean, rstd, scale_ptr, shift_ptr, y_ptr, rows, cols, S, stride, N, mask):
+    """y of the tile x (ROWS, BLOCK)."""
+    y = (x - mean[:, None]) * rstd[:, None] * load_factor(scale_ptr, rows, cols, S, stride, mask)
+    y += load_tile(shift_ptr, rows // S, cols, stride, mask)
+    tl.store(y_ptr + rows[:, None] * N + cols[None, :], y, mask=mask)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def modulated_kernel(
+    x_ptr, scale_ptr, shift_ptr, y_ptr, mean_ptr, rstd_ptr, x_stride, stride, M, N, S, eps,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS whole rows, the first BLOCK columns of which stay in registers. mean_ptr: None if rmsnorm."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    here = (rows < M)[:, None]
+    first_cols = tl.arange(0, BLOCK)
+    first_mask = here & (first_cols < N)[None, :]
+    first = load_tile(x_ptr, rows, first_cols, x_stride, first_mask)
+    n = tl.full((ROWS,), N, tl.float32)
+    mean = tl.zeros((ROWS,), tl.float32)
+    if mean_ptr is not None:
+        total = first
+        for start in range(BLOCK, N, BLOCK):
+            cols = start + first_cols
+            total += load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
+        mean = tl.div_rn(tl.sum(total, axis=1), n)
+        tl.store(mean_ptr + rows, mean, mask=rows < M)
+    centered = tl.where(first_mask, first - mean[:, None], 0.0)
+    squares = centered * centered
+    for start in range(BLOCK, N, BLOCK):
+        cols = start + first_cols
+        mask = here & (cols < N)[None, :]
+        centered = tl.where(mask, load_tile(x_ptr, rows, cols, x_stride, mask) - mean[:, None], 0.0)
+        squares += centered * centered
+    variance = tl.div_rn(tl.sum(squares, axis=1), n)
+    rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
+    tl.store(rstd_ptr + rows, rstd, mask=rows < M)
+    store_y(first, mean, rstd, scale_ptr, shift_ptr, y_ptr, rows, first_cols, S, stride, N, first_mask)
+    for start in range(BLOCK, N, BLOCK):
+        cols = start + first_cols
+        mask = here & (cols < N)[None, :]
+        x = load_tile(x_ptr, rows, cols, x_stride, mask)
+        store_y(x, mean, rstd, scale_ptr, shift_ptr, y_ptr, rows, cols, S, stride, N, mask)
+
+
+@triton.jit
+def load_terms(dy_ptr, x_ptr, scale_ptr, mean, rstd, rows, cols, dy_stride, x_stride, stride, S, mask):
+    """dy, xhat and dy * (1 + scale), each a tile (ROWS, BLOCK), 0 where masked."""
+    dy = load_tile(dy_ptr, rows, cols, dy_stride, mask)
+    x = load_tile(x_ptr, rows, cols, x_stride, mask)
+    xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+    return dy, xhat, dy * load_factor(scale_ptr, rows, cols, S, stride, mask)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def modulated_row_sums_kernel(
+    dy_ptr, x_ptr, scale_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, dy_stride, x_stride, stride, M, N, S,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """c1 and c2 (M,) fp32 of rows wider than a block. One program: ROWS whole rows."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
+    sum1 = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum2 = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, N, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        mask = (rows < M)[:, None] & (cols < N)[None, :]
+        _dy, xhat, wdy = load_terms(
+            dy_ptr, x_ptr, scale_ptr, mean, rstd, rows, cols, dy_stride, x_stride, stride, S, mask
+        )
+        sum1 += xhat * wdy
+        sum2 += wdy
+    n = tl.full((ROWS,), N, tl.float32)
+    tl.store(c1_ptr + rows, tl.div_rn(tl.sum(sum1, axis=1), n), mask=rows < M)
+    tl.store(c2_ptr + rows, tl.div_rn(tl.sum(sum2, axis=1), n), mask=rows < M)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def modulated_gradients_kernel(
+    dy_ptr, x_ptr, scale_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, dx_ptr, dscale_ptr, dshift_ptr,
+    dy_stride, x_stride, stride, M, N, S, group_rows, groups,
+    SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dx, and the sums of dscale and dshift of one group of rows. One program: BLOCK columns of group_rows rows.
+
+    With SUMS a sample has ``groups`` of them; else dscale_ptr and dshift_ptr get the terms of each row. c1_ptr is None
+    if a block holds whole rows.
+    """
+    group = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.full((ROWS,), N, tl.float32)
+    dscale = tl.zeros((ROWS, BLOCK), tl.float32)
+    dshift = tl.zeros((ROWS, BLOCK), tl.float32)
+    if SUMS:
+        sample = group // groups
+        first = sample * S + (group % groups) * group_rows
+        last = tl.minimum(first + group_rows, (sample + 1) * S)
+    else:
+        first = group * group_rows
+        last = tl.minimum(first + group_rows, M)
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < last)[:, None] & (cols < N)[None, :]
+        mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, last, ROWS)
+        dy, xhat, wdy = load_terms(
+            dy_ptr, x_ptr, scale_ptr, mean, rstd, rows, cols, dy_stride, x_stride, stride, S, mask
+        )
+        c2 = tl.zeros((ROWS,), tl.float32)
+        if c1_ptr is None:
+            c1 = tl.div_rn(tl.sum(xhat * wdy, axis=1), n)
+            if mean_ptr is not None:
+                c2 = tl.div_rn(tl.sum(wdy, axis=1), n)
+        else:
+            c1 = tl.load(c1_ptr + rows, mask=rows < last, other=0.0)
+            if mean_ptr is not None:
+                c2 = tl.load(c2_ptr + rows, mask=rows < last, other=0.0)
+        at = rows[:, None] * N + cols[None, :]
+        tl.store(dx_ptr + at, (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None], mask=mask)
+        if SUMS:
+            dscale += dy * xhat
+            dshift += dy
+        else:
+            tl.store(dscale_ptr + at, dy * xhat, mask=mask)
+            tl.store(dshift_ptr + at, dy, mask=mask)
+    if SUMS:
+        tl.store(dscale_ptr + group * N + cols, tl.sum(dscale, axis=0), mask=cols < N)
+        tl.store(dshift_ptr + group * N + cols, tl.sum(dshift, axis=0), mask=cols < N)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def sum_parts_kernel(
+    dscale_parts_ptr, dshift_parts_ptr, dscale_ptr, dshift_ptr, B, groups, N,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum parts (B, groups, N) fp32 over the groups of each sample, in their order. One program: ROWS samples."""
+    samples = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = (samples < B)[:, None] & (cols < N)[None, :]
+    dscale = tl.zeros((ROWS, BLOCK), tl.float32)
+    dshift = tl.zeros((ROWS, BLOCK), tl.float32)
+    for group in range(groups):
+        parts = samples * groups + group
+        dscale += load_tile(dscale_parts_ptr, parts, cols, N, mask)
+        dshift += load_tile(dshift_parts_ptr, parts, cols, N, mask)
+    at = samples[:, None] * N + cols[None, :]
+    tl.store(dscale_ptr + at, dscale, mask=mask)
+    tl.store(dshift_ptr + at, dshift, mask=mask)
+
+
+@cache
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+
+
+def forward(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    *,
+    eps: float,
+    centered: bool,
+    max_block: int = MAX_BLOCK,
+) -> dict[str, Tensor]:
+    """Norm the rows of x (M, N) and modulate them by scale and shift (B, N), of one row stride; each has M / B rows.
+
+    Returns y (M, N) in the dtype of x, rstd (M,) in fp32 and, if it is ``centered``, mean (M,). ``max_block``: a limit
+    in place of MAX_BLOCK.
+    """
+    (M, N), B = x.shape, scale.shape[0]
+    y = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    names = ("rstd", "mean") if centered else ("rstd",)
+    saved = {name: torch.empty((M,), dtype=torch.float32, device=x.device) for name in names}
+    if M:
+        t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+        launch(
+            modulated_kernel, (ceil_div(M, t.rows),), x, scale, shift, y, saved.get("mean"), saved["rstd"],
+            x.stride(0), scale.stride(0), M, N, M // B, eps, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
+        )  # fmt: skip
+    return {"y": y, **saved}
+
+
+def backward(
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    *,
+    rstd: Tensor,
+    mean: Tensor | None,
+    max_block: int = MAX_BLOCK,
+    few_rows: int = FEW_ROWS,
+) -> dict[str, Tensor]:
+    """Gradients from dy and x (M, N), last stride 1, scale (B, N) and the saved rstd and mean (M,), None of an rmsnorm.
+
+    Returns dx (M, N) in the dtype of x, and dscale and dshift (B, N) in that of scale, 0 if M == 0. ``few_rows``: a
+    limit in place of FEW_ROWS.
+    """
+    (M, N), B = x.shape, scale.shape[0]
+    dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    make = torch.empty if M else torch.zeros
+    sums = [make((B, N), dtype=scale.dtype, device=x.device) for _ in range(2)]
+    out = {"dx": dx, "dscale": sums[0], "dshift": sums[1]}
+    if not M:
+        return out
+    S, rstd, mean = M // B, rstd.contiguous(), None if mean is None else mean.contiguous()
+    t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+    by_sample = few_rows <= S
+    per_group = group_rows(S, t.rows, max(t.groups // B, 1)) if by_sample else t.rows
+    groups = ceil_div(S, per_group) if by_sample else S
+    programs = B * groups if by_sample else ceil_div(M, per_group)
+    parts = sums
+    if groups > 1:
+        parts = [torch.empty((B * groups, N), dtype=torch.float32, device=x.device) for _ in sums]
+    strides = (dy.stride(0), x.stride(0), scale.stride(0))
+    shared = {"ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
+    c1 = c2 = None
+    if t.block < N:
+        c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
+        grid = (ceil_div(M, t.rows),)
+        launch(modulated_row_sums_kernel, grid, dy, x, scale, mean, rstd, c1, c2, *strides, M, N, S, **shared)
+    launch(
+        modulated_gradients_kernel, (programs, ceil_div(N, t.block)), dy, x, scale, mean, rstd, c1, c2, dx, *parts,
+        *strides, M, N, S, per_group, groups, SUMS=by_sample, **shared, STAGES=t.stages,
+    )  # fmt: skip
+    if groups > 1:
+        of_sums = _tile(B, N, on_gpu=x.is_cuda, max_block=max_block)
+        grid = (ceil_div(B, of_sums.rows), ceil_div(N, of_sums.block))
+        size = {"ROWS": of_sums.rows, "BLOCK": of_sums.block, "num_warps": of_sums.warps}
+        launch(sum_parts_kernel, grid, *parts, *sums, B, groups, N, **size)
+    return out

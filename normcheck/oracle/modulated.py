@@ -1,0 +1,155 @@
+"""Ops that modulate: expected values and bounds.
+
+    y = xhat * (1 + scale) + shift
+
+with a scale and a shift for each sample, which is S rows of a batch. So row by row such an op is a norm with a factor
+and a bias of its own, and dscale and dshift are dw and db of a sample's rows.
+
+What is rounded is a convention, two keys of a model. The ``rounding`` to the dtype of x happens once, at the store of
+y, or after each step: xhat, its product with the factor, and the sum with the shift. The factor 1 + scale is computed
+in fp32, or ``round_factor`` says that it is rounded to the dtype of scale. With a scale in fp32 beside x in half
+precision the two are one, and by promotion every step after xhat is in fp32; a kernel may round its product even so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import Case
+from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.inputs import Inputs
+from normcheck.cases.ops import Op
+from normcheck.oracle import casting, forward_bounds, reference
+from normcheck.oracle.activation import EACH, IO
+from normcheck.oracle.backward_bounds import Block, Doubt, moved_dx, xhat_at_most
+from normcheck.oracle.casting import rounded
+from normcheck.oracle.forward_bounds import StatisticsBound, YBound
+from normcheck.oracle.reference import Forward, Modulation, Rows, Scale
+from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
+
+ROUND_FACTOR = ("none", IO)
+"""Whether 1 + scale is rounded to the dtype of scale before it multiplies, the tightest first."""
+
+
+def rows_of_sample(case: Case) -> int:
+    """S, the rows over which dscale and dshift are summed."""
+    return case.M // case.batch
+
+
+def samples_of(case: Case, first: int, end: int) -> slice:
+    """The samples to which the rows ``first`` to ``end`` belong; all of a case without rows."""
+    rows = rows_of_sample(case)
+    return slice(first // rows, -(-end // rows)) if rows else slice(0, case.batch)
+
+
+def blocks(case: Case, height: int) -> list[slice]:
+    """Row ranges of at most ``height`` rows of a case that has some: of whole samples or, of longer ones, of one."""
+    of_sample = rows_of_sample(case)
+    if of_sample <= height:
+        height -= height % of_sample
+        return [slice(i, min(i + height, case.M)) for i in range(0, case.M, height)]
+    ends = range(of_sample, case.M + 1, of_sample)
+    pieces = ((i, end) for end in ends for i in range(end - of_sample, end, height))
+    return [slice(i, min(i + height, end)) for i, end in pieces]
+
+
+def modulated(rules: Rules, case: Case, rows: Rows, inputs: Inputs, first: int, end: int) -> Rows:
+    """``rows``, those from ``first`` to ``end`` of the case, with the factor and the shift of each.
+
+    A kernel may add xhat to its product with scale, which is then rounded by itself: ``count.factor`` roundings of it.
+    Nothing is off if the factor is 0: 1 - 1 is exact, and xhat - xhat as well.
+    """
+    assert inputs.scale is not None and inputs.shift is not None
+    samples, io, model = samples_of(case, first, end), FORMATS[case.dtype], rules.model
+    scale, shift = (t[samples].double() for t in (inputs.scale, inputs.shift))
+    factor, size = scale + 1, scale.abs()
+    narrow = io.name != model.accumulate
+    each, fmt = model.rounding == EACH and narrow, FORMATS[case.weight_format]
+    if model.round_factor == IO and fmt.name != model.accumulate:
+        exact, by = factor, factor.abs() * rules.u
+        factor = rounded(exact, fmt)
+        off = torch.maximum(rounded(exact + by, fmt) - factor, factor - rounded(exact - by, fmt))
+    else:
+        off = rules.u * (factor.abs() if each else size * rules.count["factor"])
+    off = torch.where(factor == 0, 0.0, off)
+    at = torch.arange(first, end, device=scale.device) // max(rows_of_sample(case), 1) - samples.start
+    wide = narrow and fmt.name == model.accumulate
+    own = Modulation(factor[at], off[at], shift[at], samples.stop - samples.start, each, wide)
+    return replace(rows, modulation=own)
+
+
+def output_y(
+    op: Op, rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format
+) -> tuple[Forward, YBound]:
+    """y (m, N) and its bound, of the rows of a block; y is stored in ``fmt``."""
+    if _of(rows).each:
+        return _each_step(rules, rows, given, io, fmt)
+    own = _of(rows)
+    factor, shift = Scale(own.factor), own.shift.abs()
+    fwd = reference.forward(op, rows, factor.g, own.shift, {})
+    size = fwd.z.abs()
+    norm = forward_bounds.before_store(rules, rows, fwd, size, factor, shift, given)
+    off = xhat_at_most(rows, given) * own.off * (1 + (rules.k_y + 2) * rules.u)
+    return fwd, _stored(rules, fwd.y, norm + off, norm + off, fmt, {"ops": norm, "factor": off})
+
+
+def _each_step(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
+    """y of a rounded xhat and a rounded product of it, and its bound."""
+    own, cast = _of(rows), casting.cast(rules, rows, given, io)
+    ends = [one * (own.factor + side * own.off) for one in (cast.low, cast.high) for side in (-1, 1)]
+    lowest, highest = torch.stack(ends).amin(0), torch.stack(ends).amax(0)
+    some = (own.factor != 0).double()
+    product = torch.maximum(-lowest, highest) * rules.u + rules.eta * (1 + own.factor.abs()) * some
+    lowest, highest, p = lowest - product, highest + product, cast.value * own.factor
+    low, high = rounded(lowest, io), rounded(highest, io)
+    if own.wide:
+        low, high = torch.minimum(low, lowest), torch.maximum(high, highest)
+    else:
+        p = rounded(p, io)
+    y, largest = p + own.shift, torch.maximum(-low, high)
+    add = torch.minimum((y.abs() + high - low) * rules.u, largest) + torch.where(
+        own.shift.abs() < rules.eta, rules.eta, 0.0
+    )
+    add += (p.abs() + own.shift.abs()) * 2.0**-51 * some  # the reference's own rounding
+    steps = {"xhat and product near the middle of two": torch.maximum(high - p, p - low), "sum": add}
+    return Forward(p, y, y), _stored(rules, y, high - p + add, p - low + add, fmt, steps)
+
+
+def _stored(rules: Rules, y: Tensor, above: Tensor, below: Tensor, fmt: Format, parts: Mapping[str, Tensor]) -> YBound:
+    """The bound of y, stored in ``fmt``, which is off by up to ``above`` and ``below`` before, of these ``parts``."""
+    e = torch.maximum(above, below)
+    upper = plus_store(rules, e, y.abs(), fmt, "y")
+    lower = None if above is below else (upper - e + below) * rules.safety
+    upper = (upper - e + above) * rules.safety if lower is not None else upper * rules.safety
+
+    def terms() -> Mapping[str, Tensor]:
+        return {"store": store(rules, y.abs() + e, fmt, "y") * torch.ones_like(y), **parts}
+
+    clamped = None if lower is None else lower.clamp_(min=NO_ROOM)
+    return YBound(e, Bound(upper.clamp_(min=NO_ROOM), clamped, terms))
+
+
+def gradients(
+    op: Op, rules: Rules, rows: Rows, given: StatisticsBound, io: Format, summed: int, dy: Tensor
+) -> tuple[Block, Doubt]:
+    """The backward of a block for the cotangent ``dy`` (m, N) in fp64, and its doubt by the factor and by roundings.
+
+    ``summed``: S. dscale and dshift of each sample of the block are those of ``Rows.total``.
+    """
+    own = _of(rows)
+    part = Block(rows, reference.backward(op, rows, own.factor, dy), dy, given)
+    off = dy.abs() * own.off
+    if own.each:
+        return casting.gradients(rules, part, casting.cast(rules, rows, given, io), io, summed, more=off)
+    grow = 1 + rules.gam(rules.chain(rows.x.shape[1]) + 16)
+    none = torch.zeros_like(part.backward.db)
+    return part, Doubt(moved_dx(rules, rows, off * grow, given), none, none)
+
+
+def _of(rows: Rows) -> Modulation:
+    assert rows.modulation is not None
+    return rows.modulation

@@ -1,0 +1,213 @@
+"""Modulated norms: the reference against the definitions in mpmath, samples of a batch, and each convention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from normcheck.cases.case import SAMPLES, Case
+from normcheck.cases.data_kinds import WEIGHT_KINDS
+from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.ops import MODULATED, OPS
+from normcheck.gate.explain_bound import element
+from normcheck.oracle import judge as judges
+from normcheck.oracle import rounding
+from normcheck.oracle.compare import Expectation
+from normcheck.oracle.conventions import candidates, in_words, plainest, told_in_fp32, with_convention
+from normcheck.oracle.expectations import expectations, whole
+from normcheck.oracle.judge import END_TO_END, judge_of
+from normcheck.oracle.tolerances import Model, table
+from tests.some import some
+
+NAMES = tuple(op.name for op in MODULATED)
+STEP = mpmath.mpf("1e-20")
+Matrix = list[list[mpmath.mpf]]
+OUTPUTS = {"y", "rstd", "dx", "dscale", "dshift"}
+
+
+def case_of(op: str = "layernorm_modulate", **fields: Any) -> Case:
+    own = {"op": op, "dtype": "fp16", "M": 6, "N": 5, "seed": 3, "bias": False, "samples": "few"}
+    return Case(**{**own, **fields})
+
+
+def model_of(**declared: Any) -> Model:
+    return replace(table().model, **{"rounding": "once", "round_factor": "none", **declared})
+
+
+def held_of(case: Case, model: Model, inputs: Inputs | None = None) -> Mapping[str, Expectation]:
+    """What the outputs of a case, one block, are held against end to end, by name."""
+    op = OPS[case.op]
+    judge = judge_of(op, case, make(case, op, "cpu") if inputs is None else inputs, model, {})
+    return {part.output: part for part in expectations(judge, own_bits=True) if part.check == END_TO_END}
+
+
+def exact(t: Tensor) -> Matrix:
+    return [[mpmath.mpf(value) for value in row] for row in t.double().reshape(-1, t.shape[-1]).tolist()]
+
+
+def definition(case: Case, x: Matrix, scale: Matrix, shift: Matrix) -> Matrix:
+    """y of a case, in exact numbers."""
+    y = []
+    for number, row in enumerate(x):
+        sample = number // (case.M // case.batch)
+        mean = sum(row) / case.N if OPS[case.op].centered else mpmath.mpf(0)
+        rstd = 1 / mpmath.sqrt(sum((v - mean) ** 2 for v in row) / case.N + mpmath.mpf(case.eps))
+        y.append([(v - mean) * rstd * (1 + a) + b for v, a, b in zip(row, scale[sample], shift[sample], strict=True)])
+    return y
+
+
+@pytest.mark.parametrize("weights", ["normal", "probe"])
+@pytest.mark.parametrize("samples", ["one", "few", "each"])
+@pytest.mark.parametrize("op", NAMES)
+def test_the_reference_is_the_definition(op: str, samples: str, weights: str) -> None:
+    """The gradients are central differences of sum(dy * y)."""
+    case = case_of(op, samples=samples, weights=weights, weight_dtype="fp32")
+    held, inputs = held_of(case, model_of()), make(case, OPS[op], "cpu")
+    assert inputs.scale is not None and inputs.shift is not None
+    assert inputs.x.shape == (case.batch, case.M // case.batch, case.N)
+    assert inputs.scale.shape == (case.batch, case.N)
+    with mpmath.workdps(65):
+        leaves = {"dx": exact(inputs.x), "dscale": exact(inputs.scale), "dshift": exact(inputs.shift)}
+        dy = exact(inputs.dy)
+
+        def slope(leaf: Matrix, row: int, column: int) -> mpmath.mpf:
+            ends, value = [], leaf[row][column]
+            for moved in (value + STEP, value - STEP):
+                leaf[row][column] = moved
+                y = definition(case, *leaves.values())
+                ends.append(sum(d * v for ds, vs in zip(dy, y, strict=True) for d, v in zip(ds, vs, strict=True)))
+            leaf[row][column] = value
+            return (ends[0] - ends[1]) / (2 * STEP)
+
+        right = {"y": definition(case, *leaves.values())}
+        right |= {
+            name: [[slope(leaf, i, j) for j in range(case.N)] for i in range(len(leaf))]
+            for name, leaf in leaves.items()
+        }
+        for name, values in right.items():
+            part = held[name]
+            limits = part.bound.upper.expand_as(part.expected).tolist()
+            rows = zip(exact(part.expected), values, limits, strict=True)
+            assert all(
+                abs(float(got - want)) <= 1e-6 * limit for one in rows for got, want, limit in zip(*one, strict=True)
+            ), name
+
+
+def test_where_scale_is_minus_one_y_is_the_shift() -> None:
+    case = case_of(dtype="fp32", weights="probe", N=18)
+    inputs = make(case, OPS[case.op], "cpu")
+    assert inputs.scale is not None and inputs.shift is not None
+    rows = torch.arange(case.M) // (case.M // case.batch)
+    at = (inputs.scale == -1)[rows]
+    held = held_of(case, model_of())["y"]
+    assert bool(at.any()) and bool((held.bound.upper[at] == rounding.NO_ROOM).all())
+    assert torch.equal(held.expected[at], inputs.shift.double()[rows][at])
+
+
+@pytest.mark.parametrize("op", NAMES)
+def test_samples_in_several_blocks_have_what_one_block_gives(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for samples, rows in (("few", 4), ("one", 4), ("each", 4), ("many", 5)):
+        case = case_of(op, M=12, samples=samples)
+
+        def of_case(case: Case = case) -> Mapping[tuple[str, str], tuple[Tensor, ...]]:
+            return whole(expectations(judge_of(OPS[op], case, make(case, OPS[op], "cpu"), model_of(), {})))
+
+        together = of_case()
+        monkeypatch.setitem(judges.BLOCK_ELEMENTS, "cpu", rows * case.N)
+        apart = of_case()
+        monkeypatch.undo()
+        assert together.keys() == apart.keys()
+        for key, sides in together.items():
+            for one, other in zip(sides, apart[key], strict=True):
+                assert torch.allclose(one, other, rtol=1e-12, atol=0), (key, samples)
+
+
+def test_another_samples_numbers_are_far_outside() -> None:
+    case = case_of(N=64, M=20, samples="few", weights="small")
+    op, inputs = OPS[case.op], make(case_of(N=64, M=20, samples="few", weights="small"), OPS[case.op], "cpu")
+    assert inputs.scale is not None and inputs.shift is not None
+    rolled = replace(inputs, scale=inputs.scale.roll(1, 0), shift=inputs.shift.roll(1, 0))
+    one, other = (held_of(case, model_of(), given)["y"] for given in (inputs, rolled))
+    assert op.modulated and bool(((one.expected - other.expected).abs() > one.bound.upper).float().mean() > 0.9)
+
+
+def test_the_samples_of_rows() -> None:
+    found = {m: [case_of(M=m, samples=samples).batch for samples in SAMPLES] for m in (0, 1, 2, 5, 9, 20, 65, 97, 300)}
+    assert found == {
+        0: [1, 1, 1, 1],
+        1: [1, 1, 1, 1],
+        2: [1, 2, 2, 2],
+        5: [1, 5, 5, 5],
+        9: [1, 3, 3, 9],
+        20: [1, 2, 10, 20],
+        65: [1, 5, 13, 65],
+        97: [1, 97, 97, 97],
+        300: [1, 2, 150, 300],
+    }
+    assert case_of(M=24, samples="6").shape == (6, 4, 5)
+
+
+def test_what_is_rounded_is_told_in_half_precision() -> None:
+    op, model = OPS["rmsnorm_modulate"], table().model
+    every = candidates(op, model)
+    assert len(every) == 4
+    apart = {
+        (dtype, wide): len({plainest(each, case_of(dtype=dtype, weight_dtype=wide)) for each in every})
+        for dtype, wide in (("bf16", "same"), ("bf16", "fp32"), ("fp32", "same"))
+    }
+    assert apart == {("bf16", "same"): 4, ("bf16", "fp32"): 2, ("fp32", "same"): 1}
+    assert candidates(op, model_of()) == ((),)
+    assert in_words(op, every[-1:]) == [
+        "rounds xhat, its product and the sum, as eager torch does",
+        "rounds 1 + scale to the dtype of scale",
+    ]
+    assert in_words(op, told_in_fp32(every)) == []
+
+
+EVERY = candidates(OPS["layernorm_modulate"], table().model)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("convention", EVERY, ids=str)
+def test_every_term_has_a_reason_and_together_they_are_the_bound(convention: Any, dtype: str) -> None:
+    case = case_of(M=4, N=24, dtype=dtype)
+    held = held_of(case, with_convention(table().model, convention))
+    assert held.keys() == OUTPUTS | {"mean"}
+    for name, part in some(held.items()):
+        found = element(part, (1, 3)[: 1 if name in ("mean", "rstd") else 2])
+        assert found.terms and all(reason and "{" not in reason for _, _, reason in found.terms), (name, found.terms)
+        total = found.rest + sum(value for _, value, _ in found.terms)
+        assert total == pytest.approx(max(found.above, found.below), rel=2e-3)
+        assert not found.rest or name == "rstd", found
+
+
+@pytest.mark.parametrize("weights", WEIGHT_KINDS)
+@pytest.mark.parametrize("convention", EVERY, ids=str)
+def test_each_convention_has_bounds_that_are_finite(convention: Any, weights: str) -> None:
+    held = held_of(case_of(weights=weights), with_convention(table().model, convention))
+    assert all(bool(torch.isfinite(part.bound.upper).all()) for part in held.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "convention", "expected"),
+    [
+        ("factor", {}, {"y", "dx"}),
+        ("xhat_centered", {"rounding": "each"}, {"y", "dscale"}),
+    ],
+)
+def test_every_count_widens_what_it_is_about(
+    name: str, convention: dict[str, str], expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, model, own = case_of(M=4, N=24), model_of(**convention), rounding.rules
+    of = held_of(case, model)
+    more = {**table().count, name: table().count[name] + 5000}
+    monkeypatch.setattr(rounding, "rules", lambda *args, **options: replace(own(*args, **options), count=more))
+    grown = held_of(case, model)
+    assert {n for n in of if bool((grown[n].bound.upper > of[n].bound.upper * (1 + 1e-9)).any())} == expected
