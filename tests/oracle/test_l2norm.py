@@ -168,8 +168,8 @@ def test_what_is_left_open(dtype: str) -> None:
     assert {plainest(each, case_of(dtype=dtype, eps=0.0)) for each in every} == {every[0]}
     assert {plainest(each, case_of(dtype=dtype, N=1)) for each in every} == {*every[:2]}
     assert candidates(OP, model_of("max")) == ((),)
-    assert in_words(told_in_fp32(every[:1])) == ["adds eps to the sum of squares, as fla does"]
-    assert in_words(every) == ["no case tells the values of eps sum, max, mean apart"]
+    assert in_words(OP, told_in_fp32(every[:1])) == ["adds eps to the sum of squares, as fla does"]
+    assert in_words(OP, every) == ["no case tells the values of eps sum, max, mean apart"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
