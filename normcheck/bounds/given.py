@@ -56,7 +56,7 @@ def given(
         raise UsageError(f"{name}: expected none, as {op} has no {name}")
     for name in [name for name in row.by_name if name not in there]:
         raise UsageError(f"{name}=None: expected a tensor, as {op} takes one")
-    if "weight" in there and not row.weights_of((True,))[0]:
+    if "weight" in there and (row.l2 or row.modulated):
         raise UsageError(f"weight: expected None, as {op} has no weight")
     if "bias" in there and not row.takes_bias:
         raise UsageError(f"bias: expected None, as {op} has no bias")

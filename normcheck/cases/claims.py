@@ -161,7 +161,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
     biases = tuple(bias for bias in op.biases if bias in implementation.biases) or op.biases
     weight_dtypes = _relative(implementation.weight_dtypes, dtype)
     layouts = layouts_of(op, implementation, only)
-    weights = weights_of(op, implementation)
+    weights = op.weights_of(implementation.weights)
     if True not in weights:
         biases, weight_dtypes = (False,), ("same",)
     return Claims(
@@ -179,11 +179,6 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         epsilons=tuple(implementation.epsilons or ()),
         columns=columns_of(op, implementation),
     )
-
-
-def weights_of(op: Op, implementation: Declared) -> tuple[bool, ...]:
-    """The values of ``Case.weight``: those that are declared, of a scale of a modulated op True alone."""
-    return (True,) if op.modulated else implementation.weights
 
 
 def scales_of(op: Op, implementation: Declared) -> tuple[str, ...]:
@@ -240,7 +235,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
     if implementation.epsilons and case.eps not in implementation.epsilons:
         return f"eps={case.eps!r}: epsilons={tuple(implementation.epsilons)} is declared"
-    if case.weight not in weights_of(op, implementation):
+    if case.weight not in op.weights_of(implementation.weights):
         return f"weights={case.weights}: weights={implementation.weights} is declared"
     if case.weight and case.bias not in implementation.biases:
         return f"bias={'yes' if case.bias else 'none'}: biases={implementation.biases} is declared"

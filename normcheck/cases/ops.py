@@ -121,8 +121,8 @@ class Op:
         return True in self.biases
 
     def weights_of(self, declared: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Whether the op is called with a weight, of what an implementation has ``declared``: l2 never is."""
-        return (False,) if self.l2 else declared
+        """The values of ``Case.weight``: those ``declared``; False of a norm by length, True of a modulated one."""
+        return (False,) if self.l2 else (True,) if self.modulated else declared
 
     @property
     def of_models(self) -> bool:

@@ -69,7 +69,7 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     """
     wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated)
     name = one_line(str(getattr(target, "__name__", "f")), 60)
-    if not {*adapted.weights} & {*op.weights_of(adapted.weights)}:
+    if op.l2 and False not in adapted.weights:
         raise UsageError(f"impl={spec}: op={op.name}: expected {name}(x, eps) -> y, as {op.name} has no weight")
     if adapted.named == wanted:
         return

@@ -47,7 +47,7 @@ IMPLEMENTATIONS = tuple(
         ranks=(2, 3, 4),
         heads=True,
         model={"eps": how},
-        by_default=DEVICES[:1] if name == "torch" else (),
+        by_default=DEVICES if name == "torch" else (),
         builds=False,
         source=source,
     )

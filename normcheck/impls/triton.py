@@ -168,7 +168,7 @@ def length(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementat
         unavailable=unavailable,
         ranks=(2, 3),
         model={"eps": EPS_OF[name]},
-        by_default=(),
+        by_default=ON_GPUS if name == "triton" else (),
         source="normcheck/impls/kernels/l2norm.py",
     )
 
