@@ -321,8 +321,9 @@ def main() -> None:
     """Run, write the record, and unless it is a file of its own, the tables of the page."""
     given = options()
     given.cache = given.cache.resolve()
-    path = given.record or ROOT / "golden" / "found" / ("cpu.json" if given.device == "cpu" else "h200.json")
     here, recorded, seconds = environment(), {}, given.time_budget
+    gpu = "h100" if "H100" in here["device"] else "h200"
+    path = given.record or ROOT / "golden" / "found" / f"{'cpu' if given.device == 'cpu' else gpu}.json"
     if (given.only or given.again) and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
         if before["environment"] != here:

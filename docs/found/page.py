@@ -11,8 +11,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "found.md"
-RECORDS = ("h200", "cpu")
+RECORDS = ("h200", "h100", "cpu")
 """In this order a defect's case is looked for."""
+
+GPUS = ("h100", "h200")
+"""The records of GPUs. The first one is the later one: a cell that both have is shown as it was there."""
 
 
 def records() -> dict[str, dict[str, Any]]:
@@ -42,7 +45,7 @@ def defects(of: dict[str, dict[str, Any]]) -> str:
         where, cell, (*_, case) = failures(of, defect)[0]
         adapter = of[where]["packages"][defect["package"]]["adapter"]
         repro = f"`normcheck repro docs/found/kernels/call_{adapter}.py:{cell.split()[1]} '{case}'`"
-        device = "GPU" if where == "h200" else "CPU"
+        device = "GPU" if where in GPUS else "CPU"
         columns = (str(number), defect["package"], defect["what"], f"{device}: {repro}", f"`{defect['cause']}`")
         rows.append(f"| {' | '.join(columns)} | {defect['upstream']} |")
     return "\n".join(rows)
@@ -66,11 +69,13 @@ def limits(of: dict[str, dict[str, Any]]) -> str:
 def passed(of: dict[str, dict[str, Any]]) -> str:
     """How many passed, and how many of these are thin; one row for each cell that did: cases and shapes by dtype."""
     rows = ["| package | op | adapter's name | GPU: cases on shapes | CPU |", "|--|--|--|--|--|"]
-    rows.append(f"| *all* | | | {' | '.join(_how_many(of[name]) for name in RECORDS)} |")
+    gpus = ", ".join(f"{name.upper()}: {_how_many(of[name])}" for name in GPUS)
+    rows.append(f"| *all* | | | {gpus} | {_how_many(of['cpu'])} |")
     for package in sorted({key for record in of.values() for key in record["packages"]}):
-        cells = [of[name]["packages"].get(package, {}).get("cells", {}) for name in RECORDS]
-        for cell in sorted({*cells[0], *cells[1]}):
-            columns = [_passed(cells[i].get(cell, {})) for i in range(2)]
+        cells = {name: of[name]["packages"].get(package, {}).get("cells", {}) for name in RECORDS}
+        for cell in sorted({each for found in cells.values() for each in found}):
+            later, earlier, cpu = (cells[name].get(cell, {}) for name in (*GPUS, "cpu"))
+            columns = [_passed({**earlier, **later}), _passed(cpu)]
             if any(columns):
                 op, name = cell.split()
                 rows.append(f"| {package} | {op} | {name} | {' | '.join(columns)} |")
@@ -96,7 +101,7 @@ def not_run(of: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name in RECORDS:
         for package, kept in sorted(of[name]["packages"].items()):
-            place = "GPU" if name == "h200" else "CPU"
+            place = "CPU" if name == "cpu" else name.upper()
             if "not_run" in kept:
                 lines.append(f"- {package}, {place}: {kept['not_run']}")
                 continue
