@@ -67,7 +67,8 @@ class Signature:
 
     def _has_inputs_of(self, op: Op) -> bool:
         weight, bias = "weight" in self.roles, "bias" in self.roles
-        if op.clamped or op.quantises or op.adds_residual != ("residual" in self.roles) or (bias and not weight):
+        by_name = ("residual",) if "residual" in self.roles else ()
+        if op.clamped or op.by_name != by_name or (bias and not weight) or weight not in op.weights_of((weight,)):
             return False
         return bias in op.biases if weight else not op.zero_centered
 
