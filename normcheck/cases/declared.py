@@ -164,12 +164,14 @@ class Declared:
     source: Annotated[str, _SOURCE] = ""
 
 
-@cache
 def rules(kind: type) -> Mapping[str, Rule]:
-    """Name -> ``Rule``, for each field of ``kind`` that is data.
+    """Name -> ``Rule``, for each field of ``kind`` that is data."""
+    return _rules(kind)
 
-    Kept: to evaluate the hints takes milliseconds, and a file may declare a hundred implementations.
-    """
+
+@cache
+def _rules(kind: type) -> Mapping[str, Rule]:
+    """Kept: to evaluate the hints takes milliseconds, and a file may declare a hundred implementations."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: rule for name, hint in hints.items() for rule in getattr(hint, "__metadata__", ())}
 
