@@ -127,7 +127,7 @@ def test_a_cell_in_which_normcheck_fails_is_an_error() -> None:
 
 def test_a_kernels_process_tells_a_failure_of_its_own() -> None:
     """The parent raises it, and no kernel is blamed."""
-    state = worker.State(worker.HostMemory(), sandboxed=False)
+    state = worker.State(worker.HostMemory(), sandboxed=False, noted=worker.Noted())
     error = broken_of(worker._answer(state, {"do": "load"})["broken"])  # without what load needs
     assert isinstance(error, ItselfFailed) and "KeyError: 'device' (worker.py:" in str(error)
     with patch.dict(worker._REQUESTS, {"load": raises}):
