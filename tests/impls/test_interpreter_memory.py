@@ -107,7 +107,8 @@ def test_conversions_of_halves_are_numpys(size):
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[~np.isnan(halves)]
     singles = np.concatenate([halves[:-1].astype(np.float32), (halves[1:].astype(np.float64) * 1.0003).astype("f4")])
-    singles = np.concatenate([singles, np.nextafter(singles, np.float32(0)), np.float32([65519.9, 65520, 1e30, np.nan])])
+    beside = np.nextafter(singles, np.float32(0)), np.float32([65519.9, 65520, 1e30, np.nan])
+    singles = np.concatenate([singles, *beside])
     with np.errstate(over="ignore"):
         for values, dtype in ((halves, np.float32), (singles, np.float16)):
             for part in np.array_split(values, len(values) // size):
