@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,21 +22,28 @@ RANK4, TRAILING = "rank4", "trailing"
 HEADS = "heads"
 """The layout of q in a fused projection to q, k and v, see ``Case.heads``."""
 
+CHANNELS_LAST = "channels_last"
+"""The layout of an x (B, C, L) whose memory is that of (B, L, C)."""
+
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, HEADS),
+    *(RANK4, TRAILING, HEADS, CHANNELS_LAST),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
 row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``; ``heads``: x is
 (T, H, N), the first H heads of each of T tokens in a buffer that has other heads behind them, see ``Case.heads``;
-``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements."""
+``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements;
+``channels_last``: x and dy (B, C, L) have the strides of (B, L, C)."""
 
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``. That of ``heads`` may be 0."""
 
 OF_SAMPLES = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)
 """The layouts of a modulated op, whose x is (B, S, N) in each."""
+
+OF_CHANNELS = (*OF_SAMPLES, CHANNELS_LAST)
+"""The layouts of a grouped op, whose x is (B, C, L) in each; a gap is behind each sample."""
 
 HEAD_SIZES = (64, 128, 256, 512)
 """The N of cases of heads that are not a user's own: attention has heads of these sizes, and kernels take no others."""
@@ -55,6 +63,16 @@ SCALE_LIMIT = 1.75
 SAMPLES = ("one", "few", "many", "each")
 """How many samples of a batch the M rows of a modulated op are, simplest first: 1; p, the least prime that divides M;
 M / p, or M if that is a prime; M, of a row each. A case line may also have a number that divides M."""
+
+CHANNEL_COUNTS = ("root", "few", "many", "each", "one")
+"""How many channels the N columns of a grouped op are, simplest first: the largest divisor of N up to its square root;
+p, the least prime that divides N; N / p, or N if that is a prime; N, of one element each; 1. A case line may also have
+a number that divides N."""
+
+GROUP_COUNTS = ("few", "one", "each", "many")
+"""How many groups its C channels are, simplest first: p, the least prime that divides C; 1; C, of one channel each;
+C / p, or C if that is a prime; but 1 if each group were one element, of which torch norms none. A case line may also
+have a number that divides C."""
 
 NO_WEIGHT = "none"
 """In place of a kind of weights: the op is called without a weight, so without a bias as well. Its gamma is 1."""
@@ -84,6 +102,7 @@ class Case:
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
     a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data. ``samples``, of a
     modulated op: one of SAMPLES, or a number; ``weights`` and ``weight_dtype`` are those of its scale and shift.
+    ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
@@ -107,6 +126,8 @@ class Case:
     scale: str = RETURNED
     gate: str = "normal"
     samples: str = ""
+    channels: str = ""
+    groups: str = ""
 
     def __post_init__(self) -> None:
         if self.weights == NO_WEIGHT and self.weight_dtype != "same":
@@ -122,15 +143,22 @@ class Case:
         """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M, (T, H, N) with T*H == M, or (M, A, B) with A*B == N,
         and 4 for (B, S, T, N) with B*S*T == M.
         """
-        if self.samples:
+        if self.samples or self.channels:
             return 3
         if self.layout == RANK4:
             return 4
         return 3 if self.layout in ("rank3", "rank3_strided", HEADS, TRAILING) else 2
 
     @property
+    def split(self) -> Split:
+        """How N is split; one group of N channels of an op that is not grouped."""
+        return _split(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of x and dy, of y and dx."""
+        if self.channels:
+            return self.M, self.split.channels, self.split.length
         if self.layout == HEADS:
             return self.M // self.heads, self.heads, self.N
         if self.layout == TRAILING:
@@ -143,12 +171,12 @@ class Case:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shape of weight and bias: (N,), or (A, B) in the layout ``trailing``.
+        """The shape of weight and bias: (N,), or (C,), or (A, B) in the layout ``trailing``.
 
         A is the largest divisor of N up to its square root, so 1 if N is a prime.
         """
         if self.layout != TRAILING:
-            return (self.N,)
+            return (self.split.channels,)
         side = _divisor_near_root(self.N)
         return side, self.N // side
 
@@ -220,8 +248,8 @@ class Case:
         """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
         refusable = {
             "M=0": self.M == 0,
-            f"N={self.N}": self.N > MOST_COLUMNS,
-            f"layout={self.layout}": self.layout == "misaligned" or self.layout in EXPANDED,
+            f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
+            f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, *EXPANDED),
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
             "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
         }
@@ -242,7 +270,8 @@ class Case:
     def option_values(self) -> Mapping[str, float]:
         """The op's own numbers by name, as forward and backward get them."""
         limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
-        return MappingProxyType({**dict(self.options), **limit})
+        count = {"groups": self.split.groups} if self.channels else {}
+        return MappingProxyType({**dict(self.options), **limit, **count})
 
     def __str__(self) -> str:
         words = [self.op, self.dtype, f"M={self.M}", f"N={self.N}", f"eps={self.eps!r}", f"rows={self.rows}"]
@@ -265,8 +294,41 @@ class Case:
             words.append(f"gate={self.gate}")
         if self.samples:
             words.append(f"samples={self.samples}")
+        if self.channels:
+            words += [f"channels={self.channels}", f"groups={self.groups}"]
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
+
+
+class Split(NamedTuple):
+    """The N columns of a sample are C ``channels`` of L elements, ``length``, in so many ``groups`` of channels."""
+
+    groups: int
+    channels: int
+    length: int
+
+    @property
+    def columns(self) -> int:
+        """The elements of a group."""
+        return self.channels * self.length // self.groups
+
+
+@lru_cache(maxsize=1024)
+def _split(columns: int, channels: str, groups: str) -> Split:
+    count = _part(columns, channels)
+    parts = _part(count, groups)
+    if parts == columns and not groups.isdigit():
+        parts = 1
+    return Split(parts, count, columns // count)
+
+
+def _part(whole: int, word: str) -> int:
+    """The divisor of ``whole`` >= 1 that a word of CHANNEL_COUNTS or GROUP_COUNTS says, or a number; 1 if it is none."""
+    if word.isdigit():
+        return int(word) if whole % int(word) == 0 else 1
+    least = _least_prime(whole)
+    several = whole // least if least < whole else whole
+    return {"root": _divisor_near_root(whole), "one": 1, "few": least, "many": several, "each": whole}[word]
 
 
 def _divisor_near_root(n: int) -> int:
@@ -287,9 +349,10 @@ def head_size_near(columns: int) -> int:
 def without_unusual(case: Case) -> Case:
     """``case`` without what many kernels refuse, see ``Case.unusual``; a long row stays as long."""
     plain = replace(case, M=max(case.M, 1), weight_dtype="same", residual_dtype="same")
+    plain = replace(plain, N=max(plain.N, 2)) if case.channels else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
-    return replace(plain, layout="contiguous") if case.layout == "misaligned" else plain
+    return replace(plain, layout="contiguous") if case.layout in ("misaligned", CHANNELS_LAST) else plain
 
 
 def without_seed(case: Case) -> Case:
@@ -300,7 +363,7 @@ def without_seed(case: Case) -> Case:
 def with_rows(case: Case, rows: int) -> Case:
     """The case of so many of its rows, packed; x keeps its rank."""
     packed = "rank3" if case.layout == "rank3_strided" else case.layout
-    packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS) else "contiguous"
+    packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS, CHANNELS_LAST) else "contiguous"
     return replace(case, M=rows, layout=packed, gap=0, samples="one" if case.samples else "")
 
 

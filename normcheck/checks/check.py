@@ -179,7 +179,9 @@ def context_lost(problem: Problem) -> bool:
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:
-    """The table's model; for gradients by torch autograd on a CPU, with what holds for those."""
+    """The table's model; for gradients by torch autograd on a CPU, or for norms of groups, with what holds for those."""
+    if OPS[implementation.op].grouped:
+        return replace(table().model, **table().grouped)
     return _autograd_on_cpu() if implementation.backward is None and device == "cpu" else table().model
 
 

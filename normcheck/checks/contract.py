@@ -125,6 +125,8 @@ def _tensor_problem(
 
 def _groups(op: Op, case: Case, statistic: Tensor, model: Model | None) -> int:
     """How many statistics a row has; without a model, of an op that leaves that open, as many as were returned."""
+    if op.grouped:
+        return case.split.groups
     if not op.gated:
         return 1
     if model is None or model.group == OPEN:
