@@ -323,7 +323,7 @@ def _split(columns: int, channels: str, groups: str) -> Split:
 
 
 def _part(whole: int, word: str) -> int:
-    """The divisor of ``whole`` >= 1 that a word of CHANNEL_COUNTS or GROUP_COUNTS says, or a number; 1 if it is none."""
+    """The divisor of ``whole`` >= 1 that a word of CHANNEL_COUNTS or GROUP_COUNTS says, or a number; 1 if none."""
     if word.isdigit():
         return int(word) if whole % int(word) == 0 else 1
     least = _least_prime(whole)

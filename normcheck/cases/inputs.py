@@ -49,8 +49,8 @@ class Inputs:
 
     ``x``, ``dy``: ``Case.shape``, (M, N) in most cases, in the io dtype; last stride 1, row stride N, or N + gap if
     strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads x has ``Case.head_strides``,
-    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none. Of a grouped op x
-    and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and bias are (C,), in numbers the
+    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none. Of a grouped
+    op x and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and bias are (C,), in numbers the
     first ones of (N,).
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.

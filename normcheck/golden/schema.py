@@ -92,7 +92,11 @@ def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
     """
     io = torch_dtype(case.dtype)
     weight = torch_dtype(case.weight_format)
-    rows, vector, statistic = (io, (case.M, case.N)), (weight, (case.split.channels,)), (torch.float32, (case.M * case.split.groups,))
+    rows, vector, statistic = (
+        (io, (case.M, case.N)),
+        (weight, (case.split.channels,)),
+        (torch.float32, (case.M * case.split.groups,)),
+    )
     y_dtypes = op.y_dtypes(case.dtype, case.weight_format)
     allowed: dict[str, tuple[Geometry, ...]] = {"y": tuple((torch_dtype(name), rows[1]) for name in y_dtypes)}
     for name in op.statistics:

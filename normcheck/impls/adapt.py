@@ -19,8 +19,8 @@ _OPTIONS = ("lower_clip", "upper_clip")
 _SCALE_LIMIT = "scale_ub"
 _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
 _NAMED = (*BY_NAME, GROUPS)
-"""What a function takes by name if its op has it, and only then; a scale of codes may be returned instead, so one counts
-beside a shift alone."""
+"""What a function takes by name if its op has it, and only then; a scale of codes may be returned instead, so one
+counts beside a shift alone."""
 _TRIAL_COLUMNS = 8
 
 
@@ -40,9 +40,9 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
     itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
-    a module's forward, with a parameter named residual, gate, shift or groups is of an op that has it. If the op quantises, one
-    named scale gets the scale; a function without it returns the scale, and gets its upper limit if it has a parameter
-    named scale_ub.
+    a module's forward, with a parameter named residual, gate, shift or groups is of an op that has it. If the op
+    quantises, one named scale gets the scale; a function without it returns the scale, and gets its upper limit if it
+    has a parameter named scale_ub.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
-from normcheck.cases.dtypes import FORMATS, Format
+from normcheck.cases.dtypes import Format
 from normcheck.cases.ops import Op
 from normcheck.oracle import backward_bounds, forward_bounds, reference
 from normcheck.oracle.activation import EACH, SILU, Activated, activated

@@ -143,7 +143,7 @@ class Judge:
 
     @property
     def summed(self) -> int:
-        """The rows over which a gradient is summed: all of the case, or those of a sample; the elements of a channel."""
+        """The rows over which a gradient is summed: all of the case, those of a sample, the elements of a channel."""
         return _summed(self.op, self.case)
 
     def added(self, first: int, end: int) -> Added | None:

@@ -84,7 +84,9 @@ def judge_special(
                 in_reach = in_reach & no_overflow.view(case.batch, -1).all(1, keepdim=True)
             elif name not in ("db", DSHIFT) or rows.grouping is not None:
                 in_reach = in_reach & (
-                    _of_elements(no_overflow, expected) if expected.dim() == 2 else _of_sums(no_overflow, rows, expected)
+                    _of_elements(no_overflow, expected)
+                    if expected.dim() == 2
+                    else _of_sums(no_overflow, rows, expected)
                 )
             wrong = torch.where(got, ~some & (name != "rstd"), every & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
