@@ -14,8 +14,8 @@ import torch
 from normcheck.audit import catalogue
 from normcheck.audit.equivalence import differs_from_clean, first_failing_case
 from normcheck.audit.explanations import is_right
+from normcheck.audit.mutants.channels import Grouped
 from normcheck.audit.mutants.gated import Gated
-from normcheck.audit.mutants.grouped import Grouped
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.l2norm import Length
 from normcheck.audit.mutants.modulated import Modulated

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
+
+from normcheck.cases.split import Split, divisor_near_root, least_prime, split_of
 
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
@@ -63,16 +64,6 @@ SCALE_LIMIT = 1.75
 SAMPLES = ("one", "few", "many", "each")
 """How many samples of a batch the M rows of a modulated op are, simplest first: 1; p, the least prime that divides M;
 M / p, or M if that is a prime; M, of a row each. A case line may also have a number that divides M."""
-
-CHANNEL_COUNTS = ("root", "few", "many", "each", "one")
-"""How many channels the N columns of a grouped op are, simplest first: the largest divisor of N up to its square root;
-p, the least prime that divides N; N / p, or N if that is a prime; N, of one element each; 1. A case line may also have
-a number that divides N."""
-
-GROUP_COUNTS = ("few", "one", "each", "many")
-"""How many groups its C channels are, simplest first: p, the least prime that divides C; 1; C, of one channel each;
-C / p, or C if that is a prime; but 1 if each group were one element, of which torch norms none. A case line may also
-have a number that divides C."""
 
 NO_WEIGHT = "none"
 """In place of a kind of weights: the op is called without a weight, so without a bias as well. Its gamma is 1."""
@@ -152,7 +143,7 @@ class Case:
     @property
     def split(self) -> Split:
         """How N is split; one group of N channels of an op that is not grouped."""
-        return _split(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
+        return split_of(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,7 +156,7 @@ class Case:
             return self.M, *self.sides
         if self.layout == RANK4:
             rest = self.M // self.batch
-            inner = _divisor_near_root(rest)
+            inner = divisor_near_root(rest)
             return self.batch, inner, rest // inner, self.N
         return (self.M, self.N) if self.rank == 2 else (self.batch, self.M // self.batch, self.N)
 
@@ -177,7 +168,7 @@ class Case:
         """
         if self.layout != TRAILING:
             return (self.split.channels,)
-        side = _divisor_near_root(self.N)
+        side = divisor_near_root(self.N)
         return side, self.N // side
 
     @property
@@ -259,10 +250,10 @@ class Case:
     def batch(self) -> int:
         """B of an x of rank 3 or 4: the largest divisor of M up to the square root of M, or what ``samples`` say."""
         if not self.samples:
-            return _divisor_near_root(self.M)
+            return divisor_near_root(self.M)
         if self.samples.isdigit():
             return int(self.samples) if self.M % int(self.samples) == 0 else 1
-        least = _least_prime(self.M)
+        least = least_prime(self.M)
         several = self.M // least if least < self.M else self.M
         return max(1, {"one": 1, "few": least, "many": several, "each": self.M}[self.samples])
 
@@ -298,47 +289,6 @@ class Case:
             words += [f"channels={self.channels}", f"groups={self.groups}"]
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
-
-
-class Split(NamedTuple):
-    """The N columns of a sample are C ``channels`` of L elements, ``length``, in so many ``groups`` of channels."""
-
-    groups: int
-    channels: int
-    length: int
-
-    @property
-    def columns(self) -> int:
-        """The elements of a group."""
-        return self.channels * self.length // self.groups
-
-
-@lru_cache(maxsize=1024)
-def _split(columns: int, channels: str, groups: str) -> Split:
-    count = _part(columns, channels)
-    parts = _part(count, groups)
-    if parts == columns and not groups.isdigit():
-        parts = 1
-    return Split(parts, count, columns // count)
-
-
-def _part(whole: int, word: str) -> int:
-    """The divisor of ``whole`` >= 1 that a word of CHANNEL_COUNTS or GROUP_COUNTS says, or a number; 1 if none."""
-    if word.isdigit():
-        return int(word) if whole % int(word) == 0 else 1
-    least = _least_prime(whole)
-    several = whole // least if least < whole else whole
-    return {"root": _divisor_near_root(whole), "one": 1, "few": least, "many": several, "each": whole}[word]
-
-
-def _divisor_near_root(n: int) -> int:
-    """The largest divisor of n >= 0 up to its square root, 1 for 0."""
-    return next(d for d in range(max(math.isqrt(n), 1), 0, -1) if n % d == 0)
-
-
-def _least_prime(n: int) -> int:
-    """The least prime that divides n, 1 for n below 2."""
-    return next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), max(n, 1))
 
 
 def head_size_near(columns: int) -> int:

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from normcheck.cases.case import (
-    CHANNEL_COUNTS,
     CHANNELS_LAST,
     GIVEN_SCALES,
-    GROUP_COUNTS,
     HEADS,
     LAYOUTS,
     LIMITED,
@@ -28,6 +26,7 @@ from normcheck.cases.case import (
 from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
 from normcheck.errors import UsageError, one_line, one_of, shown
 
 _REQUIRED = ("M", "N")

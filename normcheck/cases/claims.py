@@ -8,11 +8,9 @@ from itertools import product
 from typing import Any
 
 from normcheck.cases.case import (
-    CHANNEL_COUNTS,
     CHANNELS_LAST,
     EXPANDED,
     GIVEN_SCALES,
-    GROUP_COUNTS,
     HEAD_SIZES,
     HEADS,
     LIMITED,
@@ -29,6 +27,7 @@ from normcheck.cases.case import (
 )
 from normcheck.cases.declared import Declared
 from normcheck.cases.ops import OPS, Op
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
 
 _GAP = 8
 

@@ -84,9 +84,8 @@ class Op:
     If it is ``modulated``, x is (B, S, N), and each of its B samples has a scale and a shift (N,) of its own, in place
     of weight and bias: y = xhat * (1 + scale) + shift, which ``oracle/modulated.py`` explains.
 
-    If it is ``grouped``, x is (B, C, L), so M = B and N = C * L. What is normed is each of the groups of channels of a
-    sample, and weight and bias (C,) are of channels, which ``oracle/grouped.py`` explains: what follows the norm, an
-    activation or nothing, is a convention.
+    If it is ``grouped``, x is (B, C, L), so M = B and N = C * L, and it norms each group of channels of a sample, with
+    weight and bias (C,), which ``oracle/grouped.py`` explains: an activation behind it is a convention.
 
     The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
     ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
@@ -154,9 +153,8 @@ class Op:
 
     def axes_of(self, name: str) -> tuple[str, ...]:
         """Those of ``axes`` that say something of this input; () if the op has no such input, or its ``weights`` do."""
-        if name == GROUPS:
-            return AXES_OF[name] if self.grouped else ()
-        own = name in self.by_name and not (self.modulated and name == SCALE)
+        has = (*self.by_name, *[GROUPS] * self.grouped)
+        own = name in has and not (self.modulated and name == SCALE)
         return AXES_OF[name] if own else ()
 
     @property

@@ -45,8 +45,12 @@ def _swapped(inputs: Inputs) -> Inputs:
     return replace(inputs, weight=inputs.bias, bias=inputs.weight)
 
 
-def _groups(word: str) -> Callable[[Case], Case]:
-    return lambda case: replace(case, groups=word)
+def _one_group(case: Case) -> Case:
+    return replace(case, groups="1")
+
+
+def _of_channels(case: Case) -> Case:
+    return replace(case, groups=str(case.split.channels))
 
 
 def _told(name: str, words: str, *, inputs: Callable[[Inputs], Inputs]) -> Instead:
@@ -62,8 +66,8 @@ OF_INPUTS = (
             inputs=_parameters(lambda t: t[:1].expand_as(t))),
     _told("next_channel", "each channel has the weight and the bias of the next one",
             inputs=_parameters(lambda t: t.roll(-1, 0))),
-    Instead("groups_ignored", "one group of all channels is normed, whatever groups says", case=_groups("one")),
-    Instead("groups_of_channels", "each channel is normed by itself, whatever groups says", case=_groups("each")),
+    Instead("groups_ignored", "one group of all channels is normed, whatever groups says", case=_one_group),
+    Instead("groups_of_channels", "each channel is normed by itself, whatever groups says", case=_of_channels),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
 from normcheck.checks.check import Result
 from normcheck.oracle.conventions import OPEN, candidates, keys, plainest, with_convention, words_of
-from normcheck.oracle.gated import group_of
+from normcheck.oracle.gated import groups_of
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.special import is_special
@@ -101,16 +101,11 @@ def _left_open(result: Result) -> Model:
     return with_convention(result.model, tuple((key, OPEN) for key in result.open))
 
 
-def _groups(op: Op, case: Case, model: Model) -> int:
-    """How many statistics a row has."""
-    return case.split.groups if op.grouped else case.N // group_of(case, model)
-
-
 def _is_right(op: Op, case: Case, inputs: Inputs, model: Model, result: Result, forward: bool) -> bool:
     outputs: Mapping[str, torch.Tensor] = {
         name: t.detach().cpu()
         for name, t in result.seen.outputs.items()
-        if name not in STATISTICS or t.numel() == case.M * _groups(op, case, model)
+        if name not in STATISTICS or t.numel() == case.M * groups_of(op, case, model)
     }
     judge = judge_of(op, case, inputs, replace(model, y_given_stats=False), _OUTPUTS)
     checked, saved = judge_forward(judge, outputs)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MATRICES = ("y", Q, RESIDUAL_OUT, "dx", DRESIDUAL, DGATE)
 
 Kernels = Callable[[str], Any]
-"""Name of a part, ``forward``, ``backward``, ``quantised``, ``gated``, ``l2norm``, ``modulated`` or ``grouped`` -> its module."""
+"""Name of a part, such as ``forward``, ``gated`` or ``grouped`` -> its module."""
 
 LEAST_SCALE = 2.0**-20
 """The least scale that is returned: that of rows of zeros."""

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
 from normcheck.oracle import backward_bounds, casting, gated, grouped, l2norm, modulated, reference
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
+
+
+def summed_over(op: Op, case: Case) -> int:
+    """The elements over which dw and db are summed: a column of all rows, or those of a sample, or of a channel."""
+    if op.grouped:
+        return case.M * case.split.length
+    return modulated.rows_of_sample(case) if op.modulated else case.M
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,16 +39,15 @@ _CURVATURE = 0.5
 """The largest |second derivative| of silu, at 0."""
 
 
-def normalised(op: Op, rules: Rules, case: Case, x: Tensor) -> Rows:
-    """The rows of ``x`` (m, N) in fp64, one for each group. What a kernel does not declare is the plain norm."""
+def normalised(op: Op, rules: Rules, case: Case, x: Tensor) -> tuple[Rows, StatisticsBound]:
+    """The rows of ``x`` (m, N) in fp64, one for each group, and the bounds of their statistics.
+
+    What a kernel does not declare is read as the plain norm.
+    """
     silu, narrow = rules.model.activation == SILU, case.dtype != rules.model.accumulate
     grouping = Grouping(case.split, silu, silu and narrow and rules.model.rounding == EACH)
-    return replace(reference.normalise(op, x.reshape(-1, case.split.columns), case.eps), grouping=grouping)
-
-
-def summed(case: Case) -> int:
-    """The elements over which dw and db are summed, for each channel."""
-    return case.M * case.split.length
+    rows = reference.normalise(op, x.reshape(-1, case.split.columns), case.eps)
+    return replace(rows, grouping=grouping), forward_bounds.statistics(rules, rows, case.eps)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
 from normcheck.oracle.forward_bounds import StatisticsBound
-from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth
+from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth, summed_over
 from normcheck.oracle.residual import Sums
 from normcheck.oracle.rounding import Bound, Rules
 from normcheck.oracle.tolerances import Model
@@ -133,9 +133,7 @@ class Judge:
     @property
     def groups(self) -> int:
         """How many rows are normed for each row of the case."""
-        if self.op.grouped:
-            return self.case.split.groups
-        return self.case.N // gated.group_of(self.case, self.rules.model)
+        return gated.groups_of(self.op, self.case, self.rules.model)
 
     def normed(self, block: slice) -> slice:
         """The rows that are normed of a block of rows of the case."""
@@ -144,7 +142,7 @@ class Judge:
     @property
     def summed(self) -> int:
         """The rows over which a gradient is summed: all of the case, those of a sample, the elements of a channel."""
-        return _summed(self.op, self.case)
+        return summed_over(self.op, self.case)
 
     def added(self, first: int, end: int) -> Added | None:
         """What is added to dx of these rows; None if the op adds no residual."""
@@ -212,7 +210,7 @@ def judge_of(
     gate = None if inputs.gate is None else inputs.gate.reshape(shape)
     rules = rounding.rules(op, model, weight=case.weight)
     scale = reference.scale_of(op, inputs)
-    io, summed = FORMATS[case.dtype], _summed(op, case)
+    io, summed = FORMATS[case.dtype], summed_over(op, case)
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
     def truth(first: int, end: int) -> Truth:
@@ -220,8 +218,7 @@ def judge_of(
         if op.l2:
             rows, statistics = l2norm.normalised(rules, block, case.eps)
         elif op.grouped:
-            rows = grouped.normalised(op, rules, case, block)
-            statistics = forward_bounds.statistics(rules, rows, case.eps)
+            rows, statistics = grouped.normalised(op, rules, case, block)
         elif gate is None:
             rows = reference.normalise(op, block, case.eps)
             statistics = forward_bounds.statistics(rules, rows, case.eps)
@@ -261,12 +258,6 @@ def judge_of(
         stored_alone = lambda: judge_of(op, case, inputs, of_stored, floors, zeros=zeros, watch=watch)  # noqa: E731
     of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, formula, watch, fused)
     return Judge(*of_case, sums, stored_alone, inputs.scale if op.quantises else None)
-
-
-def _summed(op: Op, case: Case) -> int:
-    if op.grouped:
-        return grouped.summed(case)
-    return modulated.rows_of_sample(case) if op.modulated else case.M
 
 
 def _rows(x: Tensor, first: int, end: int) -> Tensor:

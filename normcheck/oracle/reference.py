@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Split
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
+from normcheck.cases.split import Split
 from normcheck.oracle.activation import Gating
 
 

@@ -30,6 +30,7 @@ from normcheck.cases.ops import DRESIDUAL, DSCALE, DSHIFT, RESIDUAL_OUT, Op
 from normcheck.oracle import forward_bounds, gated, grouped, l2norm, modulated, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows
+from normcheck.oracle.gradient_truth import summed_over
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.residual import ROUNDED
 from normcheck.oracle.tolerances import Model
@@ -193,12 +194,11 @@ def _of_samples(
 def _of_groups(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
     """The groups of an op that norms them; its outputs and gradients in fp64, of which there is one reading; sizes."""
     rules, dy = rounding.rules(op, model, weight=case.weight), inputs.dy.reshape(case.M, case.N).double()
-    rows = grouped.normalised(op, rules, case, inputs.x.reshape(case.M, case.N).double())
+    rows, statistics = grouped.normalised(op, rules, case, inputs.x.reshape(case.M, case.N).double())
     scale, bias = reference.scale_of(op, inputs), None if inputs.bias is None else inputs.bias.double()
-    statistics = forward_bounds.statistics(rules, rows, case.eps)
     io = FORMATS[case.dtype]
     y = grouped.output_y(op, rules, rows, scale, bias, statistics, io, io)[0].y
-    dx, _, part, *_ = grouped.gradients(op, rules, rows, statistics, scale, bias, io, grouped.summed(case), dy)
+    dx, _, part, *_ = grouped.gradients(op, rules, rows, statistics, scale, bias, io, summed_over(op, case), dy)
     assert rows.mean is not None
     found = {"mean": rows.mean, "rstd": rows.rstd, "y": y, "dx": dx, "dw": part.backward.dw, "db": part.backward.db}
     return rows, [found], grouped.sizes(op, rows, scale, bias, dy)
