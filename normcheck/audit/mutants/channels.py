@@ -1,4 +1,4 @@
-"""Norms of groups of channels: correct kernels of several makes, with and without silu; ``grouped.py`` has their faults.
+"""Norms of groups of channels: correct kernels of several makes, with and without silu; faults are in ``grouped.py``.
 
 ``Grouped`` is a kernel of steps, as ``kernel.py`` has them for plain norms. A variant states those that it changes.
 """
