@@ -1,4 +1,4 @@
-"""Norms of groups: the reference against the definition in mpmath, blocks, channels-last memory, and each convention."""
+"""Norms of groups: the reference against the definition in mpmath, blocks, channels-last memory, conventions."""
 
 from __future__ import annotations
 
