@@ -49,6 +49,8 @@ def given(
     row, there = OPS[op], {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if row.quantises:
         raise UsageError(f"op={op}: expected one that returns y; codes are judged by normcheck verify")
+    if row.grouped:
+        raise UsageError(f"op={op}: expected another one; norms of groups are judged by normcheck verify")
     x = there["x"]
     _require_floats(there)
     wanted = {*row.by_name, "x", "dy", *_SIDES, *["dresidual_out"] * row.adds_residual}
