@@ -206,7 +206,7 @@ def grouped(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementa
         weights=(False, True),
         lone_bias=True,
         model={"activation": "silu", "rounding": "once"} if AFTER[name] else {"activation": "none"},
-        by_default=(),
+        by_default=ON_GPUS if name == "triton" else (),
         source="normcheck/impls/kernels/grouped.py",
     )
 
