@@ -16,7 +16,7 @@ from normcheck.audit.rotation import SAMPLED
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import FUSED_ADD, GATED, LENGTHS, MODULATED, OPS, QUANTISED
+from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, OPS, QUANTISED
 from normcheck.diagnosis.known import known
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES
@@ -24,7 +24,7 @@ from normcheck.impls.implementation import Implementation
 from tests.project.pages import ALL, PAGES, ROOT
 
 CODE = ROOT / "normcheck"
-TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED
+TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, GROUPED
 ADDING, QUANTISING, GATING, MEASURING, MODULATING, GROUPING = ([op.name for op in table] for table in TABLES)
 
 
