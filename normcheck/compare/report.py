@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, SAME, SKIP, Compared, OutputPair, Pair, Side
+from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, SAME, SKIP, Compared, OutputPair, Pair, Rounding, Side
 from normcheck.reports._cells import name_of
 from normcheck.reports._failure import kind_words, put_failure
 from normcheck.reports._text import STATUS_STYLES, compact, counted, most_ulps, percent, put, put_lines, ratio, short
@@ -86,8 +86,28 @@ def _put_pair(console: Console, pair: Pair) -> None:
             put(console, (f"{label} does not take {counted(count, 'case')}: {short(why, 300)}", "dim"), indent=_INDENT)
     for note in pair.notes:
         put_lines(console, note, indent=_INDENT, style="dim")
+    if pair.rounding is not None:
+        _put_rounding(console, pair.rounding)
     for line in pair.reproduce:
         put(console, "Reproduce: ", line, indent=_INDENT, wrap=False)
+
+
+def _put_rounding(console: Console, found: Rounding) -> None:
+    """Print which rounding differs, with the smallest case that shows it, or that none explains it."""
+    if not found.axis:
+        put(console, f"No known rounding explains the {counted(found.differing, 'case')}", indent=_INDENT, hang=2)
+        return
+    words = f"{found.axis}: A {found.a}; B {found.b}"
+    if not found.named:
+        count = counted(found.differing - found.explained - found.backward, "case")
+        put(console, f"No known rounding explains {count}, such as", indent=_INDENT, hang=2)
+        put(console, found.other, indent=_INDENT + 2, wrap=False)
+        words = f"{counted(found.explained, 'other case')} by the {words}"
+    put(console, f"Rounding: {words}" if found.named else words, indent=_INDENT, hang=2)
+    put(console, f"shown by {found.case}", indent=_INDENT + 2, wrap=False)
+    if found.backward:
+        where = f"in {counted(found.backward, 'case')} gradients alone differ, also where this does not move them"
+        put(console, where, indent=_INDENT + 2, hang=2)
 
 
 def _words(output: OutputPair) -> str:

@@ -156,6 +156,7 @@ class PairTally:
         self.cases = 0
         self._sums: dict[str, _Sum] = {}
         self._notes: Counter[str] = Counter()
+        self.differing: dict[Case, bool] = {}  # whether the main output does
 
     @property
     def sides(self) -> tuple[SideTally, SideTally]:
@@ -178,6 +179,9 @@ class PairTally:
         self.cases += 1
         for found in differences(first, second):
             if isinstance(found, Moved):
+                if found.differing or found.signs:
+                    main = found.output == self.a.cell.op.main_output
+                    self.differing[case] = main or self.differing.get(case, False)
                 self._sums.setdefault(found.output, _Sum()).add(found, case)
             elif found in self._notes or len(self._notes) < _MOST_NOTES:
                 self._notes[found] += 1
