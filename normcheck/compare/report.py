@@ -78,6 +78,10 @@ def _put_pair(console: Console, pair: Pair) -> None:
             put(console, zeros, indent=_INDENT, hang=2)
     if same := [output for output in pair.outputs if not (output.differing or output.signs)]:
         put(console, _same_words(same), indent=_INDENT, hang=2)
+    if pair.unlike:
+        put(
+            console, f"{', '.join(pair.unlike)}: of another dtype or size, so not the same bits", indent=_INDENT, hang=2
+        )
     for label, side in (("A", pair.a), ("B", pair.b)):
         if side.outside:
             put(console, f"{label} is outside its bound, or fails, in {counted(side.outside, 'case')}", indent=_INDENT)
@@ -95,7 +99,10 @@ def _put_pair(console: Console, pair: Pair) -> None:
 def _put_rounding(console: Console, found: Rounding) -> None:
     """Print which rounding differs, with the smallest case that shows it, or that none explains it."""
     if not found.axis:
-        put(console, f"No known rounding explains the {counted(found.differing, 'case')}", indent=_INDENT, hang=2)
+        words = f"No known rounding explains the {counted(found.differing, 'case')}"
+        if found.several:
+            words = f"No one rounding explains it: {' and '.join(found.several)} differ together"
+        put(console, words, indent=_INDENT, hang=2)
         return
     words = f"{found.axis}: A {found.a}; B {found.b}"
     if not found.named:
@@ -188,12 +195,13 @@ def _put_summary(console: Console, done: Compared) -> None:
         mark, style, words = "NOTHING COMPARED", "bold yellow", "no case that both take; the lines above say why"
     else:
         moved = [output for pair in some for output in pair.outputs if output.differing or output.signs]
-        mark, style = ("DIFFER", "bold yellow") if moved else ("SAME", "bold green")
-        names = ", ".join(dict.fromkeys(short(output.output, 20) for output in moved))
+        other = [short(name, 20) for pair in some for name in pair.unlike]
+        mark, style = ("DIFFER", "bold yellow") if moved or other else ("SAME", "bold green")
+        names = ", ".join(dict.fromkeys([*(short(output.output, 20) for output in moved), *other]))
         largest = max((output.of_bound or 0.0 for output in moved), default=0.0)
         most = f", by at most {ratio(largest)} of the bound" if largest else ""
         words = (
-            f"{count}: {f'{names} not the same{most}; ' if moved else 'the same bits; '}both are inside their bounds"
+            f"{count}: {f'{names} not the same{most}; ' if names else 'the same bits; '}both are inside their bounds"
         )
     put(console, (mark, style), f"  {words}", wrap=False)
 

@@ -69,10 +69,11 @@ class Rounding:
     ``explained``: the cases in which the axis makes a difference, and moves what differs. ``backward``: those in which
     it makes one, but gradients alone differ, also where it does not move them. If there are others, ``other`` is the
     smallest, and no known rounding explains it. ``case``: the smallest that shows the axis: a side is outside what the
-    form of the other allows.
+    form of the other allows. ``several``: axes that differ together, so that none of them explains it alone.
     """
 
     differing: int
+    several: tuple[str, ...] = ()
     axis: str = ""
     a: str = ""
     b: str = ""
@@ -93,7 +94,8 @@ class Pair:
     or ERROR, or why not all cases were run.
 
     ``reproduce``: a line to paste for each side, of the case with the largest difference; () if nothing differs.
-    ``rounding``: which one differs, None unless it was asked and something does.
+    ``unlike``: the outputs that are of another dtype or size, so they have not the same bits. ``rounding``: which one
+    differs, None unless it was asked and something does.
     """
 
     op: str
@@ -106,6 +108,7 @@ class Pair:
     seconds: float = 0.0
     detail: str = ""
     outputs: tuple[OutputPair, ...] = ()
+    unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reproduce: tuple[str, ...] = ()
     rounding: Rounding | None = None

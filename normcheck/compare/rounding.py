@@ -106,18 +106,18 @@ def explained(
                 if wrong is not None:
                     counts.add(side, form, case, wrong)
     pairs = [(a, b) for a in counts.fitted("A", forms) for b in counts.fitted("B", forms)]
-    found = _axis(*pairs[0]) if pairs else None
-    if found is None or not _shown(counts, *pairs[0]):
-        return Rounding(differing=len(cases))
-    (a, b), (axis, of_a, of_b) = pairs[0], found
+    axes = _axes(*pairs[0]) if pairs and _shown(counts, *pairs[0]) else ()
+    if len(axes) != 1:
+        return Rounding(differing=len(cases), several=axes)
+    (a, b), (axis,) = pairs[0], axes
     acting = [case for case in smallest if _acts(sides.op, axis, a, b, case)]
     backward = [case for case in acting if not (cases[case] or _moves_gradients(sides, a, b, case))]
     others = [case for case in smallest if case not in acting]
-    words = words_of(sides.op)[axis] if axis not in _WORDS else _WORDS[axis]
+    words: Mapping[Any, str] = _WORDS[axis] if axis in _WORDS else words_of(sides.op)[axis]
     return Rounding(
         axis=axis,
-        a=words[of_a],
-        b=words[of_b],
+        a=words[dict(a)[axis]],
+        b=words[dict(b)[axis]],
         case=str(min([*counts.cases.get(("A", b), ()), *counts.cases.get(("B", a), ())], key=_size)),
         differing=len(cases),
         explained=len(acting) - len(backward),
@@ -233,11 +233,10 @@ def _moves_gradients(sides: _Sides, a: Form, b: Form, case: Case) -> bool:
     return True
 
 
-def _axis(a: Form, b: Form) -> tuple[str, Any, Any] | None:
-    """The one axis in which two forms differ, with both values; None if there is none, or several."""
+def _axes(a: Form, b: Form) -> tuple[str, ...]:
+    """The axes that two forms share, and in which they differ."""
     one, other = dict(a), dict(b)
-    differing = [axis for axis in one if axis in other and one[axis] != other[axis]]
-    return (differing[0], one[differing[0]], other[differing[0]]) if len(differing) == 1 else None
+    return tuple(axis for axis in one if axis in other and one[axis] != other[axis])
 
 
 def _shown(counts: _Counts, a: Form, b: Form) -> bool:

@@ -60,7 +60,7 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
         seed=options.seed,
         profile=plan.profile.name,
         seconds=time.perf_counter() - begun,
-        exit_code=_exit_code(pairs, complete, DIFFER if options.same_bits else OUTSIDE),
+        exit_code=_exit_code(pairs, complete, same_bits=options.same_bits),
         complete=complete,
         pairs=pairs,
     )
@@ -71,13 +71,12 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
     return done.exit_code
 
 
-def _exit_code(pairs: Sequence[Pair], complete: bool, wrong: str) -> int:
-    """``wrong``: the status that is a finding, besides OUTSIDE."""
+def _exit_code(pairs: Sequence[Pair], complete: bool, *, same_bits: bool) -> int:
+    """``same_bits``: whether a difference is a finding."""
     statuses = {pair.status for pair in pairs}
+    found = OUTSIDE in statuses or (same_bits and any(pair.status == DIFFER or pair.unlike for pair in pairs))
     enough = any(pair.cases for pair in pairs)
-    return decision.exit_code(
-        found=bool({OUTSIDE, wrong} & statuses), broken=ERROR in statuses, enough=enough, complete=complete
-    )
+    return decision.exit_code(found=found, broken=ERROR in statuses, enough=enough, complete=complete)
 
 
 def _selected(

@@ -14,7 +14,7 @@ from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
-from normcheck.compare.measure import Moved, Off, Ran, differences
+from normcheck.compare.measure import Moved, Off, Ran, differences, unlike
 from normcheck.compare.results import DIFFER, OUTSIDE, SAME, SKIP, Errors, OutputPair, Pair, Side
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop
@@ -157,6 +157,7 @@ class PairTally:
         self._sums: dict[str, _Sum] = {}
         self._notes: Counter[str] = Counter()
         self.differing: dict[Case, bool] = {}  # whether the main output does
+        self.unlike: dict[str, None] = {}
 
     @property
     def sides(self) -> tuple[SideTally, SideTally]:
@@ -177,6 +178,7 @@ class PairTally:
         if second.result.refused:
             return second.result, seconds
         self.cases += 1
+        self.unlike |= dict.fromkeys(unlike(first, second))
         for found in differences(first, second):
             if isinstance(found, Moved):
                 if found.differing or found.signs:
@@ -215,6 +217,7 @@ class PairTally:
             cases=self.cases,
             detail="; ".join(ended) or nothing,
             outputs=outputs,
+            unlike=tuple(self.unlike),
             notes=(*notes, *self._launches()),
             reproduce=self._reproduce(),
         )
