@@ -168,6 +168,7 @@ def _twin(op: Op, **changed: bool) -> Op | None:
         "gated",
         "l2",
         "modulated",
+        "grouped",
     )
     wanted = {name: changed.get(name, getattr(op, name)) for name in facts}
     return next((row for row in OPS.values() if all(getattr(row, name) == wanted[name] for name in facts)), None)
