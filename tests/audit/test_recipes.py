@@ -40,6 +40,7 @@ from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS as EVERY_OP
 from normcheck.errors import UsageError
 from normcheck.impls.implementation import Implementation
+from tests.inner_loop import parametrize
 from tests.some import some
 
 ROW_1 = recipe("atol=5e-3,rtol=5e-3")
@@ -79,8 +80,8 @@ def test_the_clean_kernel_passes(r: Recipe, op: str, dtype: str) -> None:
     assert judge_kernel(r, clean.implementation("clean", op), dtype) == Judgement(MISSED)
 
 
-@pytest.mark.parametrize(
-    "r", [S, Z, RECIPES["cudnn-rmsnorm"], RECIPES["kernelbench"], RECIPES["vllm-rmsnorm"], ROW_1], ids=ids
+@parametrize(
+    "r", [S, Z, RECIPES["cudnn-rmsnorm"], RECIPES["kernelbench"], RECIPES["vllm-rmsnorm"], ROW_1], ids=ids, inner=2
 )
 @pytest.mark.parametrize("make", MAKES)
 def test_correct_makes_pass(r: Recipe, make: str) -> None:

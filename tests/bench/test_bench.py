@@ -471,6 +471,7 @@ def test_the_json_is_strict_and_in_the_order_of_its_schema() -> None:
     assert speed["ms_q80"] == "Infinity" and speed["copy"] is None and speed["weight_dtype"] == "fp16"
 
 
+@pytest.mark.slow
 def test_the_plot_is_a_picture_with_units_a_ceiling_and_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(
         assert len(found) < 380
 
 
+@pytest.mark.slow
 def test_what_an_implementation_does_not_declare_is_not_asked() -> None:
     plain = [planned.case for planned in core(claims("rmsnorm", biases=(False,), ranks=(2,), strided=False), QUICK, 0)]
     assert {case.layout for case in plain} == {"contiguous", "misaligned"}

@@ -269,6 +269,7 @@ def test_what_remembers_nothing_is_not_told_to_depend_on_earlier_calls(op: str, 
     assert right > 20 or (op == "rmsnorm" and dtype != "fp32")  # where y is wrong, it is another op
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["gamma", "rstd"])
 def test_what_is_remembered_by_address_is_found(what: str) -> None:
     """Twenty times: new memory may lie where that of an earlier call was, and then a fresh call is as wrong."""
@@ -445,6 +446,7 @@ def test_vacuity_is_counted() -> None:
     assert result_of(layernorm(), depth=Depth.REASON).checked[0].comparison.zeros is None
 
 
+@pytest.mark.slow
 def test_a_cell_says_what_zeros_would_pass() -> None:
     """A tolerance so wide that nothing is checked is said."""
     wide = {"chain": "any", "y_form": "folded"}

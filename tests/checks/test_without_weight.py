@@ -69,6 +69,7 @@ def case_of(op: str, dtype: str = "fp16", **fields: Any) -> Case:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize(
     ("source", "fault", "isolation"),

@@ -163,6 +163,7 @@ OFFERED = {
 """What is typed after normcheck -> the values that are offered, of every option that names something."""
 
 
+@pytest.mark.slow
 def test_every_option_that_names_something_is_completed() -> None:
     found = completed(*(f"normcheck {words}" for words in OFFERED))
     assert dict(zip(OFFERED, found, strict=True)) == OFFERED

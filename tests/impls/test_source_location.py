@@ -88,6 +88,7 @@ def test_defined(name: str) -> None:
     assert source_location.defined(function) == Place(HERE, line)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     """By a test alone: ``torch.compile`` imports for seconds, in each process that collects this file."""
     assert source_location.defined(torch.compile(plain)) == Place(HERE, LINE)
