@@ -14,6 +14,8 @@ def parametrize(names: str | tuple[str, ...], table: Iterable[Any], *, inner: in
 
     For a test whose rows take long together, each of which says nearly the same of the code.
     """
+    table = list(table)
+    assert inner < len(table), f"{names}: inner={inner}: expected fewer than the {len(table)} rows of the table"
     several = not isinstance(names, str) or "," in names
     return pytest.mark.parametrize(
         names, [_row(row, several, slow=number >= inner) for number, row in enumerate(table)], **more

@@ -144,7 +144,7 @@ def test_the_tolerances_by_dtype_are_those_of_the_installed_torch(dtype: str) ->
     assert getattr(TORCH_DEFAULTS, dtype) == FixedTolerance(atol, rtol)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("mutant", "r", "dtype", "status", "outputs"),
     [
         ("mF03", S, "fp32", CAUGHT, ("bitmask",)),
@@ -167,6 +167,7 @@ def test_the_tolerances_by_dtype_are_those_of_the_installed_torch(dtype: str) ->
         ("mW15", ROW_1, "fp32", MISSED, ()),
     ],
     ids=ids,
+    inner=4,
 )
 def test_cells_of_the_catalogue(mutant: str, r: Recipe, dtype: str, status: str, outputs: tuple[str, ...]) -> None:
     """As faults.md measured them in numpy; forward faults in row 1 without the op whose bits they flip."""

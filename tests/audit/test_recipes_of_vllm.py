@@ -82,7 +82,7 @@ def test_faults_of_long_rows_pass_vllm(r: Recipe, kernel: Implementation, dtype:
         assert judge_mutant(r, from_columns(first, kernel), clean, dtype).status == status, first
 
 
-@pytest.mark.parametrize(("r", "kernel"), LONG, ids=LONG_IDS)
+@parametrize(("r", "kernel"), LONG, ids=LONG_IDS, inner=1)
 def test_and_fail_normcheck(r: Recipe, kernel: Implementation) -> None:
     cell = Cell(OPS[kernel.op], from_columns(5120, kernel), "fp16", "tests")
     profile = replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0)

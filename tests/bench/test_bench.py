@@ -34,6 +34,7 @@ from normcheck.impls import _cudnn_shelf, discovery
 from normcheck.reports import targets
 from tests.command_line import Cli, KernelFile
 from tests.hostile_text import HARM
+from tests.inner_loop import parametrize
 from tests.pages import require_sound
 
 TUTORIAL, PYTORCH = SUITES["triton-tutorial"], SUITES["pytorch-layernorm-backward"]
@@ -514,7 +515,7 @@ def test_counts_leave_out_a_bias_that_is_not_there() -> None:
     assert count.bytes(a_speed().point) == 16 and count.bytes(replace(a_speed().point, bias=False)) == 0
 
 
-@pytest.mark.parametrize("harm", ["", *(" ".join([*HARM][turn::3]) for turn in range(3))])
+@parametrize("harm", ["", *(" ".join([*HARM][turn::3]) for turn in range(3))], inner=1)
 def test_the_page_of_a_bench(harm: str) -> None:
     """A table and a picture for each direction; foreign text is text in it, and it is the JSON report as well.
 

@@ -34,6 +34,7 @@ from normcheck.cases.strategies import choices, endless
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
+from tests.inner_loop import parametrize
 from tests.some import some
 
 QUICK = PROFILES["quick"].extent
@@ -127,7 +128,7 @@ def test_who_declares_nothing_of_weights_is_asked_as_before() -> None:
     }
 
 
-@pytest.mark.parametrize("op", ["layernorm", "rmsnorm"])
+@parametrize("op", ["layernorm", "rmsnorm"], inner=1)
 @pytest.mark.parametrize("biases", [(False,), (False, True)])
 def test_bias_layout_and_rank_do_not_go_in_step(op: str, biases: tuple[bool, ...]) -> None:
     """An RMSNorm without a bias was never given a strided tensor: bias and layout alternated together."""

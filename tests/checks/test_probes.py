@@ -27,6 +27,7 @@ from normcheck.impls.adapt import adapt
 from normcheck.runner.call import poisoned_memory
 from tests.case_lines import NORMS
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 
 CASE = Case(op="layernorm", dtype="fp16", M=6, N=24, seed=2)
 STRIDED = replace(CASE, layout="strided", gap=3)
@@ -61,7 +62,7 @@ def finishing(change: Any) -> Kernel:
     return Kernel(finish=finish)
 
 
-@pytest.mark.parametrize("case", [CASE, STRIDED, replace(CASE, dtype="fp32"), replace(CASE, M=1), replace(CASE, M=0)])
+@parametrize("case", [CASE, STRIDED, replace(CASE, dtype="fp32"), replace(CASE, M=1), replace(CASE, M=0)], inner=2)
 @pytest.mark.parametrize("op", NORMS)
 def test_a_clean_kernel_has_no_problem(op: str, case: Case) -> None:
     options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op == "layernorm_relu_bitmask" else ()

@@ -242,6 +242,7 @@ def line_of(path: Path, words: str) -> int:
     return next(i for i, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if words in line)
 
 
+@pytest.mark.slow
 def test_told_by_its_process(mine: Path) -> None:
     found = select_apart("kernels/mine.py", (), "cpu", 60.0)
     assert [source_location.of(i) for i in found] == [

@@ -298,6 +298,7 @@ def test_a_kernel_that_writes_elsewhere_is_told_why_it_may_not(tmp_path: Path) -
     assert list(folder.iterdir()) == []  # its folder is gone with the run
 
 
+@pytest.mark.slow
 @needs_landlock
 def test_a_file_that_writes_when_it_is_imported_is_told_why_it_may_not(tmp_path: Path) -> None:
     path = tmp_path / "writes.py"

@@ -108,7 +108,7 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
     return trial.disagreement(judge, trial.right_kernel(op, case, make(case, op, DEVICE)), own_bits=own_bits)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("kernels", "op", "fields"),
     [
         (make, op, fields)
@@ -117,6 +117,7 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
     ],
     indirect=["kernels"],
     ids=str,
+    inner=20,
 )
 def test_both_judges_find_the_same(kernels: str, op: str, fields: dict[str, object]) -> None:
     """A blend in every dtype; interpreted, each in one by turns."""

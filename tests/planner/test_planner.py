@@ -82,6 +82,7 @@ def test_where_much_starts_at_first_what_builds_nothing_keeps_its_whole_core() -
     assert not simulated(at_first, builds=False).was_priced
 
 
+@pytest.mark.slow
 def test_dear_rows_are_no_building() -> None:
     """An interpreted kernel: a tall case takes long whether it is the first of its shape or not."""
     run = simulated(plain, device="cpu", call=0.01, row=5e-4, **RANKS)

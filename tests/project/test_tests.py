@@ -119,3 +119,5 @@ def test_the_inner_loop_has_the_first_rows_of_a_table_and_the_whole_suite_all() 
         several = names != "x"
         assert [row.values for row in rows[1:]] == ([(3, 4), (5, 6)] if several else [((3, 4),), (5,)])
         assert isinstance(rows[1], ParameterSet) and rows[1].id == ("last" if several else None)
+    with pytest.raises(AssertionError, match="inner=2: expected fewer than the 2 rows"):
+        parametrize("x", [1, 2], inner=2)

@@ -78,7 +78,7 @@ def require_text(harm: str) -> None:
     require_sound(text)
 
 
-@pytest.mark.parametrize("harm", HARM)
+@parametrize("harm", HARM, inner=7)
 def test_foreign_text_is_text(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual_tags()
     monkeypatch.setattr(html, "_pictures", lambda verdicts: [])
