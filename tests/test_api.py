@@ -62,6 +62,7 @@ def test_what_is_right_passes_in_every_form() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_few_cases_do_not_conform_unless_that_is_meant() -> None:
     with pytest.raises(AssertionError) as raised:
         normcheck.assert_conforms(rms, op="rmsnorm", dtypes="fp16", **FEW)
@@ -179,6 +180,7 @@ def test_options_are_those_of_the_command_line() -> None:
         normcheck.verify(rms, op="rmsnorm", seed=1.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_state_of_the_caller_stays_as_it_was() -> None:
     def rude(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         torch.manual_seed(3)

@@ -107,6 +107,7 @@ def document() -> Any:
 # --- What is counted
 
 
+@pytest.mark.slow
 def test_a_mutant_of_the_project_is_killed(run: Cli) -> None:
     done = run("--mutant", "mD01", *TINY, "--seed", "3", "--report", "json:out.json")
     assert (done.code, done.err) == (0, "")
@@ -134,6 +135,7 @@ def test_a_mutant_of_the_project_is_killed(run: Cli) -> None:
     assert entry["source"]
 
 
+@pytest.mark.slow
 def test_a_survivor_fails_the_audit(run: Cli, plant: Callable[..., None]) -> None:
     plant("twice", "none", "absent")
     done = run(*TINY, "--report", "json:out.json")
@@ -271,6 +273,7 @@ def test_a_fault_of_normcheck_is_no_kill(run: Cli, plant: Callable[..., None], m
     assert done.last.startswith("ERROR  0 of 2 mutants killed (0 cells), 2 cells not judged; ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_audit_reports_what_was_done(
     run: Cli, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch, which: signal.Signals
@@ -331,6 +334,7 @@ def chosen(cells: str, **options: Any) -> list[trial.Trial]:
     return list(audit.trials_of(AuditOptions(device="cpu", cells=cells, **options)))
 
 
+@pytest.mark.slow
 def test_by_turns_each_mutant_runs_in_each_of_its_ops_in_one_dtype() -> None:
     def plain(trials: list[trial.Trial]) -> list[trial.Trial]:
         return [t for t in trials if not t.regime and not t.control]

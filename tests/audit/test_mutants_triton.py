@@ -31,6 +31,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import CODED, unavailable
 from normcheck.impls.triton import IMPLEMENTATIONS as EVERY
 from normcheck.result import Verdict
+from tests.inner_loop import parametrize
 from tests.some import some
 
 MUTANTS = (*OF_ONE_INPUT, *OF_A_RESIDUAL, *OF_CODES)
@@ -92,7 +93,7 @@ def test_lines_that_are_not_there_as_often_as_said_are_an_error() -> None:
             module_of(Patched(name="stale", forward=(lines,)), "forward")
 
 
-@pytest.mark.parametrize(("M", "N"), [(5, 7), (70, 20), (2, 20000)])
+@parametrize(("M", "N"), [(5, 7), (70, 20), (2, 20000)], inner=2)
 @pytest.mark.parametrize("own", IMPLEMENTATIONS, ids=lambda implementation: implementation.op)
 def test_an_unchanged_text_computes_the_same_bits(own: Implementation, M: int, N: int) -> None:
     ours, loaded = (outputs_of(i, M, N, torch.bfloat16) for i in (own, UNCHANGED(own.op)))

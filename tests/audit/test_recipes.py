@@ -40,6 +40,7 @@ from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS as EVERY_OP
 from normcheck.errors import UsageError
 from normcheck.impls.implementation import Implementation
+from tests.inner_loop import parametrize
 from tests.some import some
 
 ROW_1 = recipe("atol=5e-3,rtol=5e-3")
@@ -79,8 +80,8 @@ def test_the_clean_kernel_passes(r: Recipe, op: str, dtype: str) -> None:
     assert judge_kernel(r, clean.implementation("clean", op), dtype) == Judgement(MISSED)
 
 
-@pytest.mark.parametrize(
-    "r", [S, Z, RECIPES["cudnn-rmsnorm"], RECIPES["kernelbench"], RECIPES["vllm-rmsnorm"], ROW_1], ids=ids
+@parametrize(
+    "r", [S, Z, RECIPES["cudnn-rmsnorm"], RECIPES["kernelbench"], RECIPES["vllm-rmsnorm"], ROW_1], ids=ids, inner=2
 )
 @pytest.mark.parametrize("make", MAKES)
 def test_correct_makes_pass(r: Recipe, make: str) -> None:
@@ -143,7 +144,7 @@ def test_the_tolerances_by_dtype_are_those_of_the_installed_torch(dtype: str) ->
     assert getattr(TORCH_DEFAULTS, dtype) == FixedTolerance(atol, rtol)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("mutant", "r", "dtype", "status", "outputs"),
     [
         ("mF03", S, "fp32", CAUGHT, ("bitmask",)),
@@ -166,6 +167,7 @@ def test_the_tolerances_by_dtype_are_those_of_the_installed_torch(dtype: str) ->
         ("mW15", ROW_1, "fp32", MISSED, ()),
     ],
     ids=ids,
+    inner=4,
 )
 def test_cells_of_the_catalogue(mutant: str, r: Recipe, dtype: str, status: str, outputs: tuple[str, ...]) -> None:
     """As faults.md measured them in numpy; forward faults in row 1 without the op whose bits they flip."""

@@ -20,6 +20,7 @@ from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
+from tests.inner_loop import parametrize
 from tests.some import some
 
 VLLM, ADDED = RECIPES["vllm-rmsnorm"], RECIPES["vllm-residual"]
@@ -32,6 +33,7 @@ def faulty(**steps: Any) -> Implementation:
     return Kernel(**steps).implementation("faulty", "rmsnorm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_correct_sum_passes(dtype: str) -> None:
     """Of the stored sum, of the one in fp32 and of both; in place as well; y and residual_out as a pair or by name."""
@@ -67,7 +69,7 @@ LONG = [(VLLM, NO_VARIANCE), *((ADDED, kernel) for kernel in NOT_STORED.values()
 LONG_IDS = ["the variance is ignored", *(f"residual_out is {what}" for what in NOT_STORED)]
 
 
-@pytest.mark.parametrize(("r", "kernel"), LONG, ids=LONG_IDS)
+@parametrize(("r", "kernel"), LONG, ids=LONG_IDS, inner=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_faults_of_long_rows_pass_vllm(r: Recipe, kernel: Implementation, dtype: str) -> None:
     """Its x and residual are as small as 1 / N: from N = 5120 eps outweighs the variance, and atol any sum.
@@ -80,7 +82,7 @@ def test_faults_of_long_rows_pass_vllm(r: Recipe, kernel: Implementation, dtype:
         assert judge_mutant(r, from_columns(first, kernel), clean, dtype).status == status, first
 
 
-@pytest.mark.parametrize(("r", "kernel"), LONG, ids=LONG_IDS)
+@parametrize(("r", "kernel"), LONG, ids=LONG_IDS, inner=1)
 def test_and_fail_normcheck(r: Recipe, kernel: Implementation) -> None:
     cell = Cell(OPS[kernel.op], from_columns(5120, kernel), "fp16", "tests")
     profile = replace(PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0)

@@ -34,6 +34,7 @@ from normcheck.impls import _cudnn_shelf, discovery
 from normcheck.reports import targets
 from tests.command_line import Cli, KernelFile
 from tests.hostile_text import HARM
+from tests.inner_loop import parametrize
 from tests.pages import require_sound
 
 TUTORIAL, PYTORCH = SUITES["triton-tutorial"], SUITES["pytorch-layernorm-backward"]
@@ -471,6 +472,7 @@ def test_the_json_is_strict_and_in_the_order_of_its_schema() -> None:
     assert speed["ms_q80"] == "Infinity" and speed["copy"] is None and speed["weight_dtype"] == "fp16"
 
 
+@pytest.mark.slow
 def test_the_plot_is_a_picture_with_units_a_ceiling_and_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,7 +515,7 @@ def test_counts_leave_out_a_bias_that_is_not_there() -> None:
     assert count.bytes(a_speed().point) == 16 and count.bytes(replace(a_speed().point, bias=False)) == 0
 
 
-@pytest.mark.parametrize("harm", ["", *(" ".join([*HARM][turn::3]) for turn in range(3))])
+@parametrize("harm", ["", *(" ".join([*HARM][turn::3]) for turn in range(3))], inner=1)
 def test_the_page_of_a_bench(harm: str) -> None:
     """A table and a picture for each direction; foreign text is text in it, and it is the JSON report as well.
 

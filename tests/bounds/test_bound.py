@@ -26,6 +26,7 @@ from normcheck.oracle.expectations import expectations, whole
 from normcheck.oracle.judge import END_TO_END, judge_of
 from normcheck.oracle.special import is_special
 from normcheck.oracle.tolerances import declared_model, table
+from tests.inner_loop import parametrize
 
 CLOSED: dict[str, dict[str, Any]] = {
     "sum": {"sum": "rounded"},
@@ -75,7 +76,7 @@ def require_the_judges(case: Case) -> None:
     assert found["y"].value.shape == inputs.x.shape
 
 
-@pytest.mark.parametrize("op", [op.name for op in JUDGED])
+@parametrize("op", [op.name for op in JUDGED], inner=1)
 def test_they_are_those_of_the_judge(op: str) -> None:
     tried = [*cases(op, "bf16", 20)]
     assert len(tried) > 4
@@ -190,6 +191,7 @@ def test_ulps_count_the_numbers_between() -> None:
         normcheck.ulps(one, one.half())
 
 
+@pytest.mark.slow
 def test_calling_it_starts_no_process_and_imports_no_command_line() -> None:
     script = """
 import subprocess, os, sys

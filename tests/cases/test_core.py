@@ -34,6 +34,7 @@ from normcheck.cases.strategies import choices, endless
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
+from tests.inner_loop import parametrize
 from tests.some import some
 
 QUICK = PROFILES["quick"].extent
@@ -72,6 +73,7 @@ def test_every_pair_that_belongs_together_is_there_for_whatever_may_be_declared(
         assert len(found) < 380
 
 
+@pytest.mark.slow
 def test_what_an_implementation_does_not_declare_is_not_asked() -> None:
     plain = [planned.case for planned in core(claims("rmsnorm", biases=(False,), ranks=(2,), strided=False), QUICK, 0)]
     assert {case.layout for case in plain} == {"contiguous", "misaligned"}
@@ -126,7 +128,7 @@ def test_who_declares_nothing_of_weights_is_asked_as_before() -> None:
     }
 
 
-@pytest.mark.parametrize("op", ["layernorm", "rmsnorm"])
+@parametrize("op", ["layernorm", "rmsnorm"], inner=1)
 @pytest.mark.parametrize("biases", [(False,), (False, True)])
 def test_bias_layout_and_rank_do_not_go_in_step(op: str, biases: tuple[bool, ...]) -> None:
     """An RMSNorm without a bias was never given a strided tensor: bias and layout alternated together."""

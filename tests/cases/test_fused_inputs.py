@@ -174,6 +174,7 @@ def core_cases(count: int, *, elements: int) -> Iterator[Case]:
     return islice((case for case in by_turns if elements >= case.M * case.N and case.weights in known), count)
 
 
+@pytest.mark.slow
 def test_cases_of_cores() -> None:
     for case in some(core_cases(360, elements=4000)):
         assert_same(case)
@@ -201,6 +202,7 @@ LARGE = [
 """Of several slabs, with offsets beyond 2^31 bytes and 2^31 elements."""
 
 
+@pytest.mark.slow
 def test_several_slabs_on_a_cpu() -> None:
     for case in some(LARGE[1:3]):
         assert_same(case)

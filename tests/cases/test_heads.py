@@ -27,6 +27,7 @@ from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.shared_memory import shared_bytes
 from tests.case_lines import case_of
+from tests.inner_loop import parametrize
 from tests.some import some
 
 QUICK, CI = PROFILES["quick"].extent, PROFILES["ci"].extent
@@ -172,7 +173,7 @@ def test_a_core_has_tokens_of_one_head_and_of_several_and_a_single_token(only: t
     assert sum(case.gap == 0 for case in found) > len(found) / 3
 
 
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != HEADS])
+@parametrize("layout", [layout for layout in LAYOUTS if layout != HEADS], inner=2)
 def test_a_core_of_one_layout_is_finished(layout: str) -> None:
     declared = claims((layout,), ranks=(2, 3, 4), trailing=True)
     planned = core(declared, QUICK, 0)

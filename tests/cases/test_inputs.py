@@ -22,6 +22,7 @@ from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, ROW
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
+from tests.inner_loop import parametrize
 from tests.some import some
 
 CLIPS = (("lower_clip", -0.5), ("upper_clip", 1.0))
@@ -97,7 +98,7 @@ def test_slabs_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: str) -> Non
         assert [digests(case) for case in cases] == whole
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize("dtype", DTYPES, inner=2)
 @pytest.mark.parametrize("op", OPS)
 def test_every_value_is_finite(op: str, dtype: str) -> None:
     for rows in some(set(ROW_KINDS) - set(NOT_FINITE)):

@@ -104,6 +104,7 @@ def test_a_promised_context_that_the_kernel_prevents_is_a_finding() -> None:
     assert judged(PREVENTS, "again").status == "pass"
 
 
+@pytest.mark.slow
 def test_a_promised_context_that_this_machine_lacks_makes_a_cell_thin(cli: Cli) -> None:
     within = ("--max-examples", "30", "--context", "inference", "--require-context", "graph")
     done = cli("verify", "--impl", f"{FILE}:right", "--op", "rmsnorm", "--dtype", "fp32", *within)
@@ -186,6 +187,7 @@ def test_a_gpu_s_context_on_a_cpu_is_not_tried_and_says_why() -> None:
     assert verdict.status == "pass" and verdict.contexts["graph"].why == "it takes a GPU"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["torch", "torch_native"])
 def test_kernels_of_torch_are_right_in_every_context(cli: Cli, impl: str) -> None:
     case = CASE.replace("fp32", "bf16").replace("M=40", "M=300").replace("N=33", "N=768")
@@ -221,6 +223,7 @@ def test_torch_compile_is_tried_with_sizes_that_change_if_somebody_asks(cli: Cli
     assert done.code == 0 and "context compile: held" in done.out, done.out
 
 
+@pytest.mark.slow
 def test_what_a_context_compiles_leaves_no_trace_in_the_counters_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # of the fixture, which hides this process's own graphs
     before = compiled.graphs(), compiled.eager_calls()

@@ -18,6 +18,7 @@ from normcheck.impls.discovery import validated
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.call import poisoned_memory
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 
 KERNEL = """
 import torch
@@ -102,8 +103,10 @@ def test_gradients_by_autograd_are_judged() -> None:
     assert "dw" not in {checked.output for checked in result.checked}
 
 
-@pytest.mark.parametrize(
-    ("weights", "least", "seed"), [((False,), 100, 0), ((False, True), 5, 1), ((False,), 100, 2), ((False, True), 5, 0)]
+@parametrize(
+    ("weights", "least", "seed"),
+    [((False,), 100, 0), ((False, True), 5, 1), ((False,), 100, 2), ((False, True), 5, 0)],
+    inner=1,
 )
 def test_a_core_has_both_without_a_weight(weights: tuple[bool, ...], least: int, seed: int) -> None:
     both = Implementation(name="mine", op="layernorm", forward=by_graph, weights=weights, lone_bias=True)

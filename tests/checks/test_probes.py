@@ -27,6 +27,7 @@ from normcheck.impls.adapt import adapt
 from normcheck.runner.call import poisoned_memory
 from tests.case_lines import NORMS
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 
 CASE = Case(op="layernorm", dtype="fp16", M=6, N=24, seed=2)
 STRIDED = replace(CASE, layout="strided", gap=3)
@@ -61,7 +62,7 @@ def finishing(change: Any) -> Kernel:
     return Kernel(finish=finish)
 
 
-@pytest.mark.parametrize("case", [CASE, STRIDED, replace(CASE, dtype="fp32"), replace(CASE, M=1), replace(CASE, M=0)])
+@parametrize("case", [CASE, STRIDED, replace(CASE, dtype="fp32"), replace(CASE, M=1), replace(CASE, M=0)], inner=2)
 @pytest.mark.parametrize("op", NORMS)
 def test_a_clean_kernel_has_no_problem(op: str, case: Case) -> None:
     options = (("lower_clip", 0.0), ("upper_clip", 6.0)) if op == "layernorm_relu_bitmask" else ()
@@ -269,6 +270,7 @@ def test_what_remembers_nothing_is_not_told_to_depend_on_earlier_calls(op: str, 
     assert right > 20 or (op == "rmsnorm" and dtype != "fp32")  # where y is wrong, it is another op
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["gamma", "rstd"])
 def test_what_is_remembered_by_address_is_found(what: str) -> None:
     """Twenty times: new memory may lie where that of an earlier call was, and then a fresh call is as wrong."""
@@ -445,6 +447,7 @@ def test_vacuity_is_counted() -> None:
     assert result_of(layernorm(), depth=Depth.REASON).checked[0].comparison.zeros is None
 
 
+@pytest.mark.slow
 def test_a_cell_says_what_zeros_would_pass() -> None:
     """A tolerance so wide that nothing is checked is said."""
     wide = {"chain": "any", "y_form": "folded"}

@@ -17,6 +17,7 @@ from normcheck.checks.finding import finding
 from normcheck.impls.adapt import adapt
 from normcheck.impls.discovery import wrapped
 from normcheck.runner.call import poisoned_memory
+from tests.inner_loop import parametrize
 
 
 def mine(function: Any, op: str) -> Implementation:
@@ -127,7 +128,7 @@ def test_batches_of_256_rows_in_another_order() -> None:
     assert "among 257 rows than" in problem.message
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@parametrize("dtype", ["fp16", "bf16", "fp32"], inner=1)
 @pytest.mark.parametrize("columns", [600, 1024])
 def test_a_variance_in_one_pass_in_long_rows(dtype: str, columns: int) -> None:
     def by(variance: Any) -> Implementation:

@@ -26,6 +26,7 @@ def test_a_backward_that_reads_behind_saved_statistics_reads_outside(cli: Cli) -
     assert "dx depends on what lies around y or mean or rstd, as backward gets it" in found["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "dtype"), list(zip((2, 700, 3000), DTYPES, strict=True)))
 def test_it_does_so_however_far_behind_them_it_reads(cli: Cli, columns: int, dtype: str) -> None:
     line = f"layernorm {dtype} M=1 N={columns} eps=1e-05 rows=normal dy=normal layout=contiguous seed=0"

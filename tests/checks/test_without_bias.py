@@ -27,6 +27,7 @@ from normcheck.impls.discovery import implementations
 from normcheck.impls.implementation import Implementation
 from normcheck.runner.call import poisoned_memory
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 from tests.some import some
 
 GOT_PAST = Path(__file__).parents[1] / "quality" / "got_past"
@@ -66,7 +67,7 @@ def test_a_line_says_that_there_is_no_bias(op: str) -> None:
     assert OPS[op].gradients(weight=True, bias=False)[-1] == "dw"
 
 
-@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@parametrize("fields", FIELDS, ids=str, inner=2)
 @pytest.mark.parametrize("op", WITH_BIAS)
 def test_torch_and_the_clean_kernel_pass(op: str, fields: dict[str, Any]) -> None:
     case = case_of(op, **fields)

@@ -25,6 +25,7 @@ from normcheck.planner.refusals import with_value
 from normcheck.runner.call import poisoned_memory
 from tests.case_lines import NORMS
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 
 RMSNORM = """
 import torch
@@ -69,6 +70,7 @@ def case_of(op: str, dtype: str = "fp16", **fields: Any) -> Case:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize(
     ("source", "fault", "isolation"),
@@ -97,7 +99,7 @@ def test_a_right_function_passes_and_a_wrong_one_is_found(
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize("op", NORMS)
+@parametrize("op", NORMS, inner=2)
 @pytest.mark.parametrize("fields", [{}, {"M": 0}, {"layout": "rank3"}, {"rows": "nan"}, {"rows": "inf", "dy": "nan"}])
 def test_torch_passes_without_a_weight(op: str, dtype: str, fields: dict[str, Any]) -> None:
     torch_own = next(i for i in implementations()["torch"] if i.op == op)

@@ -19,6 +19,7 @@ from normcheck.impls import discovery
 from normcheck.reports.report import formats
 from normcheck.result import KINDS
 from tests.command_line import Cli, Done, KernelFile
+from tests.inner_loop import parametrize
 
 HEADER = """
 import torch
@@ -70,6 +71,7 @@ def test_torch_passes(cli: Cli, op: str, asked: tuple[str, ...], said: str) -> N
     assert done.out.rstrip().splitlines()[-1].startswith(said)
 
 
+@pytest.mark.slow
 def test_few_cases_are_thin(cli: Cli) -> None:
     """In the profile that runs by default as well, whether it is required or not."""
     few = ("verify", "--impl", "torch", "--op", "rmsnorm", *FEW)
@@ -100,6 +102,7 @@ def test_a_file_with_a_right_kernel_passes(cli: Cli, written: Callable[..., str]
     assert set(document["verdicts"][0]["worst"]) == {"y", "dx", "dw", "db"}
 
 
+@pytest.mark.slow
 def test_a_plain_function_without_an_import_of_normcheck(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(f"import torch\n{RIGHT}", encoding="utf-8")
     assert cli("verify", "--impl", "plain.py:y_of", "--op", "rmsnorm", *FEW).code == 0
@@ -130,7 +133,7 @@ WRONG: dict[str, tuple[str, str, str]] = {  # body of forward -> kind, output
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG, inner=1)
 @pytest.mark.usefixtures("unshrunk")
 def test_what_is_wrong_is_a_finding(cli: Cli, written: Callable[..., str], name: str) -> None:
     body, kind, output = WRONG[name]
@@ -155,7 +158,7 @@ IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward, ba
 """
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("returned", "kind", "output"),
     [
         ("None", "missing", "dx"),
@@ -166,6 +169,7 @@ IMPLEMENTATIONS = (Implementation(name='mine', op='rmsnorm', forward=forward, ba
         ("1 / 0", "exception", ""),
         ("sys.exit(0)", "exception", ""),
     ],
+    inner=1,
 )
 @pytest.mark.usefixtures("unshrunk")
 def test_a_wrong_backward(cli: Cli, written: Callable[..., str], returned: str, kind: str, output: str) -> None:
@@ -177,6 +181,7 @@ def test_a_wrong_backward(cli: Cli, written: Callable[..., str], returned: str, 
     assert (done.code, failure["kind"], failure["output"]) == (1, kind, output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", ["time.sleep(60)", "while True: pass"])
 def test_a_kernel_that_does_not_return(cli: Cli, written: Callable[..., str], wait: str) -> None:
     path = written("import time", "def forward(x, weight, bias, *, eps):", "    try:", f"        {wait}")
@@ -209,6 +214,7 @@ def test_cudnn_on_a_cpu(cli: Cli) -> None:
     assert "cuDNN needs an NVIDIA GPU" in " ".join(done.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "declared",
     [
@@ -223,6 +229,7 @@ def test_all_refused(cli: Cli, written: Callable[..., str], declared: str) -> No
     assert "only on Sundays" in document["verdicts"][0]["detail"]
 
 
+@pytest.mark.slow
 def test_required_did_not_run(cli: Cli) -> None:
     both = ("--impl", "torch", "--impl", "cudnn", "--op", "rmsnorm")
     assert cli("verify", *both, *FEW).code == 0
@@ -231,6 +238,7 @@ def test_required_did_not_run(cli: Cli) -> None:
     assert "cudnn" in " ".join(document["messages"])
 
 
+@pytest.mark.slow
 def test_a_finding_decides_before_what_did_not_run(cli: Cli, written: Callable[..., str]) -> None:
     path = written(RIGHT, TIMES_1_01)
     done = cli("verify", "--impl", f"{path}:wrong", "--impl", "cudnn", "--op", "rmsnorm", "--require", "cudnn", *FEW)
@@ -342,7 +350,7 @@ BROKEN_FILES |= {
 }
 
 
-@pytest.mark.parametrize("content", BROKEN_FILES)
+@parametrize("content", BROKEN_FILES, inner=4)
 def test_files_that_are_wrong(cli: Cli, written: Callable[..., str], content: str) -> None:
     message = complaint(cli("verify", "--impl", written(content), *FEW))
     assert BROKEN_FILES[content] in message
@@ -373,6 +381,7 @@ def test_a_class_that_is_spelt_wrong(cli: Cli, written: Callable[..., str]) -> N
     assert message.endswith(": LlamaNorm, rms\n")
 
 
+@pytest.mark.slow
 def test_functions_and_ops(cli: Cli, written: Callable[..., str]) -> None:
     path = written(RIGHT, "forward = y_of; number = 5", DECLARED)
     assert "op is missing" in complaint(cli("verify", "--impl", f"{path}:y_of", *FEW))
@@ -490,6 +499,7 @@ def conforms(value: Any, schema: dict[str, Any]) -> None:
         assert isinstance(value[key], kind), key
 
 
+@pytest.mark.slow
 def test_the_json_report(cli: Cli, written: Callable[..., str]) -> None:
     path = written(RIGHT, TIMES_1_01)
     done, document = report(cli, "--impl", f"{path}:wrong", "--impl", "torch", "--op", "rmsnorm", "--seed", "3")
@@ -558,6 +568,7 @@ IMPLEMENTATIONS = tuple(Implementation(name=f.__name__, forward=f, **kernel) for
 # the other commands
 
 
+@pytest.mark.slow
 def test_repro_shows_every_check(cli: Cli, written: Callable[..., str]) -> None:
     line = "rmsnorm fp16 M=3 N=129 rows=offset seed=17"
     done = cli("repro", "torch", line, "--device", "cpu")
@@ -593,6 +604,7 @@ def test_sums_too_long_for_any_bound(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert "uncheckable" in done.out
 
 
+@pytest.mark.slow
 def test_quiet_and_verbose(cli: Cli, written: Callable[..., str]) -> None:
     path = written(RIGHT, TIMES_1_01)
     wrong = ("verify", "--impl", f"{path}:wrong", "--op", "rmsnorm", *FEW)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from normcheck.cli import imports
 from tests.command_line import Cli, KernelFile
 
@@ -31,6 +33,7 @@ def test_it_is_looked_for_again() -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 def test_it_is_looked_for_in_a_kernels_process(cli: Cli, kernel_file: KernelFile) -> None:
     few = ("--dtype", "fp32", "--device", "cpu", "--max-examples", "1", "--allow-thin")
     done = cli("verify", "--impl", str(kernel_file(KERNEL)), *few, "--isolation")

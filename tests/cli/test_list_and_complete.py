@@ -16,6 +16,7 @@ from normcheck.cli import list as catalogue
 from normcheck.cli.options import offered
 from normcheck.gate.options import VerifyOptions
 from normcheck.options import options_of
+from tests.inner_loop import parametrize
 
 ROOT = Path(catalogue.__file__).parents[1]
 
@@ -93,7 +94,7 @@ def test_list_and_torch_agree() -> None:
     assert catalogue._toolkit_of_torch() == (None if cuda is None else int(cuda.partition(".")[0]))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("text", "library", "device"),
     [
         ("cuda = '12.8'\n", driver_with(), "cuda"),
@@ -107,6 +108,7 @@ def test_list_and_torch_agree() -> None:
         ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", driver_with(), "cpu"),
         ("something_else = 1\n", driver_with(), "cuda"),  # cannot be told
     ],
+    inner=2,
 )
 def test_a_gpu_that_torch_could_use(text: str, library: str, device: str, tmp_path: Path) -> None:
     if not library:
@@ -163,6 +165,7 @@ OFFERED = {
 """What is typed after normcheck -> the values that are offered, of every option that names something."""
 
 
+@pytest.mark.slow
 def test_every_option_that_names_something_is_completed() -> None:
     found = completed(*(f"normcheck {words}" for words in OFFERED))
     assert dict(zip(OFFERED, found, strict=True)) == OFFERED

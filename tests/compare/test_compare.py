@@ -84,6 +84,7 @@ def test_an_implementation_beside_itself_has_no_difference(cli: Cli) -> None:
     assert done.last.startswith("SAME  4 cells, 80 cases: the same bits")
 
 
+@pytest.mark.slow
 def test_two_right_ones_that_differ_by_an_ulp(cli: Cli, kernel_file: KernelFile) -> None:
     file = str(kernel_file(NUDGED))
     done, report = compared(cli, "torch", file, *OWN, "--max-examples", "25")
@@ -125,6 +126,7 @@ def test_the_numbers_are_those_of_plain_torch(cli: Cli, kernel_file: KernelFile)
         assert math.isclose(found[side]["max_abs"], float(error.max()), rel_tol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_one_that_is_wrong_is_named(swapped: bool, cli: Cli, kernel_file: KernelFile) -> None:
     specs = ["torch", str(kernel_file(NO_EPS))]
@@ -154,6 +156,7 @@ def test_a_side_that_dies_ends_the_comparison_and_is_named(cli: Cli, kernel_file
     assert "y is returned only by A (3 cases)" in done.out
 
 
+@pytest.mark.slow
 def test_the_cases_are_those_that_verify_draws(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: dict[str, list[str]] = {"verify": [], "compare": []}
 

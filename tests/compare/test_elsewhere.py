@@ -17,6 +17,7 @@ from normcheck.errors import UsageError
 from normcheck.isolation import forkserver, interpreter
 from tests.command_line import Cli, KernelFile
 from tests.compare.test_compare import NUDGED, OWN
+from tests.inner_loop import parametrize
 
 MARKED = """
 import os
@@ -133,7 +134,7 @@ ROOTS = {
 }
 
 
-@pytest.mark.parametrize("how", ROOTS)
+@parametrize("how", ROOTS, inner=1)
 def test_one_that_tells_versions_and_then_starts_nothing(
     how: str, cli: Cli, program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from normcheck.result import Explanation
 from tests import plain_rmsnorm
 from tests.case_lines import NORMS
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 from tests.plain_rmsnorm import plain
 
 PLAN = Plan((), PROFILES["quick"], 0, "cpu", 60.0)
@@ -135,7 +136,7 @@ PLAIN: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 """Name of the fault -> a plain function that has it, whose gradients autograd makes."""
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@parametrize("name", PLAIN, inner=3)
 def test_a_plain_function_with_a_fault_is_told_which(name: str) -> None:
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
         return {"y": PLAIN[name](x, weight, eps).to(x.dtype)}
@@ -176,7 +177,7 @@ def test_dw_and_db_exchanged() -> None:
     assert named(replace(control, backward=backward)) == "dw_db_exchanged"
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("op", "mutant", "name", "of"),
     [
         ("fused_add_rmsnorm", "mS01", "residual_left_out", {}),
@@ -195,6 +196,7 @@ def test_dw_and_db_exchanged() -> None:
         ("rmsnorm_quant", "mQ19", "scale_without_tail_8", {"N": 37, "M": 39}),
         ("rmsnorm_quant", "mQ27", "scale_of_other_row", {}),
     ],
+    inner=1,
 )
 def test_a_kernel_that_adds_a_residual_or_returns_codes_is_told_which(
     op: str, mutant: str, name: str, of: dict[str, Any]
@@ -202,7 +204,7 @@ def test_a_kernel_that_adds_a_residual_or_returns_codes_is_told_which(
     assert named(catalogue.mutants()[mutant].make(op), bias=op.endswith("layernorm"), **of) == name
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("op", "control"),
     [
         (f"{adding}{op}", f"{adding}{control}")
@@ -210,6 +212,7 @@ def test_a_kernel_that_adds_a_residual_or_returns_codes_is_told_which(
         for casting in ("rmsnorm_llama", "rmsnorm_gemma")
         for op, control in (("rmsnorm", casting), (casting, "rmsnorm"))
     ],
+    inner=1,
 )
 def test_a_kernel_of_another_op_is_told_which(op: str, control: str) -> None:
     def of_one(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
@@ -230,7 +233,7 @@ def test_a_kernel_of_another_op_is_told_which(op: str, control: str) -> None:
     assert found.words.endswith(f"this is what {control} computes: did you mean --op {control}?")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("op", "mutant", "name"),
     [
         ("layernorm", "mF03", "n_minus_1"),
@@ -244,6 +247,7 @@ def test_a_kernel_of_another_op_is_told_which(op: str, control: str) -> None:
         ("layernorm_relu_bitmask", "mB01", "bits_ge_lower"),
         ("layernorm", "X24", ""),  # which is known to nobody
     ],
+    inner=2,
 )
 def test_a_kernel_with_its_own_backward_is_told_which(op: str, mutant: str, name: str) -> None:
     assert named(catalogue.mutants()[mutant].make(op), rows="normal" if mutant == "X24" else "shifted") == name
@@ -334,6 +338,7 @@ def test_names_are_for_programs_and_words_for_people() -> None:
     assert all(fault.formula.changed or fault.formula.one_pass for fault in FAULTS)
 
 
+@pytest.mark.slow
 def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
     of_ways = {f"fits_{key}_{value}" for values in map(keys, OPS.values()) for key in values for value in values[key]}
     of_gates = {f"{key}_{value}" for key, values in keys(OPS["rmsnorm_gated"]).items() for value in values}
@@ -346,6 +351,7 @@ def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
         assert one == other or alike or not its & others  # only the dtype of a rounding may have two names
 
 
+@pytest.mark.slow
 def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(
         "import torch\n",
@@ -368,12 +374,14 @@ def test_the_report_says_it(cli: Cli, kernel_file: KernelFile) -> None:
         assert "eps is added outside the root" in stream.read()
 
 
+@pytest.mark.slow
 def test_the_audit_counts_it(cli: Cli) -> None:
     done = cli("audit", "--mutant", "mF07", "--mutant", "X24", "--op", "rmsnorm", "--dtype", "fp16", "--workers", "1")
     said = " ".join(done.out.split())
     assert "named rightly 1 of 2 wrong values (50%), none wrongly 1 of all 2 faults that were found (50%)" in said
 
 
+@pytest.mark.slow
 def test_a_wrong_name_fails_the_audit(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normcheck.audit.explanations.RIGHT", {})
     done = cli("audit", "--mutant", "mF07", "--op", "rmsnorm", "--dtype", "fp16", "--workers", "1")

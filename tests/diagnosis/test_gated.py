@@ -12,6 +12,7 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.check import Result, check
 from normcheck.diagnosis import instead
 from normcheck.diagnosis.gated import instead as of_gates
+from tests.inner_loop import parametrize
 
 OP = OPS["rmsnorm_gated"]
 SIZES = ((5, 128, "normal", "normal"), (4, 192, "turning", "shifted"), (6, 256, "wide", "uniform"))
@@ -25,7 +26,7 @@ def results_of(id: str) -> list[Result]:
     return [check(made, OP, case, "cpu", UNPROBED) for case in cases]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("id", "name"),
     [
         ("mG01", "activation_sigmoid"),
@@ -38,6 +39,7 @@ def results_of(id: str) -> list[Result]:
         ("mG22", "rounding_each"),
         ("mG23", "rounding_once"),
     ],
+    inner=3,
 )
 def test_it_is_named(id: str, name: str) -> None:
     failed, *others = results_of(id)

@@ -20,6 +20,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.runner.device import device_for
 from tests.case_lines import case_of
 from tests.command_line import Cli
+from tests.inner_loop import parametrize
 
 FOLDER = Path(__file__).parents[1] / "quality" / "got_past"
 PLAN = Plan((), PROFILES["quick"], 0, "cpu", 60.0)
@@ -82,7 +83,7 @@ wrong in what no value shows, or in none.
 """
 
 
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES, inner=2)
 def test_the_fault_of_a_kernel_that_got_past_is_named(name: str) -> None:
     right, made, lines = NAMES[name]
     path = FOLDER / f"{name}.py"
@@ -102,6 +103,7 @@ def test_the_fault_of_a_kernel_that_got_past_is_named(name: str) -> None:
     assert found is not None and found.name in right.split()
 
 
+@pytest.mark.slow
 def test_a_convention_that_fits_every_case_is_told_beside_the_one_that_is_declared(cli: Cli) -> None:
     done = cli("verify", "--impl", str(FOLDER / "w29_not_rounded.py"), "--dtype", "fp16", "--device", "cpu")
     said = " ".join(done.out.split())
@@ -109,6 +111,7 @@ def test_a_convention_that_fits_every_case_is_told_beside_the_one_that_is_declar
     assert "Might be: fits round_before_quant=none in every case; declared io; this predicts all" in said
 
 
+@pytest.mark.slow
 def test_codes_that_are_rounded_twice_get_no_advice_to_declare_what_does_not_fit(cli: Cli) -> None:
     """In bf16 some of its cases look as if y were rounded to bf16 first, and others as if nothing were."""
     path = str(FOLDER / "w11_code_twice.py")

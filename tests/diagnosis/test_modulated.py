@@ -12,6 +12,7 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.check import Result, check
 from normcheck.diagnosis import instead
 from normcheck.diagnosis.modulated import instead as of_modulations
+from tests.inner_loop import parametrize
 
 OP = OPS["layernorm_modulate"]
 SIZES = ((6, 96, "few", "normal", "same"), (20, 64, "many", "probe", "fp32"), (9, 130, "each", "small", "same"))
@@ -27,7 +28,7 @@ def results_of(id: str, dtype: str) -> list[Result]:
     return [check(made, OP, case, "cpu", UNPROBED) for case in cases]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("id", "name", "dtype"),
     [
         ("mM01", "first_sample", "bf16"),
@@ -42,6 +43,7 @@ def results_of(id: str, dtype: str) -> list[Result]:
         ("mM17", "round_factor_io", "bf16"),
         ("mM18", "round_factor_none", "bf16"),
     ],
+    inner=3,
 )
 def test_it_is_named(id: str, name: str, dtype: str) -> None:
     failed, *others = results_of(id, dtype)

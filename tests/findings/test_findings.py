@@ -33,6 +33,7 @@ def test_every_kind_has_a_page_and_every_page_a_kind() -> None:
     assert {path.stem for path in (ROOT / "findings").glob("*.md")} == set(KINDS)
 
 
+@pytest.mark.slow
 def test_what_the_code_reports_has_a_page() -> None:
     """The kinds that ``Problem`` and ``Broken`` are made of, where they stand as text."""
     made = {

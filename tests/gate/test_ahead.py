@@ -169,6 +169,7 @@ def start_these(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ahead, "session_of", lambda implementation: session)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
 def test_it_ends_if_the_compiler_keeps_nothing(keeps: bool, cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new N takes two seconds, of a clock that this test has; what another process has compiled none, if kept."""

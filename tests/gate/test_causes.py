@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from normcheck.errors import ExitCode
 from normcheck.reports import json_reader
 from normcheck.result import Finding
 from tests.command_line import Cli, KernelFile
+from tests.inner_loop import parametrize
 
 KERNEL = """
 import torch
@@ -59,7 +58,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("name", MISSING)
+@parametrize("name", MISSING, inner=1)
 def test_what_is_missing_is_told_first(name: str, cli: Cli, kernel_file: KernelFile, tmp_path: Path) -> None:
     output, lines = MISSING[name]
     found = finding_of(cli, kernel_file, tmp_path, **lines)
@@ -85,7 +84,7 @@ UNWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("name", UNWRITTEN)
+@parametrize("name", UNWRITTEN, inner=1)
 def test_what_is_unwritten_is_told_before_its_values(
     name: str, cli: Cli, kernel_file: KernelFile, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_the_line_of_a_right_kernel_counts_what_was_judged(cli: Cli) -> None:
     assert "cannot be launched; OutOfResources: out of resource" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_in_python_one_configuration_is_taken_for_one_case() -> None:
     kernel, of, number, _ = kernels.WRONG["tail"]
     (verdict,) = normcheck.verify(kernel, case=str(BASE).replace("N=33", "N=67"), configs=f"{of}:{number}")

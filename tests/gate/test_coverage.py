@@ -30,6 +30,7 @@ from normcheck.planner.own import RUNS
 from normcheck.planner.planner import Planner
 from normcheck.result import Coverage, Verdict
 from tests.command_line import Cli
+from tests.inner_loop import parametrize
 from tests.sample_runs import thin_cell
 
 QUICK = replace(PROFILES["quick"], seconds=0.01)
@@ -107,7 +108,7 @@ def test_a_pass_has_run_the_whole_core_whatever_the_first_call_takes() -> None:
     assert {n for _, n, *_ in calls} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("what", "refused"),
     [
         (lambda case: case.bias, 0.0),
@@ -121,6 +122,7 @@ def test_a_pass_has_run_the_whole_core_whatever_the_first_call_takes() -> None:
         (lambda case: case.rank == 3 and case.N > 1024, None),
     ],
     ids=["bias", "fp32 weights", "rank 3", "strided", "wide", "odd", "tall", "no rows", "wide and rank 3"],
+    inner=1,
 )
 def test_what_is_refused_costs_little_and_the_rest_is_asked(
     what: Callable[[Case], bool], refused: float | None
@@ -135,6 +137,7 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
         assert coverage.refused == refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "missed"),
     [
@@ -152,6 +155,7 @@ def test_data_that_is_refused_is_missing(what: Callable[[Case], bool], missed: t
     assert core.account.why_thin() == "kinds of data were refused"
 
 
+@pytest.mark.slow
 def test_what_is_refused_with_whatever_else_is_told() -> None:
     """An eps is nothing that a declaration can leave out; nobody shall think that it was asked."""
     core, _ = asked_of(refuses=lambda case: case.eps == 1e-3)
@@ -188,6 +192,7 @@ def test_what_refuses_too_much_says_so_and_is_not_what_was_required() -> None:
     assert "required mine rmsnorm fp16 refuses" in messages[0]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_too_slow_for_its_core_gets_what_a_pass_needs() -> None:
     core, cases = asked_of(lambda case: 0.01 + 2e-3 * case.M, replace(QUICK, core_seconds=3.0))
     coverage = core.account.coverage(len(cases))
@@ -195,12 +200,14 @@ def test_a_kernel_that_is_too_slow_for_its_core_gets_what_a_pass_needs() -> None
     assert coverage.left_out.startswith(f"a core may take 3 s: {len(cases)} cases on ")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_too_slow_even_for_that_is_thin() -> None:
     core, cases = asked_of(lambda case: 0.5, replace(QUICK, core_seconds=3.0))
     assert core.account.coverage(len(cases)).missed
     assert core.account.why_thin().startswith("9 s are allowed, and ")
 
 
+@pytest.mark.slow
 def test_dear_rows_are_said() -> None:
     core, cases = asked_of(lambda case: 3e-3 * case.M)
     coverage = core.account.coverage(len(cases))
@@ -209,6 +216,7 @@ def test_dear_rows_are_said() -> None:
     assert coverage.left_out.startswith("no M above 300 in the core: a row costs ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "whole"), [(0.05, True), (0.25, False)])
 def test_dear_first_calls_make_no_row_dear(first: float, whole: bool) -> None:
     """What looks like the price of a row in the cases that open a core may be that of a call.
@@ -228,6 +236,7 @@ def test_dear_first_calls_make_no_row_dear(first: float, whole: bool) -> None:
     assert max(rows) == 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_rows", [64, 257, 4097])
 def test_what_only_tall_calls_remember_is_found(from_rows: int) -> None:
     kept: dict[tuple[Any, ...], Tensor] = {}
@@ -244,6 +253,7 @@ def test_what_only_tall_calls_remember_is_found(from_rows: int) -> None:
     assert verdict.failure.kind in ("not_repeatable", "mismatch")
 
 
+@pytest.mark.slow
 def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
     """An interpreted kernel that takes a row in small blocks: each new N is dear, and so is the next of that length."""
     core, cases = asked_of(lambda case: 0.001 + 1.5e-4 * case.N * (case.M > 0))
@@ -266,6 +276,7 @@ def test_few_examples_are_thin() -> None:
     assert len(verdict.detail) <= 2 * 74  # two lines of a narrow terminal
 
 
+@pytest.mark.slow
 def test_an_output_that_was_never_told_from_zeros_is_thin() -> None:
     """y = bias and dx = 0 are right of one column: nothing is known of the kernel."""
 

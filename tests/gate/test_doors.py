@@ -50,6 +50,7 @@ def written(folder: Path, name: str, text: str) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_two_files_of_one_name_are_told_apart(tmp_path: Path, cli: Cli) -> None:
     files = [written(tmp_path, f"{folder}/norm.py", RIGHT) for folder in ("old", "new")]
     done = cli("verify", "--impl", files[0], "--impl", files[1], *FEW)
@@ -82,6 +83,7 @@ def test_a_file_that_cannot_be_imported_alone_is_a_wrong_command(tmp_path: Path,
     assert "importing it raised ZeroDivisionError" in done.err
 
 
+@pytest.mark.slow
 def test_the_line_to_paste_names_one_of_several(tmp_path: Path, cli: Cli) -> None:
     several = written(tmp_path, "several.py", SEVERAL)
     done = cli("verify", "--impl", several, *FEW)
@@ -157,6 +159,7 @@ def test_nobody_is_asked_about_strides_that_do_not_matter(tmp_path: Path, cli: C
     assert "stride" not in done.out.replace(line, "").replace(layout, "")
 
 
+@pytest.mark.slow
 def test_one_finding_in_three_dtypes_is_told_once(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path, "mine.py", "def rmsnorm(x, weight, eps):\n    raise ValueError('not today')\n")
     done = cli("verify", "--impl", file, "--max-examples", "4", "--device", "cpu")

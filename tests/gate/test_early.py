@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MISTAKES = {
     "verify --op rmsnrm": "op=rmsnrm: expected one of layernorm,",
     "verify --dtype float15": "dtype=float15: expected one of fp16, bf16, fp32",
@@ -55,6 +57,7 @@ for line in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_what_needs_no_torch_to_be_seen_is_told_before_it_is_imported(tmp_path: Path) -> None:
     """One process for all of them, since none imports torch."""
     done = subprocess.run(

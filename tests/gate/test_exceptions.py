@@ -17,6 +17,7 @@ GOT_PAST = Path(__file__).parents[1] / "quality" / "got_past"
 ONE, LIMIT = GOT_PAST / "hidden_size_one.py", GOT_PAST / "stated_limit.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "seed"), [("fp16", 0), ("bf16", 1), ("fp32", 2)])
 def test_a_size_that_raises_is_found_though_it_came_first_with_what_is_unusual(cli: Cli, dtype: str, seed: int) -> None:
     where = ("--impl", f"{ONE}:layernorm", "--op", "layernorm", "--dtype", dtype, "--seed", str(seed))
@@ -25,6 +26,7 @@ def test_a_size_that_raises_is_found_though_it_came_first_with_what_is_unusual(c
     assert done.code == 1 and found["kind"] == "exception" and " N=1 " in found["case"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_takes_no_fp32_weights_is_not_accused(cli: Cli, kernel_file: KernelFile) -> None:
     refuses = "    if weight.dtype != x.dtype: raise TypeError('dtypes differ')\n"
     refuses += "    if not x.shape[0]: raise ValueError('no rows')"
@@ -34,6 +36,7 @@ def test_a_kernel_that_takes_no_fp32_weights_is_not_accused(cli: Cli, kernel_fil
     assert done.code == 0 and "weight_dtype=fp32" in done.out, done.out
 
 
+@pytest.mark.slow
 def test_a_limit_of_long_rows_that_a_kernel_states_is_told_and_is_no_finding(cli: Cli) -> None:
     where = (
         "--impl",
@@ -55,6 +58,7 @@ def test_a_limit_of_long_rows_that_a_kernel_states_is_told_and_is_no_finding(cli
     assert cell["status"] == "pass"
 
 
+@pytest.mark.slow
 def test_a_limit_at_sizes_of_models_is_a_finding(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(LIMIT.read_text().replace("65536 // 2", "8000"))
     where = ("--impl", f"{path}:rmsnorm", "--op", "rmsnorm", "--dtype", "fp16", "--device", "cpu")
@@ -62,6 +66,7 @@ def test_a_limit_at_sizes_of_models_is_a_finding(cli: Cli, kernel_file: KernelFi
     assert done.code == 1 and "The kernel raises this itself, in line 8" in " ".join(done.out.split())
 
 
+@pytest.mark.slow
 def test_a_limit_hides_no_fault_of_shorter_rows(cli: Cli, kernel_file: KernelFile) -> None:
     wrong = "    scale = 1.1 if x.shape[-1] > 4096 else 1.0\n    return (scale * wide"
     source = LIMIT.read_text().replace("    return (wide", wrong).replace("65536 // 2", "16384")

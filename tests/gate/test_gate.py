@@ -121,6 +121,7 @@ def test_red_on_a_planted_fault_known_fixed_and_stale(project: Project) -> None:
     assert project("verify").code == 0
 
 
+@pytest.mark.slow
 def test_the_line_of_a_planted_fault_is_annotated(project: Project) -> None:
     project.kernel(WRONG)
     done = project("verify", "--report", "github:-")
@@ -136,6 +137,7 @@ def test_the_line_of_a_planted_fault_is_annotated(project: Project) -> None:
     assert f"::warning file=kernels/{name},line={line}," in done.out
 
 
+@pytest.mark.slow
 def test_a_required_backend_that_does_not_run(project: Project) -> None:
     project.configure('require = ["cudnn"]\n')
     project.kernel(FIXED)
@@ -151,6 +153,7 @@ def test_a_required_backend_that_does_not_run(project: Project) -> None:
     assert "required cudnn did not run rmsnorm" in done.out
 
 
+@pytest.mark.slow
 def test_random_seeds_are_said_and_are_in_the_report(project: Project) -> None:
     project.kernel(FIXED)
     done = project("verify", "--seed", "random", "--max-examples", "2")
@@ -197,6 +200,7 @@ def test_red_on_drift(project: Project) -> None:
     assert project("verify", "--drift-ratio", "0.5").code == 2
 
 
+@pytest.mark.slow
 def test_baselines_that_cannot_be_made(project: Project) -> None:
     for argv, expected in (
         (("missing.json", "--out", "b.json"), "missing.json: expected normcheck-report/1"),
@@ -252,6 +256,7 @@ def test_three_shards_merged_say_what_one_run_says(project: Project, body: str) 
             assert {n: w["ratio"] for n, w in a["worst"].items()} == {n: w["ratio"] for n, w in b["worst"].items()}
 
 
+@pytest.mark.slow
 def test_known_failures_may_be_said_to_merge_alone(project: Project) -> None:
     (project.folder / "known.txt").write_text("rmsnorm other fp16  # 1 % too large\n", encoding="utf-8")
     project.kernel(WRONG)
@@ -275,6 +280,7 @@ def test_in_processes_side_by_side(project: Project) -> None:
     assert [cell["failed_at"] for cell in project.report["verdicts"]] == [None, -1]
 
 
+@pytest.mark.slow
 def test_a_shard_alone_does_not_judge_what_is_stale(project: Project) -> None:
     project.configure('known_failures = "known.txt"\n')
     (project.folder / "known.txt").write_text("rmsnorm other fp16  # gone\n", encoding="utf-8")
@@ -290,6 +296,7 @@ def test_a_shard_alone_does_not_judge_what_is_stale(project: Project) -> None:
     assert "shard=2/2 is missing" in project("merge", "1.json").err
 
 
+@pytest.mark.slow
 def test_the_last_failure_is_replayed_first(project: Project) -> None:
     project.configure('database = ".normcheck"\n')
     rare = f"({WRONG}) if x.shape[-1] >= 100 else ({FIXED})"
@@ -330,6 +337,7 @@ def test_a_part_of_the_gate_needs_what_is_required_of_it(project: Project) -> No
     assert (done.code, done.err) == (2, "normcheck: require=good: expected one of torch, which are what is checked\n")
 
 
+@pytest.mark.slow
 def test_shards_of_a_part_are_merged_as_a_part(project: Project) -> None:
     project.configure('known_failures = "known.txt"\n')
     (project.folder / "known.txt").write_text("rmsnorm other fp16  # known\n", encoding="utf-8")

@@ -32,6 +32,7 @@ def failing(change: str, kernel_file: KernelFile, cli: Cli, folder: Path) -> tup
     return done, verdict.failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "small", "large"),
     [
@@ -58,6 +59,7 @@ def test_a_pattern_is_seen_in_the_larger_case(
     assert cli("repro", str(next(tmp_path.glob("*.py"))), found.larger.case, "--device", "cpu").code == ExitCode.FOUND
 
 
+@pytest.mark.slow
 def test_no_pattern_is_not_drawn(kernel_file: KernelFile, cli: Cli, tmp_path: Path) -> None:
     scattered = "y = y + (y.abs() * 1000).frac().gt(0.9)"
     done, found = failing(scattered, kernel_file, cli, tmp_path)

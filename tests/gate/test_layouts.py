@@ -17,6 +17,7 @@ from normcheck.errors import ExitCode, UsageError
 from normcheck.gate.options import VerifyOptions
 from normcheck.options import options_of
 from tests.command_line import Cli
+from tests.inner_loop import parametrize
 
 KERNELS = """
 import torch
@@ -158,6 +159,7 @@ def test_a_kernel_in_place_writes_its_own_heads_only(
     assert "which lies behind the" in out
 
 
+@pytest.mark.slow
 def test_who_does_not_declare_heads_gets_them_only_if_they_are_asked_for(told: Callable[..., Any]) -> None:
     for name in ("undeclared", "others_ignored"):
         _, verdict, _ = told(name, "--max-examples", "25", "--allow-thin", *(() if name == "undeclared" else HEADS))
@@ -167,6 +169,7 @@ def test_who_does_not_declare_heads_gets_them_only_if_they_are_asked_for(told: C
     assert verdict["cases"] == 25
 
 
+@pytest.mark.slow
 def test_a_known_implementation_has_what_it_declares(cli: Cli) -> None:
     done = cli("verify", "--impl", "triton", "--op", "rmsnorm", "--dtype", "fp16", *HEADS)
     assert done.code == ExitCode.NOTHING
@@ -175,15 +178,14 @@ def test_a_known_implementation_has_what_it_declares(cli: Cli) -> None:
     assert code == ExitCode.PASS
 
 
-@pytest.mark.parametrize(
-    "layout", [layout for layout in LAYOUTS if not layout.startswith(("rank3", "heads", "trailing"))]
-)
+@parametrize("layout", [layout for layout in LAYOUTS if not layout.startswith(("rank3", "heads", "trailing"))], inner=1)
 def test_any_layout_can_be_asked_for(told: Callable[..., Any], layout: str) -> None:
     code, verdict, _ = told("right", "--layout", layout, "--max-examples", "15", "--allow-thin")
     assert (code, verdict["failure"]) == (ExitCode.PASS, None)
     assert {parsed(worst["case"]).layout for worst in verdict["worst"].values()} == {layout}
 
 
+@pytest.mark.slow
 def test_several_layouts(told: Callable[..., Any]) -> None:
     code, verdict, out = told("right", "--layout", "strided", *HEADS, "--max-examples", "40", "--allow-thin")
     assert (code, verdict["failure"]) == (ExitCode.PASS, None)
@@ -202,6 +204,7 @@ def test_an_unknown_layout_is_a_wrong_command(cli: Cli, file: str) -> None:
     assert done.err == f"normcheck: layout=head: expected one of {', '.join(LAYOUTS)}\n"
 
 
+@pytest.mark.slow
 def test_layouts_may_stand_in_the_configuration(cli: Cli, file: str) -> None:
     table = f'[tool.normcheck]\nimpl = ["{file}:right"]\nop = "rmsnorm"\ndtype = "fp16"\nlayout = '
     Path("pyproject.toml").write_text(f'{table}["heads"]\nmax_examples = 20\nallow_thin = true\n', encoding="utf-8")
@@ -239,6 +242,7 @@ def test_the_python_interface_asks_for_layouts_as_well() -> None:
         verify(rmsnorm, layout="head", **few)
 
 
+@pytest.mark.slow
 def test_what_failed_before_in_another_layout_is_not_run(told: Callable[..., Any], tmp_path: Path) -> None:
     database = ("--database", str(tmp_path / "kept"), "--max-examples", "30", "--allow-thin")
     code, verdict, _ = told("last_head_doubled", *HEADS, *database)

@@ -31,6 +31,7 @@ NOT_Y = ("y.to(x.dtype) * 1.25", "(y + 0.25 * (y - y.detach())).to(x.dtype)")
 """Only the gradients are wrong; they are torch autograd's, whose model on a CPU is not the table's."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "change"),
     [
@@ -67,6 +68,7 @@ def test_an_ambiguous_implementation_is_a_wrong_command(kernel_file: KernelFile,
     assert f"names 2 implementations; expected one, such as {file}:mine" in done.err
 
 
+@pytest.mark.slow
 def test_a_red_run_ends_in_the_next_command_and_that_in_the_one_after(kernel_file: KernelFile, cli: Cli) -> None:
     file = kernel_file(WRONG.replace("MODEL", "{}"))
     few = ("--dtype", "fp32", "--max-examples", "4", "--allow-thin", "--device", "cpu")
@@ -82,6 +84,7 @@ def test_a_red_run_ends_in_the_next_command_and_that_in_the_one_after(kernel_fil
     )
 
 
+@pytest.mark.slow
 def test_a_green_run_ends_in_what_it_stands_on(kernel_file: KernelFile, cli: Cli) -> None:
     file = kernel_file(WRONG.replace("MODEL", "dict(rsqrt_ulp=16)").replace(" * 1.25", ""))
     done = cli(
@@ -94,6 +97,7 @@ def test_a_green_run_ends_in_what_it_stands_on(kernel_file: KernelFile, cli: Cli
     assert done.last.endswith("; 1 cell under wider bounds, as declared; not returned: rstd of 2 cells")
 
 
+@pytest.mark.slow
 def test_a_cell_without_an_import_has_its_own_next_step(kernel_file: KernelFile, cli: Cli) -> None:
     right = kernel_file(WRONG.replace("MODEL", "{}").replace(" * 1.25", ""))
     broken = kernel_file("import nothing_of_this_name")

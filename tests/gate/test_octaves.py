@@ -56,6 +56,7 @@ def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> No
         assert verdict.failed_at < 200, (octave, verdict.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_asked_where_rows_are_dear(seed: int) -> None:
     """As of an interpreted kernel, each of whose rows takes 5 ms: in its core, or in what a pass needs of that."""

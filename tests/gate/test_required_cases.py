@@ -141,6 +141,7 @@ def test_from_the_command_line_to_the_report(cli: Cli, kernel_file: KernelFile) 
     )
 
 
+@pytest.mark.slow
 def test_in_a_file_and_merged(cli: Cli, kernel_file: KernelFile, tmp_path: Path) -> None:
     """A part of the gate is held to what the file requires of it; shards together have what each alone has not."""
     kernel_file(KERNEL, name="mine_required.py")

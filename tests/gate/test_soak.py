@@ -60,6 +60,7 @@ def report() -> dict[str, Any]:
     return json.loads(Path("out.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_rounds_until_each_cell_has_its_cases(soak: Any, kernel_file: KernelFile) -> None:
     seen = kernel_file(RIGHT.replace("wide = x.float()", "wide = x.float(); SEEN.append(tuple(x.shape))"), "SEEN = []")
     done = soak(seen, "--max-examples", "30", "--seed", "7")
@@ -70,6 +71,7 @@ def test_rounds_until_each_cell_has_its_cases(soak: Any, kernel_file: KernelFile
     assert report()["complete"]
 
 
+@pytest.mark.slow
 def test_what_fails_in_a_later_round_is_kept_and_not_run_again(soak: Any, kernel_file: KernelFile) -> None:
     """Seeds draw other sizes: a fault at a size that the first round does not have is found by a later one."""
     condition = "x.dtype == torch.float16 and x.shape[-1] % 16 == 5"
@@ -85,6 +87,7 @@ def test_what_fails_in_a_later_round_is_kept_and_not_run_again(soak: Any, kernel
     assert "Round 2: " in done.out
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_how_it_ends(kernel_file: KernelFile, tmp_path: Path) -> None:
     path = kernel_file(RIGHT)
     argv = ("--impl", str(path), "--dtype", "fp16", "--op", "rmsnorm", "--device", "cpu", "--no-isolation")

@@ -50,6 +50,7 @@ IMPLEMENTATIONS = (Implementation(name="saves", op="rmsnorm", forward=forward, b
 FEW = ("--dtype", "fp16", "--max-examples", "40", "--allow-thin", "--no-contexts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_gradients_that_only_some_cases_have_are_missing_in_the_others(cli: Cli, dtype: str) -> None:
     done = cli(
@@ -68,6 +69,7 @@ def test_gradients_that_only_some_cases_have_are_missing_in_the_others(cli: Cli,
     assert cli(repro, impl, bare, other).code == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_for_inference_passes_and_the_last_line_says_what_was_not_checked(
     cli: Cli, kernel_file: KernelFile
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_kernel_for_inference_passes_and_the_last_line_says_what_was_not_check
     assert "dx of 1 cell" not in done.last
 
 
+@pytest.mark.slow
 def test_without_rows_no_graph_is_owed(cli: Cli, kernel_file: KernelFile) -> None:
     impl = f"{kernel_file(NORM, RETURNS_EARLY)}:rmsnorm"
     done = cli("verify", "--impl", impl, "--op", "rmsnorm", *FEW)
@@ -88,6 +91,7 @@ def test_without_rows_no_graph_is_owed(cli: Cli, kernel_file: KernelFile) -> Non
     assert cli("repro", impl, *lines).code == 0
 
 
+@pytest.mark.slow
 def test_statistics_are_nobodys_due_and_a_note_counts_the_cases_without(cli: Cli, kernel_file: KernelFile) -> None:
     done = cli("verify", "--impl", str(kernel_file(NORM, SAVES_SOMETIMES)), *FEW)
     assert done.code == 0

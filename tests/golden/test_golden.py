@@ -100,6 +100,7 @@ def test_every_entry_of_a_correct_kernel_holds(record: Record) -> None:
         assert {"y", "dx", "dw"} <= {c.output for c in result.checked}
 
 
+@pytest.mark.slow
 def test_a_record_is_checked_as_a_run_is(record: Record) -> None:
     """The same checks as of the implementation itself, none fewer."""
     from normcheck.checks.check import check
@@ -137,6 +138,7 @@ def test_fed_statistics_may_be_one_ulp_off_and_no_more(record: Record) -> None:
     assert [p.output for p in judge_recorded(changed(entry, **{FED + "rstd": two}), "cpu").problems] == ["rstd"]
 
 
+@pytest.mark.slow
 def test_a_tighter_bound_shows_whom_it_hits(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     from normcheck.oracle import forward_bounds
 
@@ -244,6 +246,7 @@ def test_what_goes_wrong_is_in_the_record(what: str, tmp_path: Path) -> None:
         assert cell.notes == ("no backward ran, so no gradient was checked: no engine (1 cases)",)
 
 
+@pytest.mark.slow
 def test_recording_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(recorded("pairwise_fma", dtypes=("fp16",)), tmp_path / name)

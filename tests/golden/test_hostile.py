@@ -87,6 +87,7 @@ def complaint(folder: Path) -> str:
 # every bit and every byte
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_tensor_is_refused_by_its_name(folder: Path) -> None:
     """Somewhere in every tensor, whatever its checksum would be."""
     content = (folder / FILE).read_bytes()

@@ -23,6 +23,7 @@ from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton import GATES
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
+from tests.inner_loop import parametrize
 
 interpreter.enable()
 DEVICE = device_for("auto")
@@ -36,7 +37,7 @@ def result_of(implementation: Implementation, **fields: Any) -> Result:
     return check(implementation, OP, Case(**{"op": OP.name, **own}), DEVICE, Ask())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3"])
+@parametrize("layout", ["contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3"], inner=1)
 @pytest.mark.parametrize("name", GATES)
 def test_our_kernels_are_right_in_every_layout(name: str, layout: str) -> None:
     gap = 8 if "strided" in layout else 0

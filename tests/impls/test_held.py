@@ -24,6 +24,7 @@ from normcheck.impls.kernels.holds import ROOM, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from tests.impls import gluon_on_torch
 from tests.impls.test_kernels import EPS, assert_close
+from tests.inner_loop import parametrize
 
 SMALL = Hold(warps=1, stages=2, groups=3)
 """Pieces of 256 columns of 16 bits, groups of eight rows or more."""
@@ -107,7 +108,7 @@ def outputs(
     return made, expected
 
 
-@pytest.mark.parametrize(("M", "N"), SHAPES)
+@parametrize(("M", "N"), SHAPES, inner=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", HOLDS)
 @pytest.mark.usefixtures("on_cpu")

@@ -331,11 +331,13 @@ def child(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_enable_after_triton_says_so() -> None:
     run = child("import triton\nfrom normcheck.impls.kernels import interpreter\ninterpreter.enable()")
     assert "NormcheckError: TRITON_INTERPRET=1 came after the first import of triton" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_changed_interpreter_is_refused() -> None:
     run = child(
         "import os; os.environ['TRITON_INTERPRET'] = '1'\n"

@@ -20,6 +20,7 @@ from normcheck.impls.kernels import backward as backward_kernels
 from normcheck.impls.kernels import forward as forward_kernels
 from normcheck.impls.kernels.tiles import Tile, group_rows, tile
 from normcheck.impls.triton import IMPLEMENTATIONS, unavailable
+from tests.inner_loop import parametrize
 from tests.some import some
 
 OTHERS = {op.name for op in (*FUSED_ADD, *QUANTISED, *GATED, *LENGTHS, *MODULATED)}  # they have tests of their own
@@ -93,7 +94,7 @@ def assert_close(name: str, actual: Tensor, expected: Tensor) -> None:
     assert bool((error <= allowed).all()), f"{name}: error {error.max()}, allowed there {allowed[error == error.max()]}"
 
 
-@pytest.mark.parametrize(("M", "N"), SHAPES)
+@parametrize(("M", "N"), SHAPES, inner=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_every_output_against_fp64(op: str, dtype: torch.dtype, M: int, N: int) -> None:

@@ -29,6 +29,7 @@ from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton import EPS_OF
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
+from tests.inner_loop import parametrize
 
 interpreter.enable()
 DEVICE = device_for("auto")
@@ -42,7 +43,7 @@ def result_of(implementation: Implementation, **fields: Any) -> Result:
     return check(implementation, OP, Case(**{"op": OP.name, **own}), DEVICE, Ask())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3"])
+@parametrize("layout", ["contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3"], inner=1)
 @pytest.mark.parametrize("name", EPS_OF)
 def test_our_kernels_are_right_in_every_layout(name: str, layout: str) -> None:
     gap = 8 if "strided" in layout else 0

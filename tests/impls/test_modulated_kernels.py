@@ -22,6 +22,7 @@ from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
+from tests.inner_loop import parametrize
 
 interpreter.enable()
 DEVICE = device_for("auto")
@@ -36,7 +37,7 @@ def result_of(implementation: Implementation, **fields: Any) -> Result:
     return check(implementation, OPS[op], Case(**{"op": op, **own}), DEVICE, Ask())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@parametrize("layout", LAYOUTS, inner=1)
 @pytest.mark.parametrize("op", NAMES)
 def test_our_kernels_are_right_in_every_layout(op: str, layout: str) -> None:
     result = result_of(OURS[op], layout=layout, gap=8 if "strided" in layout else 0, weight_dtype="fp32")
@@ -45,7 +46,7 @@ def test_our_kernels_are_right_in_every_layout(op: str, layout: str) -> None:
     assert {c.output for c in result.checked} == {"y", "dx", "dscale", "dshift"} | statistics
 
 
-@pytest.mark.parametrize("samples", SAMPLES)
+@parametrize("samples", SAMPLES, inner=1)
 @pytest.mark.parametrize("rows", [0, 1, 65, 97])
 def test_our_kernels_are_right_for_any_samples(rows: int, samples: str) -> None:
     assert not result_of(OURS["layernorm_modulate"], M=rows, N=24, samples=samples).failed

@@ -160,6 +160,7 @@ def rmsnorm(x, weight, eps):
 """
 
 
+@pytest.mark.slow
 def test_what_a_kernel_raises_is_told_with_its_own_lines(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "mine.py"
     file.write_text(WRONG, encoding="utf-8")
@@ -240,6 +241,7 @@ def rmsnorm(x, weight, eps):
 NO_GPU = "(torch.cuda.is_available() told library that there is no GPU)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at_import", "in_call", "says"),
     [("", "assert HAS_GPU", True), ("assert HAS_GPU", "", True), ("", "return x.nothing_of_this_name", False)],

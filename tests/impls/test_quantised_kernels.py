@@ -19,6 +19,7 @@ if DEVICE == "cpu":
 from normcheck.impls.kernels import quantised as kernels
 from normcheck.impls.kernels.tiles import Tile
 from normcheck.impls.triton import CODED, IMPLEMENTATIONS
+from tests.inner_loop import parametrize
 
 BY_NAME = {own.name: own for own in IMPLEMENTATIONS if own.op == "fused_add_rmsnorm_quant"}
 E4M3FN, INT8 = torch.float8_e4m3fn, torch.int8
@@ -75,7 +76,7 @@ def run(t: dict[str, Tensor], dtype: torch.dtype, columns: int | None, **options
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("M", "N"), [(1, 1), (3, 7), (5, 129), (2, 1000), (150, 20), (2, 20000)])
+@parametrize(("M", "N"), [(1, 1), (3, 7), (5, 129), (2, 1000), (150, 20), (2, 20000)], inner=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("codes", "columns"), WAYS)
 def test_every_output_against_fp64(codes: torch.dtype, columns: int | None, dtype: torch.dtype, M: int, N: int) -> None:

@@ -22,6 +22,7 @@ from normcheck.impls.kernels.holds import ROOM, with_room
 from normcheck.impls.kernels.tiles import Tile
 from normcheck.impls.triton import IMPLEMENTATIONS
 from tests.impls.test_kernels import DTYPES, EPS, SHAPES, assert_close, requires_gpu
+from tests.inner_loop import parametrize
 
 OPS = tuple(op.name for op in FUSED_ADD if not op.rounds_xhat)
 GEMMA = "fused_add_rmsnorm_gemma"
@@ -84,7 +85,7 @@ def assert_right(op: str, t: dict[str, Tensor]) -> dict[str, Tensor]:
     return actual
 
 
-@pytest.mark.parametrize(("M", "N"), SHAPES)
+@parametrize(("M", "N"), SHAPES, inner=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_every_output_against_fp64(op: str, dtype: torch.dtype, M: int, N: int) -> None:

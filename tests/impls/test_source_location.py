@@ -88,6 +88,7 @@ def test_defined(name: str) -> None:
     assert source_location.defined(function) == Place(HERE, line)
 
 
+@pytest.mark.slow
 def test_compiled() -> None:
     """By a test alone: ``torch.compile`` imports for seconds, in each process that collects this file."""
     assert source_location.defined(torch.compile(plain)) == Place(HERE, LINE)
@@ -241,6 +242,7 @@ def line_of(path: Path, words: str) -> int:
     return next(i for i, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if words in line)
 
 
+@pytest.mark.slow
 def test_told_by_its_process(mine: Path) -> None:
     found = select_apart("kernels/mine.py", (), "cpu", 60.0)
     assert [source_location.of(i) for i in found] == [

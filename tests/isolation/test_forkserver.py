@@ -178,21 +178,28 @@ def test_a_process_that_was_forked_has_a_root_of_its_own_and_none_outlives_its_p
 
 
 BESIDE = """
-import os, resource, sys, time
+import os, resource, signal, socket
+from functools import partial
 from multiprocessing import active_children
 import psutil
 from normcheck.isolation import forkserver
+from normcheck.isolation.messages import packed
 from normcheck.isolation.pool import Pool
-from normcheck.isolation.process import Worker
-from functools import partial
 
 def answers(how):
     if how == "limited":
         resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
-    worker = Worker(None)
-    answer = worker.ask({"do": "?"}, 60.0, "a request")
-    worker.kill()
-    return "broken" in answer, forkserver._root("").pid
+    ours, theirs = socket.socketpair()
+    child = forkserver.started(theirs)
+    theirs.close()
+    memory = os.memfd_create("of this worker")
+    os.truncate(memory, 1 << 20)
+    socket.send_fds(ours, [packed({"sandbox": None})], [memory, os.open(os.devnull, os.O_WRONLY)])
+    ours.sendall(packed({"do": "?"}))
+    answer = ours.recv(1 << 16)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(5.0)
+    return b"broken" in answer, forkserver._root("").pid
 
 def nothing():
     pass
@@ -219,7 +226,10 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_process_that_judges_has_a_root_of_another_s_root(tmp_path: Path) -> None:
-    """It imports nothing again. One of its own it has if there is none, or it is not as the process itself is."""
+    """It imports nothing again. One of its own it has if there is none, or it is not as the process itself is.
+
+    No process of the script imports torch but the four roots, so its workers are asked without ``Worker``.
+    """
     script = tmp_path / "beside.py"
     script.write_text(BESIDE, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=240)

@@ -19,6 +19,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(st.text(), VALUES, max_size=3), min_size=1, max_size=3), st.integers(1, 9))
 def test_messages_arrive_whole_in_whatever_pieces(messages: list[dict[str, object]], piece: int) -> None:
     sent, inbox, found = b"".join(map(packed, messages)), Inbox(), []

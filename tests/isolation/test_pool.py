@@ -40,6 +40,7 @@ def apart(job: str) -> bool:
     return job == "alone"
 
 
+@pytest.mark.slow
 def test_a_death_is_blamed_on_the_job_that_did_it() -> None:
     jobs = ("waits", "dies", "last", "alone")
     found = dict(spread(work, jobs, workers=2, start=start, died=died, apart=apart))

@@ -46,6 +46,7 @@ def in_a_child(act: Callable[[], object]) -> object:
     return answer
 
 
+@pytest.mark.slow
 def test_what_a_kernel_can_reach(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.touch()
@@ -278,6 +279,7 @@ def forward(x, weight, bias, *, eps):
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_writes_elsewhere_is_told_why_it_may_not(tmp_path: Path) -> None:
     path = tmp_path / "writes.py"
     path.write_text(WRITES.format(there=str(tmp_path / "there")), encoding="utf-8")
@@ -296,6 +298,7 @@ def test_a_kernel_that_writes_elsewhere_is_told_why_it_may_not(tmp_path: Path) -
     assert list(folder.iterdir()) == []  # its folder is gone with the run
 
 
+@pytest.mark.slow
 @needs_landlock
 def test_a_file_that_writes_when_it_is_imported_is_told_why_it_may_not(tmp_path: Path) -> None:
     path = tmp_path / "writes.py"

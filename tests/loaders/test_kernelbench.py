@@ -12,6 +12,7 @@ import pytest
 
 from normcheck.errors import ExitCode
 from tests.command_line import Cli, Done
+from tests.inner_loop import parametrize
 from tests.loaders.samples import LN_PROBLEM, RMS_PROBLEM, answer, problem
 
 RMS = "return x * torch.rsqrt((x * x).mean(1, keepdim=True) + {})"
@@ -32,6 +33,7 @@ def run(cli: Cli, folder: Path, asked: str, answered: str, *more: str) -> Done:
     return cli("verify", "--kernelbench", str(folder / "problem.py"), str(folder / "answer.py"), *few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("eps", "code"), [("self.eps", ExitCode.PASS), ("1e-5", ExitCode.FOUND)])
 def test_rmsnorm_over_dimension_1_without_a_weight(cli: Cli, tmp_path: Path, eps: str, code: ExitCode) -> None:
     done = run(cli, tmp_path, RMS_PROBLEM, answer(RMS.format(eps)))
@@ -43,6 +45,7 @@ def test_rmsnorm_over_dimension_1_without_a_weight(cli: Cli, tmp_path: Path, eps
         assert "shapes asked for: 2 of 2 judged" in " ".join(done.out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", ["1", "2", "14"])
 def test_no_more_cases_run_than_are_allowed_of_which_half_are_for_its_shapes(
     cli: Cli, tmp_path: Path, most: str
@@ -56,7 +59,7 @@ def test_no_more_cases_run_than_are_allowed_of_which_half_are_for_its_shapes(
     assert ("no case is left for it: raise --max-examples" in said) == (judged < 2)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("forward", "body", "code", "said"),
     [
         (LN.format("self.g.shape", "self.g, self.shift"), OWN, ExitCode.PASS, "shapes asked for: 2 of 2 judged"),
@@ -65,6 +68,7 @@ def test_no_more_cases_run_than_are_allowed_of_which_half_are_for_its_shapes(
         (LN.format("self.size[1:]", "self.g[0], self.shift[0]"), OWN, ExitCode.FOUND, "y is wrong"),
         ("return x.flatten(1)", OWN, ExitCode.FOUND, "y.shape="),
     ],
+    inner=1,
 )
 @pytest.mark.usefixtures("unshrunk")
 def test_layernorm_over_three_dimensions_with_random_weights(
@@ -126,6 +130,7 @@ def test_what_repro_cannot_do_with_an_answer(cli: Cli, tmp_path: Path, more: tup
     assert (done.code, done.out) == (ExitCode.USAGE, "") and said in done.err and "normcheck-loaded" not in done.err
 
 
+@pytest.mark.slow
 def test_an_answer_may_refuse_other_shapes_but_not_its_own(cli: Cli, tmp_path: Path) -> None:
     only = "assert x.shape[1:] == (4, 5, 8)\n        "
     done = run(cli, tmp_path, LN_PROBLEM, answer(only + LN.format("self.size", "self.g, self.shift"), OWN))
@@ -136,6 +141,7 @@ def test_an_answer_may_refuse_other_shapes_but_not_its_own(cli: Cli, tmp_path: P
     assert done.code == ExitCode.FOUND and "AssertionError" in done.out
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_wrong_at_the_given_shape_alone(cli: Cli, tmp_path: Path) -> None:
     wrong = "\n        return y * 1.01 if x.shape == (6, 4, 5, 8) else y"
     forward = LN.format("self.size", "self.g, self.shift").replace("return", "y =") + wrong
@@ -147,6 +153,7 @@ INSTANCE = problem("return self.norm(x)", (3, 5, 6, 7), "5", "self.norm = nn.Ins
 BEHIND = problem("return x / (x.norm(dim=1, keepdim=True) + self.eps)", (4, 24), "24")
 
 
+@pytest.mark.slow
 def test_what_a_problem_computes_is_not_read_from_its_name(cli: Cli, tmp_path: Path) -> None:
     """InstanceNorm is a layernorm over the last two dimensions."""
     body = "return (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), correction=0, keepdim=True) + 1e-5).sqrt()"
@@ -163,7 +170,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("asked", "answered", "code"),
     [
         ("without an eps", "without an eps", ExitCode.PASS),
@@ -172,6 +179,7 @@ LENGTHS = {
         ("sum", "max", ExitCode.FOUND),
         ("max", "sum", ExitCode.FOUND),
     ],
+    inner=1,
 )
 @pytest.mark.usefixtures("unshrunk")
 def test_a_norm_by_length_keeps_to_what_the_eps_of_its_problem_does(
@@ -183,7 +191,7 @@ def test_a_norm_by_length_keeps_to_what_the_eps_of_its_problem_does(
     assert "l2norm answer.py:ModelNew fp32" in done.out
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("asked", "answered", "said"),
     [
         (BEHIND, answer("return x"), "expected a Model that is rmsnorm, layernorm or l2norm over 1"),
@@ -193,6 +201,7 @@ def test_a_norm_by_length_keeps_to_what_the_eps_of_its_problem_does(
         (RMS_PROBLEM.replace("torch.rand(", "2 * [torch.rand(1)] + list("), answer("return x"), "expected one tensor"),
         (RMS_PROBLEM, "x = 1\n", "expected a class ModelNew"),
     ],
+    inner=3,
 )
 def test_a_file_that_is_none_is_told_in_one_line(
     cli: Cli, tmp_path: Path, asked: str, answered: str, said: str

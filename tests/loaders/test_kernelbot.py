@@ -60,6 +60,7 @@ WRONG: dict[str, Kernel] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", TENSORS)
 def test_its_check_tells_right_from_wrong_on_its_own_tests(op: str, bot: Callable[[str], Any], tmp_path: Path) -> None:
     reference = bot(op)

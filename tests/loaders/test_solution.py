@@ -12,6 +12,7 @@ import pytest
 
 from normcheck.errors import ExitCode
 from tests.command_line import Cli, Done
+from tests.inner_loop import parametrize
 from tests.loaders.samples import (
     added_definition,
     rmsnorm_definition,
@@ -46,6 +47,7 @@ def run(
     return done, [line["evaluation"] for line in lines]
 
 
+@pytest.mark.slow
 def test_a_right_solution_passes_at_the_shapes_of_its_workloads(cli: Cli, tmp_path: Path) -> None:
     done, found = run(cli, tmp_path, RIGHT)
     assert done.code == ExitCode.PASS, done.out + done.err
@@ -61,6 +63,7 @@ def test_a_right_solution_passes_at_the_shapes_of_its_workloads(cli: Cli, tmp_pa
     assert not list(tmp_path.glob("normcheck-loaded-*"))
 
 
+@pytest.mark.slow
 def test_another_eps_than_that_of_the_reference_is_found_and_reproduced(cli: Cli, tmp_path: Path) -> None:
     code = "def kernel(x, w):\n    return [normed(x, w, 1e-6)]\n"
     done, found = run(cli, tmp_path, code, solution=solution(code, into=False))
@@ -75,13 +78,14 @@ def test_another_eps_than_that_of_the_reference_is_found_and_reproduced(cli: Cli
     assert again.code == ExitCode.FOUND and again.out.count(line[0]) == 1
 
 
+@pytest.mark.slow
 def test_a_solution_may_be_given_the_dtype_of_its_definition(cli: Cli, tmp_path: Path) -> None:
     """The line that runs a whole sweep again has it."""
     done, _ = run(cli, tmp_path, RIGHT, more=("--dtype", "bf16"))
     assert done.code == ExitCode.PASS, done.out + done.err
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("code", "status"),
     [
         ("def kernel(x, w):\n    return normed(x, w, 1e-5)[:, :-1]\n", "INCORRECT_SHAPE"),
@@ -90,6 +94,7 @@ def test_a_solution_may_be_given_the_dtype_of_its_definition(cli: Cli, tmp_path:
         ("def kernel(x, w):\n    return x, w\n", "RUNTIME_ERROR"),
         ("import no_such_library\n", "COMPILE_ERROR"),
     ],
+    inner=1,
 )
 def test_a_trace_has_their_status(cli: Cli, tmp_path: Path, code: str, status: str) -> None:
     done, found = run(cli, tmp_path, code, solution=solution(code, into=False))
@@ -101,6 +106,7 @@ def test_a_trace_has_their_status(cli: Cli, tmp_path: Path, code: str, status: s
         assert done.code == ExitCode.FOUND
 
 
+@pytest.mark.slow
 def test_a_workload_alone_may_be_wrong(cli: Cli, tmp_path: Path) -> None:
     """Of a size that no sweep draws: it is judged because a workload asks for it."""
     code = "def kernel(x, w, out):\n    out.copy_(normed(x, w, 1e-5))\n    if len(x) == 4000:\n        out[3999] = 0\n"
@@ -110,6 +116,7 @@ def test_a_workload_alone_may_be_wrong(cli: Cli, tmp_path: Path) -> None:
     assert done.code == ExitCode.FOUND and "M=4000" in done.out
 
 
+@pytest.mark.slow
 def test_a_solution_cannot_choose_what_it_claims(cli: Cli, tmp_path: Path) -> None:
     """It declares, in its own process, that its sums are in half precision and that it takes one shape: no one asks."""
     code = """
@@ -127,6 +134,7 @@ def kernel(x, w, out):
     assert [one["status"] for one in found] == ["INCORRECT_NUMERICAL", "INCORRECT_NUMERICAL"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("summed", "code"), [("x + r", ExitCode.PASS), ("x", ExitCode.FOUND)])
 def test_a_residual_three_axes_and_an_eps_that_is_given(cli: Cli, tmp_path: Path, summed: str, code: ExitCode) -> None:
     body = f"def kernel(x, r, g, eps, y, s):\n    s.copy_({summed})\n    y.copy_(normed(x + r, g, eps))\n"
@@ -162,6 +170,7 @@ def run(x, w):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reference", "op"), [(LAYERNORM, "layernorm"), (LLAMA, "rmsnorm_llama")])
 def test_what_is_computed_is_read_from_no_name(cli: Cli, tmp_path: Path, reference: str, op: str) -> None:
     """The reference itself is the solution; the name and op_type of its definition say rmsnorm."""
@@ -183,6 +192,7 @@ def run(x, r, g, eps):
 """
 
 
+@pytest.mark.slow
 def test_a_sum_whose_xhat_is_rounded_is_an_op_too(cli: Cli, tmp_path: Path) -> None:
     definition = {**added_definition(), "reference": ADD_LLAMA}
     own = solution(ADD_LLAMA, "add_rms_h64", into=False, entry_point="src/main.py::run")
@@ -191,6 +201,7 @@ def test_a_sum_whose_xhat_is_rounded_is_an_op_too(cli: Cli, tmp_path: Path) -> N
     assert "fused_add_rmsnorm_llama ours fp16" in done.out
 
 
+@pytest.mark.slow
 def test_a_definition_of_another_thing_is_told_in_one_line(cli: Cli, tmp_path: Path) -> None:
     words = written(tmp_path, definition=rmsnorm_definition(POST), solution=solution(RIGHT))
     done = cli("verify", *words, *FEW)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from normcheck.cases.dtypes import FORMATS
 from normcheck.oracle import bitmask
+from tests.inner_loop import parametrize
 
 LIMITS = {"lower_clip": 0.0, "upper_clip": 6.0}
 
 
-@pytest.mark.parametrize("n", range(1, 71))
+@parametrize("n", range(1, 71), inner=11)
 def test_round_trip(n: int) -> None:
     @settings(max_examples=25)
     @given(st.integers(1, 3).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(0, 2 ** (rows * n) - 1))))

@@ -25,6 +25,7 @@ from normcheck.oracle.judge import Judge, judge_of
 from normcheck.oracle.tolerances import table
 from tests.case_lines import NORMS
 from tests.command_line import Cli
+from tests.inner_loop import parametrize
 
 OPTIONS = {"layernorm_relu_bitmask": " lower_clip=-0.5 upper_clip=0.75"}
 OF_ELEMENTS = ("y", "dx", "dresidual")
@@ -47,7 +48,7 @@ def explained(line: str, output: str, at: str, **more: str) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("op", NORMS)
+@parametrize("op", NORMS, inner=2)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("rows", ["normal", "offset", "constant"])
 def test_every_term_has_a_reason_and_together_they_are_the_bound(op: str, dtype: str, rows: str) -> None:

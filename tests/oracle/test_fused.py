@@ -44,6 +44,7 @@ from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
 from normcheck.oracle.tolerances import Model, table
 from tests.case_lines import NORMS
+from tests.inner_loop import parametrize
 from tests.some import some
 
 CLIPS = (-0.5, 2.0)
@@ -107,7 +108,7 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
     return trial.disagreement(judge, trial.right_kernel(op, case, make(case, op, DEVICE)), own_bits=own_bits)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("kernels", "op", "fields"),
     [
         (make, op, fields)
@@ -116,6 +117,7 @@ def difference(case: Case, model: Model | None = None, *, own_bits: bool = False
     ],
     indirect=["kernels"],
     ids=str,
+    inner=20,
 )
 def test_both_judges_find_the_same(kernels: str, op: str, fields: dict[str, object]) -> None:
     """A blend in every dtype; interpreted, each in one by turns."""
@@ -130,6 +132,7 @@ def test_both_judges_find_the_same_without_a_bias(op: str) -> None:
     assert difference(case_of(op, dtype, M=20, N=40, rows="blend", dy="shifted", bias=False)) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["triton"], indirect=True)
 def test_with_the_tiles_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
@@ -159,7 +162,7 @@ def test_in_every_layout(layout: str) -> None:
     assert difference(case) == ""
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "facts",
     [
         {"y_form": "folded"},
@@ -168,6 +171,7 @@ def test_in_every_layout(layout: str) -> None:
         {"y_given_stats": False, "bitmask_compare": "fp32"},
     ],
     ids=str,
+    inner=2,
 )
 @pytest.mark.parametrize("op", ["layernorm", "layernorm_relu_bitmask", "rmsnorm"])
 def test_whatever_a_kernel_declares(op: str, facts: dict[str, object]) -> None:
@@ -220,7 +224,7 @@ def test_what_it_does_not_suit(kernels: str) -> None:
 
 @pytest.mark.parametrize("kernels", ["c"], indirect=True)
 @pytest.mark.skipif(DEVICE == "cuda", reason="the kernels of C are tested where there is no GPU")
-@pytest.mark.parametrize("op", JUDGED)
+@parametrize("op", JUDGED, inner=1)
 def test_on_a_cpu_what_is_not_finite_is_judged_as_well(op: str) -> None:
     """Rows without a bound, and elements without one, are counted and not compared, as the plain judge does."""
     every = ((5, 40, "fp16"), (1, 1, "bf16"), (2, 600, "fp32"), (23, 7, "bf16"))

@@ -24,6 +24,7 @@ from normcheck.oracle.conventions import candidates, in_words, plainest, told_in
 from normcheck.oracle.expectations import expectations, whole
 from normcheck.oracle.judge import END_TO_END, judge_of
 from normcheck.oracle.tolerances import Model, table
+from tests.inner_loop import parametrize
 from tests.some import some
 
 NAMES = tuple(op.name for op in MODULATED)
@@ -64,7 +65,7 @@ def definition(case: Case, x: Matrix, scale: Matrix, shift: Matrix) -> Matrix:
 
 
 @pytest.mark.parametrize("weights", ["normal", "probe"])
-@pytest.mark.parametrize("samples", ["one", "few", "each"])
+@parametrize("samples", ["one", "few", "each"], inner=1)
 @pytest.mark.parametrize("op", NAMES)
 def test_the_reference_is_the_definition(op: str, samples: str, weights: str) -> None:
     """The gradients are central differences of sum(dy * y)."""

@@ -20,6 +20,7 @@ from normcheck.oracle import backward_bounds, forward_bounds, reference, roundin
 from normcheck.oracle.backward_bounds import Block
 from normcheck.oracle.tolerances import Model
 from tests.case_lines import NORMS
+from tests.inner_loop import parametrize
 
 M, N = 2, 6
 DIGITS = 65
@@ -119,7 +120,7 @@ def ratio(actual: Tensor, exact: list[Vector], bound: Tensor | float) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-@pytest.mark.parametrize("rows", ROWS)
+@parametrize("rows", ROWS, inner=2)
 @pytest.mark.parametrize("name", NORMS)
 def test_reference_is_exact(name: str, rows: str, dtype: str) -> None:
     op, fmt = OPS[name], FORMATS[dtype]

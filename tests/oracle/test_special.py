@@ -21,6 +21,7 @@ from normcheck.impls.adapt import adapt
 from normcheck.oracle.judge import END_TO_END
 from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special, judge_special
 from normcheck.oracle.tolerances import table
+from tests.inner_loop import parametrize
 
 KINDS = [{"rows": "nan"}, {"rows": "inf"}, {"dy": "nan"}, {"dy": "inf"}, {"rows": "inf", "dy": "nan"}]
 MAKES = list(dict.fromkeys(control.name for control in CONTROLS))
@@ -94,6 +95,7 @@ def test_an_infinity_leaves_the_rest_of_an_rms_row_alone_where_that_is_declared(
     assert not result_of(CLEAN.implementation("mine", "rmsnorm", **exact), rows="inf").failed
 
 
+@pytest.mark.slow
 def test_where_the_definition_leaves_a_choice_all_are_right() -> None:
     """A clamp by comparisons turns a NaN into a limit; a cotangent is masked by a product or by a choice."""
 
@@ -111,7 +113,7 @@ def test_where_the_definition_leaves_a_choice_all_are_right() -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("dy", ["nan", "inf"])
-@pytest.mark.parametrize("make", ["autograd_var", "autograd_squares", "autograd_functional", "fp64_inside"])
+@parametrize("make", ["autograd_var", "autograd_squares", "autograd_functional", "fp64_inside"], inner=2)
 def test_whether_a_nan_passes_by_a_bit_in_doubt_is_open(make: str, dy: str, dtype: str) -> None:
     """The squares of the largest numbers overflow in fp32, so z is whatever it is, and with it what passes to db."""
     (control,) = (c for c in CONTROLS if c.name == make and c.op == "layernorm_relu_bitmask")

@@ -13,6 +13,7 @@ import pytest
 from normcheck.cases.case import STRIDED, Case, Parameters, with_parameters
 from normcheck.cases.core import core
 from normcheck.gate.plan import PROFILES
+from tests.inner_loop import parametrize
 from tests.planner import simulated as kernels
 from tests.planner.simulated import DECLARED, Builds, at, blocks, plain, plans, simulated, tuned
 
@@ -52,7 +53,7 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
 """A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least."""
 
 
-@pytest.mark.parametrize(("name", "seed"), [*zip(TABLE, cycle((0, 7)), strict=False)])
+@parametrize(("name", "seed"), [*zip(TABLE, cycle((0, 7)), strict=False)], inner=1)
 def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) -> None:
     builds, fields, most, (cases, shapes) = TABLE[name]
     run = simulated(builds, seed=seed, **fields)
@@ -62,9 +63,7 @@ def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) 
     assert len(run.core.record.shapes) >= shapes
 
 
-@pytest.mark.parametrize(
-    ("device", "stalls"), [("cuda", 0.0), ("cuda", 0.02), ("cuda", 0.1), ("cpu", 0.0), ("cpu", 0.1)]
-)
+@parametrize(("device", "stalls"), [("cuda", 0.0), ("cuda", 0.02), ("cuda", 0.1), ("cpu", 0.0), ("cpu", 0.1)], inner=2)
 def test_a_kernel_that_builds_nothing_has_its_whole_core_however_the_machine_stalls(device: str, stalls: float) -> None:
     run = simulated(plain, device=device, stalls=stalls, **RANKS)
     whole = core(run.core.claims, PROFILES["quick"].extent.on(device), 0)
@@ -72,6 +71,7 @@ def test_a_kernel_that_builds_nothing_has_its_whole_core_however_the_machine_sta
     assert not run.was_priced and run.missed == ()
 
 
+@pytest.mark.slow
 def test_where_much_starts_at_first_what_builds_nothing_keeps_its_whole_core() -> None:
     """As the first cells of a run, whose first calls at each place are slow while thirty processes start."""
 
@@ -82,6 +82,7 @@ def test_where_much_starts_at_first_what_builds_nothing_keeps_its_whole_core() -
     assert not simulated(at_first, builds=False).was_priced
 
 
+@pytest.mark.slow
 def test_dear_rows_are_no_building() -> None:
     """An interpreted kernel: a tall case takes long whether it is the first of its shape or not."""
     run = simulated(plain, device="cpu", call=0.01, row=5e-4, **RANKS)
@@ -94,12 +95,14 @@ def test_a_pause_of_the_machine_hides_no_dear_key() -> None:
     assert simulated(tuned, device="cpu", profile=short, pauses=(1,), **RANKS).was_priced
 
 
+@pytest.mark.slow
 def test_what_is_dear_is_said_with_its_price() -> None:
     left_out = simulated(kernels.compiled_by_user, **PACKED).core.account.coverage(100).left_out
     assert left_out.startswith("a new eps takes 33 s: ")
     assert "; left out: no eps 0.1, 0.5, " in left_out or ", no eps 0.1, 0.5, " in left_out
 
 
+@pytest.mark.slow
 def test_the_price_that_kept_a_part_of_the_floor_out_is_said() -> None:
     """And no other: what a new N takes is nothing to a layout that is missing."""
 
@@ -114,6 +117,7 @@ def test_the_price_that_kept_a_part_of_the_floor_out_is_said() -> None:
     assert re.fullmatch(r"60 s are allowed, and a new layout takes \d+ s", run.core.account.why_thin())
 
 
+@pytest.mark.slow
 def test_too_few_cases_are_said() -> None:
     run = simulated(plans, **PACKED)
     assert run.core.account.coverage(50).missed == ("50 of 100 cases at least",)
@@ -128,6 +132,7 @@ def test_too_many_for_the_number_of_cases_are_thin_and_say_so() -> None:
 ADDING: dict[str, Any] = {"op": "fused_add_layernorm", "weights": (True, False), "residual_dtypes": ("io", "fp32")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_kernel_that_adds_a_residual_has_all_that_it_needs(seed: int) -> None:
     run = simulated(blocks, seed=seed, **RANKS, **ADDING)
@@ -137,6 +142,7 @@ def test_a_kernel_that_adds_a_residual_has_all_that_it_needs(seed: int) -> None:
         assert {one.residual_dtype for one in all_of_them} == {"same", "fp32"}
 
 
+@pytest.mark.slow
 def test_what_is_drawn_after_a_core_is_where_it_was_paid_for() -> None:
     """With the gap, too: another may be compiled for."""
     run = simulated(blocks, **RANKS, **ADDING)
@@ -169,7 +175,7 @@ REFUSED: dict[str, Callable[[Case], bool]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@parametrize("what", REFUSED, inner=1)
 def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
     run = simulated(blocks, refuses=REFUSED[what], **RANKS)
     assert run.was_priced
@@ -194,8 +200,8 @@ FAULTS: dict[str, Callable[[Case], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("builds", "seed"), [(blocks, 0), (plans, 7), (tuned, 1), (blocks, 2), (plans, 3), (tuned, 0), (blocks, 7)]
+@parametrize(
+    ("builds", "seed"), [(blocks, 0), (plans, 7), (tuned, 1), (blocks, 2), (plans, 3), (tuned, 0), (blocks, 7)], inner=1
 )
 def test_a_fault_of_one_class_of_cases_is_found_where_building_is_dear(builds: Builds, seed: int) -> None:
     cases = [case for case in simulated(builds, seed=seed, **RANKS).cases if case.rows == "blend" or case.M < 20]

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
+from tests.inner_loop import parametrize
 from tests.some import some
 
 FILES = sorted(Path(__file__).parents[1].rglob("test_*.py"))
@@ -107,3 +109,15 @@ def test_something_is_something() -> None:
     assert some(number for number in range(2)) == [0, 1]
     with pytest.raises(AssertionError, match="loop over"):
         some([])
+
+
+def test_the_inner_loop_has_the_first_rows_of_a_table_and_the_whole_suite_all() -> None:
+    for names, table in (("x", [(1, 2), (3, 4), 5]), ("x, y", [(1, 2), pytest.param(3, 4, id="last"), (5, 6)])):
+        rows = parametrize(names, table, inner=1).args[1]
+        assert rows[0] == table[0]
+        assert [[mark.name for mark in row.marks] for row in rows[1:]] == [["slow"]] * 2
+        several = names != "x"
+        assert [row.values for row in rows[1:]] == ([(3, 4), (5, 6)] if several else [((3, 4),), (5,)])
+        assert isinstance(rows[1], ParameterSet) and rows[1].id == ("last" if several else None)
+    with pytest.raises(AssertionError, match="inner=2: expected fewer than the 2 rows"):
+        parametrize("x", [1, 2], inner=2)

@@ -32,6 +32,7 @@ from normcheck.oracle.tolerances import Model, declared_model
 from tests.case_lines import OPTIONS, case_of
 from tests.command_line import Done, KernelFile, normcheck
 from tests.hostile_text import HARM
+from tests.inner_loop import parametrize
 
 MIB = 1 << 20
 LONGEST_LINE = 2_000
@@ -175,6 +176,7 @@ def test_texts_that_go_on_and_on(text: str, times: int) -> None:
     case_or_complaint(f"rmsnorm fp16 M=3 N=9 {text}={text * times}")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(mutated_lines() | st.text(string.printable))
 def test_hostile_lines_on_the_command_line(line: str) -> None:
@@ -250,6 +252,7 @@ def test_options_of_verify(option: str, text: str) -> None:
     complaint(normcheck("verify", *NEVER, f"--{option}={text}"))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(("timeout", "time-budget", "workers")), st.floats().map(repr) | WORDS)
 @example("timeout", "1e-400")
@@ -413,7 +416,7 @@ BAD_MODELS = (
 )
 
 
-@pytest.mark.parametrize("model", BAD_MODELS)
+@parametrize("model", BAD_MODELS, inner=5)
 def test_models_that_nobody_can_mean(written: Written, model: str) -> None:
     path = written(f"IMPLEMENTATIONS = (of(model={model}),)")
     complaint(normcheck("verify", "--impl", path, *FEW))
@@ -515,7 +518,7 @@ BAD_FIELDS = (
 )
 
 
-@pytest.mark.parametrize("field", BAD_FIELDS)
+@parametrize("field", BAD_FIELDS, inner=8)
 def test_fields_that_nobody_can_mean(written: Written, field: str) -> None:
     complaint(normcheck("verify", "--impl", written(f"IMPLEMENTATIONS = (of({field}),)"), *FEW))
 
@@ -543,7 +546,7 @@ BAD_FILES = (
 )
 
 
-@pytest.mark.parametrize("content", BAD_FILES, ids=lambda content: ascii(content[:60]))
+@parametrize("content", BAD_FILES, ids=lambda content: ascii(content[:60]), inner=6)
 def test_files_that_cannot_be_loaded(written: Written, content: str) -> None:
     path = written(content)
     complaint(normcheck("verify", "--impl", path, *FEW))
@@ -645,6 +648,7 @@ WITHOUT_END = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_END)
 def test_something_else_every_time(written: Written, name: str) -> None:
     """A case is told from the others by what is in it; a report of a hundred of them still has an end."""
@@ -658,6 +662,7 @@ def test_something_else_every_time(written: Written, name: str) -> None:
     assert len(Path("x").read_text(encoding="utf-8")) < LONGEST_REPORT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["unsupported", "a refusal", "unavailable"])
 def test_what_is_required_and_refuses(written: Written, name: str) -> None:
     """The reason becomes a message of the run, and stands at the beginning of a line."""
@@ -684,8 +689,8 @@ def test_unavailable_that_does_not_answer(written: Written, body: str) -> None:
         assert done.out or done.err
 
 
-@pytest.mark.parametrize(
-    "name", ["[red]x[bold].py", "\x1b[2J.py", "a\n::error::b.py", "\u202eyp.py", "::error::x.py", "%s.py"]
+@parametrize(
+    "name", ["[red]x[bold].py", "\x1b[2J.py", "a\n::error::b.py", "\u202eyp.py", "::error::x.py", "%s.py"], inner=1
 )
 def test_names_of_files(written: Written, name: str) -> None:
     done = normcheck("verify", "--impl", written("IMPLEMENTATIONS = (of(),)", name), *FEW, "--report", "json:x")

@@ -53,6 +53,7 @@ def test_nobody_accuses_them_in_any_dtype(name: str, dtype: str) -> None:
     assert verdict.status == "pass"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm_rms_norm", "torch_nn_layer_norm", "transformers_t5"])
 def test_what_is_right_in_fp32_only_says_so(name: str) -> None:
     """Where a dtype is not declared, the kernel is wrong in it: the declaration hides nothing."""

@@ -20,6 +20,7 @@ from normcheck.reports._svg import LINES, figure, inline, pieces
 from normcheck.result import Steadiness, SweepResult
 from tests.command_line import Cli
 from tests.hostile_text import HARM
+from tests.inner_loop import parametrize
 from tests.pages import Page, require_sound
 from tests.sample_runs import RUNS, failed, failing, finding, hostile, large, passing, run, skipped, verdict, worst
 
@@ -53,7 +54,7 @@ def read_from(page: str) -> str:
     return re.sub(r"&#(\d+);", lambda found: chr(int(found[1])), page)
 
 
-@pytest.mark.parametrize("name", ALL)
+@parametrize("name", ALL, inner=1)
 def test_it_is_whole_and_the_json_report_as_well_and_nothing_in_it_runs_or_is_fetched(
     tmp_path: Path, name: str
 ) -> None:
@@ -77,13 +78,14 @@ def require_text(harm: str) -> None:
     require_sound(text)
 
 
-@pytest.mark.parametrize("harm", HARM)
+@parametrize("harm", HARM, inner=7)
 def test_foreign_text_is_text(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual_tags()
     monkeypatch.setattr(html, "_pictures", lambda verdicts: [])
     require_text(harm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", range(3))
 def test_foreign_text_in_a_picture_is_text(turn: int) -> None:
     """A third of what means harm is one name: a picture takes half a second, and escapes each character by itself."""
@@ -113,6 +115,7 @@ def test_an_edited_report_is_drawn_as_far_as_it_goes() -> None:
     assert 'class="heat"' not in page_of(a_run)
 
 
+@pytest.mark.slow
 def test_merge_reads_pages(cli: Cli, tmp_path: Path) -> None:
     shards = []
     for number in (1, 2):
@@ -156,6 +159,7 @@ def test_the_order_of_its_parts() -> None:
     assert "worst ratio 0.1 to 0.9" in page.text
 
 
+@pytest.mark.slow
 def test_contexts_configurations_and_what_ran_are_a_table() -> None:
     held = InContext(status="held", cases=3)
     cannot = InContext(status="not tried", why="<b>it waits for the GPU</b>")
@@ -212,6 +216,7 @@ def test_the_terms_of_the_bound_and_their_shares() -> None:
     assert '<rect width="75.0" height="10"/>' in text
 
 
+@pytest.mark.slow
 def test_it_is_small() -> None:
     """A run of everything known: 90 cells of 111 cases, forty of them wrong."""
     axes = {
@@ -234,6 +239,7 @@ def test_it_is_small() -> None:
     assert len(page_of(a_run).encode()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_failures_beyond_the_most_are_counted() -> None:
     cells = [failed(finding(), dtype=f"d{n}") for n in range(html.MOST_FAILURES + 2)]
     page = Page(page_of(run(*cells, status="fail", exit_code=1)))

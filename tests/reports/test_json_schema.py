@@ -10,6 +10,7 @@ import pytest
 
 from normcheck.reports.json import document
 from normcheck.reports.json_schema import json_schema
+from tests.inner_loop import parametrize
 from tests.sample_runs import RUNS, hostile, large
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "report.schema.json"
@@ -30,7 +31,7 @@ def test_the_published_schema_is_that_of_this_version() -> None:
     assert json.loads(PUBLISHED.read_text(encoding="utf-8")) == json_schema()
 
 
-@pytest.mark.parametrize("name", ALL)
+@parametrize("name", ALL, inner=7)
 def test_a_report_holds_to_it(name: str) -> None:
     holds(json.loads(json.dumps(document(ALL[name]()))), json_schema(), "report")
 

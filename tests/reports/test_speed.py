@@ -11,6 +11,7 @@ from normcheck.reports.report import formats
 from tests.sample_runs import large
 
 
+@pytest.mark.slow
 def test_every_report_of_a_large_run_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     a_run = large()

@@ -238,6 +238,7 @@ def test_on_a_gpu() -> None:
     assert len(arena.strays({})) == 1
 
 
+@pytest.mark.slow
 def test_what_torch_compile_traces_is_let_through() -> None:
     """A compiled kernel is compiled in an arena too; dynamo cannot trace what an arena does."""
     if not torch.cuda.is_available():

@@ -138,6 +138,7 @@ def test_a_kernels_process_tells_a_failure_of_its_own() -> None:
         assert worker._answer(state, {"do": "load"})["broken"]["kind"] == "exception"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["--isolation", "--no-isolation"])
 def test_a_result_that_is_negated_when_it_is_read_is_taken(cli: Cli, isolation: str) -> None:
     few = ("--dtype", "fp16", "--max-examples", "24", "--allow-thin", "--device", "cpu")

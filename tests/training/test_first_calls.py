@@ -25,6 +25,7 @@ from normcheck.training import trial
 from normcheck.training.score import stage_of
 from normcheck.training.sequence import LEAST_SHAPES, CellCases
 from normcheck.training.trial import Asked, judged
+from tests.inner_loop import parametrize
 
 HERE = Path(__file__).parent
 SLOW_FIRST = HERE.parent / "quality" / "got_past" / "slow_first.py"
@@ -157,7 +158,7 @@ def test_who_builds_nothing_has_the_cases_of_its_seed_whatever_it_declares_or_re
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("price", [0.4, 1.5, 4.0])
+@parametrize("price", [0.4, 1.5, 4.0], inner=1)
 def test_first_calls_are_paid_for_few_shapes_and_all_cases_run(price: float, device: str) -> None:
     cases = CellCases(cell(), 5, device, 20, 5 / 3, 20.0)
     given = list(run(cases, tuned(price)))
