@@ -1,8 +1,8 @@
 """normcheck: is this normalisation kernel right?
 
 The public Python interface: the names for a file that declares an implementation, ``verify`` and ``assert_conforms``
-for a test suite, ``bound``, ``assert_within`` and ``ulps`` for tests that have outputs of their own, and ``reward`` for
-a training loop. Naming one of these imports torch, but ``reward`` does not.
+for a test suite, ``cells`` for one in pytest, ``bound``, ``assert_within`` and ``ulps`` for tests that have outputs of
+their own, and ``reward`` for a training loop. Naming one of these imports torch, but ``cells`` and ``reward`` do not.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normcheck.api import assert_conforms, verify
     from normcheck.bounds.expected import Expected, bound
     from normcheck.bounds.within import assert_within, ulps
+    from normcheck.pytest_plugin import cells
     from normcheck.training.reward import reward
     from normcheck.training.score import Reward
 
@@ -29,6 +30,7 @@ __all__ = [
     "assert_conforms",
     "assert_within",
     "bound",
+    "cells",
     "reward",
     "ulps",
     "verify",
@@ -50,6 +52,10 @@ def __getattr__(name: str) -> Any:
         from normcheck.bounds import within
 
         return getattr(within, name)
+    if name == "cells":
+        from normcheck import pytest_plugin
+
+        return pytest_plugin.cells
     if name in ("Reward", "reward"):
         from normcheck.training import reward, score
 

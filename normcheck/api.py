@@ -26,6 +26,7 @@ from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
 from normcheck.gate.options import ALL_CONFIGURATIONS, PROMISING, VerifyOptions
 from normcheck.gate.plan import Plan, asked_for, configs_of, contexts_of, profile_of
+from normcheck.gate.prepare import prepared
 from normcheck.gate.run import run_of
 from normcheck.gate.sweep import result_of
 from normcheck.impls import discovery
@@ -101,10 +102,44 @@ def assert_conforms(
     __tracebackhide__ = True
     run = _run(fn, op, case, _options(dtypes, options, allow_thin=allow_thin))
     if run.exit_code:
-        stream = io.StringIO()
-        terminal.render(run, terminal.console_for(stream, width=100))
-        report, _, outcome = stream.getvalue().strip("\n").rpartition("\n")
-        raise AssertionError(f"{outcome}\n\n{report.rstrip()}")
+        raise AssertionError(told(run))
+
+
+def told(run: SweepResult) -> str:
+    """The terminal report of ``run``, its last line first."""
+    stream = io.StringIO()
+    terminal.render(run, terminal.console_for(stream, width=100))
+    report, _, outcome = stream.getvalue().strip("\n").rpartition("\n")
+    return f"{outcome}\n\n{report.rstrip()}"
+
+
+def run_of_cell(
+    kernel: Callable[..., Any] | Implementation | str,
+    *,
+    op: str = "",
+    dtype: str = "fp16",
+    name: str = "",
+    allow_thin: bool = False,
+    **options: Unpack[Options],
+) -> SweepResult:
+    """The run of one cell, as ``told`` tells it; see ``verify`` for the arguments.
+
+    ``kernel``: also what ``--impl`` takes, such as ``FILE.py:NAME``. That is imported and called in processes of its
+    own, as by ``normcheck verify``, so that its crash is a finding. Raises UsageError, also if it cannot be imported.
+    """
+    checked = _options(dtype, options, allow_thin=allow_thin)
+    if not isinstance(kernel, str):
+        return _run(kernel, op, "", checked)
+    begun = time.perf_counter()
+    checked = replace(checked, isolation=True, impl=(kernel,), op=(op,) if op else ())
+    plan = prepared(checked)
+    cells = tuple(cell for cell in plan.cells if name in ("", cell.implementation.name))
+    plan = replace(plan, cells=cells, in_python=True)
+    with _left_as_it_was(plan.device):
+        verdicts = tuple(verdict_of(cell, plan, lambda cases, worst: None) for cell in plan.cells)
+    run = run_of(checked, plan, verdicts, begun, environment(plan.device))
+    names = tuple(dict.fromkeys(cell.implementation.name for cell in plan.cells))
+    return concluded(run, Terms(required=names, allow_thin=allow_thin))
 
 
 def _options(dtypes: str | Sequence[str], given: Mapping[str, Any], **own: bool) -> VerifyOptions:

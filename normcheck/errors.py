@@ -118,6 +118,7 @@ def error_text(error: BaseException, most: int = 10_000) -> str:
 
 
 ITSELF_FAILED = "normcheck itself failed"
+MORE_MEMORY = "end what else uses the memory, or judge one cell at a time (--workers 1)"
 
 
 def itself_failed(error: BaseException) -> str:
@@ -126,9 +127,13 @@ def itself_failed(error: BaseException) -> str:
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
-    full = isinstance(error, MemoryError) or "out of memory" in str(error)
-    advice = ": others use the memory; end them, or run one cell at a time (--workers 1)" if full else ""
+    advice = f": {MORE_MEMORY}" if is_of_memory(error) else ""
     return f"{ITSELF_FAILED}: {type(error).__name__}: {error} ({where}){advice}"
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of this machine or of a GPU, in whatever class torch says so."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error)
 
 
 def one_of(choices: Iterable[str]) -> str:

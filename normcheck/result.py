@@ -39,7 +39,7 @@ OTHER_ROWS, EARLIER_CALLS, LATER_CALLS = "among other rows", "after other calls"
 OUTPUTS = ("y", "q", "scale", "residual_out", "mean", "rstd", "bitmask", "dx", "dresidual", "dgate", "dw", "db")
 """Every output that an op may have, in the order of reports: y first."""
 
-IMPORT, ASLEEP = "import", "asleep"
+IMPORT, ASLEEP, MEMORY = "import", "asleep", "memory"
 """Why a cell could not be judged, if not by a failure of normcheck: see ``Verdict``."""
 
 JUDGE_DIED = "the process that judged it ended"
@@ -300,7 +300,7 @@ class Verdict:
     undeclared: Mapping[str, Worst] = field(default_factory=dict)
     core: Coverage | None = None
     shapes: Count | None = None
-    error: Annotated[str, one_of("", IMPORT, ASLEEP)] = ""
+    error: Annotated[str, one_of("", IMPORT, ASLEEP, MEMORY)] = ""
     spread: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     source: str = ""
     machine: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.case_line import parse
 from normcheck.cases.ops import OPS
 
-NORMS = {name: op for name, op in OPS.items() if not (op.quantises or op.gated or op.modulated or op.l2)}
+NORMS = {name: op for name, op in OPS.items() if not (op.quantises or op.gated or op.modulated or op.l2 or op.grouped)}
 """The ops that return y, and have gradients, without a gate, of a mean. Those that return codes:
 tests/oracle/test_quantised.py; gated ones: tests/oracle/test_gated.py; modulated ones: tests/oracle/test_modulated.py;
 by a length: tests/oracle/test_l2norm.py."""

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from unittest.mock import patch
 
-import typer.main
+from typer import main as typer_main
 
 from normcheck.cli import app
-from normcheck.gate import unchanged
 
-get_command, files = cache(typer.main.get_command), unchanged._files
-
-
-def own_files(packages: tuple[str, ...]) -> Iterator[str]:
-    """Those of ``packages`` without torch's and Triton's, which are 2,700."""
-    return files(tuple(package for package in packages if package not in ("torch", "triton")))
+_commands = cache(typer_main.get_command)
+"""Made of the functions in ``app.py`` once, where a process of its own makes them for its one command: a sixth of a
+short run."""
 
 
 class Done(NamedTuple):
@@ -59,15 +54,10 @@ class _Pipe(io.TextIOWrapper):
 
 
 def normcheck(*argv: str, stdin: str = "") -> Done:
-    """Run ``normcheck *argv`` with both outputs in pipes. The fixture ``cli`` does so in an empty folder.
-
-    What each run of a process does once is done once for all of them: Typer makes the commands, for 29 ms. Of the files
-    that judge those of torch and Triton are not watched, for 90 ms a run: ``gate/test_unchanged.py`` is about them.
-    """
+    """Run ``normcheck *argv`` with both outputs in pipes. The fixture ``cli`` does so in an empty folder."""
     out, err = _Pipe("strict"), _Pipe("backslashreplace")
     with (
-        patch.object(typer.main, "get_command", get_command),
-        patch.object(unchanged, "_files", own_files),
+        patch.object(typer_main, "get_command", _commands),
         patch.object(sys, "argv", ["normcheck", *argv]),
         patch.object(sys, "stdin", io.StringIO(stdin)),
         redirect_stdout(out),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from normcheck.cases.goals import Extent
+from normcheck.gate import unchanged
 from normcheck.gate.plan import PROFILES
 from tests.command_line import Cli, KernelFile, normcheck
 
@@ -44,6 +45,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def few_files_that_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process looks at normcheck's own files alone, before and after: to look at torch's 2500 as well
+    took a third of a short run. ``gate/test_unchanged.py`` looks at all, as does each run in a process of its own.
+    """
+    monkeypatch.setattr(unchanged, "PACKAGES", ("normcheck",))
 
 
 @pytest.fixture

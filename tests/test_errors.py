@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from normcheck import errors
-from normcheck.errors import itself_failed, to_install
+from normcheck.errors import is_of_memory, itself_failed, to_install
 
 
 def test_in_a_checkout_it_is_the_checkout() -> None:
@@ -54,10 +54,10 @@ def test_what_pip_did_not_install_comes_from_an_index(monkeypatch: pytest.Monkey
     ("error", "told"),
     [(RuntimeError("CUDA error: out of memory"), True), (MemoryError(), True), (RuntimeError("no such key"), False)],
 )
-def test_who_finds_no_memory_is_told_that_others_use_it(error: Exception, told: bool) -> None:
+def test_memory_that_ran_out_is_told_from_other_failures(error: Exception, told: bool) -> None:
     try:
         raise error
     except Exception as raised:
         said = itself_failed(raised)
     assert said.startswith("normcheck itself failed: ")
-    assert ("--workers 1" in said) is told
+    assert ("--workers 1" in said) is is_of_memory(error) is told

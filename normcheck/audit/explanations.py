@@ -48,7 +48,7 @@ _RIGHT = {
     "stats_io_saved": "stats-bf16-saved",
     "stats_bf16_saved": "stats-bf16-saved",
     # weight, bias, y
-    "bias_missing": "mA04",
+    "bias_missing": "mA04 mP31",
     "bias_before_weight": "mA05",
     "bias_left": "mA10",
     "weight_first": "mA06",
@@ -73,13 +73,14 @@ _RIGHT = {
     "stores_truncated": "store-truncated",
     # gates
     "activation_sigmoid": "mG01",
-    "activation_silu": "mG02",
+    "activation_silu": "mG02 mP17",
+    "activation_none": "mP18",
     "gate_before": "mG03",
     "gate_after": "mG04",
     "group_0": "mG05",
     "gate_swapped": "mG09",
     "gate_of_next_row": "mG20",
-    "rounding_each": "mG22 mM15",
+    "rounding_each": "mG22 mM15 mP22",
     "rounding_once": "mG23 mM16",
     # modulations
     "first_sample": "mM01",
@@ -109,6 +110,9 @@ _RIGHT = {
     "dx_of_x": "mL18",
     "dx_past_floor": "mL19",
     "dx_times_length": "mL20",
+    # groups of channels
+    "groups_ignored": "mP13",
+    "groups_of_channels": "mP14",
     # bits
     "bits_ge_lower": "mB01",
     "bits_le_upper": "mB03 mB12",

@@ -14,6 +14,7 @@ import torch
 from normcheck.audit import catalogue
 from normcheck.audit.equivalence import differs_from_clean, first_failing_case
 from normcheck.audit.explanations import is_right
+from normcheck.audit.mutants.channels import Grouped
 from normcheck.audit.mutants.gated import Gated
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.l2norm import Length
@@ -277,6 +278,8 @@ def _clean(op: str) -> Implementation:
         return Gated().implementation("clean", op)
     if facts.l2:
         return Length().implementation("clean", op)
+    if facts.grouped:
+        return Grouped().implementation("clean", op)
     if facts.modulated:
         return Modulated().implementation("clean", op)
     kernel = Quantising() if facts.quantises else Adding() if facts.adds_residual else CLEAN

@@ -73,6 +73,8 @@ def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
         options=point.options,
         scale=GIVEN_SCALES[0] if point.scale == "given" else RETURNED,
         samples="few" if OPS[point.op].modulated else "",
+        channels="root" if OPS[point.op].grouped else "",
+        groups="few" if OPS[point.op].grouped else "",
         seed=seed,
     )
 

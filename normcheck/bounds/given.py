@@ -49,6 +49,8 @@ def given(
     row, there = OPS[op], {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if row.quantises:
         raise UsageError(f"op={op}: expected one that returns y; codes are judged by normcheck verify")
+    if row.grouped:
+        raise UsageError(f"op={op}: expected another one; norms of groups are judged by normcheck verify")
     x = there["x"]
     _require_floats(there)
     wanted = {*row.by_name, "x", "dy", *_SIDES, *["dresidual_out"] * row.adds_residual}
@@ -89,7 +91,7 @@ def given(
         options=row.clips(clips or RELU6) if row.clamped else (),
     )
     base = declared_model(table().model, model or {}, "the caller")
-    return Given(row, case, inputs_of(flat), _closed(row, case, base), tuple(x.shape))
+    return Given(row, case, inputs_of(flat), closed(row, case, base), tuple(x.shape))
 
 
 def _relative(tensor: Tensor | None, x: Tensor) -> str:
@@ -110,7 +112,7 @@ def _require_floats(tensors: Mapping[str, Tensor]) -> None:
             raise UsageError(f"{name}.device={tensor.device}: expected that of x, {x.device}")
 
 
-def _closed(op: Op, case: Case, model: Model) -> Model:
+def closed(op: Op, case: Case, model: Model) -> Model:
     """``model``, if it leaves nothing open that makes a difference here, with what does not. Raises UsageError."""
     left = tuple(dict.fromkeys(plainest(each, case) for each in candidates(op, model)))
     if len(left) > 1:

@@ -156,6 +156,9 @@ PAIRS = (
     ("gate", "probe"), ("weight_dtype", "gate"), ("weight", "gate"),
     ("n", "samples"), ("m", "samples"), ("layout", "samples"), ("samples", "rows"), ("samples", "dy"),
     ("samples", "probe"), ("samples", "weights"), ("weight_dtype", "samples"),
+    ("n", "channels"), ("layout", "channels"), ("channels", "groups"), ("channels", "dy"), ("channels", "probe"),
+    ("n", "groups"), ("m", "groups"), ("layout", "groups"), ("groups", "rows"), ("groups", "dy"), ("groups", "probe"),
+    ("groups", "weights"), ("weight_dtype", "groups"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "whole" is one N of each
 width, as in WHOLE, "n" a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from normcheck.cases.split import Split, divisor_near_root, least_prime, split_of
+
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
 
@@ -21,21 +23,28 @@ RANK4, TRAILING = "rank4", "trailing"
 HEADS = "heads"
 """The layout of q in a fused projection to q, k and v, see ``Case.heads``."""
 
+CHANNELS_LAST = "channels_last"
+"""The layout of an x (B, C, L) whose memory is that of (B, L, C)."""
+
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, HEADS),
+    *(RANK4, TRAILING, HEADS, CHANNELS_LAST),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
 row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``; ``heads``: x is
 (T, H, N), the first H heads of each of T tokens in a buffer that has other heads behind them, see ``Case.heads``;
-``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements."""
+``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements;
+``channels_last``: x and dy (B, C, L) have the strides of (B, L, C)."""
 
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``. That of ``heads`` may be 0."""
 
 OF_SAMPLES = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)
 """The layouts of a modulated op, whose x is (B, S, N) in each."""
+
+OF_CHANNELS = (*OF_SAMPLES, CHANNELS_LAST)
+"""The layouts of a grouped op, whose x is (B, C, L) in each; a gap is behind each sample."""
 
 HEAD_SIZES = (64, 128, 256, 512)
 """The N of cases of heads that are not a user's own: attention has heads of these sizes, and kernels take no others."""
@@ -84,6 +93,7 @@ class Case:
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
     a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data. ``samples``, of a
     modulated op: one of SAMPLES, or a number; ``weights`` and ``weight_dtype`` are those of its scale and shift.
+    ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
@@ -107,6 +117,8 @@ class Case:
     scale: str = RETURNED
     gate: str = "normal"
     samples: str = ""
+    channels: str = ""
+    groups: str = ""
 
     def __post_init__(self) -> None:
         if self.weights == NO_WEIGHT and self.weight_dtype != "same":
@@ -122,34 +134,41 @@ class Case:
         """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M, (T, H, N) with T*H == M, or (M, A, B) with A*B == N,
         and 4 for (B, S, T, N) with B*S*T == M.
         """
-        if self.samples:
+        if self.samples or self.channels:
             return 3
         if self.layout == RANK4:
             return 4
         return 3 if self.layout in ("rank3", "rank3_strided", HEADS, TRAILING) else 2
 
     @property
+    def split(self) -> Split:
+        """How N is split; one group of N channels of an op that is not grouped."""
+        return split_of(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of x and dy, of y and dx."""
+        if self.channels:
+            return self.M, self.split.channels, self.split.length
         if self.layout == HEADS:
             return self.M // self.heads, self.heads, self.N
         if self.layout == TRAILING:
             return self.M, *self.sides
         if self.layout == RANK4:
             rest = self.M // self.batch
-            inner = _divisor_near_root(rest)
+            inner = divisor_near_root(rest)
             return self.batch, inner, rest // inner, self.N
         return (self.M, self.N) if self.rank == 2 else (self.batch, self.M // self.batch, self.N)
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shape of weight and bias: (N,), or (A, B) in the layout ``trailing``.
+        """The shape of weight and bias: (N,), or (C,), or (A, B) in the layout ``trailing``.
 
         A is the largest divisor of N up to its square root, so 1 if N is a prime.
         """
         if self.layout != TRAILING:
-            return (self.N,)
-        side = _divisor_near_root(self.N)
+            return (self.split.channels,)
+        side = divisor_near_root(self.N)
         return side, self.N // side
 
     @property
@@ -220,8 +239,8 @@ class Case:
         """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
         refusable = {
             "M=0": self.M == 0,
-            f"N={self.N}": self.N > MOST_COLUMNS,
-            f"layout={self.layout}": self.layout == "misaligned" or self.layout in EXPANDED,
+            f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
+            f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, *EXPANDED),
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
             "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
         }
@@ -231,10 +250,10 @@ class Case:
     def batch(self) -> int:
         """B of an x of rank 3 or 4: the largest divisor of M up to the square root of M, or what ``samples`` say."""
         if not self.samples:
-            return _divisor_near_root(self.M)
+            return divisor_near_root(self.M)
         if self.samples.isdigit():
             return int(self.samples) if self.M % int(self.samples) == 0 else 1
-        least = _least_prime(self.M)
+        least = least_prime(self.M)
         several = self.M // least if least < self.M else self.M
         return max(1, {"one": 1, "few": least, "many": several, "each": self.M}[self.samples])
 
@@ -242,7 +261,8 @@ class Case:
     def option_values(self) -> Mapping[str, float]:
         """The op's own numbers by name, as forward and backward get them."""
         limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
-        return MappingProxyType({**dict(self.options), **limit})
+        count = {"groups": self.split.groups} if self.channels else {}
+        return MappingProxyType({**dict(self.options), **limit, **count})
 
     def __str__(self) -> str:
         words = [self.op, self.dtype, f"M={self.M}", f"N={self.N}", f"eps={self.eps!r}", f"rows={self.rows}"]
@@ -265,18 +285,10 @@ class Case:
             words.append(f"gate={self.gate}")
         if self.samples:
             words.append(f"samples={self.samples}")
+        if self.channels:
+            words += [f"channels={self.channels}", f"groups={self.groups}"]
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
-
-
-def _divisor_near_root(n: int) -> int:
-    """The largest divisor of n >= 0 up to its square root, 1 for 0."""
-    return next(d for d in range(max(math.isqrt(n), 1), 0, -1) if n % d == 0)
-
-
-def _least_prime(n: int) -> int:
-    """The least prime that divides n, 1 for n below 2."""
-    return next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), max(n, 1))
 
 
 def head_size_near(columns: int) -> int:
@@ -287,9 +299,10 @@ def head_size_near(columns: int) -> int:
 def without_unusual(case: Case) -> Case:
     """``case`` without what many kernels refuse, see ``Case.unusual``; a long row stays as long."""
     plain = replace(case, M=max(case.M, 1), weight_dtype="same", residual_dtype="same")
+    plain = replace(plain, N=max(plain.N, 2)) if case.channels else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
-    return replace(plain, layout="contiguous") if case.layout == "misaligned" else plain
+    return replace(plain, layout="contiguous") if case.layout in ("misaligned", CHANNELS_LAST) else plain
 
 
 def without_seed(case: Case) -> Case:
@@ -300,7 +313,7 @@ def without_seed(case: Case) -> Case:
 def with_rows(case: Case, rows: int) -> Case:
     """The case of so many of its rows, packed; x keeps its rank."""
     packed = "rank3" if case.layout == "rank3_strided" else case.layout
-    packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS) else "contiguous"
+    packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS, CHANNELS_LAST) else "contiguous"
     return replace(case, M=rows, layout=packed, gap=0, samples="one" if case.samples else "")
 
 

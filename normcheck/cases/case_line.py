@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from normcheck.cases.case import (
+    CHANNELS_LAST,
     GIVEN_SCALES,
     HEADS,
     LAYOUTS,
     LIMITED,
     MAX_ELEMENTS,
     NO_WEIGHT,
+    OF_CHANNELS,
     OF_SAMPLES,
     RETURNED,
     SAMPLES,
@@ -24,6 +26,7 @@ from normcheck.cases.case import (
 from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
 from normcheck.errors import UsageError, one_line, one_of, shown
 
 _REQUIRED = ("M", "N")
@@ -79,7 +82,9 @@ def parse(line: str) -> Case:
         residual_dtype=_choice(named, "residual_dtype", ("same", "fp32")),
         scale=_choice(named, "scale", (RETURNED, LIMITED, *GIVEN_SCALES)),
         gate=_choice(named, "gate", GATE_KINDS),
-        samples=_samples(named) if OPS[op].modulated else "",
+        samples=_part(named, "samples", SAMPLES) if OPS[op].modulated else "",
+        channels=_part(named, "channels", CHANNEL_COUNTS) if OPS[op].grouped else "",
+        groups=_part(named, "groups", GROUP_COUNTS) if OPS[op].grouped else "",
     )
     _validate(case)
     return case
@@ -104,6 +109,10 @@ def _validate(case: Case) -> None:
         raise UsageError(f"weights=none: expected a kind of data, of the scale and the shift of {case.op}")
     if case.samples.isdigit() and case.M % int(case.samples):
         raise UsageError(f"samples={case.samples}: expected {one_of(SAMPLES)}, or a number that divides M={case.M}")
+    if case.channels:
+        _validate_channels(case)
+    elif case.layout == CHANNELS_LAST:
+        raise UsageError(f"layout={case.layout}: expected another one for {case.op}, whose x has no channels")
     if case.layout == TRAILING and not case.weight:
         raise UsageError(f"weights=none layout={TRAILING}: expected one of the two, the weight says what is normed")
     if bool(case.gap) != (case.layout in STRIDED) and case.layout != HEADS:
@@ -115,6 +124,19 @@ def _validate(case: Case) -> None:
         raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
     if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
         raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
+
+
+def _validate_channels(case: Case) -> None:
+    """Raise UsageError unless the columns of a case are so many channels in so many groups."""
+    if case.layout not in OF_CHANNELS:
+        raise UsageError(f"layout={case.layout}: expected {one_of(OF_CHANNELS)} for {case.op}, whose x is (B, C, L)")
+    if case.channels.isdigit() and case.N % int(case.channels):
+        expected = f"{one_of(CHANNEL_COUNTS)}, or a number that divides N={case.N}"
+        raise UsageError(f"channels={case.channels}: expected {expected}")
+    count = case.split.channels
+    if case.groups.isdigit() and count % int(case.groups):
+        expected = f"{one_of(GROUP_COUNTS)}, or a number that divides the {count} channels"
+        raise UsageError(f"groups={case.groups}: expected {expected}")
 
 
 def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:
@@ -171,9 +193,9 @@ def _choice(named: Mapping[str, str], name: str, choices: tuple[str, ...]) -> st
     return value
 
 
-def _samples(named: Mapping[str, str]) -> str:
-    text = named.get("samples", "")
-    return text if re.fullmatch("[1-9][0-9]{0,11}", text) else _choice(named, "samples", SAMPLES)
+def _part(named: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    text = named.get(name, "")
+    return text if re.fullmatch("[1-9][0-9]{0,11}", text) else _choice(named, name, choices)
 
 
 def _said(name: str, value: str) -> str:

@@ -8,11 +8,13 @@ from itertools import product
 from typing import Any
 
 from normcheck.cases.case import (
+    CHANNELS_LAST,
     EXPANDED,
     GIVEN_SCALES,
     HEAD_SIZES,
     HEADS,
     LIMITED,
+    OF_CHANNELS,
     OF_SAMPLES,
     RANK4,
     RETURNED,
@@ -25,6 +27,7 @@ from normcheck.cases.case import (
 )
 from normcheck.cases.declared import Declared
 from normcheck.cases.ops import OPS, Op
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
 
 _GAP = 8
 
@@ -124,6 +127,8 @@ class Claims:
             "scale": self.scales,
             "gate": GATE_KINDS,
             "samples": SAMPLES,
+            "channels": CHANNEL_COUNTS,
+            "groups": GROUP_COUNTS,
         }
         return {axis: every[axis] for axis in self.op.axes}
 
@@ -221,6 +226,9 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     layouts += [HEADS] * (implementation.heads and not op.by_name)
     if op.modulated:
         layouts = [layout for layout in layouts if layout in OF_SAMPLES]
+    if op.grouped:
+        of_channels = [CHANNELS_LAST] * implementation.strided
+        layouts = [layout for layout in (*layouts, *of_channels) if layout in OF_CHANNELS]
     return tuple(layout for layout in layouts if not only or layout in only)
 
 
@@ -229,7 +237,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
 
     A core has declared values only; a case line may have any.
     """
-    if (case.layout in STRIDED or case.layout in EXPANDED) and not implementation.strided:
+    if case.layout in (*STRIDED, *EXPANDED, CHANNELS_LAST) and not implementation.strided:
         return f"layout={case.layout}: strided=False is declared"
     if case.layout == "dy_scalar" and implementation.backward is not None:
         return "layout=dy_scalar: a backward of its own gets a dy whose last stride is 1"
@@ -247,7 +255,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
     elif case.layout == TRAILING:
         if not implementation.trailing:
             return f"layout={TRAILING}: trailing=False is declared"
-    elif case.rank not in implementation.ranks and not case.samples:
+    elif case.rank not in implementation.ranks and not (case.samples or case.channels):
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"
     if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 from typing import Annotated, Any, get_type_hints
 
@@ -163,8 +164,14 @@ class Declared:
     source: Annotated[str, _SOURCE] = ""
 
 
-def rules(kind: type) -> dict[str, Rule]:
+def rules(kind: type) -> Mapping[str, Rule]:
     """Name -> ``Rule``, for each field of ``kind`` that is data."""
+    return _rules(kind)
+
+
+@cache
+def _rules(kind: type) -> Mapping[str, Rule]:
+    """Kept: to evaluate the hints takes milliseconds, and a file may declare a hundred implementations."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: rule for name, hint in hints.items() for rule in getattr(hint, "__metadata__", ())}
 

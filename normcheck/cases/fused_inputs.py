@@ -27,7 +27,7 @@ class Unavailable(Exception):
 def fill(
     case: Case, op: Op, x: Tensor, dy: Tensor, weight: Tensor | None, bias: Tensor | None, slab: int, nan_bits: int
 ) -> None:
-    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), all on a CPU.
+    """Write the numbers of ``case`` into x, dy (M, N), weight, bias (N,), or the first ones of these, all on a CPU.
 
     ``slab``: how many rows the plain way makes at a time, on which some special kinds depend; ``nan_bits``: of a NaN.
     Raises Unavailable if the kernel cannot be compiled here.
@@ -46,14 +46,17 @@ def fill(
         *(WEIGHT_KINDS.index(case.weights) if case.weight else 0, int(op.clamped), int(bias is not None)),
         *map(_bits, (8.0 / n, op.weight_offset, lower, upper)),
     )
-    if weight is None:  # the kernel always makes one: nobody gets this one
-        weight = x.new_empty(case.N)
-    tensors = x, dy, weight, weight if bias is None else bias
+    like = weight if weight is not None else x if bias is None else bias
+    made = [like.new_empty(case.N) if t is None or len(t) != case.N else t for t in (weight, bias)]
+    tensors = x, dy, made[0], made[0] if bias is None else made[1]  # the kernel always makes a weight
     library = c_library.loaded(_SOURCE, _lines())
     if library is None:
         raise Unavailable("there is no C compiler, or nothing that it makes can be loaded")
     of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), TYPES[tensor.dtype]))
     c_library.call(library, "make", (*of_tensors, *numbers))
+    for tensor, whole in zip((weight, bias), made, strict=True):
+        if tensor is not None and tensor is not whole:  # of a grouped op, (C,)
+            tensor.copy_(whole[: len(tensor)])
 
 
 TYPES = {getattr(torch, fmt.torch_name): number for number, fmt in enumerate(FORMATS.values())}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import EXPANDED, GIVEN_SCALES, HEADS, NO_WEIGHT, Case
+from normcheck.cases.case import CHANNELS_LAST, EXPANDED, GIVEN_SCALES, HEADS, NO_WEIGHT, Case
 from normcheck.cases.data_kinds import (
     DY_VALUES,
     GATE_VALUES,
@@ -49,7 +49,9 @@ class Inputs:
 
     ``x``, ``dy``: ``Case.shape``, (M, N) in most cases, in the io dtype; last stride 1, row stride N, or N + gap if
     strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads x has ``Case.head_strides``,
-    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none.
+    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none. Of a grouped
+    op x and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and bias are (C,), in numbers the
+    first ones of (N,).
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
     Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride; weight and bias are
@@ -140,6 +142,8 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), on a CPU by one kernel if that works."""
     if case.layout == HEADS:
         return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
+    if case.layout == CHANNELS_LAST:
+        return _with_channels_last(make(replace(case, layout="contiguous"), op, device), device)
     made = _unfilled(case, device)
     known = case.weights in (*WEIGHT_KINDS, NO_WEIGHT)
     if known and device == "cpu" and _kernel_fits(case.dtype, case.weight_format):
@@ -170,6 +174,18 @@ def _with_heads(case: Case, packed: Inputs, device: str) -> Inputs:
     return replace(packed, x=x, dy=packed.dy.view(case.shape))
 
 
+def _with_channels_last(packed: Inputs, device: str) -> Inputs:
+    """The same numbers with x and dy (B, C, L) in the memory of (B, L, C)."""
+
+    def last(t: Tensor) -> Tensor:
+        samples, channels, length = t.shape
+        moved = placed((samples, channels, length), (channels * length, 1, channels), t.dtype, device)
+        as_integers(moved).copy_(as_integers(t))
+        return moved
+
+    return replace(packed, x=last(packed.x), dy=last(packed.dy))
+
+
 def fill(case: Case, op: Op, made: Inputs) -> None:
     """Write the numbers of ``case`` into its tensors, of which x and dy are (M, N). This defines them.
 
@@ -195,7 +211,7 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
             integers.masked_fill_(torch.isnan(t), nan_bits(case))
     for tensor, values in zip((made.weight, made.bias), weights(case, op, parameters), strict=True):
         if tensor is not None:
-            tensor.copy_(values.float())  # rounded to fp32 first: every device does that alike
+            tensor.copy_(values[: len(tensor)].float())  # rounded to fp32 first: every device does that alike
 
 
 def _fill_residual(case: Case, made: Inputs) -> None:
@@ -329,8 +345,8 @@ def _shift(case: Case) -> int:
 
 
 def _parameter(case: Case, device: str) -> Tensor:
-    """An unfilled weight or bias (N,)."""
-    return placed((case.N,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case))
+    """An unfilled weight or bias (N,), or (C,)."""
+    return placed((case.split.channels,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case))
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

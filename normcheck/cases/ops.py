@@ -28,6 +28,9 @@ CODES, SCALE = "q", "scale"
 SHIFT, DSCALE, DSHIFT = "shift", "dscale", "dshift"
 """What a modulated op adds, beside the SCALE that it multiplies by and 1, and the gradients of the two."""
 
+GROUPS = "groups"
+"""The number that a grouped op gets by name: how many groups of channels there are, each normed by itself."""
+
 BLOCKS: Mapping[str, int] = MappingProxyType({"block64": 64, "block128": 128})
 """What shares a scale, if a block of columns does, as a model's ``scale`` -> the columns of a block."""
 
@@ -81,9 +84,13 @@ class Op:
     If it is ``modulated``, x is (B, S, N), and each of its B samples has a scale and a shift (N,) of its own, in place
     of weight and bias: y = xhat * (1 + scale) + shift, which ``oracle/modulated.py`` explains.
 
+    If it is ``grouped``, x is (B, C, L), so M = B and N = C * L, and it norms each group of channels of a sample, with
+    weight and bias (C,), which ``oracle/grouped.py`` explains: an activation behind it is a convention.
+
     The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
     ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
-    is clamped and adds a residual or quantises, or that is gated, l2 or modulated and not plain: no bound is derived.
+    is clamped and adds a residual or quantises, or that is gated, l2, modulated or grouped and not plain: no bound is
+    derived.
     """
 
     name: str
@@ -96,6 +103,7 @@ class Op:
     gated: bool = False
     l2: bool = False
     modulated: bool = False
+    grouped: bool = False
     biases: tuple[bool, ...] = (True, False)
     formula: str
     source: str
@@ -114,6 +122,8 @@ class Op:
             raise ValueError(f"op={self.name}: expected l2=True with no other fact of it")
         if self.modulated and (any(more[1:]) or self.gated or self.rounds_xhat or self.adds_residual):
             raise ValueError(f"op={self.name}: expected modulated=True with no other fact of it but centered")
+        if self.grouped and (self.zero_centered or self.clamped or self.rounds_xhat or self.l2 or self.by_name):
+            raise ValueError(f"op={self.name}: expected grouped=True with no other fact of it but centered and a bias")
 
     @property
     def takes_bias(self) -> bool:
@@ -139,11 +149,12 @@ class Op:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes of a case that the op has and others have not."""
-        return tuple(axis for name in self.by_name for axis in self.axes_of(name))
+        return tuple(axis for name in (*self.by_name, GROUPS) for axis in self.axes_of(name))
 
     def axes_of(self, name: str) -> tuple[str, ...]:
         """Those of ``axes`` that say something of this input; () if the op has no such input, or its ``weights`` do."""
-        own = name in self.by_name and not (self.modulated and name == SCALE)
+        has = (*self.by_name, *[GROUPS] * self.grouped)
+        own = name in has and not (self.modulated and name == SCALE)
         return AXES_OF[name] if own else ()
 
     @property
@@ -198,8 +209,9 @@ class Op:
 
 AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {RESIDUAL: (RESIDUAL, "residual_dtype"), GATE: (GATE,), SCALE: (SCALE,), SHIFT: ("samples",)}
+    | {GROUPS: ("channels", "groups")}
 )
-"""Each input of BY_NAME -> the axes of a case that say something of it."""
+"""Each input of BY_NAME, and GROUPS -> the axes of a case that say something of it."""
 
 TABLE = (
     Op(
@@ -360,10 +372,23 @@ MODULATED = (
 )
 """The ops that multiply and add what each sample of a batch has of its own."""
 
+GROUPED = (
+    Op(
+        name="groupnorm",
+        centered=True,
+        grouped=True,
+        formula="y = a((x - mean) * rstd * weight + bias),  mean and rstd over each group of channels of a sample;  "
+        "weight and bias of each channel;  a = identity or silu",
+        source="Wu, He 2018, arXiv 1803.08494; one group is a LayerNorm over C and L, C groups an InstanceNorm; "
+        "dw = sum_BL(dz * xhat), db = sum_BL(dz)",
+    ),
+)
+"""The ops that norm groups of channels."""
+
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         op.name: op
-        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED)
+        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, GROUPED)
         for op in sorted(table, key=lambda op: op.name)
     }
 )

@@ -19,7 +19,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import HEADS, NO_WEIGHT, STRIDED, Case, head_size_near
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, weight_kinds
-from normcheck.cases.ops import OPS, RESIDUAL, SCALE
+from normcheck.cases.ops import GROUPS, OPS, RESIDUAL, SCALE, Op
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         eps=claims.epsilons or EPS,
         clips=CLIPS if claims.op.clamped else (),
         layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
-        own=tuple(_of_input(claims, name) for name in (*_ALWAYS_DRAWN, *({*claims.op.by_name} - {*_ALWAYS_DRAWN}))),
+        own=tuple(_of_input(claims, name) for name in (*_ALWAYS_DRAWN, *_others(claims.op))),
         seeds=seeds,
     )
 
@@ -105,6 +105,11 @@ def within(all_: Choices, case: Case) -> Choices:
         own=tuple(_up_to(values, {axis: getattr(case, axis) for axis in values[0]}) for values in all_.own),
         seeds=case.seed,
     )
+
+
+def _others(op: Op) -> tuple[str, ...]:
+    """What else of an op has axes of its own."""
+    return (*({*op.by_name} - {*_ALWAYS_DRAWN}), *[GROUPS] * op.grouped)
 
 
 def _of_input(claims: Claims, name: str) -> tuple[Mapping[str, Any], ...]:

@@ -12,7 +12,7 @@ from normcheck.cases.inputs import make
 from normcheck.cases.ops import Op
 from normcheck.checks.check import Result
 from normcheck.checks.gradients import autograd_checks
-from normcheck.oracle import reference
+from normcheck.oracle import grouped, reference
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.rounding import half_ulp
@@ -60,10 +60,14 @@ def _roundings_suffice(op: Op, result: Result) -> bool:
 
 def _parts(judge: Judge, block: slice, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x through y itself, through the variance and through the mean: each (m, N), their sum is dx."""
-    rows = judge.truth(block).rows
-    backward = reference.backward(judge.op, rows, judge.scale.g, dy)
+    rows, g, shape = judge.truth(block).rows, judge.scale.g, dy.shape
+    if rows.grouping is not None:
+        dy = grouped.cotangent(judge.op, judge.rules, rows, judge.scale, judge.formula.bias, dy.reshape(rows.x.shape))
+        g = rows.of_channels(g)
+    backward = reference.backward(judge.op, rows, g, dy)
     by_y, by_variance = backward.wd * rows.rstd, -rows.xh * backward.c1 * rows.rstd
-    return by_y, by_variance, torch.zeros_like(by_y) if backward.c2 is None else -backward.c2 * rows.rstd + 0 * by_y
+    by_mean = torch.zeros_like(by_y) if backward.c2 is None else -backward.c2 * rows.rstd + 0 * by_y
+    return by_y.reshape(shape), by_variance.reshape(shape), by_mean.reshape(shape)
 
 
 def _rounded_apart(parts: tuple[Tensor, Tensor, Tensor], fmt: Format, count: int) -> Tensor:

@@ -179,7 +179,9 @@ def context_lost(problem: Problem) -> bool:
 
 
 def undeclared_model(implementation: Implementation, device: str) -> Model:
-    """The table's model; for gradients by torch autograd on a CPU, with what holds for those."""
+    """The table's model; for gradients by torch autograd on a CPU, or norms of groups, with what holds for those."""
+    if OPS[implementation.op].grouped:
+        return replace(table().model, **table().grouped)
     return _autograd_on_cpu() if implementation.backward is None and device == "cpu" else table().model
 
 
@@ -211,7 +213,7 @@ def _checked(
     if not is_judgeable(op, running.pristine, outputs):
         return Result(case, running.model, (), problems, missing, notes=notes), None, None
     kept = {name: t.clone() for name, t in Seen(outputs).named.items()} if is_special(case) else {}
-    if kept and not op.by_name:  # copies, since backward can write to them
+    if kept and not (op.by_name or op.grouped):  # copies, since backward can write to them
         notes += tuple(filter(None, [what_an_infinity_does(op, case, running.pristine, kept)]))
     unusable = bool(problems) and implementation.backward is not None
     by_graph = by_autograd(case, forward, running.given) if implementation.backward is None else None

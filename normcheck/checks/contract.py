@@ -13,7 +13,7 @@ from normcheck.cases.inputs import Inputs, torch_dtype
 from normcheck.cases.ops import BY_NAME, CODES, RESIDUAL_OUT, SCALE, Op
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.oracle.conventions import OPEN
-from normcheck.oracle.gated import group_of
+from normcheck.oracle.gated import groups_of
 from normcheck.oracle.quantised import formats, granularity, scale_columns
 from normcheck.oracle.tolerances import Model
 from normcheck.result import Where
@@ -125,11 +125,11 @@ def _tensor_problem(
 
 def _groups(op: Op, case: Case, statistic: Tensor, model: Model | None) -> int:
     """How many statistics a row has; without a model, of an op that leaves that open, as many as were returned."""
-    if not op.gated:
+    if not (op.gated or op.grouped):
         return 1
-    if model is None or model.group == OPEN:
+    if op.gated and (model is None or model.group == OPEN):
         return statistic.numel() // max(case.M, 1)
-    return case.N // group_of(case, model)
+    return groups_of(op, case, model or Model())
 
 
 def _statistic_problem(name: str, tensor: Tensor, rows: int, groups: int, device: torch.device) -> Problem | None:

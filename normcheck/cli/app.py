@@ -17,6 +17,7 @@ from normcheck.cli import kernelbot as kernelbot_commands
 from normcheck.cli.compare import compare
 from normcheck.cli.doctor import doctor
 from normcheck.cli.explain import explain
+from normcheck.cli.export_case import export_case
 from normcheck.cli.merge import merge
 from normcheck.cli.options import Given, options
 from normcheck.cli.output import lasting
@@ -148,6 +149,9 @@ app.command()(doctor)
 
 
 app.command()(explain)
+
+
+app.command(name="export-case")(export_case)
 
 
 app.command()(tolerances)

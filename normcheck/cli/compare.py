@@ -26,9 +26,9 @@ def compare(
 ) -> None:
     """Two implementations on the same cases: what moved, by output, and which is nearer to fp64.
 
-    Exit code: 0 both are inside their bounds in all cases, whether or not they differ; 1 one of them is outside; 2
-    wrong command line, or an interpreter that cannot run B; 3 normcheck itself failed; 5 nothing was compared; 130
-    interrupted.
+    Exit code: 0 both are inside their bounds in all cases, whether or not they differ; 1 one of them is outside, or,
+    with --same-bits, a bit differs; 2 wrong command line, or an interpreter that cannot run B; 3 normcheck itself
+    failed; 5 nothing was compared; 130 interrupted.
     """
     from normcheck.compare.early import looked_at
 

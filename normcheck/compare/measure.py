@@ -85,6 +85,16 @@ def differences(a: Ran, b: Ran) -> Iterator[Moved | str]:
             yield f"{output} is returned only by {'A' if there[0] else 'B'}"
 
 
+def unlike(a: Ran, b: Ran) -> tuple[str, ...]:
+    """The outputs that both returned, but of another dtype or size: they have not the same bits, whatever is in them.
+
+    A bitmask may be packed or not.
+    """
+    one, other = a.result.seen.named, b.result.seen.named
+    both = [name for name in ROOT_FIRST if name in one and name in other and name != _BITMASK]
+    return tuple(n for n in both if (one[n].dtype, one[n].numel()) != (other[n].dtype, other[n].numel()))
+
+
 def _flat(output: str, named: Mapping[str, Tensor], case: Case) -> Tensor:
     """The elements of an output in the order of its rows; those of a bitmask are its bits."""
     tensor = named[output].detach()

@@ -30,6 +30,13 @@ class CompareOptions:
         tuple[str, ...],
         Option(help="Case line, quoted, to compare on instead of drawn cases; may repeat.", read=several),
     ] = ()
+    same_bits: Annotated[
+        bool,
+        Option(
+            help="Exit code 1 if a bit of any output or gradient differs; says which rounding does.",
+            flags=("--same-bits",),
+        ),
+    ] = False
     profile: Profile = "quick"
     max_examples: Annotated[int | None, Option(help="Cases per op and dtype.", check=count)] = None
     seed: Seed = 0

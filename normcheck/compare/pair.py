@@ -13,6 +13,7 @@ from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.compare.results import SKIP, Pair, Side
+from normcheck.compare.rounding import explained
 from normcheck.compare.tally import PairTally
 from normcheck.gate.plan import Plan, planner_of
 from normcheck.gate.sequence import Sequence
@@ -73,10 +74,11 @@ def _both(one: tuple[object, ...], other: tuple[object, ...]) -> tuple[object, .
     return tuple(value for value in one if value in other)
 
 
-def compared(both: Both, plan: Plan, lines: Listed[Case], progress: Progress) -> Pair:
+def compared(both: Both, plan: Plan, lines: Listed[Case], progress: Progress, *, same_bits: bool = False) -> Pair:
     """Both sides on the cases of ``lines``, or, without any, on those that verify would draw for A and B takes as well.
 
-    Nothing that an implementation does makes it raise. Each side has a process of its own.
+    ``same_bits``: whether to find which rounding differs. Nothing that an implementation does makes it raise. Each side
+    has a process of its own.
     """
     begun = time.perf_counter()
     reason = both.why_not(plan.device)
@@ -99,6 +101,9 @@ def compared(both: Both, plan: Plan, lines: Listed[Case], progress: Progress) ->
         except Stop:
             pass
         pair = tally.pair(bare(both, plan, SKIP))
+        if same_bits and tally.differing:
+            left = [side.tally.conventions for side in tally.sides]
+            pair = replace(pair, rounding=explained((both.a, both.b), left, plan, tally.differing))
     return replace(pair, seconds=time.perf_counter() - begun)
 
 

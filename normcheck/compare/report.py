@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, SAME, SKIP, Compared, OutputPair, Pair, Side
+from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, SAME, SKIP, Compared, OutputPair, Pair, Rounding, Side
 from normcheck.reports._cells import name_of
 from normcheck.reports._failure import kind_words, put_failure
 from normcheck.reports._text import STATUS_STYLES, compact, counted, most_ulps, percent, put, put_lines, ratio, short
@@ -78,6 +78,10 @@ def _put_pair(console: Console, pair: Pair) -> None:
             put(console, zeros, indent=_INDENT, hang=2)
     if same := [output for output in pair.outputs if not (output.differing or output.signs)]:
         put(console, _same_words(same), indent=_INDENT, hang=2)
+    if pair.unlike:
+        put(
+            console, f"{', '.join(pair.unlike)}: of another dtype or size, so not the same bits", indent=_INDENT, hang=2
+        )
     for label, side in (("A", pair.a), ("B", pair.b)):
         if side.outside:
             put(console, f"{label} is outside its bound, or fails, in {counted(side.outside, 'case')}", indent=_INDENT)
@@ -86,8 +90,31 @@ def _put_pair(console: Console, pair: Pair) -> None:
             put(console, (f"{label} does not take {counted(count, 'case')}: {short(why, 300)}", "dim"), indent=_INDENT)
     for note in pair.notes:
         put_lines(console, note, indent=_INDENT, style="dim")
+    if pair.rounding is not None:
+        _put_rounding(console, pair.rounding)
     for line in pair.reproduce:
         put(console, "Reproduce: ", line, indent=_INDENT, wrap=False)
+
+
+def _put_rounding(console: Console, found: Rounding) -> None:
+    """Print which rounding differs, with the smallest case that shows it, or that none explains it."""
+    if not found.axis:
+        words = f"No known rounding explains the {counted(found.differing, 'case')}"
+        if found.several:
+            words = f"No one rounding explains it: {' and '.join(found.several)} differ together"
+        put(console, words, indent=_INDENT, hang=2)
+        return
+    words = f"{found.axis}: A {found.a}; B {found.b}"
+    if not found.named:
+        count = counted(found.differing - found.explained - found.backward, "case")
+        put(console, f"No known rounding explains {count}, such as", indent=_INDENT, hang=2)
+        put(console, found.other, indent=_INDENT + 2, wrap=False)
+        words = f"{counted(found.explained, 'other case')} by the {words}"
+    put(console, f"Rounding: {words}" if found.named else words, indent=_INDENT, hang=2)
+    put(console, f"shown by {found.case}", indent=_INDENT + 2, wrap=False)
+    if found.backward:
+        where = f"in {counted(found.backward, 'case')} gradients alone differ, also where this does not move them"
+        put(console, where, indent=_INDENT + 2, hang=2)
 
 
 def _words(output: OutputPair) -> str:
@@ -168,12 +195,13 @@ def _put_summary(console: Console, done: Compared) -> None:
         mark, style, words = "NOTHING COMPARED", "bold yellow", "no case that both take; the lines above say why"
     else:
         moved = [output for pair in some for output in pair.outputs if output.differing or output.signs]
-        mark, style = ("DIFFER", "bold yellow") if moved else ("SAME", "bold green")
-        names = ", ".join(dict.fromkeys(short(output.output, 20) for output in moved))
+        other = [short(name, 20) for pair in some for name in pair.unlike]
+        mark, style = ("DIFFER", "bold yellow") if moved or other else ("SAME", "bold green")
+        names = ", ".join(dict.fromkeys([*(short(output.output, 20) for output in moved), *other]))
         largest = max((output.of_bound or 0.0 for output in moved), default=0.0)
         most = f", by at most {ratio(largest)} of the bound" if largest else ""
         words = (
-            f"{count}: {f'{names} not the same{most}; ' if moved else 'the same bits; '}both are inside their bounds"
+            f"{count}: {f'{names} not the same{most}; ' if names else 'the same bits; '}both are inside their bounds"
         )
     put(console, (mark, style), f"  {words}", wrap=False)
 

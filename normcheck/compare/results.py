@@ -63,11 +63,39 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """Which rounding differs: ``axis``, and what A and B do of it; "" if no known one explains ``differing`` cases.
+
+    ``explained``: the cases in which the axis makes a difference, and moves what differs. ``backward``: those in which
+    it makes one, but gradients alone differ, also where it does not move them. If there are others, ``other`` is the
+    smallest, and no known rounding explains it. ``case``: the smallest that shows the axis: a side is outside what the
+    form of the other allows. ``several``: axes that differ together, so that none of them explains it alone.
+    """
+
+    differing: int
+    several: tuple[str, ...] = ()
+    axis: str = ""
+    a: str = ""
+    b: str = ""
+    case: str = ""
+    explained: int = 0
+    backward: int = 0
+    other: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether the axis explains every case in which the main output differs."""
+        return bool(self.axis) and not self.other
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pair:
     """Both sides of an op and dtype on ``cases`` cases. ``status``: one of those above; ``detail`` says why it is SKIP
     or ERROR, or why not all cases were run.
 
     ``reproduce``: a line to paste for each side, of the case with the largest difference; () if nothing differs.
+    ``unlike``: the outputs that are of another dtype or size, so they have not the same bits. ``rounding``: which one
+    differs, None unless it was asked and something does.
     """
 
     op: str
@@ -80,8 +108,10 @@ class Pair:
     seconds: float = 0.0
     detail: str = ""
     outputs: tuple[OutputPair, ...] = ()
+    unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reproduce: tuple[str, ...] = ()
+    rounding: Rounding | None = None
 
     @property
     def name(self) -> str:

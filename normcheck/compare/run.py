@@ -19,7 +19,7 @@ from normcheck.compare import report
 from normcheck.compare.early import targets_of
 from normcheck.compare.options import CompareOptions
 from normcheck.compare.pair import Both, Progress, bare, compared
-from normcheck.compare.results import ERROR, OUTSIDE, Compared, Pair
+from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, Compared, Pair
 from normcheck.errors import UsageError, itself_failed, one_line, one_of
 from normcheck.gate import decision
 from normcheck.gate.plan import Plan, asked_for, profile_of
@@ -51,7 +51,7 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
     jobs = _jobs((a, b), sides, options, lines, repeat)
     stream = screen(report_targets)
     console = terminal.console_for(stream)
-    pairs, complete = _all(jobs, plan, lines, console)
+    pairs, complete = _all(jobs, plan, lines, console, same_bits=options.same_bits)
     done = Compared(
         argv=argv,
         specs=(a, b),
@@ -60,7 +60,7 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
         seed=options.seed,
         profile=plan.profile.name,
         seconds=time.perf_counter() - begun,
-        exit_code=_exit_code(pairs, complete),
+        exit_code=_exit_code(pairs, complete, same_bits=options.same_bits),
         complete=complete,
         pairs=pairs,
     )
@@ -71,10 +71,12 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
     return done.exit_code
 
 
-def _exit_code(pairs: Sequence[Pair], complete: bool) -> int:
+def _exit_code(pairs: Sequence[Pair], complete: bool, *, same_bits: bool) -> int:
+    """``same_bits``: whether a difference is a finding."""
     statuses = {pair.status for pair in pairs}
+    found = OUTSIDE in statuses or (same_bits and any(pair.status == DIFFER or pair.unlike for pair in pairs))
     enough = any(pair.cases for pair in pairs)
-    return decision.exit_code(found=OUTSIDE in statuses, broken=ERROR in statuses, enough=enough, complete=complete)
+    return decision.exit_code(found=found, broken=ERROR in statuses, enough=enough, complete=complete)
 
 
 def _selected(
@@ -128,7 +130,9 @@ def _jobs(
     return jobs
 
 
-def _all(jobs: Sequence[Both], plan: Plan, lines: Sequence[Case], console: Console) -> tuple[tuple[Pair, ...], bool]:
+def _all(
+    jobs: Sequence[Both], plan: Plan, lines: Sequence[Case], console: Console, *, same_bits: bool
+) -> tuple[tuple[Pair, ...], bool]:
     """Every pair, and whether the run got to its end without being interrupted (Ctrl-C)."""
     pairs: list[Pair] = []
     try:
@@ -140,16 +144,16 @@ def _all(jobs: Sequence[Both], plan: Plan, lines: Sequence[Case], console: Conso
 
                 progress(0, 0.0)
                 own = [case for case in lines if (case.op, case.dtype) == (job.a.op.name, job.a.dtype)]
-                pairs.append(_pair(job, plan, own, progress))
+                pairs.append(_pair(job, plan, own, progress, same_bits=same_bits))
     except KeyboardInterrupt:
         return tuple(pairs), False
     return tuple(pairs), True
 
 
-def _pair(job: Both, plan: Plan, lines: Sequence[Case], progress: Progress) -> Pair:
+def _pair(job: Both, plan: Plan, lines: Sequence[Case], progress: Progress, *, same_bits: bool) -> Pair:
     """The pair; a fault of normcheck itself, or of an interpreter that starts nothing any more, is an ``error``."""
     try:
-        return compared(job, plan, lines, progress)
+        return compared(job, plan, lines, progress, same_bits=same_bits)
     except UsageError:
         raise
     except OSError as error:

@@ -14,7 +14,7 @@ from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.finding import finding, place, worst_ratio
-from normcheck.compare.measure import Moved, Off, Ran, differences
+from normcheck.compare.measure import Moved, Off, Ran, differences, unlike
 from normcheck.compare.results import DIFFER, OUTSIDE, SAME, SKIP, Errors, OutputPair, Pair, Side
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import Stop
@@ -156,6 +156,8 @@ class PairTally:
         self.cases = 0
         self._sums: dict[str, _Sum] = {}
         self._notes: Counter[str] = Counter()
+        self.differing: dict[Case, bool] = {}  # whether the main output does
+        self.unlike: dict[str, None] = {}
 
     @property
     def sides(self) -> tuple[SideTally, SideTally]:
@@ -176,8 +178,12 @@ class PairTally:
         if second.result.refused:
             return second.result, seconds
         self.cases += 1
+        self.unlike |= dict.fromkeys(unlike(first, second))
         for found in differences(first, second):
             if isinstance(found, Moved):
+                if found.differing or found.signs:
+                    main = found.output == self.a.cell.op.main_output
+                    self.differing[case] = main or self.differing.get(case, False)
                 self._sums.setdefault(found.output, _Sum()).add(found, case)
             elif found in self._notes or len(self._notes) < _MOST_NOTES:
                 self._notes[found] += 1
@@ -211,6 +217,7 @@ class PairTally:
             cases=self.cases,
             detail="; ".join(ended) or nothing,
             outputs=outputs,
+            unlike=tuple(self.unlike),
             notes=(*notes, *self._launches()),
             reproduce=self._reproduce(),
         )

@@ -77,6 +77,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         or op.gated
         or op.l2
         or op.modulated
+        or op.grouped
     ):
         return None
     inputs, shared = make(case, op, "cpu"), ""

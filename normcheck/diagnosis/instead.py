@@ -1,7 +1,7 @@
 """What a kernel does instead: the convention, or the inputs, for which all that it returned is right.
 
-No formula of its own is needed: the judge says of each of these whether the kernel is within its bounds. ``gated.py``
-and ``modulated.py`` have what kernels of their ops may do.
+No formula of its own is needed: the judge says of each of these whether the kernel is within its bounds. ``gated.py``,
+``grouped.py`` and ``modulated.py`` have what kernels of their ops may do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
 from normcheck.checks.check import Result
 from normcheck.oracle.conventions import OPEN, candidates, keys, plainest, with_convention, words_of
-from normcheck.oracle.gated import group_of
+from normcheck.oracle.gated import groups_of
 from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.special import is_special
@@ -32,7 +32,8 @@ _MOST = 1 << 18  # elements of the largest case that is judged some twenty times
 
 @dataclass(frozen=True)
 class Instead:
-    """``words``: what the kernel does, if it is right for these ``inputs`` and this ``model``, of a case it was given.
+    """``words``: what the kernel does, if it is right for these ``inputs`` and this ``model``, of a case it was given,
+    or of another ``case``.
 
     Each returns what it gets if it changes nothing. ``forward``: what forward returned tells it, as gradients of other
     inputs are summed in other ways.
@@ -43,6 +44,7 @@ class Instead:
     model: Callable[[Model], Model] = lambda model: model
     inputs: Callable[[Inputs], Inputs] = lambda inputs: inputs
     forward: bool = False
+    case: Callable[[Case], Case] = lambda case: case
 
 
 def of_conventions(op: Op, model: Model) -> Iterator[Instead]:
@@ -86,8 +88,8 @@ def tells(instead: Instances, op: Op, result: Result, name: str) -> bool:
 
 def _fits(op: Op, result: Result, told: Instead) -> bool:
     """Whether all that was returned is right for what is ``told``, in a convention that the kernel leaves open."""
-    case = result.case
-    base, inputs = told.model(_left_open(result)), told.inputs(make(case, op, "cpu"))
+    base, inputs = told.model(_left_open(result)), told.inputs(make(result.case, op, "cpu"))
+    case = told.case(result.case)
     return any(
         _is_right(op, case, inputs, with_convention(base, each), result, told.forward)
         for each in dict.fromkeys(plainest(each, case) for each in candidates(op, base))
@@ -103,7 +105,7 @@ def _is_right(op: Op, case: Case, inputs: Inputs, model: Model, result: Result, 
     outputs: Mapping[str, torch.Tensor] = {
         name: t.detach().cpu()
         for name, t in result.seen.outputs.items()
-        if name not in STATISTICS or t.numel() == case.M * (case.N // group_of(case, model))
+        if name not in STATISTICS or t.numel() == case.M * groups_of(op, case, model)
     }
     judge = judge_of(op, case, inputs, replace(model, y_given_stats=False), _OUTPUTS)
     checked, saved = judge_forward(judge, outputs)

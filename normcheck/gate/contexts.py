@@ -23,7 +23,7 @@ is tried, and no context at all."""
 _SMALL, _FILLING = (60, 20_000), {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 20, 1 << 22)}
 """Elements of a small case, at least and at most, and of one that has work for several threads, or for all of a GPU."""
 
-_ROWS = 20  # as many as there are kinds of rows in a blend
+_ROWS = range(8, 513)  # enough for a blend to tell, and not so many that a kernel of one row at a time takes seconds
 
 
 def failing_in_context(
@@ -101,7 +101,7 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
     def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
         misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
         bare = case.weights == NO_WEIGHT
-        return (_outside(case, elements), bare, case.M < _ROWS, misses, case.bias != ragged, case.M * case.N)
+        return (_outside(case, elements), bare, misses, case.M not in _ROWS, case.bias != ragged, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
-from normcheck.errors import ImportFailed, UsageError, itself_failed
+from normcheck.errors import ImportFailed, UsageError, error_text, is_of_memory, itself_failed, one_line
 from normcheck.files import digest
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import Plan
@@ -24,7 +24,7 @@ from normcheck.gate.workers import likely_cells, patience, start_judge, workers_
 from normcheck.impls import discovery, source_location
 from normcheck.isolation import forkserver
 from normcheck.isolation.pool import Pool, Start, spread
-from normcheck.result import ELSEWHERE, IMPORT, JUDGE_DIED, Verdict
+from normcheck.result import ELSEWHERE, IMPORT, JUDGE_DIED, MEMORY, Verdict
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment, machine
 from normcheck.runner.session import session_of
@@ -225,6 +225,9 @@ def verdict_of(cell: Cell, plan: Plan, progress: Progress) -> Verdict:
     except UsageError:
         raise
     except Exception as error:
+        if is_of_memory(error):
+            detail = one_line(error_text(error), 240)
+            return replace(uncounted(cell, plan.device, "error", detail=detail), error=MEMORY)
         return uncounted(cell, plan.device, "error", detail=itself_failed(error))
     if digest(file) == source:
         return verdict

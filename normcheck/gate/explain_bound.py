@@ -119,7 +119,7 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
     if output not in names:
         said = one_line(output, 60) or shown(output)
         raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")
-    of_row, of_column = {"ROW": case.M}, {"COLUMN": case.N}
+    of_row, of_column = {"ROW": case.M * case.split.groups}, {"COLUMN": case.split.channels}
     sizes = {"mean": of_row, "rstd": of_row, "dw": of_column, "db": of_column}
     sizes |= {name: {"SAMPLE": case.batch, "COLUMN": case.N} for name in (DSCALE, DSHIFT)}
     sizes[SCALE] = {"ROW": case.M, "COLUMN": max(scale_columns(case, name) for name in BLOCKS)}

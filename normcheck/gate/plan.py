@@ -95,7 +95,7 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=600_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
-_QUICK_DEAR = Dear(16.0, 41.0, 100, 6, (60, 4), run_seconds=101.0)
+_QUICK_DEAR = Dear(16.0, 60.0, 100, 6, (60, 4), run_seconds=101.0)
 _CI_DEAR = Dear(150.0, 300.0, 1000, 20, (1000, 20))
 _DEEP_DEAR = Dear(1800.0, 3600.0, 5000, 40, (2000, 20))
 _DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": True, "explain_seconds": 60.0}

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from typing import Self
@@ -28,12 +29,13 @@ Stamp = tuple[int, ...]
 
 
 class Files:
-    """The Python files of ``packages`` as they are when this is made.
+    """The Python files of ``packages``, by default PACKAGES, as they are when this is made.
 
     Of each the stamp is kept, and the digest if its installer did not: of torch's 46 MB pip has recorded them.
     """
 
-    def __init__(self, packages: tuple[str, ...] = PACKAGES) -> None:
+    def __init__(self, packages: tuple[str, ...] = ()) -> None:
+        packages = packages or PACKAGES
         self._packages, self._compiled = packages, c_library.kept()
         self._stamps = {path: _stamp(path) for path in self._paths()}
         own = tuple(package for package in packages if not _is_recorded(package))
@@ -44,7 +46,7 @@ class Files:
         yield from self._compiled  # what is compiled later has no earlier state
 
     @classmethod
-    def soon(cls, packages: tuple[str, ...] = PACKAGES) -> Future[Self]:
+    def soon(cls, packages: tuple[str, ...] = ()) -> Future[Self]:
         """These files, looked at by another thread, beside the import of torch."""
         with ThreadPoolExecutor(1, "normcheck-files") as pool:
             future = pool.submit(cls, packages)
@@ -83,6 +85,7 @@ def _below(root: str) -> Iterator[str]:
                     folders.append(entry.path)
 
 
+@cache
 def _is_recorded(package: str) -> bool:
     """Whether the installer of a package has kept the digests of its files; of normcheck it may be an editable one."""
     try:

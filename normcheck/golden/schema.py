@@ -87,10 +87,16 @@ Geometry = tuple[torch.dtype, tuple[int, ...]]
 
 
 def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
-    """Tensor name -> the dtypes and shapes that it may have: statistics (M,), dw, db (N,), all others (M, N)."""
+    """Tensor name -> the dtypes and shapes that it may have: statistics (M,), dw, db (N,), or of groups
+    and of channels, all others (M, N).
+    """
     io = torch_dtype(case.dtype)
     weight = torch_dtype(case.weight_format)
-    rows, vector, statistic = (io, (case.M, case.N)), (weight, (case.N,)), (torch.float32, (case.M,))
+    rows, vector, statistic = (
+        (io, (case.M, case.N)),
+        (weight, (case.split.channels,)),
+        (torch.float32, (case.M * case.split.groups,)),
+    )
     y_dtypes = op.y_dtypes(case.dtype, case.weight_format)
     allowed: dict[str, tuple[Geometry, ...]] = {"y": tuple((torch_dtype(name), rows[1]) for name in y_dtypes)}
     for name in op.statistics:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normcheck.cases.ops import BY_NAME, OPS, SCALE, SHIFT, Op
+from normcheck.cases.ops import BY_NAME, GROUPS, OPS, SCALE, SHIFT, Op
 from normcheck.errors import UsageError, error_text, one_line
 from normcheck.impls.implementation import ONE_MODULE
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _OPTIONS = ("lower_clip", "upper_clip")
 _SCALE_LIMIT = "scale_ub"
 _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
-_REQUIRED = tuple(name for name in BY_NAME if name != SCALE)
-"""The inputs by name that a function takes if its op has them, and only then; a scale of codes may be returned instead,
-so one counts beside a shift alone."""
+_NAMED = (*BY_NAME, GROUPS)
+"""What a function takes by name if its op has it, and only then; a scale of codes may be returned instead, so one
+counts beside a shift alone."""
 _TRIAL_COLUMNS = 8
 
 
@@ -40,9 +40,9 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
     itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
-    a module's forward, with a parameter named residual, gate or shift is of an op that has it. If the op quantises, one
-    named scale gets the scale; a function without it returns the scale, and gets its upper limit if it has a parameter
-    named scale_ub.
+    a module's forward, with a parameter named residual, gate, shift or groups is of an op that has it. If the op
+    quantises, one named scale gets the scale; a function without it returns the scale, and gets its upper limit if it
+    has a parameter named scale_ub.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """
@@ -67,7 +67,7 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round; or must
     have a weight, and the op has none.
     """
-    wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated)
+    wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated) + (GROUPS,) * op.grouped
     name = one_line(str(getattr(target, "__name__", "f")), 60)
     if op.l2 and False not in adapted.weights:
         raise UsageError(f"impl={spec}: op={op.name}: expected {name}(x, eps) -> y, as {op.name} has no weight")
@@ -81,7 +81,7 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
         words = f"a parameter named {' and '.join(wanted)}: {name}(x, {own}{weight}, eps) -> {returned}"
     else:
         alike = [o for o in OPS.values() if o.quantises == op.quantises]
-        having = (o.name for o in alike if {*adapted.named} <= {*o.by_name})
+        having = (o.name for o in alike if {*adapted.named} <= {*o.by_name, *[GROUPS] * o.grouped})
         words = f"no parameter named {' or '.join(adapted.named)}, or --op {'|'.join(having)}"
     raise UsageError(f"impl={spec}: op={op.name}: expected {words}")
 
@@ -98,8 +98,8 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     names = [p.name for p in parameters]
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    places = {name: positional.index(name) for name in BY_NAME if name in positional}
-    tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, *BY_NAME)]
+    places = {name: positional.index(name) for name in _NAMED if name in positional}
+    tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, *_NAMED)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     takes_bias = takes_any or "bias" in names or len(tensors_taken) >= 3
     weight = signature.parameters.get("weight" if "weight" in names else [*tensors_taken, "", ""][1])
@@ -116,7 +116,7 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
         return call(*tensors, eps=eps, **wanted) if eps_by_name else call(*tensors, eps, **wanted)
 
     try:
-        given = dict.fromkeys((*_OPTIONS, *(name for name in BY_NAME if name in names)), 0.0)
+        given = dict.fromkeys((*_OPTIONS, *(name for name in _NAMED if name in names)), 0.0)
         called(signature.bind, (None,) * tensors, 0.0, given)
     except TypeError as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
@@ -174,4 +174,4 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
 def _named_in(parameters: Iterable[str]) -> tuple[str, ...]:
     """Those of the inputs by name that are among a function's parameters."""
     own = {*parameters}
-    return tuple(name for name in BY_NAME if name in own and (name != SCALE or SHIFT in own))
+    return tuple(name for name in _NAMED if name in own and (name != SCALE or SHIFT in own))

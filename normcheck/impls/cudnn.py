@@ -140,7 +140,7 @@ def _supports(api: ModuleType, case: Case) -> str | None:
     return plan if isinstance(plan, str) else None
 
 
-def _unavailable(op: str, oldest: int, device: str) -> str | None:
+def unavailable(op: str, oldest: int, device: str) -> str | None:
     """Why nothing can run on ``device`` (cpu or cuda), or None."""
     if device != "cuda":
         return "cuDNN needs an NVIDIA GPU"
@@ -256,7 +256,7 @@ def implementations(name: str, api: ModuleType, *, oldest: int = 0, **fields: An
             forward=partial(_forward, api, op.name),
             backward=partial(_backward, api, op.name),
             supports=partial(_supports, api),
-            unavailable=partial(_unavailable, op.name, max(oldest, _oldest(op))),
+            unavailable=partial(unavailable, op.name, max(oldest, _oldest(op))),
             biases=(True,) if op.centered else (False, True),
             strided=False,
             model=_model,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from normcheck.cases.ops import (
     FUSED_ADD,
     GATED,
+    GROUPED,
     LENGTHS,
     MODULATED,
     OPS,
@@ -32,6 +33,8 @@ from normcheck.impls.triton_calls import (
     forward,
     gate_backward,
     gate_forward,
+    grouped_backward,
+    grouped_forward,
     length_backward,
     length_forward,
     modulated_backward,
@@ -63,6 +66,10 @@ GATES: Mapping[str, tuple[bool, bool]] = MappingProxyType(
 
 EPS_OF: Mapping[str, str] = MappingProxyType({"triton": "sum", "triton_max": "max", "triton_mean": "mean"})
 """Name -> what eps does where x is divided by its length."""
+
+
+AFTER: Mapping[str, bool] = MappingProxyType({"triton": False, "triton_silu": True})
+"""Name -> whether silu is applied to what is normed."""
 
 
 def unavailable(device: str) -> str | None:
@@ -187,6 +194,23 @@ def modulated(op: str, *, kernels: Kernels = own_kernels) -> Implementation:
     )
 
 
+def grouped(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementation:
+    """An op that norms groups of channels, with what ``name`` of ``AFTER`` applies to them."""
+    own: dict[str, Any] = {"silu": AFTER[name], "kernels": kernels}
+    return Implementation(
+        name=name,
+        op=op,
+        forward=partial(grouped_forward, **own),
+        backward=partial(grouped_backward, **own),
+        unavailable=unavailable,
+        weights=(False, True),
+        lone_bias=True,
+        model={"activation": "silu", "rounding": "once"} if AFTER[name] else {"activation": "none"},
+        by_default=ON_GPUS if name == "triton" else (),
+        source="normcheck/impls/kernels/grouped.py",
+    )
+
+
 IMPLEMENTATIONS = (
     *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
     *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
@@ -194,4 +218,5 @@ IMPLEMENTATIONS = (
     *(gated(op.name, name=name) for op in GATED for name in GATES),
     *(length(op.name, name=name) for op in LENGTHS for name in EPS_OF),
     *(modulated(op.name) for op in MODULATED),
+    *(grouped(op.name, name=name) for op in GROUPED for name in AFTER),
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MATRICES = ("y", Q, RESIDUAL_OUT, "dx", DRESIDUAL, DGATE)
 
 Kernels = Callable[[str], Any]
-"""Name of a part, ``forward``, ``backward``, ``quantised``, ``gated``, ``l2norm`` or ``modulated`` -> its module."""
+"""Name of a part, such as ``forward``, ``gated`` or ``grouped`` -> its module."""
 
 LEAST_SCALE = 2.0**-20
 """The least scale that is returned: that of rows of zeros."""
@@ -228,6 +228,41 @@ def modulated_backward(
     own = {"rstd": saved["rstd"], "mean": saved.get("mean")}
     gradients: dict[str, Tensor] = kernels("modulated").backward(_rows(dy), _rows(x), scale, **own)
     return _shaped_as(x, gradients)
+
+
+def grouped_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    groups: int,
+    silu: bool,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """y in the shape of x (B, C, L), and the statistics of each group."""
+    interpret_on_cpu(x)
+    outputs: dict[str, Tensor] = kernels("grouped").forward(x, weight, bias, eps=eps, groups=groups, silu=silu)
+    return outputs
+
+
+def grouped_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    saved: Mapping[str, Tensor],
+    *,
+    eps: float,
+    groups: int,
+    silu: bool,
+    kernels: Kernels = own_kernels,
+) -> dict[str, Tensor]:
+    """Gradients in the shapes of x, weight and bias."""
+    interpret_on_cpu(x)
+    own = {"mean": saved["mean"], "rstd": saved["rstd"], "groups": groups, "silu": silu}
+    gradients: dict[str, Tensor] = kernels("grouped").backward(dy, x, weight, bias, **own)
+    return gradients
 
 
 def _shaped_as(x: Tensor, returned: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from normcheck.cases.inputs import COTANGENTS, inputs_of, make
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, UsageError
 from normcheck.impls.implementation import Implementation
-from normcheck.isolation.intact import torch_as_it_is
+from normcheck.isolation.intact import Noted
 from normcheck.isolation.messages import Message
 from normcheck.isolation.replies import NOT_PLAIN
 from normcheck.isolation.shared_memory import (
@@ -44,12 +44,13 @@ class State:
     """State of the worker: its implementation, the shared memory, and the runs that later requests may need.
 
     ``shared``: device memory of the parent; ``mirror``: device memory in which the kernel finds what ``memory`` has.
-    ``regions``: where the latest call, the last one, and earlier ones allocated. ``touched``: what has been replaced of
-    torch since, see ``intact``.
+    ``regions``: where the latest call, the last one, and earlier ones allocated. ``noted``: what code under test may
+    not replace, as it was before.
     """
 
     memory: HostMemory
     sandboxed: bool
+    noted: Noted
     shared: DeviceMemory | None = None
     mirror: Mirror | None = None
     found: tuple[Implementation, ...] = ()
@@ -60,7 +61,6 @@ class State:
     results: Results = field(default_factory=Results)
     regions: list[Region] = field(default_factory=list)
     calls: int = 0
-    touched: Callable[[], str] = field(default_factory=torch_as_it_is)
 
     @property
     def chosen(self) -> Implementation:

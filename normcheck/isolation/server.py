@@ -48,7 +48,7 @@ def main(number: int, door: int, modules: Sequence[str] = ()) -> NoReturn:
     from normcheck.isolation import preload
 
     gc.enable()
-    forks = partial(serve_forks, run=preload.worker.serve)
+    forks = partial(serve_forks, run=preload.serve)
     serve_forks(socket.socket(fileno=number), forks, socket.socket(fileno=door))
     os._exit(0)  # without the half second in which Python takes torch apart
 

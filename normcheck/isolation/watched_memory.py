@@ -19,7 +19,7 @@ from normcheck.cases.guard_bands import Pattern
 from normcheck.errors import Broken
 from normcheck.isolation.messages import Message
 from normcheck.isolation.shared_memory import HostMemory, Memory
-from normcheck.runner.arena import Stray
+from normcheck.runner.arena import NOWHERE, Stray
 
 UNTOLD = "its process did not tell what it allocated"
 """The beginning of the message on an answer without it."""
@@ -225,7 +225,7 @@ def _blocks(told: object, most: int, region: _Laid | None = None) -> list[Block]
 def _stray(block: Block | None, at: Tensor, results: Mapping[str, int]) -> Stray:
     """The written bytes ``at``, in order, in words about the elements of ``block``; without one, about bytes."""
     if block is None:
-        return Stray("", 0, len(at), "where it says that it has allocated nothing")
+        return Stray("", 0, len(at), NOWHERE)
     name = next((name for name, place in results.items() if block.at <= place < block.end), "")
     distance = (block.at - 1 - at) if at[0] < block.at else (at - block.end)
     elements = torch.unique(distance // block.size)

@@ -28,7 +28,7 @@ from normcheck.impls import discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import configurations
 from normcheck.isolation.calls import CALLS, State, failure, held
-from normcheck.isolation.intact import WATCHED, watched
+from normcheck.isolation.intact import WATCHED, Noted
 from normcheck.isolation.messages import Inbox, Message, packed, received
 from normcheck.isolation.replies import ITSELF
 from normcheck.isolation.sandbox import Reach, Sandbox, open_memory
@@ -42,8 +42,8 @@ from normcheck.runner.device import device_for
 from normcheck.runner.kernel_errors import has_part_in
 
 
-def serve(control: socket.socket) -> None:
-    """Answer requests until the parent is gone.
+def serve(control: socket.socket, noted: Noted) -> None:
+    """Answer requests until the parent is gone. ``noted``: the functions before any code under test ran.
 
     The first message has the sandbox of this process, or None, and two files: shared memory, and a pipe for output.
     """
@@ -53,20 +53,19 @@ def serve(control: socket.socket) -> None:
     told = received(control, inbox)
     settle(output)
     sandbox = None if told is None else told["sandbox"]
-    state = State(HostMemory(memory), sandbox is not None)
+    state = State(HostMemory(memory), sandbox is not None, noted)
     close_all_but(control.fileno())
     if sandbox is None:
         open_memory()
     else:
         Sandbox.told(sandbox).enter()
-    replaced = watched()
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
         if message.get("region"):
             first, end = message["region"]
             state.regions.append(Region(state.memory, first, end, tuple(state.regions)))
         answer = _answer(state, message)
-        if own := replaced():
+        if own := noted.replaced():
             text = f"replaced {own}{WATCHED}"
             answer = {"broken": {"kind": "exception", "output": "", "message": text, "frames": []}}
         if message.get("region"):
@@ -154,7 +153,7 @@ _REQUESTS: Mapping[str, Callable[[State, Message], Message]] = {
     "load": _load,
     "reach": _reach,
     "choose": _choose,
-    "touched": lambda state, message: {"value": state.touched()},
+    "touched": lambda state, message: {"value": state.noted.touched()},
     "supports": _supports,
     "model": _model,
     **CALLS,

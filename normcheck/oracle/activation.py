@@ -20,6 +20,9 @@ AFTER, BEFORE = GATES = ("after", "before")
 """When x, or what is normed of it, is multiplied by the activation, the most common first."""
 
 SILU, SIGMOID = ACTIVATIONS = ("silu", "sigmoid")
+AFTER_NORM = ("none", SILU)
+"""What is applied to a norm of groups of channels, the plain one first."""
+
 ONCE, EACH = ROUNDINGS = ("once", "each")
 GROUPS = (0, 64, 128, 256, 512)
 """The columns of groups that are looked for if none are declared, those of models; 0: the whole row."""
@@ -54,11 +57,14 @@ class Gating:
     off: Tensor
 
 
-def activated(rules: Rules, z: Tensor, name: str) -> Activated:
+def activated(rules: Rules, z: Tensor, name: str, off: Tensor | None = None) -> Activated:
     """The activation ``name``, one of ACTIVATIONS, of ``z`` (m, N) in fp64.
 
-    With e = e^-z (1 + t), |t| <= gam(k), sigmoid moves by at most sigmoid (1 - sigmoid) |t| / (1 - |t|).
+    With e = e^-z (1 + t), |t| <= gam(k), sigmoid moves by at most sigmoid (1 - sigmoid) |t| / (1 - |t|). With ``off``,
+    of silu, its own errors are those at any argument that is so near.
     """
+    if off is not None:
+        return _silu_within(rules, z, off)
     u, eta, count = rules.u, rules.eta, rules.count
     s, rest, size = torch.sigmoid(z), torch.sigmoid(-z), z.abs()
     k = (size * count["exp_argument"]).add_(count["exp"]).mul_(u)
@@ -74,6 +80,24 @@ def activated(rules: Rules, z: Tensor, name: str) -> Activated:
     slope = s * (1 + z * rest)
     slope_off = s_off * ((1 + z * (rest - s)).abs() + size * s_off) + count["slope"] * u * s * (1 + turn) + eta
     return Activated(value, slope, off, slope_off)
+
+
+def _silu_within(rules: Rules, z: Tensor, off: Tensor) -> Activated:
+    """silu of ``z``, with the largest of its own errors at arguments within ``off``: each of its factors is the largest
+    there. z (1 - 2 sigmoid(z)) changes by at most 1.5 times what z does, z sigmoid(z) by at most 1.1 times.
+    """
+    u, eta, count = rules.u, rules.eta, rules.count
+    s, rest, size = torch.sigmoid(z + off), torch.sigmoid(off - z), z.abs() + off
+    k = (size * count["exp_argument"]).add_(count["exp"]).mul_(u)
+    by_exp = s * (rest * k / (1 - 3 * k).clamp(min=0.5) + count["sigmoid"] * u)
+    s_off = by_exp.clamp_(min=count["sigmoid_absolute"] * u) + eta
+    own, own_rest = torch.sigmoid(z), torch.sigmoid(-z)
+    value, slope = z * own, own * (1 + z * own_rest)
+    value_off = size * s_off + (value.abs() + 1.1 * off) * (count["activation"] * u)
+    value_off = value_off + torch.where(size == 0, 0.0, eta)
+    turning = (1 + z * (own_rest - own)).abs() + 1.5 * off
+    slope_off = s_off * (turning + size * s_off) + count["slope"] * u * s * (1 + size * rest) + eta
+    return Activated(value, slope, value_off, slope_off)
 
 
 def with_limits(by: Activated, z: Tensor, name: str) -> Activated:

@@ -287,7 +287,8 @@ def _gradient_sums(rules: Rules, block: Block, most: _Largest) -> GradientSums:
     if given is not EXACT:
         shift = (rows.xh_abs * given.al).add_(shift if given.d is None else most.grown * given.d + shift)
     if rules.model.bwd_form == "raw":
-        per_offset = most.rstd * (4 * rules.u)
+        of_channel = None if rows.grouping is None else rules.gam(rules.chain(rows.grouping.split.length) + 4)
+        per_offset = most.rstd * (4 * rules.u if of_channel is None else of_channel)
         offset = rows.x_abs if rows.mean is None else rows.x_abs + rows.mean.abs()
         shift = (offset * per_offset).add_(shift)
     xhat = xhat_at_most(rows, given)

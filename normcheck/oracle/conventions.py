@@ -1,8 +1,8 @@
 """The contracts that an op leaves open: several ways to compute it are right, but a kernel must keep to one.
 
 Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``),
-when a gate is applied, and what of it (``gated.py``), what eps does (``l2norm.py``), and which steps of a
-modulation are rounded (``modulated.py``).
+when a gate is applied, and what of it (``gated.py``), what eps does (``l2norm.py``), which steps of a modulation are
+rounded (``modulated.py``), and what follows a norm of groups (``grouped.py``).
 A kernel that declares one is judged by that. Of one that declares none, every case says which ways it fits.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from normcheck.cases.case import Case
 from normcheck.cases.ops import Op
 from normcheck.oracle import residual
-from normcheck.oracle.activation import ACTIVATIONS, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
+from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.l2norm import EPS, MEAN, SUM
 from normcheck.oracle.modulated import ROUND_FACTOR
 from normcheck.oracle.quantised import ROUNDS, SCALINGS
@@ -98,10 +98,25 @@ OF_MODULATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
 )
 """The same for the keys of modulated ops."""
 
+OF_GROUPS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
+    {
+        _ACTIVATION: MappingProxyType(
+            {"none": "applies nothing to what it norms", "silu": "applies silu to what it norms"}
+        ),
+        _ROUNDING: MappingProxyType(
+            {
+                "once": "rounds y alone, as a fused kernel does",
+                "each": "rounds the norm before it applies silu, as two modules of torch do",
+            }
+        ),
+    }
+)
+"""The same for the keys of ops that norm groups of channels."""
+
 
 def words_of(op: Op) -> Mapping[str, Mapping[Any, str]]:
     """Key -> value -> what a kernel of ``op`` does that has it."""
-    return OF_MODULATIONS if op.modulated else IN_WORDS
+    return OF_MODULATIONS if op.modulated else OF_GROUPS if op.grouped else IN_WORDS
 
 
 def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
@@ -109,6 +124,8 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     of_sum: dict[str, Sequence[str | int]] = {_SUM: residual.SUMS} if op.adds_residual else {}
     of_gate: dict[str, Sequence[str | int]] = {_GATE: GATES, _ACTIVATION: ACTIVATIONS, _ROUNDING: ROUNDINGS}
     of_gate |= {_ROUND_GATED: ROUND_GATED, _GROUP: GROUPS}
+    if op.grouped:
+        return {_ACTIVATION: AFTER_NORM, _ROUNDING: ROUNDINGS}
     if op.modulated:
         return {_ROUNDING: ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
     of_length: dict[str, Sequence[str | int]] = {_EPS: EPS} if op.l2 else {}
@@ -126,6 +143,8 @@ def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
 def _without_idle(convention: Convention, model: Model) -> Convention:
     """``convention`` without what says something of a product that is not rounded by its other values."""
     chosen = with_convention(model, convention)
+    if chosen.activation == AFTER_NORM[0]:  # nothing is applied to what might be rounded
+        return tuple(pair for pair in convention if pair[0] != _ROUNDING)
     if (chosen.gate, chosen.rounding) == (BEFORE, EACH):
         return convention
     return tuple(pair for pair in convention if pair[0] != _ROUND_GATED)
@@ -186,7 +205,7 @@ def _of_key(words: Mapping[str, Mapping[Any, str]], key: str, left: list[str | i
 def disagreeing(notes: Iterable[str]) -> list[str]:
     """Of several cells' ``notes``, those that say of one key what only one of them can be; [] if there are none."""
     said = set(notes)
-    for words in (*IN_WORDS.values(), *OF_MODULATIONS.values()):
+    for words in (*IN_WORDS.values(), *OF_MODULATIONS.values(), *OF_GROUPS.values()):
         both = [text for text in words.values() if text in said]
         if len(both) > 1:
             return both

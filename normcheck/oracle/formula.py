@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import casting, forward_bounds, gated, l2norm, modulated, reference
+from normcheck.oracle import casting, forward_bounds, gated, grouped, l2norm, modulated, reference
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Rules
 
@@ -46,6 +46,8 @@ class Formula:
         """y and its bound for a block of rows whose statistics are off by ``given``; y is stored in ``fmt``."""
         if rows.gating is not None:
             return gated.output_y(self.rules, rows, self.scale, given, self.io, fmt)
+        if rows.grouping is not None:
+            return grouped.output_y(self.op, self.rules, rows, self.scale, self.bias, given, self.io, fmt)
         if rows.modulation is not None:
             return modulated.output_y(self.op, self.rules, rows, given, self.io, fmt)
         if casting.casts(self.op, self.rules, self.io):

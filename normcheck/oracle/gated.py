@@ -44,6 +44,11 @@ def group_of(case: Case, model: Model) -> int:
     return group if isinstance(group, int) and group and case.N % group == 0 else case.N
 
 
+def groups_of(op: Op, case: Case, model: Model) -> int:
+    """How many rows are normed for each row of the case: groups of columns, or of channels."""
+    return case.split.groups if op.grouped else case.N // group_of(case, model)
+
+
 def why_no_groups(case: Case, model: Model) -> str:
     """Why a row of the case cannot be cut into groups; "" if it can."""
     group = model.group

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import backward_bounds, casting, gated, l2norm, modulated, reference
+from normcheck.oracle import backward_bounds, casting, gated, grouped, l2norm, modulated, reference
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Bound, Rules
+
+
+def summed_over(op: Op, case: Case) -> int:
+    """The elements over which dw and db are summed: a column of all rows, or those of a sample, or of a channel."""
+    if op.grouped:
+        return case.M * case.split.length
+    return modulated.rows_of_sample(case) if op.modulated else case.M
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +71,19 @@ def gradient_truth(
     dy: Tensor,
     in_doubt: Tensor | None = None,
     added: Added | None = None,
+    bias: Tensor | None = None,
 ) -> GradientTruth:
     """The gradients for the cotangent ``dy`` (block, N) in fp64, already masked by the bits; ``m``: rows of all blocks,
-    or of a sample.
+    or of a sample; the elements of a channel.
 
     ``given``: the errors of the kernel's statistics. ``in_doubt``: dy where the bit is in doubt, else 0; or None.
-    ``added``: the cotangent of residual_out, or None.
+    ``added``: the cotangent of residual_out, or None. ``bias`` (C,) in fp64, of an op whose gradients depend on it.
     """
+    if rows.grouping is not None:
+        own = grouped.gradients(op, rules, rows, given, scale, bias, io, m, dy)
+        whole, bound, part, of_silu, sums = own
+        both = None if of_silu is None else (of_silu.dw, of_silu.db)
+        return GradientTruth(whole, bound, Share(part.backward.dw, part.backward.db, sums, both))
     if rows.gating is not None:
         (dx, bound), of_gate, part, moved, sums = gated.gradients(op, rules, rows, given, scale, io, m, dy)
         share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))

@@ -18,12 +18,12 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
 from normcheck.cases.ops import RESIDUAL_OUT, STATISTICS, Op
-from normcheck.oracle import bitmask, forward_bounds, gated, l2norm, modulated, reference, residual, rounding
+from normcheck.oracle import bitmask, forward_bounds, gated, grouped, l2norm, modulated, reference, residual, rounding
 from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
 from normcheck.oracle.forward_bounds import StatisticsBound
-from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth
+from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth, summed_over
 from normcheck.oracle.residual import Sums
 from normcheck.oracle.rounding import Bound, Rules
 from normcheck.oracle.tolerances import Model
@@ -122,7 +122,7 @@ class Judge:
     @property
     def bounded(self) -> bool:
         """Whether every bound is known to be finite for finite numbers, except in rows that are not checkable."""
-        longest = self.rules.chain(max(self.case.M, self.case.N))
+        longest = self.rules.chain(max(self.summed, self.case.M, self.case.N))
         return self.case.eps > 0 and math.isfinite(self.rules.gam(longest + 16))
 
     @property
@@ -133,7 +133,7 @@ class Judge:
     @property
     def groups(self) -> int:
         """How many rows are normed for each row of the case."""
-        return self.case.N // gated.group_of(self.case, self.rules.model)
+        return gated.groups_of(self.op, self.case, self.rules.model)
 
     def normed(self, block: slice) -> slice:
         """The rows that are normed of a block of rows of the case."""
@@ -141,8 +141,8 @@ class Judge:
 
     @property
     def summed(self) -> int:
-        """The rows over which a gradient is summed: all of the case, or those of a sample."""
-        return modulated.rows_of_sample(self.case) if self.op.modulated else self.case.M
+        """The rows over which a gradient is summed: all of the case, those of a sample, the elements of a channel."""
+        return summed_over(self.op, self.case)
 
     def added(self, first: int, end: int) -> Added | None:
         """What is added to dx of these rows; None if the op adds no residual."""
@@ -210,13 +210,15 @@ def judge_of(
     gate = None if inputs.gate is None else inputs.gate.reshape(shape)
     rules = rounding.rules(op, model, weight=case.weight)
     scale = reference.scale_of(op, inputs)
-    io, summed = FORMATS[case.dtype], modulated.rows_of_sample(case) if op.modulated else case.M
+    io, summed = FORMATS[case.dtype], summed_over(op, case)
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
     def truth(first: int, end: int) -> Truth:
         block = _rows(source, first, end).double()
         if op.l2:
             rows, statistics = l2norm.normalised(rules, block, case.eps)
+        elif op.grouped:
+            rows, statistics = grouped.normalised(op, rules, case, block)
         elif gate is None:
             rows = reference.normalise(op, block, case.eps)
             statistics = forward_bounds.statistics(rules, rows, case.eps)
@@ -237,7 +239,7 @@ def judge_of(
             checkable,
             lambda: formula.forward(rows, statistics, io),
             lambda: gradient_truth(
-                op, rules, rows, statistics, scale, io, summed, dy[first:end].double(), added=added()
+                op, rules, rows, statistics, scale, io, summed, dy[first:end].double(), added=added(), bias=formula.bias
             ),
         )
 

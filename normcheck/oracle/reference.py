@@ -8,7 +8,7 @@ tests/oracle/test_reference.py compares it with mpmath at 50 digits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
+from normcheck.cases.split import Split
 from normcheck.oracle.activation import Gating
 
 
@@ -47,13 +48,24 @@ class Modulation:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """How a row of the case is ``split`` into the groups that are rows. ``silu``: it is applied to what is normed and
+    scaled; ``each``: to that as it is rounded to the dtype of x.
+    """
+
+    split: Split
+    silu: bool
+    each: bool
+
+
+@dataclass(frozen=True)
 class Rows:
     """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
     ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
     these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
     ``floor``: None unless the op divides by eps at least. ``modulation``: what such an op multiplies them by and adds,
-    None if it is not modulated.
+    None if it is not modulated. ``grouping``: of an op that norms groups of channels.
     """
 
     x: Tensor
@@ -64,17 +76,31 @@ class Rows:
     gating: Gating | None = None
     floor: Floor | None = None
     modulation: Modulation | None = None
+    grouping: Grouping | None = None
 
     @property
     def groups(self) -> int:
         """How many of these rows are one of the case."""
+        if self.grouping is not None:
+            return self.grouping.split.groups
         return 1 if self.gating is None else self.gating.groups
 
     def total(self, t: Tensor) -> Tensor:
-        """The sum of ``t``, shaped as these rows, over the rows of the case: (N,), or of each sample: (samples, N)."""
+        """The sum of ``t``, shaped as these rows, over the rows of the case: (N,), or of each sample: (samples, N); of
+        each channel: (C,).
+        """
+        if self.grouping is not None:
+            return t.reshape(-1, self.grouping.split.channels, self.grouping.split.length).sum((0, 2))
         if self.modulation is not None:
             return t.reshape(self.modulation.samples, t.shape[0] // self.modulation.samples, t.shape[1]).sum(1)
         return t.sum(0) if self.groups == 1 else t.reshape(-1, self.groups * t.shape[1]).sum(0)
+
+    def of_channels(self, t: Tensor) -> Tensor:
+        """What channels have, (C,), for each element of these rows."""
+        assert self.grouping is not None
+        split = self.grouping.split
+        whole = t.repeat_interleave(split.length).view(split.groups, split.columns)
+        return whole.repeat(self.x.shape[0] // split.groups, 1)
 
     @cached_property
     def x_abs(self) -> Tensor:
@@ -144,7 +170,8 @@ def scale_of(op: Op, inputs: Inputs) -> Scale:
     """The factor of xhat in ``inputs``; exactly 1 for every op if they have no weight."""
     if inputs.weight is not None:
         return scale(op, inputs.weight)
-    return scale(op, inputs.x.new_full((inputs.x.shape[-1],), 1.0 - op.weight_offset))
+    columns = inputs.x.shape[1] if op.grouped else inputs.x.shape[-1]
+    return scale(op, inputs.x.new_full((columns,), 1.0 - op.weight_offset))
 
 
 def normalise(op: Op, x: Tensor, eps: float) -> Rows:
@@ -164,7 +191,7 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:
     """``rows`` with xhat from given statistics (m, 1), which count as exact; ``mean``: None if not centred."""
     xh = rows.x * rstd if mean is None else (rows.x - mean).mul_(rstd)
-    return Rows(rows.x, mean, None, rstd, xh, rows.gating, rows.floor, rows.modulation)
+    return replace(rows, mean=mean, var=None, rstd=rstd, xh=xh)
 
 
 def renormalised(rows: Rows, x: Tensor) -> Rows:

@@ -71,6 +71,8 @@ def rules(op: Op, model: Model, *, weight: bool = True) -> Rules:
         if op.clamped
         else "factor and roundings"
         if op.modulated
+        else "silu"
+        if op.grouped
         else "roundings to the io dtype",
         u=accumulate.u,
         eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),

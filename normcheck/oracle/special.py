@@ -27,9 +27,10 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL, DSCALE, DSHIFT, RESIDUAL_OUT, Op
-from normcheck.oracle import forward_bounds, gated, l2norm, modulated, reference, rounding
+from normcheck.oracle import forward_bounds, gated, grouped, l2norm, modulated, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows
+from normcheck.oracle.gradient_truth import summed_over
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.residual import ROUNDED
 from normcheck.oracle.tolerances import Model
@@ -63,11 +64,14 @@ def judge_special(
         rows, allowed, sizes = _of_length(op, case, inputs, model)
     elif op.modulated:
         rows, allowed, sizes = _of_samples(op, case, inputs, model)
+    elif op.grouped:
+        rows, allowed, sizes = _of_groups(op, case, inputs, model)
     else:
         rows = _rows(op, case, inputs)
         allowed, sizes = list(_allowed(op, case, inputs, rows, doubt)), _sizes(op, case, inputs, rows, doubt)
     if model.special == "row":
-        allowed += [_with_spoilt_rows(one, ~torch.isfinite(rows.x).all(1), case) for one in allowed]
+        spoilt, silu = ~torch.isfinite(rows.x).all(1), rows.grouping is not None and rows.grouping.silu
+        allowed += [_with_spoilt_rows(one, spoilt, case, silu=silu) for one in allowed]
     no_overflow = ~_may_overflow(op, case, rows, model)
     checks = []
     for name, expected in allowed[0].items():
@@ -79,9 +83,11 @@ def judge_special(
             in_reach = sizes[name] < torch.finfo(actual.dtype).max / 2
             if name == DSCALE:
                 in_reach = in_reach & no_overflow.view(case.batch, -1).all(1, keepdim=True)
-            elif name not in ("db", DSHIFT):
+            elif name not in ("db", DSHIFT) or rows.grouping is not None:
                 in_reach = in_reach & (
-                    _of_elements(no_overflow, expected) if expected.dim() == 2 else no_overflow.all()
+                    _of_elements(no_overflow, expected)
+                    if expected.dim() == 2
+                    else _of_sums(no_overflow, rows, expected)
                 )
             wrong = torch.where(got, ~some & (name != "rstd"), every & in_reach)
             checks.append(Checked(name, SPECIAL, _comparison(actual.double(), expected, wrong)))
@@ -102,6 +108,13 @@ def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs)
     return LEAVES_ROW if bool(finite.all()) else SPOILS_ROW
 
 
+def _of_sums(of_rows: Tensor, rows: reference.Rows, like: Tensor) -> Tensor:
+    """What holds of a sum over rows, (N,) or (C,), if it holds of each of them, (m, 1): those of a group alone."""
+    if rows.grouping is None:
+        return of_rows.all()
+    return of_rows.view(-1, rows.groups).all(0).repeat_interleave(like.numel() // rows.groups)
+
+
 def _of_elements(of_rows: Tensor, like: Tensor) -> Tensor:
     """What is said of rows, (m, 1), for each element of ``like``, (m, 1) or (M, N), of which they may be groups."""
     if of_rows.shape[0] == like.shape[0]:
@@ -109,16 +122,17 @@ def _of_elements(of_rows: Tensor, like: Tensor) -> Tensor:
     return of_rows.expand(-1, like.numel() // of_rows.shape[0]).reshape(like.shape)
 
 
-def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case) -> dict[str, Tensor]:
+def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case, *, silu: bool) -> dict[str, Tensor]:
     """``outputs`` with NaN in the rows, or groups, that are ``spoilt``, bool (m,), and in dw, which sums over them.
 
-    Neither db, dshift nor residual_out depends on other elements of x; dscale on those of its sample.
+    Neither db, dshift nor residual_out depends on other elements of x, but db with ``silu`` does; dscale on those of
+    its sample.
     """
     nan = torch.where(spoilt, math.nan, 0.0)[:, None]
     none = torch.zeros_like(nan).sum()
     columns = nan if not case.M else nan.view(case.M, -1).sum(0)
-    added = {"dw": columns.repeat_interleave(case.N // columns.numel()) if case.M else none}
-    added |= {"db": none, DSHIFT: none, RESIDUAL_OUT: none}
+    added = {"dw": columns.repeat_interleave(case.split.channels // columns.numel()) if case.M else none}
+    added |= {"db": added["dw"] if silu else none, DSHIFT: none, RESIDUAL_OUT: none}
     if case.samples:
         added[DSCALE] = nan.view(case.batch, -1).sum(1, keepdim=True)
     return {name: t + (added[name] if name in added else _of_elements(nan, t)) for name, t in outputs.items()}
@@ -175,6 +189,19 @@ def _of_samples(
         DSHIFT: rows.total(dy.abs()),
     }
     return rows, [{name: t for name, t in found.items() if t is not None}], sizes
+
+
+def _of_groups(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
+    """The groups of an op that norms them; its outputs and gradients in fp64, of which there is one reading; sizes."""
+    rules, dy = rounding.rules(op, model, weight=case.weight), inputs.dy.reshape(case.M, case.N).double()
+    rows, statistics = grouped.normalised(op, rules, case, inputs.x.reshape(case.M, case.N).double())
+    scale, bias = reference.scale_of(op, inputs), None if inputs.bias is None else inputs.bias.double()
+    io = FORMATS[case.dtype]
+    y = grouped.output_y(op, rules, rows, scale, bias, statistics, io, io)[0].y
+    dx, _, part, *_ = grouped.gradients(op, rules, rows, statistics, scale, bias, io, summed_over(op, case), dy)
+    assert rows.mean is not None
+    found = {"mean": rows.mean, "rstd": rows.rstd, "y": y, "dx": dx, "dw": part.backward.dw, "db": part.backward.db}
+    return rows, [found], grouped.sizes(op, rows, scale, bias, dy)
 
 
 _STEADY = 0.25

@@ -12,6 +12,8 @@ _ETA = "what may be flushed to zero of subnormals: eta"
 _BITS = "what hangs on a bit within E of a limit, or a tie with it, which a correct kernel may set either way"
 _CAST = "xhat and dy * g may be rounded to {fmt} on the way, at half an ulp each"
 
+_SILU = "|dy| * the error of silu's slope, half that of the norm besides, and the product's rounding; count.slope"
+
 REASONS: Mapping[tuple[str, str], str] = {
     ("mean", "sum"): "gam(H(N) + mean) * mean |x| + (H(N) + 3) eta",
     ("rstd", "variance"): "the variance's error as an interval through 1/sqrt(v + eps); Chan, Golub, LeVeque 1983",
@@ -81,6 +83,11 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("dshift", "store"): _STORE,
     ("dshift", "sum over M"): "gam(H(S) + db) * sum |dy| over the S rows of a sample",
     ("dshift", "underflow"): _ETA,
+    ("y", "silu of the norm"): "|slope of silu| * the error of the norm, and a quarter of its square: |silu''| <= 1/2",
+    ("y", "silu"): "the error of silu itself, at any number within that of the norm: count.exp, sigmoid, activation",
+    ("dx", "silu"): _SILU,
+    ("dw", "silu"): _SILU,
+    ("db", "silu"): _SILU,
     ("dw", "store"): _STORE,
     ("dw", "sum over M"): "gam(H(M) + dw) * sum |dy xhat|",
     ("dw", "statistics"): "sum |dy| * what the errors of rstd and of the mean, and underflow, do to each xhat",

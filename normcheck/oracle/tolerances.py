@@ -57,7 +57,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "round_before_quant": ("any", "none", "io", "xhat"),
     "scaling": ("any", "division", "reciprocal"),
     "gate": ("any", "after", "before"),
-    "activation": ("any", "silu", "sigmoid"),
+    "activation": ("any", "silu", "sigmoid", "none"),
     "rounding": ("any", "once", "each"),
     "round_gated": ("any", "io", "none"),
     "eps": ("any", "sum", "max", "mean"),
@@ -80,6 +80,7 @@ class Table:
 
     model: Model
     autograd_cpu: Mapping[str, Any]
+    grouped: Mapping[str, Any]
     count: Mapping[str, int]
     store: Mapping[str, float]
     safety: float
@@ -92,11 +93,12 @@ def table() -> Table:
     text = files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     model = dict(data["model"])
-    autograd_cpu = model.pop("autograd_cpu")
+    autograd_cpu, grouped = model.pop("autograd_cpu"), model.pop("grouped")
     policy = data["policy"]
     return Table(
         declared_model(Model(), model, "tolerances.toml"),
         autograd_cpu,
+        grouped,
         data["count"],
         data["store"],
         float(policy["safety"]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from normcheck.result import ASLEEP, IMPORT, Verdict
+from normcheck.errors import MORE_MEMORY
+from normcheck.result import ASLEEP, IMPORT, MEMORY, Verdict
 
 REMEDIES = {
     IMPORT: "correct the file that was not imported",
     ASLEEP: "a kernel that computes, and does not wait for anything, is judged",
+    MEMORY: MORE_MEMORY,
     "": "report it, with the command and what normcheck doctor says",
 }
 """What to do about cells that were not judged, by ``Verdict.error``."""

@@ -39,7 +39,7 @@ from normcheck.reports._text import (
     ulps,
 )
 from normcheck.reports.report import Report
-from normcheck.result import ASLEEP, IMPORT, CellKey, Finding, SweepResult, Verdict
+from normcheck.result import ASLEEP, IMPORT, MEMORY, CellKey, Finding, SweepResult, Verdict
 
 __all__ = ["REPORT", "Screen", "console_for", "live", "render", "render_case", "render_skip", "write"]
 
@@ -76,6 +76,7 @@ def render(run: SweepResult, console: Console, *, cells: bool = True, verbosity:
             put_lines(console, verdict.detail, indent=2)
     _put_section(console, "Not imported", reasons(run, "error", IMPORT), step="what else was asked for was checked.")
     _put_section(console, "Not judged, because the kernel slept", reasons(run, "error", ASLEEP))
+    _put_section(console, "Not judged, because memory ran out", reasons(run, "error", MEMORY))
     _put_section(console, "Not judged, because normcheck failed", reasons(run, "error"), step=f"{REMEDIES['']}.")
     if verbosity >= 0:
         doctor = "normcheck doctor says what to do about each." if any(map(is_of_doctor, run.verdicts)) else ""

@@ -20,6 +20,9 @@ from normcheck.cases.guard_bands import NAN, Pattern, allocated, as_integers, ba
 from normcheck.errors import Broken
 from normcheck.impls.kernels import on_cpu
 
+NOWHERE = "where it says that it has allocated nothing"
+"""Of a write that lies beside no block of the call."""
+
 LATE = "was still being written"
 """Of a result, in the message on one that a call returned too early."""
 
@@ -180,11 +183,14 @@ class Arena(TorchFunctionMode):
                 message = f"{name} {LATE}, by another stream, when it was returned"
                 raise Broken("not_repeatable", name, message)
         places = {t.data_ptr(): name for name, t in named.items()}
-        strays = []
+        strays: list[Stray] = []
         for buffer, first, end, dtype in self._blocks:
             if guard_bands.all_equal(self._bands(buffer, first, end, dtype)):
                 continue
             wrong = torch.cat([buffer[:first], buffer[end:]]) != self._around.bits[dtype]
+            if not wrong.any():  # what was written to is the copy of the pattern, which lies beside
+                band_of.cache_clear()
+                return [*strays, Stray("", 0, len(buffer) - (end - first), NOWHERE)]
             at = int(wrong.nonzero()[0])
             words = f"{first - at} before its first element" if at < first else f"{at - first + 1} behind its last"
             name = places.get(buffer[first:end].data_ptr(), "")

@@ -67,6 +67,7 @@ def _machine_bytes() -> int:
     return psutil.virtual_memory().total
 
 
+@cache
 def _version(distribution: str) -> str:
     try:
         return str(importlib.metadata.version(distribution))

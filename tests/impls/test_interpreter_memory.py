@@ -100,3 +100,21 @@ def test_what_c_has_no_way_for_goes_to_triton(monkeypatch):
 
     monkeypatch.setattr(c_library, "loaded", lambda *a: None)
     assert interpreter_memory.quick(memory) is memory
+
+
+@pytest.mark.parametrize("size", [2, 4099], ids=["few", "many"])
+def test_conversions_of_halves_are_numpys(size):
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[~np.isnan(halves)]
+    singles = np.concatenate([halves[:-1].astype(np.float32), (halves[1:].astype(np.float64) * 1.0003).astype("f4")])
+    beside = np.nextafter(singles, np.float32(0)), np.float32([65519.9, 65520, 1e30, np.nan])
+    singles = np.concatenate([singles, *beside])
+    with np.errstate(over="ignore"):
+        for values, dtype in ((halves, np.float32), (singles, np.float16)):
+            for part in np.array_split(values, len(values) // size):
+                assert interpreter_memory.converted(part, dtype).tobytes() == part.astype(dtype).tobytes()
+
+
+def test_a_transposed_array_is_converted_in_its_order():
+    values = np.arange(64 * 64, dtype=np.float32).reshape(64, 64).T
+    assert (interpreter_memory.converted(values, np.float16) == values.astype(np.float16)).all()

@@ -550,10 +550,11 @@ def test_killers_side_by_side() -> None:
     assert differences(done.verdicts, [name for name, kind in failed.items() if kind is None]) == {}
 
 
+@pytest.mark.usefixtures("unshrunk")
 def test_sabotage_of_the_way_home() -> None:
     """What a kernel writes to, or closes, that is not its own: never a fault of normcheck, never a pass of zeros."""
     names = (*SABOTAGE, *FORGERIES)
-    done = verify(["innocent", *SABOTAGE, BYSTANDERS[0], *FORGERIES, "innocent_too"], *LATER)
+    done = here(*asked(["innocent", *SABOTAGE, BYSTANDERS[0], *FORGERIES, "innocent_too"]), *LATER)
     found = {name: unexpected(done.verdicts[name], ANY) for name in names}
     for name in MAY_PASS:
         if name in names and done.verdicts[name]["status"] == CLEAN and differences(done.verdicts, [name]) == {}:
@@ -621,12 +622,13 @@ def test_a_full_disk() -> None:
     assert done.out.rstrip().splitlines()[-1].startswith("ERROR")
 
 
+@pytest.mark.usefixtures("unshrunk")
 def test_a_file_that_ends_its_process_when_it_is_imported(tmp_path: Path) -> None:
     deadly = {"aborts.py": ("os.abort()", "SIGABRT"), "exits.py": ("os._exit(0)", "exit code 0")}
     for name, (line, _) in deadly.items():
         (tmp_path / name).write_text(f"import os\n{line}\n", encoding="utf-8")
     impls = [word for name in deadly for word in ("--impl", str(tmp_path / name))]
-    done = verify(["innocent"], *impls, "--op", "rmsnorm")
+    done = here(*asked(["innocent"]), *impls, "--op", "rmsnorm")
     assert done.code == 1
     verdicts = done.verdicts
     assert differences(verdicts) == {}

@@ -13,6 +13,7 @@ from normcheck.errors import Broken
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation import worker
 from normcheck.isolation.client import Client
+from normcheck.isolation.intact import Noted
 from normcheck.isolation.messages import Inbox, Message, packed
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import is_set
@@ -35,7 +36,11 @@ class Here:
         self.memory = HostMemory()
         device = HostMemory()
         self.state = worker.State(
-            self.memory, sandboxed=False, mirror=Mirror(self.memory, device), implementation=implementation
+            self.memory,
+            sandboxed=False,
+            noted=Noted(),
+            mirror=Mirror(self.memory, device),
+            implementation=implementation,
         )
         self.far_from = self.memory.address, self.memory.address + (1 << 20)
         self.answers: list[Message] = []

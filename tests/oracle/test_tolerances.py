@@ -30,8 +30,8 @@ from normcheck.oracle.tolerances import Model, declared_model, is_wider
 from normcheck.oracle.tolerances import table as read_table
 
 LAYERNORM = OPS["layernorm"]
-NORMED = [op for op in OPS.values() if not op.modulated]
-"""Ops with a weight of their own; those of samples: tests/oracle/test_modulated.py."""
+NORMED = [op for op in OPS.values() if not (op.modulated or op.grouped)]
+"""Ops with a weight of their own, for each column; others: test_modulated.py and test_grouped.py."""
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]
 TOML = tomllib.loads(files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8"))
 

@@ -42,7 +42,7 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
         f"{price} s a key{' of M' * tall}": (
             at(price, each_height=tall),
             {**PACKED, "call": 0.02, "starting": 5.0, "without_rows": not tall},
-            min(5.0 + 2.0 + 8 * price, 45.0),
+            min(5.0 + 2.0 + 8 * price, 60.0),
             (60, 3),
         )
         for price, tall in ((2.4, True), (4.5, False), (4.5, True), (7.2, True), (11.0, False))
@@ -114,7 +114,7 @@ def test_the_price_that_kept_a_part_of_the_floor_out_is_said() -> None:
     (missed,) = run.missed
     assert missed.startswith("no layout ")
     assert run.core.account.coverage(len(run.cases)).limit == "time"
-    assert re.fullmatch(r"41 s are allowed, and a new layout takes \d+ s", run.core.account.why_thin())
+    assert re.fullmatch(r"60 s are allowed, and a new layout takes \d+ s", run.core.account.why_thin())
 
 
 @pytest.mark.slow

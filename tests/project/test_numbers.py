@@ -16,7 +16,7 @@ from normcheck.audit.rotation import SAMPLED
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import FUSED_ADD, GATED, LENGTHS, MODULATED, OPS, QUANTISED
+from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, OPS, QUANTISED
 from normcheck.diagnosis.known import known
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES
@@ -24,8 +24,8 @@ from normcheck.impls.implementation import Implementation
 from tests.project.pages import ALL, PAGES, ROOT
 
 CODE = ROOT / "normcheck"
-TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED
-ADDING, QUANTISING, GATING, MEASURING, MODULATING = ([op.name for op in table] for table in TABLES)
+TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, GROUPED
+ADDING, QUANTISING, GATING, MEASURING, MODULATING, GROUPING = ([op.name for op in table] for table in TABLES)
 
 
 def numbers(page: str, pattern: str) -> list[int]:
@@ -89,6 +89,10 @@ def test_the_faults_and_the_correct_kernels_are_counted() -> None:
     assert numbers("docs/modulated.md", r"plants (\d+) faults") == [planted(*MODULATING)]
     assert numbers("docs/modulated.md", r"(\d+) correct kernels stand beside them") == [right_modulated]
     assert numbers("docs/audit.md", r"nor the (\d+) of \[modulated norms\]") == [planted(*MODULATING)]
+    assert numbers("docs/groupnorm.md", r"plants (\d+) faults") == [planted(*GROUPING)]
+    right_grouped = len({control.name for control in controls() if control.op in GROUPING})
+    assert numbers("docs/groupnorm.md", r"(\d+) correct kernels stand beside them") == [right_grouped]
+    assert numbers("docs/audit.md", r"nor the (\d+) of \[norms of groups\]") == [planted(*GROUPING)]
     assert numbers("docs/fused-add.md", r"(\d+) correct kernels stand beside them") == [right_adding]
     assert numbers("docs/quantised.md", r"(\d+) correct kernels stand beside them") == [right_quantising]
     assert numbers("docs/audit.md", r"no recipe has, (\d+) those of .*? and (\d+) those of") == [adding, quantising]

@@ -56,7 +56,7 @@ def run(cli: Callable[..., Done], command: str) -> Done:
     assert name == "normcheck"
     if arguments[0] == "verify":
         arguments += ENOUGH if "exit code 1" in command else FEWER
-    return cli(*arguments, "--device", "cpu")
+    return cli(*arguments, *(("--device", "cpu") if arguments[0] != "export-case" else ()))
 
 
 def in_a_process(*argv: str) -> Done:
@@ -103,12 +103,14 @@ def test_the_examples_are_found() -> None:
         "my_add.py",
         "my_gate.py",
         "my_modulate.py",
+        "my_groupnorm.py",
         "my_l2norm.py",
         "my_quant.py",
         "my_frozen.py",
         "my_promise.py",
         "my_compiled.py",
         "test_my_norm.py",  # tests/bounds runs it
+        "test_my_kernels.py",  # tests/test_pytest_plugin.py runs it
         *NEED_A_GPU,
     }
     assert {name for name in RIGHT if RIGHT[name] != WRONG[name]} == set(FAILS)

@@ -1,7 +1,7 @@
 """What comes on a GPU of kernels that are wrong in a context alone: `python -m tests.quality.gpu_contexts RECORD.json`.
 
-On one small case in fp16, each wrong kernel in its context, each right one in all; ``device`` takes two GPUs. The
-record is for golden/gpu, where `tests/golden/test_gpu.py` judges it.
+On one small case in fp16, each wrong kernel in its context, each right one in all; ``device`` takes two GPUs, and the
+kernel that hangs half a minute. The record is for golden/gpu, where `tests/golden/test_gpu.py` judges it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,32 @@ import torch
 from torch import Tensor
 
 import normcheck
+from normcheck import Implementation
+from normcheck.contexts.catalogue import CONTEXTS as CONTEXTS_BY_NAME
+from normcheck.contexts.catalogue import PROFILER
 from normcheck.runner.environment import environment
 from tests.quality import context_kernels, gpu_context_kernels
 
 CASE = "rmsnorm fp16 M=40 N=33 eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
 CONTEXTS = ("stream", "graph", "device", "inference", "frozen", "again", "thread")
-ON_A_CPU = ("threads", "compile")
-"""Contexts of kernels that are not wrong on a GPU, or are tried by the command line alone."""
+"""Those that right kernels are tried in: any that asks for one more has to be written for it."""
+
+Kernel = Callable[..., Tensor] | Implementation
+NEVER_RUNS = Implementation(
+    name="never_runs", op="rmsnorm", forward=gpu_context_kernels.right, biases=(False,), expects_kernel="fused_norm"
+)
 
 
-def wrong() -> Iterator[tuple[str, Callable[..., Tensor], str, str]]:
-    """Name, kernel, context and output of each that is wrong on a GPU and comes back."""
-    for kernels in (gpu_context_kernels.WRONG, context_kernels.WRONG):
-        for name, (kernel, context, output) in kernels.items():
-            if context not in ON_A_CPU and name != "hangs":
-                yield name, kernel, context, output
+def wrong() -> Iterator[tuple[str, Kernel, str, str]]:
+    """Name, kernel, context and output of each that is wrong on a GPU."""
+    both: dict[str, tuple[Callable[..., Tensor], str, str]] = {**gpu_context_kernels.WRONG, **context_kernels.WRONG}
+    for name, (kernel, context, output) in both.items():
+        if "cuda" in CONTEXTS_BY_NAME[context].devices:
+            yield name, kernel, context, output
+    yield NEVER_RUNS.name, NEVER_RUNS, PROFILER, ""
 
 
-def judged(kernel: Callable[..., Tensor], *contexts: str) -> dict[str, Any]:
+def judged(kernel: Kernel, *contexts: str) -> dict[str, Any]:
     """The status of the case, the finding if there is one, and how each context went."""
     (verdict,) = normcheck.verify(kernel, op="rmsnorm", case=CASE, device="cuda", context=contexts)
     found = verdict.failure

@@ -192,6 +192,17 @@ def test_an_overrun_of_what_was_allocated_is_found(make: Callable[[Tensor], Tens
     assert (name, elements, count, where) == ("out", out.numel(), 1, words)
 
 
+def test_a_write_to_the_pattern_that_bands_are_compared_with_is_found_once() -> None:
+    """On a GPU it lies among what the kernel allocates, and may be what is behind the end of an output."""
+    with Arena(Surroundings()) as arena:
+        out = torch.zeros(3, 5)
+    ((_, kept), _) = arena._bands(*arena._blocks[0])
+    kept[2] = 0
+    ((name, elements, _, where),) = arena.strays({"out": out})
+    assert (name, elements, where) == ("", 0, "where it says that it has allocated nothing")
+    assert arena.strays({"out": out}) == []
+
+
 def test_what_the_arena_leaves_alone() -> None:
     with Arena(Surroundings()):
         for tensor in (

@@ -122,12 +122,16 @@ def test_a_cell_in_which_normcheck_fails_is_an_error() -> None:
     with patch("normcheck.runner.overwriting.apart", fails()):
         verdict = verdict_of(cell, plan, lambda cases, worst: None)
     assert (verdict.status, verdict.failure) == ("error", None)
-    assert verdict.detail.startswith("normcheck itself failed: RuntimeError")
+    assert verdict.detail.startswith("normcheck itself failed: RuntimeError") and not verdict.error
+    with patch("normcheck.gate.engine.run_cell", side_effect=torch.OutOfMemoryError("CUDA error: out of memory")):
+        verdict = verdict_of(cell, plan, lambda cases, worst: None)
+    assert (verdict.status, verdict.error) == ("error", "memory")
+    assert verdict.detail == "OutOfMemoryError: CUDA error: out of memory"
 
 
 def test_a_kernels_process_tells_a_failure_of_its_own() -> None:
     """The parent raises it, and no kernel is blamed."""
-    state = worker.State(worker.HostMemory(), sandboxed=False)
+    state = worker.State(worker.HostMemory(), sandboxed=False, noted=worker.Noted())
     error = broken_of(worker._answer(state, {"do": "load"})["broken"])  # without what load needs
     assert isinstance(error, ItselfFailed) and "KeyError: 'device' (worker.py:" in str(error)
     with patch.dict(worker._REQUESTS, {"load": raises}):

@@ -176,7 +176,11 @@ class Remedy:
         """A conversion between any two dtypes, to nearest even."""
         if self.is_bf16(dst_type):
             return self.narrow(self.widen(src))
-        return original(builder, self.widen(src), dst_type)
+        src, half, single = self.widen(src), self.tl.float16, self.tl.float32
+        if (src.dtype.scalar, dst_type.scalar) in ((half, single), (single, half)):
+            dtype = np.float16 if dst_type.scalar == half else np.float32
+            return self.interpreter.TensorHandle(interpreter_memory.converted(src.data, dtype), dst_type.scalar)
+        return original(builder, src, dst_type)
 
     def _float_cast(self, original: Any, builder: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
         """A conversion that names its rounding, as fp_downcast_rounding does, or to codes of 8 bits."""

@@ -1,4 +1,5 @@
-/* What an interpreted kernel loads and stores, element by element, from and to wherever its pointers point.
+/* What an interpreted kernel loads and stores, element by element, from and to wherever its pointers point; and its
+ * conversions between fp16 and fp32, for which numpy takes 3 and 6 ns an element.
  * interpreter_memory.py writes the struct of the arguments before this text; `size` is that of an element in bytes.
  */
 
@@ -40,3 +41,29 @@ int64_t store(const struct elements *c) {
     BY_SIZE(STORE)
     return 0;
 }
+
+#ifdef __F16C__ /* a processor that converts eight at a time, to nearest even */
+#include <immintrin.h>
+
+int64_t from_half(const struct elements *c) {
+    const uint16_t *from = (const uint16_t *)(intptr_t)c->pointers;
+    float *to = (float *)(intptr_t)c->values;
+    int64_t i = 0;
+    for (; i + 8 <= c->n; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+    for (; i < c->n; i++)
+        to[i] = _cvtsh_ss(from[i]);
+    return 0;
+}
+
+int64_t to_half(const struct elements *c) {
+    const float *from = (const float *)(intptr_t)c->pointers;
+    uint16_t *to = (uint16_t *)(intptr_t)c->values;
+    int64_t i = 0;
+    for (; i + 8 <= c->n; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < c->n; i++)
+        to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+    return 0;
+}
+#endif

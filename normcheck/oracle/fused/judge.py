@@ -69,6 +69,7 @@ def suits(judge: Judge) -> bool:
         and judge.rules.model.accumulate == "fp32"
         and not judge.op.by_name
         and not judge.op.l2
+        and not judge.op.grouped
     )
 
 

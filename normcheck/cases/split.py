@@ -1,0 +1,59 @@
+"""How a number of rows or columns is split: the channels, and the groups of channels, of what a sample has."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+CHANNEL_COUNTS = ("root", "few", "many", "each", "one")
+"""How many channels the N columns of a grouped op are, simplest first: the largest divisor of N up to its square root;
+p, the least prime that divides N; N / p, or N if that is a prime; N, of one element each; 1. A case line may also have
+a number that divides N."""
+
+GROUP_COUNTS = ("few", "one", "each", "many")
+"""How many groups its C channels are, simplest first: p, the least prime that divides C; 1; C, of one channel each;
+C / p, or C if that is a prime; but 1 if each group were one element, of which torch norms none. A case line may also
+have a number that divides C."""
+
+
+class Split(NamedTuple):
+    """The N columns of a sample are C ``channels`` of L elements, ``length``, in so many ``groups`` of channels."""
+
+    groups: int
+    channels: int
+    length: int
+
+    @property
+    def columns(self) -> int:
+        """The elements of a group."""
+        return self.channels * self.length // self.groups
+
+
+@lru_cache(maxsize=1024)
+def split_of(columns: int, channels: str, groups: str) -> Split:
+    """How so many columns are split, by a word of CHANNEL_COUNTS, one of GROUP_COUNTS, or numbers."""
+    count = _part(columns, channels)
+    parts = _part(count, groups)
+    if parts == columns and not groups.isdigit():
+        parts = 1
+    return Split(parts, count, columns // count)
+
+
+def _part(whole: int, word: str) -> int:
+    """The divisor of ``whole`` >= 1 that a word says, or a number; 1 if it is none."""
+    if word.isdigit():
+        return int(word) if whole % int(word) == 0 else 1
+    least = least_prime(whole)
+    several = whole // least if least < whole else whole
+    return {"root": divisor_near_root(whole), "one": 1, "few": least, "many": several, "each": whole}[word]
+
+
+def divisor_near_root(n: int) -> int:
+    """The largest divisor of n >= 0 up to its square root, 1 for 0."""
+    return next(d for d in range(max(math.isqrt(n), 1), 0, -1) if n % d == 0)
+
+
+def least_prime(n: int) -> int:
+    """The least prime that divides n, 1 for n below 2."""
+    return next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), max(n, 1))
