@@ -13,6 +13,7 @@ import torch
 
 from normcheck import c_library
 from normcheck.impls.kernels import interpreter, interpreter_memory
+from tests.some import some
 
 if torch.cuda.is_available() and not interpreter.enabled():
     pytest.skip("the interpreter is for machines without a GPU; set TRITON_INTERPRET=1", allow_module_level=True)
@@ -111,7 +112,7 @@ def test_conversions_of_halves_are_numpys(size):
     singles = np.concatenate([singles, *beside])
     with np.errstate(over="ignore"):
         for values, dtype in ((halves, np.float32), (singles, np.float16)):
-            for part in np.array_split(values, len(values) // size):
+            for part in some(np.array_split(values, len(values) // size)):
                 assert interpreter_memory.converted(part, dtype).tobytes() == part.astype(dtype).tobytes()
 
 
