@@ -53,7 +53,7 @@ def verdict_of(cli: Cli, name: str, *more: str) -> tuple[int, str, dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_core")
+@pytest.mark.usefixtures("small_core", "unshrunk")
 @pytest.mark.parametrize("name", ["tail", "tail_of_dx"])
 def test_a_wrong_configuration_fails_the_run_with_a_line_that_shows_it_again(name: str, cli: Cli) -> None:
     _, kernel, number, output = kernels.WRONG[name]

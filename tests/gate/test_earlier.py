@@ -20,9 +20,20 @@ FAILED = Case(op="rmsnorm", dtype="bf16", M=20, N=129, eps=0.5, layout="dy_expan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_two_cases_that_differ_in_eps_alone_show_a_cached_eps(cli: Cli, dtype: str) -> None:
-    done = cli("verify", "--impl", STALE_EPS, "--dtype", dtype, "--max-examples", "60", "--report", "json:r.json")
+    done = cli(
+        "verify",
+        "--impl",
+        STALE_EPS,
+        "--dtype",
+        dtype,
+        "--max-examples",
+        "60",
+        "--no-contexts",
+        "--report",
+        "json:r.json",
+    )
     assert done.code == ExitCode.FOUND
     (verdict,) = json.loads(Path("r.json").read_text(encoding="utf-8"))["verdicts"]
     found = verdict["failure"]

@@ -13,6 +13,8 @@ import pytest
 from normcheck.gate.plan import PROFILES
 from tests.command_line import Cli, Done, KernelFile
 
+pytestmark = pytest.mark.usefixtures("unshrunk")
+
 RIGHT = "torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)"
 KERNEL = """
 import torch
@@ -40,9 +42,10 @@ max_examples = 24
 allow_thin = true
 device = "cpu"
 isolation = false
+contexts = false
 report = "json:report.json"
 """
-WHOLE = ("--max-examples", "100", "--time-budget", "60", "--no-contexts")
+WHOLE = ("--max-examples", "100", "--time-budget", "60")
 """The core of a cell with so few shapes, and a few cases more. With fewer, as in CONFIG, a cell is thin."""
 
 

@@ -34,6 +34,7 @@ def run(cli: Cli, folder: Path, asked: str, answered: str, *more: str) -> Done:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 @pytest.mark.parametrize(("eps", "code"), [("self.eps", ExitCode.PASS), ("1e-5", ExitCode.FOUND)])
 def test_rmsnorm_over_dimension_1_without_a_weight(cli: Cli, tmp_path: Path, eps: str, code: ExitCode) -> None:
     done = run(cli, tmp_path, RMS_PROBLEM, answer(RMS.format(eps)))
@@ -131,6 +132,7 @@ def test_what_repro_cannot_do_with_an_answer(cli: Cli, tmp_path: Path, more: tup
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_an_answer_may_refuse_other_shapes_but_not_its_own(cli: Cli, tmp_path: Path) -> None:
     only = "assert x.shape[1:] == (4, 5, 8)\n        "
     done = run(cli, tmp_path, LN_PROBLEM, answer(only + LN.format("self.size", "self.g, self.shift"), OWN))
@@ -142,6 +144,7 @@ def test_an_answer_may_refuse_other_shapes_but_not_its_own(cli: Cli, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_an_answer_that_is_wrong_at_the_given_shape_alone(cli: Cli, tmp_path: Path) -> None:
     wrong = "\n        return y * 1.01 if x.shape == (6, 4, 5, 8) else y"
     forward = LN.format("self.size", "self.g, self.shift").replace("return", "y =") + wrong
