@@ -28,7 +28,7 @@ CHANNELS_LAST = "channels_last"
 
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, HEADS, CHANNELS_LAST),
+    *(RANK4, TRAILING, CHANNELS_LAST, HEADS),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has

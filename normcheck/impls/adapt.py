@@ -21,6 +21,9 @@ _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
 _NAMED = (*BY_NAME, GROUPS)
 """What a function takes by name if its op has it, and only then; a scale of codes may be returned instead, so one
 counts beside a shift alone."""
+_GROUP_COUNTS = ("num_groups", GROUPS)
+"""What the constructor of a module calls the number of groups."""
+
 _TRIAL_COLUMNS = 8
 
 
@@ -39,10 +42,10 @@ class Adapted(NamedTuple):
 def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
-    itself, or no parameter at all. If the default of weight is None, it is also called without a weight. A function, or
-    a module's forward, with a parameter named residual, gate, shift or groups is of an op that has it. If the op
-    quantises, one named scale gets the scale; a function without it returns the scale, and gets its upper limit if it
-    has a parameter named scale_ub.
+    itself, or no parameter at all; of groups, by (groups, C, eps) with a parameter that says so. If the default of
+    weight is None, it is also called without a weight. A function, or a module's forward, with a parameter named
+    residual, gate, shift or groups is of an op that has it. If the op quantises, one named scale gets the scale; a
+    function without it returns the scale, and gets its upper limit if it has a parameter named scale_ub.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
     """
@@ -138,13 +141,15 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
 
     made_by = inspect.signature(kind).parameters
     eps_name = next((name for name in made_by if "eps" in name), "")
-    has_bias = "bias" in made_by
-    words = f"a class that is made by {kind.__name__}(N, eps=...) and has a parameter named weight, or none at all"
+    has_bias, grouped = "bias" in made_by, next((name for name in made_by if name in _GROUP_COUNTS), "")
+    makes = f"{kind.__name__}({', '.join(list(made_by)[:2]) if grouped else 'N'}, eps=...)"
+    words = f"a class that is made by {makes} and has a parameter named weight, or none at all"
 
     @lru_cache(maxsize=8)
-    def module(columns: int, eps: float, bias: bool) -> Any:
+    def module(columns: int, eps: float, bias: bool, groups: int = 1) -> Any:
         options = {eps_name: eps} | ({"bias": bias} if has_bias else {})
-        return kind(columns, **options)
+        counts = (groups, columns) if grouped == next(iter(made_by)) else (columns, groups)[: 1 + bool(grouped)]
+        return kind(*counts, **options)
 
     try:
         if not eps_name:
@@ -157,18 +162,22 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
         raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names))}; expected {words}")
 
     named = _named_in(inspect.signature(kind.forward).parameters)
+    taken = (*named, GROUPS) if grouped and GROUPS not in named else named
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
         own = {name: t for name, t in (("weight", weight), ("bias", bias)) if t is not None}
         given = {name: options[name] for name in named}
-        return functional_call(module(x.shape[-1], eps, bias is not None), own, (x,), given)
+        counts = (
+            (x.shape[1], eps, bias is not None, options[GROUPS]) if grouped else (x.shape[-1], eps, bias is not None)
+        )
+        return functional_call(module(*counts), own, (x,), given)
 
     forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
     setattr(forward, ONE_MODULE, True)
     if not names:
-        return Adapted(forward, (False,), (False,), named)
+        return Adapted(forward, (False,), (False,), taken)
     biases = tuple(flag for flag in (False, True) if ("bias" in found[flag]) == flag)
-    return Adapted(forward, biases, (True,), named)
+    return Adapted(forward, biases, (True,), taken)
 
 
 def _named_in(parameters: Iterable[str]) -> tuple[str, ...]:

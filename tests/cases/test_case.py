@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normcheck.cases.case import (
+    CHANNELS_LAST,
     GIVEN_SCALES,
     HEADS,
     LAYOUTS,
     LIMITED,
     MAX_ELEMENTS,
     NO_WEIGHT,
+    OF_CHANNELS,
     OF_SAMPLES,
     RETURNED,
     SAMPLES,
@@ -29,6 +31,7 @@ from normcheck.cases.case_line import parsed
 from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
 from normcheck.errors import UsageError
 from normcheck.planner.refusals import with_value
 from tests.case_lines import OPTIONS
@@ -58,6 +61,12 @@ def cases(draw: st.DrawFn) -> Case:
     samples = draw(st.sampled_from((*SAMPLES, "1"))) if OPS[op].modulated else ""
     if OPS[op].modulated:
         layout = layout if layout in OF_SAMPLES else "strided"
+    split: dict[str, str] = {}
+    if OPS[op].grouped:
+        layout = layout if layout in OF_CHANNELS else "strided"
+        split = {"channels": draw(st.sampled_from(CHANNEL_COUNTS)), "groups": draw(st.sampled_from(GROUP_COUNTS))}
+    elif layout == CHANNELS_LAST:
+        layout = "strided"
     if OPS[op].quantises:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
@@ -85,6 +94,7 @@ def cases(draw: st.DrawFn) -> Case:
         scale=scale,
         gate=gate,
         samples=samples,
+        **split,
         **residual,
     )
 

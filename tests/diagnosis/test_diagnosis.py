@@ -21,7 +21,7 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.diagnosis import explain, gated, modulated
+from normcheck.diagnosis import explain, gated, grouped, modulated
 from normcheck.diagnosis.evidence import Evidence, evidence, ways
 from normcheck.diagnosis.explain import explanation
 from normcheck.diagnosis.fit import explains
@@ -343,7 +343,8 @@ def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
     of_ways = {f"fits_{key}_{value}" for values in map(keys, OPS.values()) for key in values for value in values[key]}
     of_gates = {f"{key}_{value}" for key, values in keys(OPS["rmsnorm_gated"]).items() for value in values}
     of_gates |= {f"{key}_{value}" for key, values in keys(OPS["rmsnorm_modulate"]).items() for value in values}
-    of_gates |= {told.name for told in (*gated.OF_INPUTS, *modulated.OF_INPUTS)}
+    of_gates |= {told.name for told in (*gated.OF_INPUTS, *modulated.OF_INPUTS, *grouped.OF_INPUTS)}
+    of_gates |= {f"{key}_{value}" for key, values in keys(OPS["groupnorm"]).items() for value in values}
     assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways | of_gates | NAMES
     assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())
     for (one, its), (other, others) in product(RIGHT.items(), repeat=2):

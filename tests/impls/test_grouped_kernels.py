@@ -21,6 +21,7 @@ from normcheck.impls.kernels import interpreter
 from normcheck.impls.torch_grouped import IMPLEMENTATIONS as TORCH
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
+from tests.some import some
 
 interpreter.enable()
 DEVICE = device_for("auto")
@@ -68,7 +69,7 @@ def test_groups_longer_than_a_block_are_as_right() -> None:
         own = {"mean": saved["mean"], "rstd": saved["rstd"], "groups": 3, "silu": True, "max_block": block}
         rest = grouped.backward(inputs.dy, inputs.x, inputs.weight, inputs.bias, **own)
         found.append({**saved, **rest})
-    for output, right in found[0].items():
+    for output, right in some(found[0].items()):
         torch.testing.assert_close(found[1][output], right, rtol=1e-5, atol=1e-5)
 
 
@@ -88,6 +89,33 @@ def test_a_function_gets_groups_by_name() -> None:
         require_named(adapt(lambda x, weight, bias, eps: x), mine, OP, "mine")
     with pytest.raises(UsageError, match="no parameter named groups, or --op groupnorm"):
         require_named(adapted, mine, OPS["layernorm"], "mine")
+
+
+class Norm(torch.nn.GroupNorm):
+    """torch's own module, in fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = (None if t is None else t.float() for t in (self.weight, self.bias))
+        return torch.nn.functional.group_norm(x.float(), self.num_groups, weight, bias, self.eps).to(x.dtype)
+
+
+class Plain(Norm):
+    """The same without weight and bias, made by (channels, groups)."""
+
+    def __init__(self, channels: int, num_groups: int, eps: float = 1e-5) -> None:
+        super().__init__(num_groups, channels, eps=eps, affine=False)
+
+
+@pytest.mark.parametrize("kind", [Norm, Plain])
+def test_a_class_is_made_for_groups_and_channels(kind: type[Norm]) -> None:
+    adapted = adapt(kind)
+    require_named(adapted, kind, OP, "mine")
+    affine = kind is Norm
+    assert (True in adapted.biases, adapted.weights) == (affine, (affine,))
+    own = Implementation(
+        name="mine", op=OP.name, forward=adapted.forward, biases=adapted.biases, weights=adapted.weights
+    )
+    assert not result_of(own, **({} if affine else {"weights": "none", "bias": False})).failed
 
 
 def test_a_norm_of_one_group_is_a_finding() -> None:

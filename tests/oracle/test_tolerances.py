@@ -126,8 +126,9 @@ def test_a_subnormal_bias_may_be_read_as_zero(weight: float, flushes: bool) -> N
 
 def test_every_number_of_the_table_is_read() -> None:
     table = read_table()
-    model = {key: value for key, value in TOML["model"].items() if key != "autograd_cpu"}
+    model = {key: value for key, value in TOML["model"].items() if key not in ("autograd_cpu", "grouped")}
     assert {key: getattr(table.model, key) for key in model} == model
+    assert dict(table.grouped) == TOML["model"]["grouped"]
     assert dict(table.autograd_cpu) == TOML["model"]["autograd_cpu"]
     assert dict(table.count) == TOML["count"]
     assert dict(table.store) == TOML["store"]
