@@ -18,6 +18,7 @@ from normcheck.checks.check import Result
 from normcheck.gate.earlier import SEARCH_SECONDS, Alone, OutOfTime, Search, crashed, differences, spoilt
 from normcheck.gate.plan import Plan
 from normcheck.gate.shrink import shrunk
+from normcheck.isolation.replies import WITH_ITS_SERVER
 from normcheck.result import Finding
 from normcheck.runner.session import session_of
 
@@ -44,12 +45,14 @@ def run_surely(
 ) -> Result:
     """As ``run_case``, but three things are no proof if they happen once: the case runs again.
 
-    A process that ends in its first case: other code under test may have damaged it, or the fork server that it comes
-    from; the second one comes from a new server. A GPU without memory: other processes may have had it. And, if one is
-    ``patient``, a case without a result in time: other processes may have had the cores.
+    A process that ends in its first case, or with the fork server that it comes from: other code under test may have
+    damaged the one or ended the other; the second process comes from a new server. A GPU without memory: other
+    processes may have had it. And, if one is ``patient``, a case without a result in time: other processes may have had
+    the cores.
     """
     result = run_case(cell, case, plan, ask)
-    if crashed(result) and not result.after:
+    with_server = any(WITH_ITS_SERVER in problem.message for problem in result.problems)
+    if crashed(result) and (with_server or not result.after):
         session_of(cell.implementation).restart(cleanly=True)
         note = _ENDED_ONCE
     elif plan.device == "cuda" and any("out of memory" in problem.message for problem in result.problems):
@@ -66,7 +69,7 @@ def run_surely(
     return replace(again, notes=(*again.notes, note.format(case, result.problems[-1])), late=timed_out(result))
 
 
-_ENDED_ONCE = "a process ended in its first case, {}, and another one, from a new server, did not: {.message}"
+_ENDED_ONCE = "a process ended in {}, and another one, from a new server, did not: {.message}"
 _FULL_ONCE = "the GPU's memory ran out in {}, and did not soon after: {.message}"
 _LATE_ONCE = "{} was late once, and in time when it was run again, as it may be on a busy machine: {.message}"
 _SECONDS_FOR_MEMORY = 2.0  # by then what ran beside may have ended, or freed its own

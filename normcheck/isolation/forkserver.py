@@ -41,6 +41,10 @@ COMPILED = ("torch._dynamo",)
 """What torch.compile and Liger import, which takes most of the start of their processes: a root may have it."""
 
 
+UNKNOWN = 256
+"""The exit code, which no process has, of one whose server ended before it could tell."""
+
+
 class Child:
     """A process from a server. ``sentinel``: a file that can be read once it has ended."""
 
@@ -49,14 +53,14 @@ class Child:
         self.exitcode: int | None = None
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, then ``exitcode`` is set: minus the signal's number, 255 if nobody knows."""
+        """Wait until it has ended, then ``exitcode`` is set: minus the signal's number; UNKNOWN if its server ended."""
         if self.exitcode is not None:
             return
         poll = select.poll()
         poll.register(self.sentinel, select.POLLIN)
         if poll.poll(seconds * 1000):
             told = os.read(self.sentinel, CODE.size)
-            self.exitcode = CODE.unpack(told)[0] if len(told) == CODE.size else 255
+            self.exitcode = CODE.unpack(told)[0] if len(told) == CODE.size else UNKNOWN
 
     def close(self) -> None:
         """Give the file back, when nobody waits any more."""

@@ -16,6 +16,7 @@ from normcheck.errors import Broken
 from normcheck.isolation import forkserver
 from normcheck.isolation.descendants import busy_seconds, kill_children, kill_descendants
 from normcheck.isolation.messages import Garbled, Inbox, Message, packed
+from normcheck.isolation.replies import WITH_ITS_SERVER
 from normcheck.isolation.sandbox import Sandbox, close_memory
 from normcheck.isolation.shared_memory import HostMemory
 from normcheck.isolation.watched_memory import WatchedMemory
@@ -156,6 +157,8 @@ class Worker:
         self.kill()
         if code is None:
             how = "its process broke off the connection"
+        elif code == forkserver.UNKNOWN:
+            how = WITH_ITS_SERVER
         elif code < 0:
             how = f"its process was ended by {_signal(-code)}"
         else:

@@ -25,6 +25,9 @@ NOT_PLAIN = "expected a plain torch.Tensor"
 NONSENSE = "its process gave no sensible answer to"
 """The beginning of the message on an answer that no worker gives."""
 
+WITH_ITS_SERVER = "its process ended with the server that it came from"
+"""Begins the message on a process for which nobody knows how it ended."""
+
 ITSELF = "itself"
 """In place of the kind of a failure: normcheck's own, of which the kernel knows nothing."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
+from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.checks.finding import Problem
@@ -21,6 +25,8 @@ from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.discovery import implementations
 from normcheck.impls.implementation import Implementation
+from normcheck.isolation import forkserver
+from normcheck.isolation.replies import WITH_ITS_SERVER
 from normcheck.isolation.select import select_apart
 from normcheck.oracle.tolerances import table
 from normcheck.result import Verdict
@@ -29,6 +35,8 @@ from normcheck.runner.time_limit import TimeIsUp
 CASE = Case(op="rmsnorm", dtype="fp32", M=1, N=8)
 FULL = Problem("exception", "", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
 WRONG = Problem("exception", "", "RuntimeError: mine")
+ENDED = Problem("crash", "", "its process was ended by SIGSEGV during forward")
+ENDED_WITH_SERVER = Problem("crash", "", f"{WITH_ITS_SERVER} during forward")
 LATE = Problem("timeout", "", "no result after timeout=1 s, during forward")
 
 
@@ -41,12 +49,12 @@ def run(
     left: Iterator[Problem | None] = iter(problems)
     ran = []
 
-    def run_case(*_: object, **__: object) -> Result:
+    def once(*_: object, **__: object) -> Result:
         ran.append(1)
         problem = next(left)
-        return Result(CASE, table().model, problems=(problem,) if problem else ())
+        return Result(CASE, table().model, problems=(problem,) if problem else (), after=(CASE,))
 
-    monkeypatch.setattr(blame, "run_case", run_case)
+    monkeypatch.setattr(blame, "run_case", once)
     monkeypatch.setattr(blame, "_SECONDS_FOR_MEMORY", 0.0)
     return blame.run_surely(cell, CASE, plan, Ask(patient=patient)), len(ran)
 
@@ -114,6 +122,46 @@ def test_a_kernel_that_hangs_now_and_then_is_found_the_second_time(at: set[int])
     else:
         assert verdict.failure is not None
         assert verdict.failure.kind == "timeout"
+
+
+PLAIN = """
+import torch
+
+def rmsnorm(x, weight, bias, *, eps):
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return y if bias is None else y + bias
+"""
+
+
+def test_a_process_that_ends_with_its_server_once_is_no_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is out of memory ends what it likes, and so does code under test that runs beside."""
+    path = tmp_path / "mine.py"
+    path.write_text(PLAIN, encoding="utf-8")
+    (implementation,) = select_apart(str(path), ("rmsnorm",), "cpu", 60.0)
+    servers = set[int]()
+
+    def run(cell: Cell, case: Case, *more: Any, **by_name: Any) -> Result:
+        if case.N > 100 and not servers:
+            server = forkserver.pid()
+            assert server is not None
+            servers.add(server)
+            os.kill(server, signal.SIGKILL)
+        return run_case(cell, case, *more, **by_name)
+
+    monkeypatch.setattr(blame, "run_case", run)
+    verdict = swept(implementation, 60.0)
+    ended = [note for note in verdict.notes if f"from a new server, did not: {WITH_ITS_SERVER}" in note]
+    assert (verdict.status, verdict.cases, len(ended), len(servers)) == ("pass", 40, 1, 1), verdict
+
+
+@pytest.mark.parametrize(("problem", "runs"), [(ENDED, 1), (ENDED_WITH_SERVER, 2)], ids=["itself", "with its server"])
+def test_a_process_that_ends_after_other_cases_ran_is_a_finding_by_itself_at_once_and_with_its_server_the_second_time(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, runs: int
+) -> None:
+    result, ran = run(monkeypatch, "cpu", problem, problem)
+    assert (result.problems, ran) == ((problem,), runs)
 
 
 LATE_ONCE = """
