@@ -37,6 +37,8 @@ def forward(
 
     samples, channels, length = x.shape
     gamma, shift = (None if t is None else t.float() for t in (weight, bias))
+    if gamma is None and shift is not None:  # on a GPU torch's backward raises "tensor does not have a device" (2.11)
+        gamma = torch.ones_like(shift)
     wide = x.float().contiguous()  # what F.group_norm calls takes no other, and returns its statistics
     y, mean, rstd = torch.native_group_norm(wide, gamma, shift, samples, channels, length, groups, eps)
     y = y.to(x.dtype) if each else y

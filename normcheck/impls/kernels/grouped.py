@@ -50,8 +50,10 @@ def places(rows, at, G, CHANNELS, L, b_stride, c_stride, l_stride, LAST: tl.cons
 def load_of_channels(ptr, channels, mask, missing):
     """What channels have, in fp32; ``missing`` for each if there is none."""
     if ptr is None:
-        return tl.where(mask, missing, 0.0)
-    return tl.load(ptr + channels, mask=mask, other=0.0).to(tl.float32)
+        values = tl.where(mask, missing, 0.0)
+    else:  # after a return triton compiles what follows all the same
+        values = tl.load(ptr + channels, mask=mask, other=0.0).to(tl.float32)
+    return values
 
 
 @triton.jit
