@@ -130,7 +130,7 @@ def test_every_case_of_a_core_can_be_moved_into_a_regime(regime: Regime) -> None
 def test_no_bias_is_a_regime_of_every_op_that_takes_one() -> None:
     reasons = {op.name: REGIMES["no_bias"].why_not(op.name, "fp16") for op in OPS.values()}
     assert {name for name, reason in reasons.items() if not reason} == {
-        "layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm", "fused_add_layernorm",
+        "layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm", "fused_add_layernorm", "groupnorm",
     }  # fmt: skip
 
 
