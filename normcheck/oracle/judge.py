@@ -208,8 +208,7 @@ def judge_of(
     source = sums.of_statistics if sums else x
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     gate = None if inputs.gate is None else inputs.gate.reshape(shape)
-    rules = rounding.rules(op, model, weight=case.weight)
-    scale = reference.scale_of(op, inputs)
+    rules, scale = rounding.rules(op, model, weight=case.weight), reference.scale_of(op, inputs)
     io, summed = FORMATS[case.dtype], summed_over(op, case)
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
