@@ -25,7 +25,7 @@ def why_not(regime: Regime, mutant: Mutant) -> str:
     """Why a fault makes no sense under a regime, in any op and dtype, or an empty string."""
     if mutant.not_exercised:
         return mutant.not_exercised
-    if any(OPS[op].by_name or OPS[op].l2 for op in mutant.ops):
+    if any(OPS[op].by_name or OPS[op].l2 or OPS[op].grouped for op in mutant.ops):
         return "regimes are those of ops of one input, which return y"
     if False in mutant.weights:
         return "its fault is in calls without a weight, which are a regime of their own"
