@@ -41,6 +41,7 @@ def bound(
     gate: Tensor | None = None,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
+    groups: int | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> dict[str, Expected]:
@@ -48,6 +49,7 @@ def bound(
 
     ``x``, ``dy``, ``residual``, ``dresidual_out``, ``gate``: (..., N) on one device, in fp16, bf16 or fp32; ``weight``,
     ``bias``: (N,), in the dtype of x or fp32; ``scale``, ``shift``: (B, N) beside an x (B, S, N), in one of these too.
+    ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,).
     ``clips``: the limits of a clamped op. ``model``: what a kernel declares, as in an ``Implementation``; if ``op``
     leaves a convention open it must say which. The bounds are those of ``normcheck verify`` for a kernel that computes
     in fp32 (docs/bounds.md derives them). No process is started.
@@ -56,7 +58,8 @@ def bound(
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
     of_samples = {"scale": scale, "shift": shift}
-    about = given(op, {**tensors, **of_samples, "dresidual_out": dresidual_out}, eps=eps, clips=clips, model=model)
+    tensors |= {**of_samples, "dresidual_out": dresidual_out}
+    about = given(op, tensors, eps=eps, groups=groups, clips=clips, model=model)
     return expected_of(about, parts_of(about, gradients=dy is not None))
 
 
@@ -78,6 +81,8 @@ def expected_of(about: Given, parts: Sequence[Expectation]) -> dict[str, Expecte
 
 def shape_of(about: Given, output: str, like: Tensor) -> tuple[int, ...]:
     """The shape of ``output``: of x, of a row's statistics, or of the weight."""
+    if output in STATISTICS and about.op.grouped:
+        return about.shape[0], about.case.split.groups
     if output in STATISTICS:
         rows = about.shape[:-1]
         return rows if like.numel() == about.case.M else (*rows, -1)

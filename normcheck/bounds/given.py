@@ -37,11 +37,13 @@ def given(
     tensors: Mapping[str, Tensor | None],
     *,
     eps: float,
+    groups: int | None,
     clips: tuple[float, float] | None,
     model: Mapping[str, Any] | None,
 ) -> Given:
     """``tensors``: x (..., N), and by name those of its shape, and weight and bias (N,); None is one that is not there.
 
+    Of norms of ``groups`` x is (B, C, ...), weight and bias are (C,).
     Raises UsageError, also if the op returns codes, and if what the kernel computes is open: see ``Model``.
     """
     if op not in OPS:
@@ -49,10 +51,9 @@ def given(
     row, there = OPS[op], {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if row.quantises:
         raise UsageError(f"op={op}: expected one that returns y; codes are judged by normcheck verify")
-    if row.grouped:
-        raise UsageError(f"op={op}: expected another one; norms of groups are judged by normcheck verify")
     x = there["x"]
     _require_floats(there)
+    _require_groups(row, groups, x)
     wanted = {*row.by_name, "x", "dy", *_SIDES, *["dresidual_out"] * row.adds_residual}
     for name in [name for name in there if name not in wanted]:
         raise UsageError(f"{name}: expected none, as {op} has no {name}")
@@ -64,8 +65,9 @@ def given(
         raise UsageError(f"bias: expected None, as {op} has no bias")
     if row.modulated and (x.dim() != 3 or not x.shape[0]):
         raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, S, N) with B >= 1, as {op} modulates samples")
+    of_sides = x.shape[1:2] if row.grouped else x.shape[-1:]
     for name, tensor in there.items():
-        shape = x.shape[-1:] if name in _SIDES else (x.shape[0], x.shape[-1]) if name in _OF_SAMPLES else x.shape
+        shape = of_sides if name in _SIDES else (x.shape[0], x.shape[-1]) if name in _OF_SAMPLES else x.shape
         if tensor.shape != shape:
             raise UsageError(f"{name}.shape={tuple(tensor.shape)}: expected {tuple(shape)}")
         if not bool(torch.isfinite(tensor).all()):
@@ -76,22 +78,37 @@ def given(
     if "residual" in there and "dresidual_out" not in there:
         there["dresidual_out"] = torch.zeros_like(there["residual"])
     whole = (*_SIDES, *_OF_SAMPLES)
-    flat = {name: t.detach() if name in whole else t.detach().reshape(-1, x.shape[-1]) for name, t in there.items()}
+    rows = (*x.shape[:2], x.shape[2:].numel()) if row.grouped else (-1, x.shape[-1])
+    flat = {name: t.detach() if name in whole else t.detach().reshape(rows) for name, t in there.items()}
     case = Case(
         op=op,
         dtype=io,
         M=flat["x"].shape[0],
-        N=x.shape[-1],
+        N=x.shape[1:].numel() if row.grouped else x.shape[-1],
         eps=eps,
         weights="normal" if "weight" in there or row.modulated else NO_WEIGHT,
         weight_dtype=_relative(weight, x) if "weight" in there or row.modulated else "same",
         samples=str(x.shape[0]) if row.modulated else "",
+        channels=str(x.shape[1]) if row.grouped else "",
+        groups=str(groups) if row.grouped else "",
         bias="bias" in there,
         residual_dtype=_relative(there.get(RESIDUAL), x),
         options=row.clips(clips or RELU6) if row.clamped else (),
     )
     base = declared_model(table().model, model or {}, "the caller")
     return Given(row, case, inputs_of(flat), closed(row, case, base), tuple(x.shape))
+
+
+def _require_groups(op: Op, groups: int | None, x: Tensor) -> None:
+    """Raise UsageError unless ``groups`` divides the channels of x (B, C, ...), or is None for an op that has none."""
+    if not op.grouped:
+        if groups is not None:
+            raise UsageError(f"groups={shown(groups)}: expected None, as {op.name} has none")
+        return
+    if x.dim() < 2 or not x.shape[1:].numel():
+        raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, C, ...) with elements, as {op.name} norms channels")
+    if not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
+        raise UsageError(f"groups={shown(groups)}: expected a divisor of the channels of x, {x.shape[1]}")
 
 
 def _relative(tensor: Tensor | None, x: Tensor) -> str:

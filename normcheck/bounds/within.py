@@ -36,6 +36,7 @@ def assert_within(
     gate: Tensor | None = None,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
+    groups: int | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> None:
@@ -46,8 +47,8 @@ def assert_within(
     not, or a gradient without ``dy``.
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
-    tensors |= {"scale": scale, "shift": shift}
-    about = given(op, {**tensors, "dresidual_out": dresidual_out}, eps=eps, clips=clips, model=model)
+    tensors |= {"scale": scale, "shift": shift, "dresidual_out": dresidual_out}
+    about = given(op, tensors, eps=eps, groups=groups, clips=clips, model=model)
     held: dict[str, list[Expectation]] = {}
     for part in parts_of(about, gradients=dy is not None):
         held.setdefault(part.output, []).append(part)

@@ -32,6 +32,7 @@ CLOSED: dict[str, dict[str, Any]] = {
     "sum": {"sum": "rounded"},
     "length": {"eps": "max"},
     "gate": {"gate": "after", "activation": "silu", "rounding": "once", "group": 0, "round_gated": "none"},
+    "activation": {"activation": "silu", "rounding": "once"},
     "modulation": {"rounding": "each", "round_factor": "io"},
 }
 JUDGED = [op for op in OPS.values() if not op.quantises]
@@ -41,6 +42,8 @@ def model_for(op: str) -> dict[str, Any]:
     """What closes the conventions that an op leaves open."""
     if OPS[op].l2:
         return CLOSED["length"]
+    if OPS[op].grouped:
+        return CLOSED["activation"]
     if OPS[op].modulated:
         return CLOSED["modulation"]
     return CLOSED["gate"] if OPS[op].gated else CLOSED["sum"] if OPS[op].adds_residual else {}
@@ -59,7 +62,8 @@ def cases(op: str, dtype: str, every: int) -> Iterator[Case]:
 def arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
     named = {name: tensor for name, tensor in inputs.flat.named() if name != "scale" or OPS[case.op].modulated}
     clips = tuple(case.option_values.values()) or None
-    return {**named, "eps": case.eps, "clips": clips, "model": model_for(case.op)}
+    groups = case.split.groups if OPS[case.op].grouped else None
+    return {**named, "eps": case.eps, "groups": groups, "clips": clips, "model": model_for(case.op)}
 
 
 def require_the_judges(case: Case) -> None:
@@ -206,3 +210,23 @@ print([name for name in sys.modules if name.startswith(("normcheck.cli", "normch
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_groups_that_no_channels_have_are_refused() -> None:
+    x = torch.randn(2, 6, 4, 5)
+    wrong: tuple[Any, ...] = (None, 0, 4, 2.0)
+    for groups in wrong:
+        with pytest.raises(UsageError, match="expected a divisor of the channels of x, 6"):
+            normcheck.bound("groupnorm", x=x, eps=1e-5, groups=groups, model=CLOSED["activation"])
+    with pytest.raises(UsageError, match="groups=2: expected None, as layernorm has none"):
+        normcheck.bound("layernorm", x=x, eps=1e-5, groups=2)
+
+
+def test_images_are_held_by_their_groups() -> None:
+    x, weight, bias = torch.randn(2, 6, 4, 5), torch.randn(6), torch.randn(6)
+    y, mean, rstd = torch.native_group_norm(x, weight, bias, 2, 6, 20, 3, 1e-5)
+    about: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "eps": 1e-5, "model": {"activation": "none"}}
+    assert normcheck.bound("groupnorm", **about, groups=3)["mean"].value.shape == mean.shape
+    normcheck.assert_within({"y": y, "mean": mean, "rstd": rstd}, "groupnorm", **about, groups=3)
+    with pytest.raises(AssertionError, match="y is wrong"):
+        normcheck.assert_within({"y": y}, "groupnorm", **about, groups=2)
