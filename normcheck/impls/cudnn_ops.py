@@ -55,6 +55,7 @@ def _implementation(op: str, **fields: Any) -> Implementation:
         supports=_supports,
         unavailable=partial(_unavailable, op),
         ranks=(2, 3),
+        by_default=("cuda",),
         source="https://github.com/NVIDIA/cudnn-frontend",
         **fields,
     )

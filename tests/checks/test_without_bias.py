@@ -31,7 +31,9 @@ from tests.inner_loop import parametrize
 from tests.some import some
 
 GOT_PAST = Path(__file__).parents[1] / "quality" / "got_past"
-WITH_BIAS = tuple(name for name, op in OPS.items() if op.takes_bias)
+WITH_BIAS = tuple(
+    name for name, op in OPS.items() if op.takes_bias and not op.grouped
+)  # groups have tests of their own
 CORE = ("--no-contexts", "--time-budget", "0.1")  # and no case beside it
 PLAN = Plan(cells=(), device="cpu", seed=0, profile=PROFILES["quick"], timeout=60.0)
 FIELDS: tuple[dict[str, Any], ...] = (
@@ -52,6 +54,7 @@ def case_of(op: str, dtype: str = "fp16", **fields: Any) -> Case:
 
 
 def test_every_op_but_those_of_models_and_codes_may_have_a_bias() -> None:
+    assert {*WITH_BIAS, "groupnorm"} == {name for name, op in OPS.items() if op.takes_bias}
     assert set(WITH_BIAS) == {
         "layernorm", "layernorm_zero_centered", "layernorm_relu_bitmask", "rmsnorm", "fused_add_layernorm",
     }  # fmt: skip

@@ -159,7 +159,7 @@ OFFERED = {
     "bench --report p": ["png:"],
     "bench --dtype b": ["bf16"],
     "tolerances --output d": ["dx", "dresidual", "dgate", "dw", "db"],
-    "tolerances --impl cudnn": ["cudnn", "cudnn_graph"],
+    "tolerances --impl cudnn": ["cudnn", "cudnn_graph", "cudnn_ops"],
     "repro triton_tutorial_": ["triton_tutorial_no_barrier"],
 }
 """What is typed after normcheck -> the values that are offered, of every option that names something."""
@@ -216,6 +216,7 @@ def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "triton_before",
         "triton_max",
         "triton_mean",
+        "triton_silu",
         "triton_tutorial",
         "triton_tutorial_no_barrier",
         "triton_mine.py",
