@@ -241,8 +241,8 @@ def cells(
     processes of its own. ``op``, ``dtypes``: those to check, all that it declares by default. ``options``: those of
     ``normcheck.verify``. Raises UsageError if there is nothing of the kind.
     """
-    if _OF_A_KERNEL in sys.modules:  # a kernel of the file that calls this is imported: no test will run here
-        return []
+    if getattr(sys.modules.get(_WORKER), "serving", False):
+        return []  # a kernel of the file that calls this is imported: no test will run here
     from normcheck.gate.prepare import selected
     from normcheck.runner.device import device_for
 
@@ -262,5 +262,5 @@ def cells(
 
 _IMPORT_SECONDS = 60.0
 
-_OF_A_KERNEL = "normcheck.isolation.worker"
-"""A module that a kernel's process has, and no other."""
+_WORKER = "normcheck.isolation.worker"
+"""The module that says whether this is a kernel's process."""

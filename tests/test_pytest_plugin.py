@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from textwrap import dedent
@@ -235,6 +236,7 @@ def test_the_page_does_what_it_says(inner: Inner) -> None:
 
 
 def test_cells_of_nothing_are_refused_and_a_cell_is_checked_without_the_plugin() -> None:
+    import_module("normcheck.isolation.worker")  # as another test of this process may
     with pytest.raises(UsageError, match=r"none.py"):
         normcheck.cells("none.py")
     with pytest.raises(pytest.fail.Exception, match="op=no: expected one of"):

@@ -41,12 +41,17 @@ from normcheck.runner import call, compiled, nvidia_driver
 from normcheck.runner.device import device_for
 from normcheck.runner.kernel_errors import has_part_in
 
+serving = False
+"""Whether this process is a kernel's."""
+
 
 def serve(control: socket.socket, noted: Noted) -> None:
     """Answer requests until the parent is gone. ``noted``: the functions before any code under test ran.
 
     The first message has the sandbox of this process, or None, and two files: shared memory, and a pipe for output.
     """
+    global serving
+    serving = True
     inbox = Inbox()
     begun, (memory, output), _, _ = socket.recv_fds(control, 1 << 16, 2)
     inbox.add(begun)
