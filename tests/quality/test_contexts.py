@@ -19,7 +19,9 @@ CONTEXTS = tuple(name for name in contexts_on("cpu") if name != "autocast")  # w
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "kernel"), enumerate(controls()), ids=lambda own: own if isinstance(own, int) else f"{own.op}-{own.name}"
+    ("number", "kernel"),
+    list(enumerate(controls())),
+    ids=lambda own: own if isinstance(own, int) else f"{own.op}-{own.name}",
 )
 def test_a_correct_kernel_of_the_audit_is_accused_in_no_context(number: int, kernel: Implementation) -> None:
     """At the first of the telling shapes, or the second, by turns."""
