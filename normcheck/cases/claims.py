@@ -44,6 +44,7 @@ class Claims:
     ``weights``: whether there is a weight, True first. ``biases``, ``weight_dtypes``: of the cases with one, if any;
     ``lone_bias``: whether those without one may have a bias. ``scales``: those of ``Case.scale``. ``shapes``: the
     (M, N) to use, () for any; ``epsilons``: the eps, () for any; ``columns``: N is a multiple of it.
+    ``channels``, ``groups``: those of ``Case``, of a grouped op.
     ``batch_invariant``: it is declared. ``refused``: pairs of an axis ("M", "N" or one of REFUSABLE) and a value that
     the implementation refused.
     """
@@ -61,6 +62,8 @@ class Claims:
     batch_invariant: bool = False
     epsilons: tuple[float, ...] = ()
     columns: int = 1
+    channels: tuple[str, ...] = CHANNEL_COUNTS
+    groups: tuple[str, ...] = GROUP_COUNTS
     refused: frozenset[tuple[str, Any]] = field(default_factory=frozenset)
 
     def without(self, axis: str, value: Any) -> Claims:
@@ -127,8 +130,8 @@ class Claims:
             "scale": self.scales,
             "gate": GATE_KINDS,
             "samples": SAMPLES,
-            "channels": CHANNEL_COUNTS,
-            "groups": GROUP_COUNTS,
+            "channels": self.channels,
+            "groups": self.groups,
         }
         return {axis: every[axis] for axis in self.op.axes}
 
@@ -183,6 +186,8 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         batch_invariant=implementation.batch_invariant,
         epsilons=tuple(implementation.epsilons or ()),
         columns=columns_of(op, implementation),
+        channels=channels_of(implementation),
+        groups=(str(implementation.groups),) if implementation.groups else GROUP_COUNTS,
     )
 
 
@@ -202,10 +207,26 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
 
 
 def columns_of(op: Op, implementation: Declared) -> int:
-    """What N is a multiple of: the columns of a group, if a gated op declares them for all cases."""
+    """What N is a multiple of: the columns of a group, if a gated op declares them for all cases, or the channels that
+    a grouped one declares, or has because of its groups.
+    """
+    if op.grouped:
+        return implementation.channels or _CHANNELS_A_GROUP * implementation.groups or 1
     declared = implementation.model
     group = declared.get("group", 0) if op.gated and isinstance(declared, Mapping) else 0
     return group if isinstance(group, int) and group > 0 else 1
+
+
+_CHANNELS_A_GROUP = 2
+"""In half of the cases of a number of groups that is declared; in the others a group is one channel."""
+
+
+def channels_of(implementation: Declared) -> tuple[str, ...]:
+    """The values of ``Case.channels``: a number that is declared, or multiples of the groups that are."""
+    if implementation.channels:
+        return (str(implementation.channels),)
+    groups = implementation.groups
+    return (str(_CHANNELS_A_GROUP * groups), str(groups)) if groups else CHANNEL_COUNTS
 
 
 def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tuple[str, ...]:
@@ -261,6 +282,9 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
         return 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
     if case.residual_dtype == "fp32" and "fp32" not in implementation.residual_dtypes:
         return 'residual_dtype=fp32: residual_dtypes=("io",) is declared'
+    for name, own in (("channels", implementation.channels), ("groups", implementation.groups)):
+        if own and getattr(case.split, name) != own:
+            return f"{name}={getattr(case, name)}: {name}={own} is declared"
     if case.N % columns_of(op, implementation):
         return f"N={case.N}: model declares groups of {columns_of(op, implementation)} columns"
     if case.scale not in scales_of(op, implementation):

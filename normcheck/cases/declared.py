@@ -98,6 +98,10 @@ def _are_variants(value: object) -> bool:
     return all(isinstance(name, str) and re.fullmatch(r"[\w.+-]{1,60}", name) for name in value)
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_ELEMENTS
+
+
 def _is_source(value: object) -> bool:
     return value is None or isinstance(value, str | PathLike)
 
@@ -125,6 +129,7 @@ _DEVICES = Rule(f"a tuple with {one_of(DEVICES)}, or ()", _tuple_of(_one_of(*DEV
 _CONTEXTS = Rule(f"a tuple with {one_of(CONTEXT_NAMES)}, or ()", _tuple_of(_one_of(*CONTEXT_NAMES)))
 _SHAPES = Rule(f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements", _few(_is_shape), _each(tuple))
 _EPSILONS = Rule("numbers, each 0 or from 1e-37 to 1e37", _few(_is_eps), _each(float))
+_COUNT = Rule("an integer >= 0, of which 0 stands for any", _is_count)
 _PATTERN = Rule(f"a regular expression of at most {_LONGEST_PATTERN} characters, or ''", _is_pattern)
 _WORDS = "a dict of variables to text, without those of Python, the loader and normcheck, such as PATH or LD_PRELOAD"
 _ENVIRONMENT = Rule(_WORDS, _is_environment, dict)
@@ -153,6 +158,8 @@ class Declared:
     model: Mapping[str, Any] | Callable[[Case], Mapping[str, Any]] = field(default_factory=dict)
     shapes: Annotated[tuple[tuple[int, int], ...] | None, _SHAPES] = None
     epsilons: Annotated[tuple[float, ...] | None, _EPSILONS] = None
+    channels: Annotated[int, _COUNT] = 0
+    groups: Annotated[int, _COUNT] = 0
     deterministic: Annotated[bool, _FLAG] = True
     batch_invariant: Annotated[bool, _FLAG] = False
     by_default: Annotated[tuple[str, ...], _DEVICES] = DEVICES

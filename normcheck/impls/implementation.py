@@ -53,8 +53,9 @@ class Implementation(Declared):
     can run on ``cpu`` or ``cuda`` here. ``dtypes``, ``ranks``, ``biases`` (without, with one, or both, as far as the op
     has them) and ``strided`` say what is claimed. ``model`` declares facts about the arithmetic (keys of ``[model]`` in
     tolerances.toml), as a dict or as a function of the case. ``shapes``: if every new (M, N) is expensive, the few that
-    a sweep may use. ``epsilons``: if eps is a constant of the kernel, the few that it has. ``heads``: x also comes as
-    heads, (T, H, N) with a row stride and a head stride of its own, as q in a fused projection to q, k and v.
+    a sweep may use. ``epsilons``: if eps is a constant of the kernel, the few that it has. ``channels``, ``groups``: of
+    an op that norms groups of channels, if it has one number of them alone. ``heads``: x also comes as heads, (T, H, N)
+    with a row stride and a head stride of its own, as q in a fused projection to q, k and v.
     ``trailing``: x also comes as (M, A, B), with weight, bias, dw and db (A, B).
     Their shape says that both dimensions are normed, so there is always a weight. ``source`` is a link or a path.
 

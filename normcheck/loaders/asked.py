@@ -16,7 +16,7 @@ import torch
 from normcheck.cases.axes import ORDINARY
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.case_line import parsed
-from normcheck.cases.data_kinds import RESIDUAL_KINDS, weight_kinds
+from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.depth import Depth
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case
@@ -276,7 +276,7 @@ def _cases(cell: Cell, plan: Plan, shape: Shape, failing: Case | None) -> Iterat
             seed=order.randrange(1, 10**6),
             weights=order.choice(weight_kinds(op)) if weight else NO_WEIGHT,
             bias=weight and claims.values("bias")[0],
-            residual=order.choice(RESIDUAL_KINDS) if op.adds_residual else "normal",
+            **{axis: order.choice(own) for axis, own in claims.own.items()},
         )
         yield claims.nearest(case)
 

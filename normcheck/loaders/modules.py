@@ -47,12 +47,17 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """``op`` over the dimensions ``dims`` of x, at each of the ``variants``. ``eps``: what that does, as a model's."""
+    """``op`` over the dimensions ``dims`` of x, at each of the ``variants``. ``eps``: what that does, as a model's.
+
+    ``groups``, ``channels``: of an op that norms so many groups of so many channels, 0 of another one.
+    """
 
     op: str
     dims: tuple[int, ...]
     variants: tuple[Variant, ...]
     eps: str = ""
+    groups: int = 0
+    channels: int = 0
 
     def rows_and_columns(self, shape: Sequence[int]) -> tuple[int, int]:
         """(M, N) of x of this shape."""
@@ -90,7 +95,7 @@ class Wanted:
                 op=own["op"],
                 dims=tuple(own["dims"]),
                 variants=tuple(Variant(shape=tuple(v["shape"]), init=v["init"]) for v in own["variants"]),
-                eps=own["eps"],
+                **{name: own[name] for name in ("eps", "groups", "channels")},
             )
             for own in json.loads(text)["geometries"]
         )
@@ -100,6 +105,8 @@ class Wanted:
         """The implementation of a geometry with this ``forward``, and these claims: in both processes the same."""
         roles = {role for _, role in self.parameters}
         over = ",".join(map(str, geometry.dims)) + f" by {geometry.eps}" * bool(geometry.eps)
+        over += f" in {geometry.groups} groups" * bool(geometry.groups)
+        model = {"eps": geometry.eps} if geometry.eps else {"activation": "none"} if geometry.groups else {}
         return Implementation(
             name=self.name if len(self.geometries) == 1 else f"{self.name} over {over}",
             op=geometry.op,
@@ -110,7 +117,9 @@ class Wanted:
             weight_dtypes=("io",),
             shapes=self.shapes or tuple(geometry.rows_and_columns(v.shape) for v in geometry.variants),
             epsilons=self.epsilons or None,
-            model={"eps": geometry.eps} if geometry.eps else {},
+            channels=geometry.channels,
+            groups=geometry.groups,
+            model=model,
             source=self.file,
             **hooks,
         )
@@ -150,17 +159,18 @@ class Called:
         setattr(self, ONE_MODULE, True)
 
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Tensor:
-        """y (M, N) of x (M, N), whose rows become the problem's normed dimensions. It has no gradients."""
+        """y of x, both (M, N), or (B, C, L), whose rows become the problem's normed dimensions. It has no gradients."""
         import torch
 
-        variant = self._variants.get((x.shape[0], x.shape[1]))
+        rows, columns = x.shape[0], math.prod(x.shape[1:])
+        variant = self._variants.get((rows, columns))
         if variant is None:
-            raise UsageError(f"M={x.shape[0]} N={x.shape[1]}: expected one of the shapes of its problem")
+            raise UsageError(f"M={rows} N={columns}: expected one of the shapes of its problem")
         with torch.no_grad():
             module = self._made(variant, x.device, x.dtype)
             roles = {role: t for role, t in (("weight", weight), ("bias", bias)) if t is not None}
             self._load(module, roles)
-            return self._flat(module(self._full(x, variant.shape)), variant.shape)
+            return self._flat(module(self._full(x, variant.shape)), variant.shape).reshape(x.shape)
 
     def refusal(self, case: Case) -> str | None:
         """Why the class does not take a shape that is not its problem's own: it was made and called, and raised."""
@@ -257,12 +267,14 @@ def _described(module: Any) -> dict[str, Any]:
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         raise UsageError(f"get_inputs() gives {len(inputs)} values: expected one tensor")
     norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm | torch.nn.RMSNorm)]
+    groups = [m.num_groups for m in model.modules() if isinstance(m, torch.nn.GroupNorm)]
     eps = [v for m in model.modules() for k, v in vars(m).items() if "eps" in k.lower() and type(v) is float]
     return {
         "shape": list(inputs[0].shape),
         "init": _told(init),
         "parameters": [[k, v.numel()] for k, v in model.state_dict().items()][:_MOST_PARAMETERS],
         "eps": eps[:_MOST_EPS],
+        "groups": groups[:_MOST_EPS],
         "normed": len(norms[0].normalized_shape) if norms else 0,
     }
 

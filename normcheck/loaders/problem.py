@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,10 @@ from normcheck.runner.session import session_of
 _MADE = (("rmsnorm", ""), ("layernorm", ""), *(("l2norm", eps) for eps in EPS))
 """The ops that are tried, the last one with all that eps may do."""
 
-_OPS = "rmsnorm, layernorm or l2norm"
+_OPS = "rmsnorm, layernorm, l2norm or groupnorm"
+
+_MOST_GROUPINGS = 6
+"""Numbers of groups that are tried: those of a GroupNorm in the problem, of its arguments, one, and one a channel."""
 
 _OF_NO_EPS = (0.0, 1e-12)
 """The eps of a norm by length in which none is written: none, and the one of torch.nn.functional.normalize."""
@@ -64,6 +67,7 @@ class Described(BaseModel):
     init: list[Any] = Field(max_length=64)
     parameters: list[tuple[Annotated[str, Field(max_length=200)], int]] = Field(max_length=16)
     eps: list[Annotated[float, Field(ge=1e-30, le=1)]] = Field(max_length=16)
+    groups: list[Annotated[int, Field(ge=1, le=1 << 20)]] = Field(max_length=16)
     normed: Annotated[int, Field(ge=0, le=_MOST_RANK)]
 
 
@@ -137,32 +141,64 @@ def _recognised(
     folder: Folder, problem: str, source: str, described: Described, what: str, device: str, timeout: float
 ) -> Wanted:
     """The problem's op, dimensions, eps and parameters, and the shapes to check: found by judging its ``Model``."""
-    usual = sorted(_candidates(described), key=lambda one: len(one[0]) != described.normed)
-    for dims, parameters in usual:
-        variants = tuple(_variants(described, dims, _SWEPT_ELEMENTS[device]))
+    tries = list(_tries(described, _SWEPT_ELEMENTS[device]))
+    for number, (parameters, geometries) in enumerate(tries):
         wanted = Wanted(
-            name="problem",
-            file=problem,
-            kind="Model",
-            device=device,
-            parameters=parameters,
-            geometries=tuple(Geometry(op=op, dims=dims, variants=variants, eps=eps) for op, eps in _MADE),
+            name="problem", file=problem, kind="Model", device=device, parameters=parameters, geometries=geometries
         )
-        if parameters:  # a layernorm has both, or neither, and a norm by length has none
-            wanted = replace(wanted, geometries=wanted.geometries[: len(parameters)])
-        found = _tried(folder, wanted, described, source, what, device, timeout)
+        found = _tried(folder, wanted, described, source, what, device, timeout, below=f"tried{number}")
         if isinstance(found, Wanted):
             return found
-    tried = "; ".join(f"over {', '.join(map(str, dims))}" for dims, _ in usual) or "over any dimensions"
+    over = dict.fromkeys(", ".join(map(str, geometries[0].dims)) for _, geometries in tries)
+    tried = "; ".join(f"over {dims}" for dims in over) or "over any dimensions"
     raise UsageError(f"{what}: expected a Model that is {_OPS} {tried}, with an eps that is written in it")
 
 
+def _tries(described: Described, most: int) -> Iterator[tuple[tuple[tuple[str, str], ...], tuple[Geometry, ...]]]:
+    """(parameters with their roles, geometries) that a problem may have; variants of ``most`` elements but its own."""
+    usual = sorted(_candidates(described), key=lambda one: len(one[0]) != described.normed)
+    for dims, parameters in usual:
+        variants = tuple(_variants(described, dims, most))
+        made = _MADE[: len(parameters)] if parameters else _MADE  # a layernorm has both, a norm by length has none
+        yield parameters, tuple(Geometry(op=op, dims=dims, variants=variants, eps=eps) for op, eps in made)
+    channels, names = described.shape[1], [name for name, _ in described.parameters]
+    of_channels = all(elements == channels for _, elements in described.parameters)
+    if len(described.shape) > 2 and len(names) in (0, 2) and of_channels:
+        dims, variants = tuple(range(1, len(described.shape))), tuple(_of_channels(described, most))
+        groups = (*described.groups, *_numbers(described.init), 1, channels)
+        counts = dict.fromkeys(n for n in groups if channels % n == 0)
+        yield (
+            _roles(names),
+            tuple(
+                Geometry(op="groupnorm", dims=dims, variants=variants, groups=count, channels=channels)
+                for count in list(counts)[:_MOST_GROUPINGS]
+            ),
+        )
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """The whole numbers from 1 on in the arguments of a problem."""
+    inner = value["tuple"] if isinstance(value, dict) else value
+    if isinstance(inner, list):
+        for item in inner:
+            yield from _numbers(item)
+    elif type(inner) is int and inner > 0:
+        yield inner
+
+
 def _tried(
-    folder: Folder, wanted: Wanted, described: Described, source: str, what: str, device: str, timeout: float
+    folder: Folder,
+    wanted: Wanted,
+    described: Described,
+    source: str,
+    what: str,
+    device: str,
+    timeout: float,
+    *,
+    below: str,
 ) -> Wanted | None:
     """``wanted`` with the one geometry and the eps that the problem keeps to; None if there is none."""
     first = wanted.geometries[0]
-    below = f"tried{'_'.join(map(str, first.dims))}"
     place = _written(folder, below, wanted)
     found = selected(str(place), (), device, timeout, isolation=True)
     forwards = dict(zip(wanted.geometries, found, strict=True))
@@ -221,9 +257,14 @@ def _candidates(described: Described) -> Iterator[tuple[tuple[int, ...], tuple[t
         names = [name for name, _ in described.parameters]
         if len(names) > 2:
             continue
-        shifts = [n for n in names if any(word in n.lower() for word in ("bias", "beta", "shift"))]
-        bias = shifts[0] if shifts else names[-1] if len(names) == 2 else ""
-        yield own, tuple((name, "bias" if name == bias else "weight") for name in names)
+        yield own, _roles(names)
+
+
+def _roles(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The parameters with their roles: the bias is what is called so, or the last of two."""
+    shifts = [n for n in names if any(word in n.lower() for word in ("bias", "beta", "shift"))]
+    bias = shifts[0] if shifts else names[-1] if len(names) == 2 else ""
+    return tuple((name, "bias" if name == bias else "weight") for name in names)
 
 
 def _variants(described: Described, dims: tuple[int, ...], most: int) -> Iterator[Variant]:
@@ -246,6 +287,21 @@ def _variants(described: Described, dims: tuple[int, ...], most: int) -> Iterato
                 continue
             seen.add(key)
             yield Variant(shape=small, init=json.dumps(init))
+
+
+def _of_channels(described: Described, most: int) -> Iterator[Variant]:
+    """The given shapes, and smaller ones of the same channels: of fewer samples, with less behind each channel."""
+    init, (_, channels, *own) = json.dumps(described.init), described.shape
+    seen = set(_given(described))
+    for shape in _given(described):
+        yield Variant(shape=shape, init=init)
+    for sides in ((1,) * len(own), *_SIDES.get(len(own), ())):
+        for samples, *_ in _ROWS:
+            shape = (min(samples, described.shape[0]), channels, *sides)
+            smaller = all(side <= whole for side, whole in zip(sides, own, strict=True))
+            if smaller and shape not in seen and math.prod(shape) <= most:
+                seen.add(shape)
+                yield Variant(shape=shape, init=init)
 
 
 def _given(described: Described) -> tuple[tuple[int, ...], ...]:

@@ -99,4 +99,6 @@ def _cases(implementation: Implementation, epsilons: Sequence[float]) -> Iterato
                     weights="normal" if weight else NO_WEIGHT,
                     bias=weight and True in implementation.biases and True in op.biases,
                     residual="half" if op.adds_residual else "normal",
+                    channels=str(implementation.channels) if op.grouped else "",
+                    groups=str(implementation.groups) if op.grouped else "",
                 )

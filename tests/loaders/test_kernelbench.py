@@ -165,6 +165,44 @@ def test_what_a_problem_computes_is_not_read_from_its_name(cli: Cli, tmp_path: P
     assert "layernorm answer.py:ModelNew fp32" in done.out
 
 
+GROUPS = "return torch.nn.functional.group_norm(x, {}, self.g, self.shift, {})"
+GROUPED = {
+    "a module": problem("return self.norm(x)", (3, 12, 6, 7), "12", "self.norm = nn.GroupNorm(4, size)"),
+    "one a channel": problem(
+        "return self.norm(x)", (3, 12, 6, 7), "12", "self.norm = nn.InstanceNorm2d(12, affine=True)"
+    ),
+    "an argument": problem(GROUPS.format("int(self.eps)", 1e-3), (3, 12, 31), "12, 6", OWN),
+}
+
+
+@parametrize(
+    ("asked", "groups", "eps", "code"),
+    [
+        ("a module", "4", 1e-5, ExitCode.PASS),
+        ("an argument", "6", 1e-3, ExitCode.PASS),
+        ("one a channel", "12", 1e-5, ExitCode.PASS),
+        ("a module", "4", 1e-6, ExitCode.FOUND),
+        ("a module", "3", 1e-5, ExitCode.FOUND),
+        ("a module", "4 if x.shape[0] > 1 else 1", 1e-5, ExitCode.FOUND),
+    ],
+    inner=1,
+)
+@pytest.mark.usefixtures("unshrunk")
+def test_groups_of_channels(cli: Cli, tmp_path: Path, asked: str, groups: str, eps: float, code: ExitCode) -> None:
+    """Weights are random here, of a channel each, though the problem has ones."""
+    done = run(cli, tmp_path, GROUPED[asked], answer(GROUPS.format(groups, eps), OWN))
+    assert done.code == code, done.out + done.err
+    assert "groupnorm answer.py:ModelNew fp32" in done.out
+    assert "shapes asked for: 2 of 2 judged" in " ".join(done.out.split()) or code == ExitCode.FOUND
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
+def test_an_answer_that_takes_the_weights_of_a_groupnorm_for_ones(cli: Cli, tmp_path: Path) -> None:
+    done = run(cli, tmp_path, GROUPED["a module"], answer("return torch.nn.functional.group_norm(x, 4)", OWN))
+    assert done.code == ExitCode.FOUND and "y is wrong" in done.out
+
+
 LENGTHS = {
     "without an eps": "x / torch.norm(x, p=2, dim=1, keepdim=True)",
     "of torch": "torch.nn.functional.normalize(x, dim=1)",
@@ -197,7 +235,7 @@ def test_a_norm_by_length_keeps_to_what_the_eps_of_its_problem_does(
 @parametrize(
     ("asked", "answered", "said"),
     [
-        (BEHIND, answer("return x"), "expected a Model that is rmsnorm, layernorm or l2norm over 1"),
+        (BEHIND, answer("return x"), "expected a Model that is rmsnorm, layernorm, l2norm or groupnorm over 1"),
         ("x = 1\n", answer("return x"), "no Model in it: expected a problem with Model"),
         ("import no_such_library\n", answer("return x"), "no_such_library"),
         ("def (", answer("return x"), "expected a Python file"),

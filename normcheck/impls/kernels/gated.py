@@ -18,6 +18,7 @@ in backward, which takes as long as its bytes would and saves them. dw is summed
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -172,9 +173,19 @@ def gated_gradients_kernel(
         tl.store(dw_ptr + group * N + cols, tl.sum(dw, axis=0), mask=cols < N)
 
 
+_LOADED = 4
+"""What is loaded in each turn of the backward's loop: x, dy, the gate and the weight."""
+
+_ON_THE_WAY = 192 << 10
+"""Bytes of shared memory for what is loaded ahead, of the 227 KiB of a multiprocessor of Hopper."""
+
+
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
-    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, itemsize: int) -> Tile:
+    """The tile for rows of N elements of ``itemsize`` bytes; fewer stages if what they load ahead has no room."""
+    t = tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+    ahead = _ON_THE_WAY // (_LOADED * t.rows * t.block * itemsize)
+    return replace(t, stages=max(1, min(t.stages, 1 + ahead)))
 
 
 def forward(
@@ -195,7 +206,7 @@ def forward(
     y = torch.empty((M, N), dtype=x.dtype, device=x.device)
     rstd = torch.empty((M,), dtype=torch.float32, device=x.device)
     if M:
-        t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+        t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
         launch(
             gated_kernel, (ceil_div(M, t.rows),), x, gate, weight, y, rstd, x.stride(0), gate.stride(0), M, N, eps,
             BEFORE=before, SIGMOID=sigmoid, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
@@ -224,7 +235,7 @@ def backward(
     out = {"dx": dx, "dgate": dgate} if dw is None else {"dx": dx, "dgate": dgate, "dw": dw}
     if not M:
         return out
-    t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+    t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
     per_group = group_rows(M, t.rows, t.groups)
     groups = ceil_div(M, per_group)
     parts = dw
