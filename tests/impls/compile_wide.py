@@ -85,8 +85,5 @@ def every(shapes: tuple[tuple[int, int], ...], dtype: torch.dtype) -> Iterator[t
 
 
 if __name__ == "__main__":
-    import sys
-
-    shapes = tuple((m, n) for n in map(int, sys.argv[2].split(",")) for m in (1, 300))
-    for name, M, N, shared in every(shapes, getattr(torch, sys.argv[1])):
-        print(name, M, N, shared, "TOO MUCH" if shared > 232448 else "", flush=True)
+    for name, M, N, shared in every(((300, 4099), (300, 8192)), torch.float32):
+        print(name, M, N, shared)

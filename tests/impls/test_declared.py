@@ -100,7 +100,7 @@ def test_what_a_process_tells_is_read_with_its_types() -> None:
 
 
 @pytest.mark.parametrize("name", ["op", *rules(Implementation)])
-@pytest.mark.parametrize("value", [{"a": 1}, [[[]]], 5, [None]], ids=str)
+@pytest.mark.parametrize("value", [{"a": 1}, [[[]]], -5, [None]], ids=str)
 def test_what_a_process_tells_is_checked(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=r"impl=mine.py"):
         read({**TOLD, name: value})

@@ -24,9 +24,9 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "blocks": (blocks, RANKS, 17.0, (100, 6)),
     "plans": (plans, PACKED, 16.5, (85, 6)),
     "slow plans": (kernels.slow_plans, PACKED, 18.5, (70, 6)),
-    "tuned": (tuned, RANKS, 16.5, (60, 4)),
+    "tuned": (tuned, RANKS, 17.0, (60, 4)),
     "tuned by Triton": (kernels.tuned_by_triton, {**RANKS, "without_rows": True}, 22.5, (60, 4)),
-    "tuned by width": (kernels.tuned_by_width, RANKS, 25.6, (100, 6)),
+    "tuned by width": (kernels.tuned_by_width, RANKS, 34.0, (100, 6)),
     "tuned for a minute": (kernels.tuned_for_a_minute, RANKS, 186.0, (60, 3)),
     "compiled": (kernels.compiled, {**PACKED, "shapes": DECLARED}, 41.5, (60, 3)),
     "each shape": (kernels.each_shape, RANKS, 41.5, (60, 3)),
@@ -50,7 +50,8 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "blocks that stall": (blocks, {**RANKS, "stalls": 0.02}, 80.0, (100, 6)),
     "tuned that stalls": (tuned, {**RANKS, "stalls": 0.02}, 80.0, (60, 4)),
 }
-"""A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least."""
+"""A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least. The one tuned
+by width pays 8 s for rows of more than 4096 columns, without which a kernel that fails there passed."""
 
 
 @parametrize(("name", "seed"), [*zip(TABLE, cycle((0, 7)), strict=False)], inner=1)
@@ -179,7 +180,7 @@ REFUSED: dict[str, Callable[[Case], bool]] = {
 def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
     run = simulated(blocks, refuses=REFUSED[what], **RANKS)
     assert run.was_priced
-    assert run.refused <= 50
+    assert run.refused <= (70 if what == "wide" else 50)  # each width of a facet is asked for before it is given up
     assert len(run.cases) >= 75
     assert run.missed == (("no special inf, nan",) if what == "special values" else ())
 
@@ -191,6 +192,7 @@ FAULTS: dict[str, Callable[[Case], bool]] = {
     "no multiple of 16": lambda case: case.N % 16 != 0 and case.N > 1,
     "a multiple of 16": lambda case: case.N % 16 == 0,
     "past a block": lambda case: case.N > 1024,
+    "past four": lambda case: case.N > 4096,
     "strided": lambda case: case.layout in ("strided", "x_strided"),
     "no bias": lambda case: not case.bias,
     "with a bias": lambda case: case.bias,
