@@ -56,8 +56,8 @@ class Inputs:
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
     Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
-    ``residual_gate`` of one that adds a residual; weight and bias are None. Each lies in a buffer of its own, with NaN in
-    its gaps, and where other heads lie, and in bands before and behind it.
+    ``residual_gate`` of one that adds a residual; weight and bias are None. Each lies in a buffer of its own, with NaN
+    in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
     x: Tensor

@@ -39,8 +39,8 @@ def forward(
     With ``each`` the norm of x, its product with 1 + scale and the sum with shift are rounded, to the dtype of x or
     that of a wider scale. ``round_factor``: 1 + scale is rounded to the dtype of scale; with ``each`` it is anyway.
 
-    With a ``residual``, as x, what is normed is its sum with x times ``residual_gate`` (B, N), as it is stored, which is
-    residual_out; with ``each`` the product is rounded to the dtype of x first.
+    With a ``residual``, as x, what is normed is its sum with x times ``residual_gate`` (B, N), as it is stored, which
+    is residual_out; with ``each`` the product is rounded to the dtype of x first.
     """
 
     if residual is not None and residual_gate is not None:

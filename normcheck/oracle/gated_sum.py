@@ -4,8 +4,8 @@
 
 with a gate for each sample. Which sum is normed is a convention, as ``residual.py`` has it. That sum is not one
 number: the product of x and its gate is rounded, to fp32 or not at all by an FMA, or, as ``round_gated`` of a model
-says, to the dtype of x, as eager torch does; and so is the sum, before it is stored. So a kernel's sum lies between two ends, which
-are one number of half precision for most elements, and every bound is made for any sum between them.
+says, to the dtype of x, as eager torch does; and so is the sum, before it is stored. So a kernel's sum lies between two
+ends, which are one number of half precision for most elements, and every bound is made for any sum between them.
 
 With ds the gradient of s, the norm's own dx + dresidual_out, dresidual = ds, dx = residual_gate * ds, and
 dresidual_gate is the sum of ds * x over the rows of a sample.
@@ -116,8 +116,8 @@ class GatedSum:
         if self.fmt.name == rules.model.accumulate:
             return Part(exact, off, exact, exact - off, exact + off, gate, x)
         flushed = _flushed(rules, exact, self.fmt)
-        ends = [_stored(exact + side * off, self.fmt) + side * flushed for side in (0, -1, 1)]
-        return Part(exact, off, *ends, gate, x)
+        stored, low, high = (_stored(exact + side * off, self.fmt) + side * flushed for side in (0, -1, 1))
+        return Part(exact, off, stored, low, high, gate, x)
 
     def bound(self, block: slice) -> tuple[Tensor, Bound]:
         """The stored sum of a block of rows, and its bound."""
@@ -130,12 +130,14 @@ class GatedSum:
         """The rows of the sum from ``first`` to ``end``, the bounds of their statistics, and which have bounds."""
         part = self.part(first, end)
         source, off = part.of(self.how, norm=False)
-        rows = reference.normalise(op, source, self.case.eps)
+        rows = replace(reference.normalise(op, source, self.case.eps), off=off)
         statistics = forward_bounds.statistics(self.rules, rows, self.case.eps, off)
         checkable = forward_bounds.checkable_rows(rows, self.case)
         if self.is_mixed:
             normed, off = part.of(self.how, norm=True)
             rows = reference.renormalised(rows, normed)
+            finite = torch.isfinite(off.sum(1, keepdim=True))  # what is stored overflows before its statistics do
+            checkable = finite if checkable is None else checkable & finite
         return replace(rows, off=off), statistics, checkable
 
     def added(self, rows: Rows, first: int, end: int) -> GatedAdded:
@@ -161,7 +163,7 @@ def sum_of(case: Case, inputs: Inputs, rules: Rules, how: str) -> GatedSum:
 class GatedAdded:
     """What a backward adds to the gradient of a sum, and the two factors of what was added to the residual.
 
-    ``rounds_product``: the product of x and its gate was rounded to the dtype of x, as autograd rounds that of ds and x.
+    ``rounds_product``: the product of x and its gate was rounded to the dtype of x, as autograd rounds ds and x.
     """
 
     added: Added
@@ -202,12 +204,14 @@ class SumGradients:
 def gradients(rules: Rules, part: Block, own: Bound, of_sum: GatedAdded) -> SumGradients:
     """``own``: the bound of the norm's dx, that of ``part``, before any store.
 
-    A kernel may multiply ds as it is stored, or before that.
+    A kernel may multiply ds as it is stored, or before that; or, if the product was rounded to the dtype of x, as
+    autograd hands it to that product, in the dtype of x.
     """
     added = of_sum.added
     ds = part.backward.dx + added.dresidual_out
-    _, of_ds = backward_bounds.plus_residual(rules, own, part.rows, part.backward, added)
-    e, gate = of_ds.upper / rules.safety, of_sum.gate.abs()
+    narrow, of_ds = backward_bounds.plus_residual(rules, own, part.rows, part.backward, added)
+    handed = torch.maximum(narrow.upper, of_ds.upper) if of_sum.rounds_product else of_ds.upper
+    e, gate = handed / rules.safety, of_sum.gate.abs()
     most, x = ds.abs() + e, of_sum.x.abs()
     dx = of_sum.gate * ds
     off = gate * e + most * gate * rules.u + rules.eta * (1 + gate)
