@@ -53,6 +53,8 @@ def checkable_rows(rows: Rows, case: Case) -> Tensor | None:
         if float(square.max()) <= limit:  # mean(x^2), the root of which is at least mean |x|
             return None
     largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
+    if rows.off is not None and rows.mean is not None:  # between the largest x and others: torch's Welford squares x
+        largest = torch.addcmul(rows.var, rows.mean, rows.mean)
     checkable = (largest <= limit) & (rows.var + case.eps > 0)
     return None if bool(checkable.all()) else checkable
 

@@ -13,6 +13,7 @@ dresidual_gate is the sum of ds * x over the rows of a sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -205,17 +206,19 @@ def gradients(rules: Rules, part: Block, own: Bound, of_sum: GatedAdded) -> SumG
     """``own``: the bound of the norm's dx, that of ``part``, before any store.
 
     A kernel may multiply ds as it is stored, or before that; or, if the product was rounded to the dtype of x, as
-    autograd hands it to that product, in the dtype of x.
+    autograd hands it to that product, in the dtype of x. If it may be infinite there, nothing is said of its products.
     """
     added = of_sum.added
     ds = part.backward.dx + added.dresidual_out
     narrow, of_ds = backward_bounds.plus_residual(rules, own, part.rows, part.backward, added)
     handed = torch.maximum(narrow.upper, of_ds.upper) if of_sum.rounds_product else of_ds.upper
-    e, gate = handed / rules.safety, of_sum.gate.abs()
-    most, x = ds.abs() + e, of_sum.x.abs()
+    e, gate, x = handed / rules.safety, of_sum.gate.abs(), of_sum.x.abs()
+    largest = min(added.residual.max, added.io.max if of_sum.rounds_product else math.inf)
+    e = torch.where(ds.abs() + e > largest, torch.inf, e)
+    most = ds.abs() + e
     dx = of_sum.gate * ds
     off = gate * e + most * gate * rules.u + rules.eta * (1 + gate)
-    off = torch.where(of_sum.gate == 0, 0.0, off)
+    off = torch.where((of_sum.gate == 0) & torch.isfinite(e), 0.0, off)
     upper = (plus_store(rules, off, dx.abs(), added.io, "dx") * rules.safety).clamp_(min=NO_ROOM)
 
     def terms() -> Mapping[str, Tensor]:

@@ -27,7 +27,7 @@ _TILE = 8
 @dataclass(kw_only=True)
 class Sum:
     """One call: ``x``, ``residual`` (B, S, N) and ``gate`` (B, N) as given; ``wide`` and ``stored``, the sum in fp32
-    and as residual_out. Of a backward ``own``, the norm's dx, ``added``, the cotangent of the sum, and ``ds``, all fp32.
+    and as residual_out. Of a backward ``own``, the norm's dx, ``added``, the cotangent of the sum, and ``ds``.
     """
 
     x: Tensor
