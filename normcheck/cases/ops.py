@@ -6,7 +6,7 @@ not the name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -41,6 +41,9 @@ BY_NAME: Mapping[str, str] = MappingProxyType(
     {RESIDUAL: DRESIDUAL, RESIDUAL_GATE: DRESIDUAL_GATE, GATE: DGATE, SCALE: DSCALE, SHIFT: DSHIFT}
 )
 """Every input that a function gets by name -> its gradient. The scale of codes has none."""
+
+OF_SAMPLES = (DRESIDUAL_GATE, DSCALE, DSHIFT)
+"""The gradients of what each sample has of its own, each (B, N)."""
 
 ROOT_FIRST = (
     RESIDUAL_OUT,
@@ -432,6 +435,15 @@ OPS: Mapping[str, Op] = MappingProxyType(
     }
 )
 """Name -> op, in alphabetical order, those of one input first."""
+
+
+def with_residual(op: str, named: Collection[str]) -> str:
+    """``op``, or the one that also adds a residual if a kernel of a modulated ``op`` takes a gate of it by name.
+
+    ``named``: what the kernel must be given by name.
+    """
+    fused = f"fused_add_{op}"
+    return fused if RESIDUAL_GATE in named and fused in OPS and OPS[fused].gates_residual else op
 
 
 def names_of(holds: Callable[[Op], bool]) -> tuple[str, ...]:
