@@ -50,9 +50,10 @@ def bound(
 
     ``x``, ``dy``, ``residual``, ``dresidual_out``, ``gate``: (..., N) on one device, in fp16, bf16 or fp32; ``weight``,
     ``bias``: (N,), in the dtype of x or fp32; ``scale``, ``shift``, ``residual_gate``: (B, N) beside an x (B, S, N), in
-    one of these too. ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,). ``clips``: the limits of a clamped op. ``model``: what a kernel declares, as in an ``Implementation``; if ``op``
-    leaves a convention open it must say which. The bounds are those of ``normcheck verify`` for a kernel that computes
-    in fp32 (docs/bounds.md derives them). No process is started.
+    one of these too. ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,). ``clips``: the
+    limits of a clamped op. ``model``: what a kernel declares, as in an ``Implementation``; if ``op`` leaves a
+    convention open it must say which. The bounds are those of ``normcheck verify`` for a kernel that computes in fp32
+    (docs/bounds.md derives them). No process is started.
 
     Raises UsageError with the argument and what was expected.
     """
