@@ -138,7 +138,8 @@ class GatedSum:
             normed, off = part.of(self.how, norm=True)
             rows = reference.renormalised(rows, normed)
             finite = torch.isfinite(off.sum(1, keepdim=True))  # what is stored overflows before its statistics do
-            checkable = finite if checkable is None else checkable & finite
+            if not bool(finite.all()):
+                checkable = finite if checkable is None else checkable & finite
         return replace(rows, off=off), statistics, checkable
 
     def added(self, rows: Rows, first: int, end: int) -> GatedAdded:
