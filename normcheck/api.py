@@ -18,7 +18,7 @@ import torch
 
 from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import DTYPES, named
-from normcheck.cases.ops import OPS
+from normcheck.cases.ops import OPS, with_residual
 from normcheck.checks.cell import Cell
 from normcheck.checks.contexts import UNTRIED
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
@@ -231,6 +231,7 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
         )
     name = one_line(getattr(fn, "__name__", type(fn).__name__), 120)
     adapted = adapt(fn, name)
+    op = with_residual(op, adapted.named)
     require_named(adapted, fn, OPS[op], name)
     return discovery.wrapped(adapted, op, name, _source(fn)), _spec(fn)
 

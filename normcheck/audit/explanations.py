@@ -92,6 +92,15 @@ _RIGHT = {
     "shift_missing": "mM10",
     "round_factor_io": "mM17",
     "round_factor_none": "mM18",
+    # gated sums
+    "residual_gate_missing": "mJ07",
+    "residual_gate_plus_one": "mJ08",
+    "residual_gate_of_first_sample": "mJ01",
+    "residual_gate_of_next_sample": "mJ02",
+    "residual_gate_in_bf16": "mJ17",
+    "round_gated_io": "mJ14",
+    "round_gated_none": "mJ15",
+    "sum_exact": "mJ16",
     # lengths
     "eps_mean": "mL01",
     "eps_sum": "mL02 mL03",

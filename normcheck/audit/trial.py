@@ -19,6 +19,7 @@ from normcheck.audit.mutants.gated import Gated
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.l2norm import Length
 from normcheck.audit.mutants.modulated import Modulated
+from normcheck.audit.mutants.modulated_add import GatedAdding
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.quantised import Quantising
 from normcheck.audit.mutants.regimes import REGIMES, Regime
@@ -280,6 +281,8 @@ def _clean(op: str) -> Implementation:
         return Length().implementation("clean", op)
     if facts.grouped:
         return Grouped().implementation("clean", op)
+    if facts.gates_residual:
+        return GatedAdding().implementation("clean", op)
     if facts.modulated:
         return Modulated().implementation("clean", op)
     kernel = Quantising() if facts.quantises else Adding() if facts.adds_residual else CLEAN

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from normcheck.bounds.given import Given, given
-from normcheck.cases.ops import DSCALE, DSHIFT, STATISTICS
+from normcheck.cases.ops import OF_SAMPLES, STATISTICS
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import expectations, whole
 from normcheck.oracle.judge import END_TO_END, judge_of
@@ -41,6 +41,7 @@ def bound(
     gate: Tensor | None = None,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
+    residual_gate: Tensor | None = None,
     groups: int | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
@@ -48,16 +49,16 @@ def bound(
     """Output -> what it must be: y, the statistics, residual_out, and with ``dy`` the gradients dx, dw, db and others.
 
     ``x``, ``dy``, ``residual``, ``dresidual_out``, ``gate``: (..., N) on one device, in fp16, bf16 or fp32; ``weight``,
-    ``bias``: (N,), in the dtype of x or fp32; ``scale``, ``shift``: (B, N) beside an x (B, S, N), in one of these too.
-    ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,).
-    ``clips``: the limits of a clamped op. ``model``: what a kernel declares, as in an ``Implementation``; if ``op``
-    leaves a convention open it must say which. The bounds are those of ``normcheck verify`` for a kernel that computes
-    in fp32 (docs/bounds.md derives them). No process is started.
+    ``bias``: (N,), in the dtype of x or fp32; ``scale``, ``shift``, ``residual_gate``: (B, N) beside an x (B, S, N), in
+    one of these too. ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,). ``clips``: the
+    limits of a clamped op. ``model``: what a kernel declares, as in an ``Implementation``; if ``op`` leaves a
+    convention open it must say which. The bounds are those of ``normcheck verify`` for a kernel that computes in fp32
+    (docs/bounds.md derives them). No process is started.
 
     Raises UsageError with the argument and what was expected.
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
-    of_samples = {"scale": scale, "shift": shift}
+    of_samples = {"scale": scale, "shift": shift, "residual_gate": residual_gate}
     tensors |= {**of_samples, "dresidual_out": dresidual_out}
     about = given(op, tensors, eps=eps, groups=groups, clips=clips, model=model)
     return expected_of(about, parts_of(about, gradients=dy is not None))
@@ -86,6 +87,6 @@ def shape_of(about: Given, output: str, like: Tensor) -> tuple[int, ...]:
     if output in STATISTICS:
         rows = about.shape[:-1]
         return rows if like.numel() == about.case.M else (*rows, -1)
-    if output in (DSCALE, DSHIFT):
+    if output in OF_SAMPLES:
         return about.case.batch, about.case.N
     return about.shape if like.numel() == about.case.M * about.case.N and output not in ("dw", "db") else (-1,)

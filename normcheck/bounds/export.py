@@ -22,7 +22,7 @@ from normcheck.bounds.given import Given, closed
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import format_of, make
-from normcheck.cases.ops import DSCALE, DSHIFT, OPS, STATISTICS
+from normcheck.cases.ops import OF_SAMPLES, OPS, STATISTICS
 from normcheck.errors import UsageError, one_line
 from normcheck.files import refuse_existing, write_new
 from normcheck.oracle.compare import Expectation
@@ -111,7 +111,7 @@ def _shape(case: Case, output: str) -> tuple[int, ...]:
         return (case.M, -1) if case.M else (0,)
     if output in ("dw", "db"):
         return case.sides
-    return (case.batch, case.N) if output in (DSCALE, DSHIFT) else case.shape
+    return (case.batch, case.N) if output in OF_SAMPLES else case.shape
 
 
 def _little(dense: Tensor) -> np.ndarray[Any, Any]:

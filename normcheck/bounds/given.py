@@ -18,7 +18,7 @@ from normcheck.oracle.conventions import candidates, keys, plainest, with_conven
 from normcheck.oracle.tolerances import Model, declared_model, table
 
 _SIDES = ("weight", "bias")
-_OF_SAMPLES = ("scale", "shift")
+_OF_SAMPLES = ("scale", "shift", "residual_gate")
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ def given(
         if not bool(torch.isfinite(tensor).all()):
             raise UsageError(f"{name}: expected finite numbers; normcheck verify judges NaN and infinities")
     weight, io = there.get("weight", there.get("bias", there.get("scale"))), format_of(x.dtype).name
-    if row.modulated and there["shift"].dtype != there["scale"].dtype:
-        raise UsageError(f"shift.dtype={there['shift'].dtype}: expected that of scale, {there['scale'].dtype}")
+    for name in _OF_SAMPLES[1:] if row.modulated else ():
+        if name in there and there[name].dtype != there["scale"].dtype:
+            raise UsageError(f"{name}.dtype={there[name].dtype}: expected that of scale, {there['scale'].dtype}")
     if "residual" in there and "dresidual_out" not in there:
         there["dresidual_out"] = torch.zeros_like(there["residual"])
     whole = (*_SIDES, *_OF_SAMPLES)

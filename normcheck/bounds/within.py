@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normcheck.bounds.expected import parts_of
 from normcheck.bounds.given import Given, given
-from normcheck.cases.ops import DSCALE, DSHIFT, ROOT_FIRST
+from normcheck.cases.ops import OF_SAMPLES, ROOT_FIRST
 from normcheck.checks.finding import mismatch
 from normcheck.errors import UsageError, one_of
 from normcheck.oracle.compare import Expectation, compare, merge
@@ -36,6 +36,7 @@ def assert_within(
     gate: Tensor | None = None,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
+    residual_gate: Tensor | None = None,
     groups: int | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
@@ -47,7 +48,7 @@ def assert_within(
     not, or a gradient without ``dy``.
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
-    tensors |= {"scale": scale, "shift": shift, "dresidual_out": dresidual_out}
+    tensors |= {"scale": scale, "shift": shift, "residual_gate": residual_gate, "dresidual_out": dresidual_out}
     about = given(op, tensors, eps=eps, groups=groups, clips=clips, model=model)
     held: dict[str, list[Expectation]] = {}
     for part in parts_of(about, gradients=dy is not None):
@@ -84,7 +85,7 @@ def _finding(about: Given, actual: Tensor, parts: Sequence[Expectation]) -> Find
         size = part.expected.numel()
         compared.append((part.first, compare(flat[at : at + size].reshape(part.expected.shape), part)))
         at += size
-    result = merge(compared, about.case.batch if parts[0].output in (DSCALE, DSHIFT) else about.case.M)
+    result = merge(compared, about.case.batch if parts[0].output in OF_SAMPLES else about.case.M)
     if result.ratio <= 1:
         return None
     return mismatch(Checked(parts[0].output, parts[0].check, result), about.case, "")

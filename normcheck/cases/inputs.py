@@ -27,19 +27,20 @@ from normcheck.cases.data_kinds import (
     WEIGHT_KINDS,
     Field,
     modulation,
+    residual_gate,
     weights,
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, Op
+from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, RESIDUAL_GATE, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
 
 SLAB_ELEMENTS = 1 << 22
-_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE, _OF_SAMPLES = range(
-    10
+_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE, _OF_SAMPLES, _RESIDUAL_GATE = range(
+    11
 )  # independent streams of one seed
 
 
@@ -54,9 +55,9 @@ class Inputs:
     first ones of (N,).
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
-    Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride; weight and bias are
-    None. Each lies in a buffer of its own, with NaN in its gaps, and where other heads lie, and in bands before and
-    behind it.
+    Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
+    ``residual_gate`` of one that adds a residual; weight and bias are None. Each lies in a buffer of its own, with NaN
+    in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
     x: Tensor
@@ -68,6 +69,7 @@ class Inputs:
     scale: Tensor | None = None
     gate: Tensor | None = None
     shift: Tensor | None = None
+    residual_gate: Tensor | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each input, without those that are None."""
@@ -150,15 +152,17 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         fused_inputs.fill(case, op, made.x, made.dy, made.weight, made.bias, slab_height(case), nan_bits(case))
     else:
         fill(case, op, made)
-    if made.residual is not None:
-        _fill_residual(case, made)
     if made.gate is not None:
         _fill_gate(case, made.gate)
     if made.scale is not None and made.shift is not None:
         _fill_modulation(case, op, made.scale, made.shift)
+        if made.residual_gate is not None:
+            _fill_residual_gate(case, made.residual_gate)
     elif made.scale is not None:
         u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
         made.scale.fill_(SCALE_VALUES[case.scale](u))
+    if made.residual is not None:
+        _fill_residual(case, made)
     if case.rank > 2:
         made = replace(made, **{name: tensor.view(case.shape) for name, tensor in made.named() if name in _OF_ROWS})
     if len(case.sides) > 1:
@@ -224,12 +228,20 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         count = (rows.stop - rows.start) * case.N
         pieces = [(_RESIDUAL, first * case.N, count), (_DRESIDUAL_OUT, first * case.N, count)]
         own, cotangents = normal(hashed(case.seed, pieces, device)).view(2, -1, case.N)
-        made.residual[rows] = kind(own, made.x[rows].double()).float()
+        x = made.x[rows].double()
+        if made.residual_gate is not None:  # a residual that cancels what is added to it cancels that product
+            x = x * _of_rows(case, made.residual_gate, rows)
+        made.residual[rows] = kind(own, x).float()
         made.dresidual_out[rows] = cotangents.float()
     if case.M and case.rows in _OF_RESIDUAL:
         _put(made.residual, -1, case.N // 2, _OF_RESIDUAL[case.rows])
     if case.M and case.dy in _OF_RESIDUAL:
         _put(made.dresidual_out, 0, case.N // 2, _OF_RESIDUAL[case.dy])
+
+
+def _of_rows(case: Case, gate: Tensor, rows: slice) -> Tensor:
+    """What a gate (B, N) of samples has for these rows of the case, in fp64."""
+    return gate[torch.arange(rows.start, rows.stop, device=gate.device) // (case.M // case.batch)].double()
 
 
 def _fill_gate(case: Case, gate: Tensor) -> None:
@@ -254,6 +266,17 @@ def _fill_modulation(case: Case, op: Op, scale: Tensor, shift: Tensor) -> None:
         own = normal(hashed(case.seed, pieces, scale.device.type)).view(2, -1, n)
         for tensor, values in zip((scale, shift), modulation(case, op, own, first), strict=True):
             tensor[samples] = values.float()  # rounded to fp32 first, as a weight
+
+
+def _fill_residual_gate(case: Case, gate: Tensor) -> None:
+    """Write the gates (B, N) of x, the magnitudes of which are those of scale and shift: each sample has its own."""
+    n = gate.shape[1]
+    height = max(1, SLAB_ELEMENTS // n)
+    for first in range(0, gate.shape[0], height):
+        samples = slice(first, min(first + height, gate.shape[0]))
+        pieces = [(_RESIDUAL_GATE, first * n, (samples.stop - first) * n)]
+        own = normal(hashed(case.seed, pieces, gate.device.type)).view(-1, n)
+        gate[samples] = residual_gate(case, own, first).float()
 
 
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
@@ -307,15 +330,20 @@ def _kernel_fits(dtype: str, weight_format: str) -> bool:
 def _unfilled(case: Case, device: str) -> Inputs:
     """The tensors of a case, unfilled, with x and dy (M, N)."""
     io = torch_dtype(case.dtype)
-    x, dy = _placed(case, "x", io, device), _placed(case, "dy", io, device)
-    if OPS[case.op].modulated:
+    op, x, dy = OPS[case.op], _placed(case, "x", io, device), _placed(case, "dy", io, device)
+    if op.modulated:
         wide, where = torch_dtype(case.weight_format), ((case.batch, case.N), (case.modulation_stride, 1))
-        both = (placed(*where, wide, device, shift=_shift(case)) for _ in range(2))
-        return Inputs(x, None, None, dy, scale=next(both), shift=next(both))
+        names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
+        own = {name: placed(*where, wide, device, shift=_shift(case)) for name in names}
+        return _with_residual(case, Inputs(x, None, None, dy, **own), device)
     weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
-    gate = _placed(case, GATE, io, device) if OPS[case.op].gated else None
-    made = Inputs(x, weight, bias, dy, scale=scale, gate=gate)
+    gate = _placed(case, GATE, io, device) if op.gated else None
+    return _with_residual(case, Inputs(x, weight, bias, dy, scale=scale, gate=gate), device)
+
+
+def _with_residual(case: Case, made: Inputs, device: str) -> Inputs:
+    """``made``, with a residual and its cotangent, unfilled, if the op adds one."""
     if not OPS[case.op].adds_residual:
         return made
     wide = torch_dtype(case.residual_format)

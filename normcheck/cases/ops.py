@@ -6,7 +6,7 @@ not the name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,14 +28,22 @@ CODES, SCALE = "q", "scale"
 SHIFT, DSCALE, DSHIFT = "shift", "dscale", "dshift"
 """What a modulated op adds, beside the SCALE that it multiplies by and 1, and the gradients of the two."""
 
+RESIDUAL_GATE, DRESIDUAL_GATE = "residual_gate", "dresidual_gate"
+"""What each sample multiplies x by before a modulated op adds it to the residual, and its gradient."""
+
 GROUPS = "groups"
 """The number that a grouped op gets by name: how many groups of channels there are, each normed by itself."""
 
 BLOCKS: Mapping[str, int] = MappingProxyType({"block64": 64, "block128": 128})
 """What shares a scale, if a block of columns does, as a model's ``scale`` -> the columns of a block."""
 
-BY_NAME: Mapping[str, str] = MappingProxyType({RESIDUAL: DRESIDUAL, GATE: DGATE, SCALE: DSCALE, SHIFT: DSHIFT})
+BY_NAME: Mapping[str, str] = MappingProxyType(
+    {RESIDUAL: DRESIDUAL, RESIDUAL_GATE: DRESIDUAL_GATE, GATE: DGATE, SCALE: DSCALE, SHIFT: DSHIFT}
+)
 """Every input that a function gets by name -> its gradient. The scale of codes has none."""
+
+OF_SAMPLES = (DRESIDUAL_GATE, DSCALE, DSHIFT)
+"""The gradients of what each sample has of its own, each (B, N)."""
 
 ROOT_FIRST = (
     RESIDUAL_OUT,
@@ -46,6 +54,7 @@ ROOT_FIRST = (
     "bitmask",
     "dx",
     DRESIDUAL,
+    DRESIDUAL_GATE,
     DGATE,
     DSCALE,
     DSHIFT,
@@ -82,7 +91,8 @@ class Op:
     what eps does is a convention. It has no weight.
 
     If it is ``modulated``, x is (B, S, N), and each of its B samples has a scale and a shift (N,) of its own, in place
-    of weight and bias: y = xhat * (1 + scale) + shift, which ``oracle/modulated.py`` explains.
+    of weight and bias: y = xhat * (1 + scale) + shift, which ``oracle/modulated.py`` explains. One that adds a residual
+    norms residual + residual_gate * x, with a gate (N,) of each sample, which ``oracle/gated_sum.py`` explains.
 
     If it is ``grouped``, x is (B, C, L), so M = B and N = C * L, and it norms each group of channels of a sample, with
     weight and bias (C,), which ``oracle/grouped.py`` explains: an activation behind it is a convention.
@@ -120,8 +130,9 @@ class Op:
             raise ValueError(f"op={self.name}: expected gated=True with no other fact of it")
         if self.l2 and (any(more) or self.zero_centered or self.rounds_xhat or self.by_name):
             raise ValueError(f"op={self.name}: expected l2=True with no other fact of it")
-        if self.modulated and (any(more[1:]) or self.gated or self.rounds_xhat or self.adds_residual):
-            raise ValueError(f"op={self.name}: expected modulated=True with no other fact of it but centered")
+        if self.modulated and (any(more[1:]) or self.gated or self.rounds_xhat):
+            facts = "centered and adds_residual"
+            raise ValueError(f"op={self.name}: expected modulated=True with no other fact of it but {facts}")
         if self.grouped and (self.zero_centered or self.clamped or self.rounds_xhat or self.l2 or self.by_name):
             raise ValueError(f"op={self.name}: expected grouped=True with no other fact of it but centered and a bias")
 
@@ -143,8 +154,13 @@ class Op:
     def by_name(self) -> tuple[str, ...]:
         """The inputs of BY_NAME that the op has."""
         has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises or self.modulated}
-        has |= {SHIFT: self.modulated}
+        has |= {SHIFT: self.modulated, RESIDUAL_GATE: self.gates_residual}
         return tuple(name for name in BY_NAME if has[name])
+
+    @property
+    def gates_residual(self) -> bool:
+        """Whether what the op adds to the residual is x times a gate of each sample."""
+        return self.modulated and self.adds_residual
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -208,7 +224,7 @@ class Op:
 
 
 AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {RESIDUAL: (RESIDUAL, "residual_dtype"), GATE: (GATE,), SCALE: (SCALE,), SHIFT: ("samples",)}
+    {RESIDUAL: (RESIDUAL, "residual_dtype"), RESIDUAL_GATE: (), GATE: (GATE,), SCALE: (SCALE,), SHIFT: ("samples",)}
     | {GROUPS: ("channels", "groups")}
 )
 """Each input of BY_NAME, and GROUPS -> the axes of a case that say something of it."""
@@ -372,6 +388,32 @@ MODULATED = (
 )
 """The ops that multiply and add what each sample of a batch has of its own."""
 
+MODULATED_ADD = (
+    Op(
+        name="fused_add_layernorm_modulate",
+        centered=True,
+        adds_residual=True,
+        modulated=True,
+        biases=(False,),
+        formula="s = residual + residual_gate * x;  y = layernorm(s) * (1 + scale) + shift,  residual_gate, scale and "
+        "shift of each sample;  residual_out = s",
+        source="the second half of a block of DiT, SD3, Flux, Wan: x is what attention returned; "
+        "dresidual = layernorm's dx + dresidual_out, dx = residual_gate * dresidual, "
+        "dresidual_gate = sum_S(dresidual * x)",
+    ),
+    Op(
+        name="fused_add_rmsnorm_modulate",
+        centered=False,
+        adds_residual=True,
+        modulated=True,
+        biases=(False,),
+        formula="s = residual + residual_gate * x;  y = s * rstd * (1 + scale) + shift,  residual_gate, scale and "
+        "shift of each sample;  residual_out = s",
+        source="the same with an RMSNorm, as Lumina, Mochi and LTX have it",
+    ),
+)
+"""The ops that add x to a residual, times a gate of each sample, and modulate the norm of the sum."""
+
 GROUPED = (
     Op(
         name="groupnorm",
@@ -388,11 +430,20 @@ GROUPED = (
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         op.name: op
-        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, GROUPED)
+        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, MODULATED_ADD, GROUPED)
         for op in sorted(table, key=lambda op: op.name)
     }
 )
 """Name -> op, in alphabetical order, those of one input first."""
+
+
+def with_residual(op: str, named: Collection[str]) -> str:
+    """``op``, or the one that also adds a residual if a kernel of a modulated ``op`` takes a gate of it by name.
+
+    ``named``: what the kernel must be given by name.
+    """
+    fused = f"fused_add_{op}"
+    return fused if RESIDUAL_GATE in named and fused in OPS and OPS[fused].gates_residual else op
 
 
 def names_of(holds: Callable[[Op], bool]) -> tuple[str, ...]:

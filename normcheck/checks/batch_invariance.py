@@ -15,7 +15,7 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import DSCALE, DSHIFT, ROOT_FIRST
+from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_GATE, ROOT_FIRST
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe, observe_in_place, start
 from normcheck.checks.rerun import Probed, Subject
@@ -24,7 +24,7 @@ from normcheck.result import EARLIER_CALLS, OTHER_ROWS
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.call import supports
 
-_BY_ROW = frozenset(ROOT_FIRST) - {DSCALE, DSHIFT, "dw", "db"}
+_BY_ROW = frozenset(ROOT_FIRST) - {DRESIDUAL_GATE, DSCALE, DSHIFT, "dw", "db"}
 """Outputs of which each part belongs to one row."""
 
 _BATCH, _MOST_BATCHES = 255, 17
@@ -132,8 +132,8 @@ def _rows_rolled(t: Tensor, by: int) -> Tensor:
 
 
 def _of_rows(inputs: Inputs, change: Callable[[Tensor], Tensor], of_samples: Callable[[Tensor], Tensor]) -> Inputs:
-    """The inputs with ``change`` applied to those that have rows, ``of_samples`` to the scale and shift of samples."""
-    fixed = ("weight", "bias", "scale", "shift")
+    """The inputs with ``change`` applied to those that have rows, ``of_samples`` to what each sample has of its own."""
+    fixed = ("weight", "bias", "scale", "shift", RESIDUAL_GATE)
     both = {} if inputs.shift is None else {n: of_samples(t) for n, t in inputs.named() if n in fixed}
     return replace(inputs, **both, **{n: change(t) for n, t in inputs.named() if n not in fixed})
 

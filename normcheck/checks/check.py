@@ -229,7 +229,7 @@ def _checked(
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     if kept and (op.adds_residual or not op.quantises):  # of codes nobody agrees what becomes of a NaN
         returned = {**kept, **gradients.end_to_end} if not op.quantises else _only(RESIDUAL_OUT, kept)
-        summed = replace(running.pristine, x=running.judge.x) if op.adds_residual else running.pristine
+        summed = replace(running.pristine, x=running.judge.x) if running.judge.sums else running.pristine
         checked += judge_special(op, case, summed, returned, running.model, saved.doubt)
     result = Result(
         case,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import BY_NAME, CODES, RESIDUAL_OUT, SCALE, Op
+from normcheck.cases.ops import BY_NAME, CODES, DRESIDUAL_GATE, RESIDUAL_OUT, SCALE, Op
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.oracle.conventions import OPEN
 from normcheck.oracle.gated import groups_of
@@ -89,16 +89,21 @@ def _owed(op: Op, inputs: Inputs) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}, as a dict or as {len(names)} tensors in this order"
 
 
-def usable_gradients(inputs: Inputs, returned: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
+def usable_gradients(
+    inputs: Inputs, returned: Mapping[str, Tensor], *, by_graph: bool = False
+) -> tuple[dict[str, Tensor], tuple[Problem, ...]]:
     """The gradients that can be judged, by name, and the problems of the others; a missing gradient is a problem.
 
-    One by a weight, or by a bias, that was not given is ignored.
+    One by a weight, or by a bias, that was not given is ignored. A backward may leave dresidual_gate to its caller, who
+    can sum it from dresidual and x; ``by_graph``: the gradients are autograd's, which has all.
     """
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
     named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in inputs.leaves)
     gives = f"dx{named}" if inputs.shift is not None else f"dx{named}, dw and, with a bias, db"
     for name, like in inputs.leaves.items():
+        if name not in returned and name == DRESIDUAL_GATE and not by_graph:
+            continue
         if name not in returned:
             problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))
             continue

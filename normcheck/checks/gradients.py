@@ -109,7 +109,7 @@ def autograd_checks(
     if not gradients:
         note = "no backward, and y does not carry autograd's graph: gradients not checked"
         return Gradients(not_returned=gradient_names(inputs), notes=(note,))
-    usable, problems = usable_gradients(inputs, gradients)
+    usable, problems = usable_gradients(inputs, gradients, by_graph=True)
     if saved.doubt is None or saved.bits is None or saved.ties is None or "bitmask" not in outputs:
         checked = judge_gradients(judge, usable, saved, given=False, own_bits=True)
         return Gradients(checked, problems, end_to_end=usable)
@@ -148,7 +148,8 @@ def backward_checks(
         checked = alone() + whole()
     except UnsupportedCase as refused:
         return Gradients(not_returned=gradient_names(given), refused=refusal(refused))
-    found = Gradients(checked, problems, end_to_end=usable, staged=stage, second=second)
+    left = tuple({*given.leaves} - {*usable} - {problem.output for problem in problems})
+    found = Gradients(checked, problems, left, end_to_end=usable, staged=stage, second=second)
     if all(c.comparison.ratio <= 1 for c in checked):
         return found
     return _reconsidered(running, own, saved, stage, found)

@@ -16,7 +16,7 @@ from typing import Any
 
 from normcheck.cases.case import NO_WEIGHT, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.ops import GATED, GROUPED, MODULATED, Op
+from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, Op
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
@@ -50,7 +50,9 @@ _CLIPS = ((0.0, 6.0), (-0.5, 2.0))
 _FEWEST_ALIKE = 4  # cases like the failing one, itself included, if the time ends before all were run
 _ALIKE_ELEMENTS = 1 << 17
 
-_INSTEAD = {op.name: gated.instead for op in GATED} | {op.name: modulated.instead for op in MODULATED}
+_INSTEAD = {op.name: gated.instead for op in GATED} | {
+    op.name: modulated.instead for op in (*MODULATED, *MODULATED_ADD)
+}
 _INSTEAD |= {op.name: grouped.instead for op in GROUPED}
 """Op -> what its kernels may do instead, of those that have no formulas of faults."""
 

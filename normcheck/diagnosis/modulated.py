@@ -72,7 +72,32 @@ OF_INPUTS = (
 )  # fmt: skip
 
 
+def _gated(change: Callable[[Tensor], Tensor]) -> Callable[[Inputs], Inputs]:
+    """``change`` of the gate of what is added to a residual."""
+
+    def changed(inputs: Inputs) -> Inputs:
+        assert inputs.residual_gate is not None
+        return replace(inputs, residual_gate=change(inputs.residual_gate))
+
+    return changed
+
+
+OF_GATES = (
+    _told("residual_gate_missing", "the gate of x is never applied", inputs=_gated(torch.ones_like)),
+    _told("residual_gate_plus_one", "1 + residual_gate multiplies x", inputs=_gated(lambda gate: gate.double() + 1)),
+    _told("residual_gate_of_first_sample", "x of every sample has the gate of the first one",
+            inputs=_gated(lambda gate: gate[:1].expand_as(gate))),
+    _told("residual_gate_of_next_sample", "x of each sample has the gate of the next one",
+            inputs=_gated(lambda gate: gate.roll(-1, 0))),
+    _told("residual_gate_stride_ignored", "the row stride of the gate of x is ignored: it is read as packed",
+            inputs=_gated(_packed)),
+    _told("residual_gate_in_bf16", "the gate of x is rounded to bf16", inputs=_gated(_in(torch.bfloat16))),
+)  # fmt: skip
+
+
 def instead(op: Op, model: Model) -> Iterator[Instead]:
     """What a kernel of this ``model`` may do instead, the conventions that it does not declare first."""
     yield from of_conventions(op, model)
     yield from OF_INPUTS
+    if op.gates_residual:
+        yield from OF_GATES

@@ -14,7 +14,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import BLOCKS, DRESIDUAL, DSCALE, DSHIFT, OPS, SCALE, Op
+from normcheck.cases.ops import BLOCKS, DRESIDUAL, OF_SAMPLES, OPS, SCALE, Op
 from normcheck.cases.ops import CODES as Q
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
@@ -121,7 +121,7 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
         raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")
     of_row, of_column = {"ROW": case.M * case.split.groups}, {"COLUMN": case.split.channels}
     sizes = {"mean": of_row, "rstd": of_row, "dw": of_column, "db": of_column}
-    sizes |= {name: {"SAMPLE": case.batch, "COLUMN": case.N} for name in (DSCALE, DSHIFT)}
+    sizes |= {name: {"SAMPLE": case.batch, "COLUMN": case.N} for name in OF_SAMPLES}
     sizes[SCALE] = {"ROW": case.M, "COLUMN": max(scale_columns(case, name) for name in BLOCKS)}
     size = sizes.get(output, {"ROW": case.M, "COLUMN": case.N})
     form = ",".join(size)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import DGATE, DRESIDUAL, DSCALE, DSHIFT, OPS, RESIDUAL_OUT, Op
+from normcheck.cases.ops import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, OPS, RESIDUAL_OUT, Op
 from normcheck.checks.contract import Problem
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.result import CellKey
@@ -111,7 +111,8 @@ def geometries(op: Op, case: Case) -> dict[str, tuple[Geometry, ...]]:
     if op.gated:
         of_rows[DGATE] = rows
     if op.modulated:
-        of_rows |= dict.fromkeys((DSCALE, DSHIFT), (torch_dtype(case.weight_format), (case.batch, case.N)))
+        of_samples = (DSCALE, DSHIFT, *[DRESIDUAL_GATE] * op.gates_residual)
+        of_rows |= dict.fromkeys(of_samples, (torch_dtype(case.weight_format), (case.batch, case.N)))
     for name in owed(case):
         allowed[name] = allowed[GIVEN + name] = (of_rows.get(name, vector),)
     return allowed

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.declared import rules
 from normcheck.cases.dtypes import DTYPES, named
-from normcheck.cases.ops import OPS
+from normcheck.cases.ops import OPS, RESIDUAL_GATE, with_residual
 from normcheck.errors import ImportFailed, UsageError, error_text, one_line, one_of, shown
 from normcheck.impls.implementation import Implementation, NotImported
 
@@ -64,7 +64,10 @@ def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
     ``spec``: a known name, ``file.py``, ``file.py:name`` or ``package.module:name``. Raises UsageError.
     """
     found = implementations().get(spec) or _from_user(spec, op_names)
+    asked = {*op_names, *(with_residual(op, (RESIDUAL_GATE,)) for op in op_names)}
     wanted = tuple(i for i in found if not op_names or i.op in op_names)
+    if not wanted and spec not in implementations():  # a modulated norm that takes a residual is the op that adds it
+        wanted = tuple(i for i in found if i.op in asked)
     if not wanted:
         declared = sorted({i.op for i in found})
         raise UsageError(f"op={','.join(op_names)}: expected {one_of(declared)}, which are what impl={spec} declares")
@@ -132,6 +135,7 @@ def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, nam
     from normcheck.impls.adapt import adapt, require_named  # imports torch
 
     adapted = adapt(target, spec)
+    op_names = tuple(dict.fromkeys(with_residual(op, adapted.named) for op in op_names))
     for op in op_names:
         require_named(adapted, target, OPS[op], spec)
     named = f"{Path(location).name}:{name}"
@@ -223,7 +227,17 @@ def validated(item: object, spec: str) -> Implementation:
     if item.trailing and item.weights != (True,):
         expected = "weights=(True,) with it: the shape of the weight says what is normed"
         raise UsageError(f"trailing=True weights={item.weights} {where}: expected {expected}")
-    return replace(item, **{name: rule.read(getattr(item, name)) for name, rule in rules(type(item)).items()})
+    fields = {name: rule.read(getattr(item, name)) for name, rule in rules(type(item)).items()}
+    return replace(item, op=with_residual(item.op, _required(item.forward)), **fields)
+
+
+def _required(function: Any) -> tuple[str, ...]:
+    """The parameters of a function that have no default; () if it does not say."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.default is p.empty)
 
 
 def _of_file(value: object, module: ModuleType) -> bool:

@@ -9,10 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.declared import DEVICES
-from normcheck.cases.ops import MODULATED, Op
+from normcheck.cases.ops import MODULATED, MODULATED_ADD, Op
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _DIT = "https://github.com/facebookresearch/DiT/blob/main/models.py"
@@ -28,6 +29,8 @@ def forward(
     eps: float,
     scale: Tensor,
     shift: Tensor,
+    residual: Tensor | None = None,
+    residual_gate: Tensor | None = None,
     each: bool = False,
     round_factor: bool = False,
 ) -> dict[str, Tensor]:
@@ -35,7 +38,22 @@ def forward(
 
     With ``each`` the norm of x, its product with 1 + scale and the sum with shift are rounded, to the dtype of x or
     that of a wider scale. ``round_factor``: 1 + scale is rounded to the dtype of scale; with ``each`` it is anyway.
+
+    With a ``residual``, as x, what is normed is its sum with x times ``residual_gate`` (B, N), as it is stored, which
+    is residual_out; with ``each`` the product is rounded to the dtype of x first.
     """
+
+    if residual is not None and residual_gate is not None:
+        gate = residual_gate[:, None] if each else residual_gate[:, None].float()
+        stored = (residual + gate * x).to(residual.dtype)
+        return {"residual_out": stored, **_normed(op, stored, x.dtype, eps, scale, shift, each, round_factor)}
+    return _normed(op, x, x.dtype, eps, scale, shift, each, round_factor)
+
+
+def _normed(
+    op: Op, x: Tensor, io: torch.dtype, eps: float, scale: Tensor, shift: Tensor, each: bool, round_factor: bool
+) -> dict[str, Tensor]:
+    """y, in the dtype ``io``, of what is normed, and its statistics."""
     import torch
 
     wide, columns = x.float(), x.shape[-1:]
@@ -46,11 +64,11 @@ def forward(
         normed, outputs = torch.nn.functional.rms_norm(wide, columns, None, eps), {}
     scale, shift = scale[:, None], shift[:, None]
     if each:
-        y = normed.to(x.dtype) * (1 + scale) + shift
+        y = normed.to(io) * (1 + scale) + shift
     else:
         factor = (1 + scale).float() if round_factor else 1 + scale.float()
         y = normed * factor + shift.float()
-    return {"y": y.to(x.dtype), **outputs}
+    return {"y": y.to(io), **outputs}
 
 
 _MADE: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -67,11 +85,13 @@ IMPLEMENTATIONS = tuple(
         model={
             "rounding": "each" if own.get("each") else "once",
             "round_factor": "io" if own.get("round_factor") else "none",
+            **({"sum": "rounded", "round_gated": "io" if own.get("each") else "none"} if op.adds_residual else {}),
         },
         by_default=DEVICES if name == "torch" else (),
+        residual_dtypes=("io", "fp32") if op.adds_residual else ("io",),
         builds=False,
         source=source,
     )
-    for op in MODULATED
+    for op in (*MODULATED, *MODULATED_ADD)
     for name, own, source in _MADE
 )

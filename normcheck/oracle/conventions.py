@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import Op
+from normcheck.cases.ops import OPS, Op
 from normcheck.oracle import residual
 from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
+from normcheck.oracle.gated_sum import ROUND_PRODUCT
 from normcheck.oracle.l2norm import EPS, MEAN, SUM
 from normcheck.oracle.modulated import ROUND_FACTOR
 from normcheck.oracle.quantised import ROUNDS, SCALINGS
@@ -94,6 +95,13 @@ OF_MODULATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
         _ROUND_FACTOR: MappingProxyType(
             {"none": "computes 1 + scale in fp32", "io": "rounds 1 + scale to the dtype of scale"}
         ),
+        _ROUND_GATED: MappingProxyType(
+            {
+                "none": "adds residual_gate times x in fp32",
+                "io": "rounds residual_gate times x before it adds that, as eager torch does",
+            }
+        ),
+        _SUM: residual.IN_WORDS,
     }
 )
 """The same for the keys of modulated ops."""
@@ -127,7 +135,8 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     if op.grouped:
         return {_ACTIVATION: AFTER_NORM, _ROUNDING: ROUNDINGS}
     if op.modulated:
-        return {_ROUNDING: ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
+        of_product: dict[str, Sequence[str | int]] = {_ROUND_GATED: ROUND_PRODUCT} if op.gates_residual else {}
+        return of_sum | of_product | {_ROUNDING: ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
     of_length: dict[str, Sequence[str | int]] = {_EPS: EPS} if op.l2 else {}
     of_codes: dict[str, Sequence[str | int]] = {_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}
     return of_sum | of_codes | (of_gate if op.gated else {}) | of_length
@@ -137,7 +146,7 @@ def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
     """Every convention that a kernel of this ``model`` may have; one, (), if it leaves nothing open."""
     left = {key: values for key, values in keys(op).items() if getattr(model, key) == OPEN}
     every = (tuple(zip(left, values, strict=True)) for values in product(*left.values()))
-    return tuple(dict.fromkeys(_without_idle(each, model) for each in every))
+    return tuple(dict.fromkeys(each if op.modulated else _without_idle(each, model) for each in every))
 
 
 def _without_idle(convention: Convention, model: Model) -> Convention:
@@ -154,15 +163,18 @@ def plainest(convention: Convention, case: Case) -> Convention:
     """The first convention that is the same as this one in ``case``: in fp32 some do not differ."""
     fp32, group = case.dtype == "fp32", dict(convention).get(_GROUP)
     first = {_SUM: residual.are_one(case), _ROUND: fp32, _ROUNDING: fp32, _ROUND_GATED: fp32}
+    gates_residual = OPS[case.op].gates_residual
     values: dict[str, str | int] = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0], _ROUNDING: ROUNDINGS[0]}
     values |= {_ROUND_GATED: ROUND_GATED[0], _GROUP: GROUPS[0], _ROUND_FACTOR: ROUND_FACTOR[0]}
     first[_ROUND_FACTOR] = case.weight_format == "fp32"
+    if gates_residual:
+        first[_ROUND_GATED], values[_ROUND_GATED] = first[_ROUND_FACTOR], ROUND_PRODUCT[0]
     if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
         first[_EPS], values[_EPS] = True, SUM
     if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
         first[_GROUP] = True
     plain = ((key, values[key] if first.get(key) else value) for key, value in convention)
-    return tuple(pair for pair in plain if not (fp32 and pair[0] == _ROUND_GATED))
+    return tuple(pair for pair in plain if gates_residual or not (fp32 and pair[0] == _ROUND_GATED))
 
 
 def with_convention(model: Model, convention: Convention) -> Model:
@@ -198,7 +210,7 @@ def _of_key(words: Mapping[str, Mapping[Any, str]], key: str, left: list[str | i
         return words[key][exact[0]]
     what = {_SUM: "the sums", _ROUND: "the values of round_before_quant", _ROUNDING: "the values of rounding"}
     what |= {_GATE: "a gate", _ACTIVATION: "the activations", _EPS: "the values of eps"}
-    what |= {_ROUND_FACTOR: "the values of round_factor"}
+    what |= {_ROUND_FACTOR: "the values of round_factor", _ROUND_GATED: "the values of round_gated"}
     return f"no case tells {what[key]} {', '.join(map(str, exact))} apart" if key in what else ""
 
 

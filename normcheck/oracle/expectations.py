@@ -11,7 +11,7 @@ from torch import Tensor
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import torch_dtype
 from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DSCALE, DSHIFT, RESIDUAL_OUT, SCALE
+from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT, SCALE
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Judge, Reference, judge_forward
 from normcheck.oracle.judge_backward import judge_gradients
@@ -31,12 +31,12 @@ def expectations(
     y = torch.zeros((case.M, case.N), dtype=torch_dtype(case.dtype), device=device)
     saved = judge_forward(replace(judge, watch=None), {"y": y})[1]
     watched = replace(judge, watch=seen.append)
-    stored = {} if judge.sums is None else {RESIDUAL_OUT: y}
+    stored = {RESIDUAL_OUT: y} if judge.op.adds_residual else {}
     judge_forward(watched, {"y": y, **stored, **_outputs(saved), **(statistics or {})})
     vector = torch.zeros(case.split.channels, dtype=torch_dtype(judge.weight.name), device=device)
     names = judge.op.gradients(weight=case.weight, bias=judge.stored_bias is not None)
     of_samples = torch.zeros((case.batch, case.N), dtype=vector.dtype, device=device)
-    shaped = {"dw": vector, "db": vector, DSCALE: of_samples, DSHIFT: of_samples}
+    shaped = {"dw": vector, "db": vector, DSCALE: of_samples, DSHIFT: of_samples, DRESIDUAL_GATE: of_samples}
     zeros = {name: shaped.get(name, y) for name in names}
     if not own_bits:
         judge_gradients(watched, zeros, saved, given=True)

@@ -46,12 +46,15 @@ def checkable_rows(rows: Rows, case: Case) -> Tensor | None:
     if rows.x.numel() == 0:
         return None
     if case.eps > 0:
-        if case.dtype == "fp16" and case.rows not in NOT_FINITE and case.gate not in NOT_FINITE:
+        small = case.dtype == "fp16" and rows.off is None  # a sum with a product may be too large for fp16
+        if small and case.rows not in NOT_FINITE and case.gate not in NOT_FINITE:
             return None
         square = rows.var if rows.mean is None else torch.addcmul(rows.var, rows.mean, rows.mean)
         if float(square.max()) <= limit:  # mean(x^2), the root of which is at least mean |x|
             return None
     largest = rows.var if rows.mean is None else torch.maximum(rows.var, rows.x_abs.mean(1, keepdim=True))
+    if rows.off is not None and rows.mean is not None:  # between the largest x and others: torch's Welford squares x
+        largest = torch.addcmul(rows.var, rows.mean, rows.mean)
     checkable = (largest <= limit) & (rows.var + case.eps > 0)
     return None if bool(checkable.all()) else checkable
 
@@ -61,7 +64,10 @@ EXACT = StatisticsBound(0.0, None, None, None)
 
 
 def statistics(rules: Rules, rows: Rows, eps: float, off: Tensor | None = None) -> StatisticsBound:
-    """Bounds of mean and rstd. ``off`` (m, N): how far what a kernel norms may be from ``rows``, if they have no mean.
+    """Bounds of mean and rstd. ``off`` (m, N): how far what a kernel norms may be from ``rows``.
+
+    With c = x - mean, which sums to 0, such an error d moves sum c^2 by at most sum (2 |c| + |d|) |d|, and the mean by
+    the mean of |d|.
 
     In any order of a sum, a summand passes through at most H(N) - 1 adds. Two-pass: sum (x - m')^2 = sum (x - m)^2
     + N (m' - m)^2. Welford and Chan's merge are stable to first order in sqrt(1 + mean^2 / v) only: the ``c_var`` term
@@ -74,17 +80,25 @@ def statistics(rules: Rules, rows: Rows, eps: float, off: Tensor | None = None) 
     h = rules.chain(n)
     v = rows.var
     dm: Tensor | None = None
+    if rows.mean is not None and off is not None:
+        v = v + (2 * (rows.x - rows.mean).abs() + off).mul_(off).mean(1, keepdim=True)
     if rows.mean is not None:
-        dm = rows.x_abs.mean(1, keepdim=True).mul_(rules.gam(h + count["mean"])).add_((h + 3) * eta)
+        size = rows.x_abs if off is None else rows.x_abs + off
+        dm = size.mean(1, keepdim=True).mul_(rules.gam(h + count["mean"])).add_((h + 3) * eta)
         dm2 = dm * dm
         dv = (v + dm2).mul_(rules.gam(h + count["var"])).add_(dm2).add_(3 * eta)
         if rules.c_var:
             rms = torch.addcmul(v, rows.mean, rows.mean).sqrt_()
             dv.addcmul_(v.sqrt(), rms, value=rules.c_var * rules.gam(h))
+        if off is not None:
+            moved_mean = off.mean(1, keepdim=True)
+            dv, dm = dv + (v - rows.var), dm + moved_mean
+            if rules.c_var:
+                dv.addcmul_(v.sqrt(), moved_mean, value=rules.c_var * rules.gam(h))
     else:
         moved = 0.0 if off is None else (2 * rows.x_abs + off).mul_(off).mean(1, keepdim=True)
         dv = ((v + moved) * rules.gam(h + count["rms"])).add_(3 * eta).add_(moved)
-    q = v + eps
+    q = rows.var + eps
     dq = (q + dv).mul_(u).add_(dv).add_(u * eps)
     rs = 2 * rules.model.rsqrt_ulp * u
     upper = (q / (q - dq).clamp_(min=eps * (1 - 2 * u))).sqrt_().mul_(1 + rs).sub_(1)

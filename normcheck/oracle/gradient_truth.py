@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import backward_bounds, casting, gated, grouped, l2norm, modulated, reference
+from normcheck.oracle import backward_bounds, casting, gated, gated_sum, grouped, l2norm, modulated, reference
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
+from normcheck.oracle.gated_sum import GatedAdded, GateShare
 from normcheck.oracle.rounding import Bound, Rules
 
 
@@ -24,12 +25,16 @@ def summed_over(op: Op, case: Case) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """dw, db and the sums behind their bounds, over the rows of a block, or of several."""
+    """dw, db and the sums behind their bounds, over the rows of a block, or of several.
+
+    ``of_gate``: dresidual_gate, None of an op that has none.
+    """
 
     dw: Tensor
     db: Tensor
     sums: GradientSums
     doubted: tuple[Tensor, Tensor] | None
+    of_gate: GateShare | None = None
 
     def plus(self, other: Share) -> Share:
         """These and those of the next block."""
@@ -42,6 +47,7 @@ class Share:
             self.db + other.db,
             GradientSums(one.dy_xhat + two.dy_xhat, one.dy_shift + two.dy_shift, one.dy_abs + two.dy_abs),
             doubted,
+            self.of_gate if other.of_gate is None or self.of_gate is None else self.of_gate.plus(other.of_gate),
         )
 
 
@@ -49,14 +55,14 @@ class Share:
 class GradientTruth:
     """``dx`` (m, N) in fp64 and its bound, and the block's share of dw and db.
 
-    ``of_residual``: the bound of dresidual, which is dx in the residual's dtype; None if the op adds no residual.
+    ``of_residual``: dresidual and its bound, in the residual's dtype; None if the op adds no residual.
     ``of_gate``: dgate (m, N) and its bound; None if the op is not gated.
     """
 
     dx: Tensor
     bound: Bound
     share: Share
-    of_residual: Bound | None = None
+    of_residual: tuple[Tensor, Bound] | None = None
     of_gate: tuple[Tensor, Bound] | None = None
 
 
@@ -70,7 +76,7 @@ def gradient_truth(
     m: int,
     dy: Tensor,
     in_doubt: Tensor | None = None,
-    added: Added | None = None,
+    added: Added | GatedAdded | None = None,
     bias: Tensor | None = None,
 ) -> GradientTruth:
     """The gradients for the cotangent ``dy`` (block, N) in fp64, already masked by the bits; ``m``: rows of all blocks,
@@ -93,10 +99,8 @@ def gradient_truth(
         sums = l2norm.no_sums(dy)
         return GradientTruth(of_length, bound, Share(sums.dy_abs, sums.dy_abs, sums, None))
     if rows.modulation is not None:
-        part, moved = modulated.gradients(op, rules, rows, given, io, m, dy)
-        bound, sums = backward_bounds.output_dx(rules, part, io, moved)
-        share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))
-        return GradientTruth(part.backward.dx, bound, share)
+        return _of_samples(op, rules, rows, given, io, m, dy, added if isinstance(added, GatedAdded) else None)
+    assert not isinstance(added, GatedAdded)
     part = Block(rows, reference.backward(op, rows, scale.g, dy), dy, given)
     doubt = None if in_doubt is None else backward_bounds.doubted(rules, rows, in_doubt, scale, given, m)
     off = None if added is None else added.off
@@ -110,7 +114,29 @@ def gradient_truth(
     if added is None:
         return GradientTruth(dx, bound, share)
     of_x, of_residual = backward_bounds.plus_residual(rules, bound, rows, part.backward, added)
-    return GradientTruth(dx + added.dresidual_out, of_x, share, of_residual)
+    dx = dx + added.dresidual_out
+    return GradientTruth(dx, of_x, share, (dx, of_residual))
+
+
+def _of_samples(
+    op: Op,
+    rules: Rules,
+    rows: reference.Rows,
+    given: StatisticsBound,
+    io: Format,
+    m: int,
+    dy: Tensor,
+    added: GatedAdded | None,
+) -> GradientTruth:
+    """Those of a modulated op, see ``gradient_truth``."""
+    apart = None if added is None else added.added.off
+    part, moved = modulated.gradients(op, rules, rows, given, io, m, dy, apart)
+    bound, sums = backward_bounds.output_dx(rules, part, io if added is None else _UNSTORED, moved)
+    share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))
+    if added is None:
+        return GradientTruth(part.backward.dx, bound, share)
+    found = gated_sum.gradients(rules, part, bound, added)
+    return GradientTruth(found.dx, found.of_dx, replace(share, of_gate=found.gate), (found.ds, found.of_ds))
 
 
 _UNSTORED = FORMATS["fp32"]

@@ -23,6 +23,7 @@ from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
 from normcheck.oracle.forward_bounds import StatisticsBound
+from normcheck.oracle.gated_sum import GatedAdded, GatedSum, sum_of
 from normcheck.oracle.gradient_truth import GradientTruth, gradient_truth, summed_over
 from normcheck.oracle.residual import Sums
 from normcheck.oracle.rounding import Bound, Rules
@@ -90,6 +91,7 @@ class Judge:
     residual; then ``x`` is the sum that is normed. ``formula``: what makes y. ``of_backward``: the judge of gradients
     that do not fit that sum, as a backward may have only what was stored; None if that is the same. ``given_scale``:
     (1,), the one that the codes of an op that quantises are multiples of; None if the kernel returns it.
+    ``gated_sum``: of an op that adds a product to its residual; then ``sums`` is None, and ``x`` that of the case.
     """
 
     case: Case
@@ -110,6 +112,7 @@ class Judge:
     sums: Sums | None = None
     of_backward: Callable[[], Judge] | None = None
     given_scale: Tensor | None = None
+    gated_sum: GatedSum | None = None
 
     @cached_property
     def finite(self) -> bool:
@@ -144,8 +147,10 @@ class Judge:
         """The rows over which a gradient is summed: all of the case, those of a sample, the elements of a channel."""
         return summed_over(self.op, self.case)
 
-    def added(self, first: int, end: int) -> Added | None:
+    def added(self, first: int, end: int) -> Added | GatedAdded | None:
         """What is added to dx of these rows; None if the op adds no residual."""
+        if self.gated_sum is not None:
+            return self.gated_sum.added(self.truth(slice(first, end)).rows, first, end)
         if self.sums is None:
             return None
         return residual.added(self.sums, self.io, self.truth(slice(first, end)).rows, first, end)
@@ -202,19 +207,23 @@ def judge_of(
     """The judge of ``case`` for a kernel of this ``model``; see ``Judge`` for the rest."""
     shape, inputs = (case.M, case.N), inputs.flat
     how = (residual.ROUNDED if model.sum == "any" else model.sum) if op.adds_residual else ""
-    sums = residual.sums_of(case, inputs, how) if how else None
+    rules, scale = rounding.rules(op, model, weight=case.weight), reference.scale_of(op, inputs)
+    product = sum_of(case, inputs, rules, how) if op.gates_residual else None
+    sums = residual.sums_of(case, inputs, how) if how and product is None else None
     x = inputs.x if inputs.x.dim() == 2 or case.layout == HEADS else inputs.x.reshape(shape)
     x = sums.of_norm if sums else x
     source = sums.of_statistics if sums else x
     dy = inputs.dy if inputs.dy.dim() == 2 else inputs.dy.reshape(shape)
     gate = None if inputs.gate is None else inputs.gate.reshape(shape)
-    rules, scale = rounding.rules(op, model, weight=case.weight), reference.scale_of(op, inputs)
     io, summed = FORMATS[case.dtype], summed_over(op, case)
     formula = Formula(op, rules, scale, inputs.bias, io, case.option_values)
 
     def truth(first: int, end: int) -> Truth:
         block = _rows(source, first, end).double()
-        if op.l2:
+        checkable: Tensor | None = None
+        if product is not None:
+            rows, statistics, checkable = product.normalised(op, first, end)
+        elif op.l2:
             rows, statistics = l2norm.normalised(rules, block, case.eps)
         elif op.grouped:
             rows, statistics = grouped.normalised(op, rules, case, block)
@@ -223,13 +232,15 @@ def judge_of(
             statistics = forward_bounds.statistics(rules, rows, case.eps)
         else:
             rows, statistics = gated.normalised(op, rules, case, block, gate[first:end].double())
-        checkable = forward_bounds.checkable_rows(rows, case)
+        checkable = forward_bounds.checkable_rows(rows, case) if product is None else checkable
         if source is not x:
             rows = reference.renormalised(rows, x[first:end].double())
         if op.modulated:
             rows = modulated.modulated(rules, case, rows, inputs, first, end)
 
-        def added() -> Added | None:
+        def added() -> Added | GatedAdded | None:
+            if product is not None:
+                return product.added(rows, first, end)
             return None if sums is None else residual.added(sums, io, rows, first, end)
 
         return Truth(
@@ -256,7 +267,7 @@ def judge_of(
         of_stored = replace(model, sum=residual.MIXED)
         stored_alone = lambda: judge_of(op, case, inputs, of_stored, floors, zeros=zeros, watch=watch)  # noqa: E731
     of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, formula, watch, fused)
-    return Judge(*of_case, sums, stored_alone, inputs.scale if op.quantises else None)
+    return Judge(*of_case, sums, stored_alone, inputs.scale if op.quantises else None, product)
 
 
 def _rows(x: Tensor, first: int, end: int) -> Tensor:
@@ -331,13 +342,17 @@ def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Ch
 
 
 def sum_checks(judge: Judge, outputs: Mapping[str, Tensor], block: slice) -> list[tuple[str, str, Comparison]]:
-    """The check of residual_out for a block, if the op has that and it was returned: it has one right value."""
+    """The check of residual_out for a block, if the op has that and it was returned."""
     sums = judge.sums
-    if sums is None or RESIDUAL_OUT not in outputs:
+    if not judge.op.adds_residual or RESIDUAL_OUT not in outputs:
         return []
-    expected, bound = sums.stored[block].double(), residual.stored_bound(judge.rules, sums, block)
+    if judge.gated_sum is not None:
+        expected, bound = judge.gated_sum.bound(block)
+    else:
+        assert sums is not None
+        expected, bound = sums.stored[block].double(), residual.stored_bound(judge.rules, sums, block)
     finite = torch.isfinite(expected)
-    held = Expectation(RESIDUAL_OUT, END_TO_END, block.start, expected, bound, sums.fmt)
+    held = Expectation(RESIDUAL_OUT, END_TO_END, block.start, expected, bound, FORMATS[judge.case.residual_format])
     actual = outputs[RESIDUAL_OUT].reshape(judge.case.M, judge.case.N)[block]
     return [(RESIDUAL_OUT, END_TO_END, compared(judge, actual, held, None if bool(finite.all()) else finite))]
 

@@ -7,18 +7,20 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops import DGATE, DRESIDUAL, DSCALE, DSHIFT
+from normcheck.cases.dtypes import FORMATS
+from normcheck.cases.ops import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT
 from normcheck.oracle import backward_bounds, modulated, reference
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT
 from normcheck.oracle.gradient_truth import GradientTruth, Share, gradient_truth
 from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, Reference, compared
+from normcheck.oracle.rounding import Bound
 
 
 def judge_gradients(
     judge: Judge, gradients: Mapping[str, Tensor], saved: Reference, *, given: bool, own_bits: bool = False
 ) -> tuple[Checked, ...]:
-    """Check those of dx, dresidual, dgate, dscale, dshift, dw and db that ``gradients`` has.
+    """Check those of dx, dresidual, dresidual_gate, dgate, dscale, dshift, dw and db that ``gradients`` has.
 
     ``given``: the backward got the statistics of ``saved``, which are then exact on both sides; otherwise the bounds
     include the errors of the kernel's own. ``own_bits``: the kernel computed its own bits (autograd, or a backward that
@@ -55,12 +57,14 @@ def _judged(
             expected, bound, fmt = right.dx, right.bound, judge.io
             if name == DGATE and right.of_gate is not None:
                 expected, bound = right.of_gate
-            if name == DRESIDUAL and right.of_residual is not None and judge.sums is not None:
-                bound, fmt = right.of_residual, judge.sums.fmt
+            if name == DRESIDUAL and right.of_residual is not None:
+                (expected, bound), fmt = right.of_residual, FORMATS[case.residual_format]
             held = Expectation(name, check, block.start, expected, bound, fmt)
-            mixed = judge.sums is not None and judge.sums.of_norm is not judge.sums.of_statistics  # it may overflow
+            mixed = judge.gated_sum is not None or (
+                judge.sums is not None and judge.sums.of_norm is not judge.sums.of_statistics
+            )  # it may overflow
             blocks[name].append((block.start, compared(judge, actual[block], held, t.checkable, finite=not mixed)))
-    rows = {DSCALE: case.batch, DSHIFT: case.batch}
+    rows = dict.fromkeys((DSCALE, DSHIFT, DRESIDUAL_GATE), case.batch)
     checked = [Checked(name, check, merge(parts, rows.get(name, case.M))) for name, parts in blocks.items()]
     return (*checked, *(() if share is None else _sums_checks(judge, gradients, check, share, unbounded)))
 
@@ -97,22 +101,25 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
 def _of_samples(
     judge: Judge, gradients: Mapping[str, Tensor], check: str, share: Share, block: slice, unbounded: bool
 ) -> Iterator[tuple[str, int, Comparison]]:
-    """The checks of dscale and dshift of the samples that end with ``block``: (B, N), the sums over the rows of each.
+    """The checks of dscale, dshift and dresidual_gate of the samples that end with ``block``: (B, N), sums over rows.
 
     ``unbounded``: some of their rows has no finite bound.
     """
     samples = modulated.samples_of(judge.case, block.start, block.stop)
     m, fmt, sums, (of_scale, of_shift) = judge.summed, judge.weight, share.sums, share.doubted or (None, None)
-    bounds = {
+    bounds: dict[str, tuple[Tensor, Bound]] = {
         DSCALE: (share.dw, backward_bounds.output_dw(judge.rules, m, share.dw, sums, of_scale, fmt)),
         DSHIFT: (share.db, backward_bounds.output_db(judge.rules, m, share.db, sums, of_shift, fmt)),
     }
+    if share.of_gate is not None:
+        bounds[DRESIDUAL_GATE] = share.of_gate.value, share.of_gate.bound(judge.rules, m, fmt)
     for name, (expected, bound) in bounds.items():
         if name in gradients:
             actual = gradients[name].reshape(judge.case.batch, judge.case.N)[samples]
             held = Expectation(name, check, samples.start, expected, bound, fmt)
-            ok = torch.zeros_like(expected[:, :1], dtype=torch.bool) if unbounded and name == DSCALE else None
-            yield name, samples.start, compared(judge, actual, held, ok, finite=not unbounded)
+            ok = torch.zeros_like(expected[:, :1], dtype=torch.bool) if unbounded and name != DSHIFT else None
+            finite = not unbounded and name != DRESIDUAL_GATE
+            yield name, samples.start, compared(judge, actual, held, ok, finite=finite)
 
 
 def _sums_checks(

@@ -25,7 +25,7 @@ from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
 from normcheck.oracle import casting, forward_bounds, reference
 from normcheck.oracle.activation import EACH, IO
-from normcheck.oracle.backward_bounds import Block, Doubt, moved_dx, xhat_at_most
+from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
 from normcheck.oracle.reference import Forward, Modulation, Rows, Scale
@@ -93,13 +93,17 @@ def output_y(
     fwd = reference.forward(op, rows, factor.g, own.shift, {})
     size = fwd.z.abs()
     norm = forward_bounds.before_store(rules, rows, fwd, size, factor, shift, given)
-    off = xhat_at_most(rows, given) * own.off * (1 + (rules.k_y + 2) * rules.u)
-    return fwd, _stored(rules, fwd.y, norm + off, norm + off, fmt, {"ops": norm, "factor": off})
+    grown = 1 + (rules.k_y + 2) * rules.u
+    off, parts = xhat_at_most(rows, given) * own.off * grown, {"ops": norm}
+    if rows.xh_off is not None:
+        parts["sum"] = rows.xh_off * (own.factor.abs() + own.off) * ((1 + given.al) * grown)
+        norm = norm + parts["sum"]
+    return fwd, _stored(rules, fwd.y, norm + off, norm + off, fmt, {**parts, "factor": off})
 
 
 def _each_step(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
     """y of a rounded xhat and a rounded product of it, and its bound."""
-    own, cast = _of(rows), casting.cast(rules, rows, given, io)
+    own, cast = _of(rows), casting.cast(rules, rows, given, io, rows.xh_off)
     ends = [one * (own.factor + side * own.off) for one in (cast.low, cast.high) for side in (-1, 1)]
     lowest, highest = torch.stack(ends).amin(0), torch.stack(ends).amax(0)
     some = (own.factor != 0).double()
@@ -134,20 +138,34 @@ def _stored(rules: Rules, y: Tensor, above: Tensor, below: Tensor, fmt: Format, 
 
 
 def gradients(
-    op: Op, rules: Rules, rows: Rows, given: StatisticsBound, io: Format, summed: int, dy: Tensor
+    op: Op,
+    rules: Rules,
+    rows: Rows,
+    given: StatisticsBound,
+    io: Format,
+    summed: int,
+    dy: Tensor,
+    apart: Tensor | None = None,
 ) -> tuple[Block, Doubt]:
     """The backward of a block for the cotangent ``dy`` (m, N) in fp64, and its doubt by the factor and by roundings.
 
-    ``summed``: S. dscale and dshift of each sample of the block are those of ``Rows.total``.
+    ``summed``: S. dscale and dshift of each sample of the block are those of ``Rows.total``. ``apart`` (m, N): how far
+    the backward's xhat may be from the forward's, if these may be of two sums.
     """
     own = _of(rows)
     part = Block(rows, reference.backward(op, rows, own.factor, dy), dy, given)
-    off = dy.abs() * own.off
+    off, of_sum = dy.abs() * own.off, rows.xh_off
+    if apart is not None:
+        of_sum = apart if of_sum is None else of_sum + apart
     if own.each:
-        return casting.gradients(rules, part, casting.cast(rules, rows, given, io), io, summed, more=off)
-    grow = 1 + rules.gam(rules.chain(rows.x.shape[1]) + 16)
+        cast = casting.cast(rules, rows, given, io, of_sum)
+        return casting.gradients(rules, part, cast, io, summed, of_sum, more=off)
+    grow = 1 + rules.gam(rules.chain(max(summed, rows.x.shape[1])) + 16)
     none = torch.zeros_like(part.backward.db)
-    return part, Doubt(moved_dx(rules, rows, off * grow, given), none, none)
+    if of_sum is None:
+        return part, Doubt(moved_dx(rules, rows, off * grow, given), none, none)
+    moved = between_sums(rows, part.backward, dy, of_sum * (grow * (1 + given.al) ** 2))
+    return part, replace(moved, dx=moved.dx + moved_dx(rules, rows, off * grow, given, of_sum))
 
 
 def _of(rows: Rows) -> Modulation:

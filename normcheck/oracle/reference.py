@@ -65,7 +65,8 @@ class Rows:
     ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
     these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
     ``floor``: None unless the op divides by eps at least. ``modulation``: what such an op multiplies them by and adds,
-    None if it is not modulated. ``grouping``: of an op that norms groups of channels.
+    None if it is not modulated. ``grouping``: of an op that norms groups of channels. ``off`` (m, N): how far what a
+    kernel norms may be from ``x``; None if that is given.
     """
 
     x: Tensor
@@ -77,6 +78,7 @@ class Rows:
     floor: Floor | None = None
     modulation: Modulation | None = None
     grouping: Grouping | None = None
+    off: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -101,6 +103,11 @@ class Rows:
         split = self.grouping.split
         whole = t.repeat_interleave(split.length).view(split.groups, split.columns)
         return whole.repeat(self.x.shape[0] // split.groups, 1)
+
+    @property
+    def xh_off(self) -> Tensor | None:
+        """How far a kernel's xhat may be off by that, the errors of its statistics apart."""
+        return None if self.off is None else self.off * self.rstd
 
     @cached_property
     def x_abs(self) -> Tensor:

@@ -26,10 +26,11 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import DRESIDUAL, DSCALE, DSHIFT, RESIDUAL_OUT, Op
+from normcheck.cases.ops import DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT, Op
 from normcheck.oracle import forward_bounds, gated, grouped, l2norm, modulated, reference, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows
+from normcheck.oracle.gated_sum import sum_of
 from normcheck.oracle.gradient_truth import summed_over
 from normcheck.oracle.judge import Checked
 from normcheck.oracle.residual import ROUNDED
@@ -81,7 +82,7 @@ def judge_special(
             some, every = reduce(torch.logical_or, each), reduce(torch.logical_and, each)
             got = torch.isfinite(actual)
             in_reach = sizes[name] < torch.finfo(actual.dtype).max / 2
-            if name == DSCALE:
+            if name in (DSCALE, DRESIDUAL_GATE):
                 in_reach = in_reach & no_overflow.view(case.batch, -1).all(1, keepdim=True)
             elif name not in ("db", DSHIFT) or rows.grouping is not None:
                 in_reach = in_reach & (
@@ -125,8 +126,8 @@ def _of_elements(of_rows: Tensor, like: Tensor) -> Tensor:
 def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case, *, silu: bool) -> dict[str, Tensor]:
     """``outputs`` with NaN in the rows, or groups, that are ``spoilt``, bool (m,), and in dw, which sums over them.
 
-    Neither db, dshift nor residual_out depends on other elements of x, but db with ``silu`` does; dscale on those of
-    its sample.
+    Neither db, dshift nor residual_out depends on other elements of x, but db with ``silu`` does; dscale
+    and dresidual_gate on those of their sample.
     """
     nan = torch.where(spoilt, math.nan, 0.0)[:, None]
     none = torch.zeros_like(nan).sum()
@@ -134,7 +135,7 @@ def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case, *, silu: boo
     added = {"dw": columns.repeat_interleave(case.split.channels // columns.numel()) if case.M else none}
     added |= {"db": added["dw"] if silu else none, DSHIFT: none, RESIDUAL_OUT: none}
     if case.samples:
-        added[DSCALE] = nan.view(case.batch, -1).sum(1, keepdim=True)
+        added[DSCALE] = added[DRESIDUAL_GATE] = nan.view(case.batch, -1).sum(1, keepdim=True)
     return {name: t + (added[name] if name in added else _of_elements(nan, t)) for name, t in outputs.items()}
 
 
@@ -170,7 +171,9 @@ def _of_samples(
 ) -> tuple[reference.Rows, list[Outputs], dict[str, Tensor]]:
     """The rows of a modulated op; its outputs and gradients in fp64, of which there is one reading; their sizes."""
     rules, dy = rounding.rules(op, model, weight=case.weight), inputs.dy.reshape(case.M, case.N).double()
-    rows = modulated.modulated(rules, case, _rows(op, case, inputs), inputs, 0, case.M)
+    of_sum = sum_of(case, inputs, rules, model.sum) if op.gates_residual else None
+    rows = _rows(op, case, inputs) if of_sum is None else of_sum.normalised(op, 0, case.M)[0]
+    rows = modulated.modulated(rules, case, rows, inputs, 0, case.M)
     own = rows.modulation
     assert own is not None
     statistics = {name: t for name, t in (("mean", rows.mean), ("rstd", rows.rstd)) if name in op.statistics}
@@ -188,6 +191,12 @@ def _of_samples(
         DSCALE: rows.total(dy.abs() * xh),
         DSHIFT: rows.total(dy.abs()),
     }
+    if of_sum is not None:
+        part, cotangent = of_sum.part(0, case.M), of_sum.dresidual_out.double()
+        ds, size = backward.dx + cotangent, sizes["dx"] + cotangent.abs()
+        found |= {RESIDUAL_OUT: part.stored, DRESIDUAL: ds, "dx": part.gate * ds}
+        sizes |= {RESIDUAL_OUT: part.exact.abs(), DRESIDUAL: size, "dx": part.gate.abs() * size}
+        found[DRESIDUAL_GATE], sizes[DRESIDUAL_GATE] = rows.total(ds * part.x), rows.total(size * part.x.abs())
     return rows, [{name: t for name, t in found.items() if t is not None}], sizes
 
 

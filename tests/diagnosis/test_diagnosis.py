@@ -342,8 +342,12 @@ def test_names_are_for_programs_and_words_for_people() -> None:
 def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
     of_ways = {f"fits_{key}_{value}" for values in map(keys, OPS.values()) for key in values for value in values[key]}
     of_gates = {f"{key}_{value}" for key, values in keys(OPS["rmsnorm_gated"]).items() for value in values}
-    of_gates |= {f"{key}_{value}" for key, values in keys(OPS["rmsnorm_modulate"]).items() for value in values}
-    of_gates |= {told.name for told in (*gated.OF_INPUTS, *modulated.OF_INPUTS, *grouped.OF_INPUTS)}
+    of_gates |= {
+        f"{key}_{value}" for key, values in keys(OPS["fused_add_rmsnorm_modulate"]).items() for value in values
+    }
+    of_gates |= {
+        told.name for told in (*gated.OF_INPUTS, *modulated.OF_INPUTS, *modulated.OF_GATES, *grouped.OF_INPUTS)
+    }
     of_gates |= {f"{key}_{value}" for key, values in keys(OPS["groupnorm"]).items() for value in values}
     assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways | of_gates | NAMES
     assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())

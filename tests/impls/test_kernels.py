@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, QUANTISED
+from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, MODULATED_ADD, QUANTISED
 from normcheck.impls.kernels import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() and not interpreter.enabled() else "cpu"
@@ -24,7 +24,7 @@ from tests.inner_loop import parametrize
 from tests.some import some
 
 # They have tests of their own.
-OTHERS = {op.name for op in (*FUSED_ADD, *QUANTISED, *GATED, *LENGTHS, *MODULATED, *GROUPED)}
+OTHERS = {op.name for op in (*FUSED_ADD, *QUANTISED, *GATED, *LENGTHS, *MODULATED, *MODULATED_ADD, *GROUPED)}
 BY_OP = {own.op: own for own in IMPLEMENTATIONS if own.op not in OTHERS}
 OPS = tuple(BY_OP)
 ZERO_CENTERED = ("layernorm_zero_centered", "rmsnorm_gemma")

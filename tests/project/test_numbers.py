@@ -16,7 +16,7 @@ from normcheck.audit.rotation import SAMPLED
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, OPS, QUANTISED
+from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, MODULATED_ADD, OPS, QUANTISED
 from normcheck.diagnosis.known import known
 from normcheck.gate.options import VerifyOptions
 from normcheck.gate.plan import PROFILES
@@ -24,8 +24,10 @@ from normcheck.impls.implementation import Implementation
 from tests.project.pages import ALL, PAGES, ROOT
 
 CODE = ROOT / "normcheck"
-TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, GROUPED
-ADDING, QUANTISING, GATING, MEASURING, MODULATING, GROUPING = ([op.name for op in table] for table in TABLES)
+TABLES = FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, MODULATED_ADD, GROUPED
+ADDING, QUANTISING, GATING, MEASURING, MODULATING, GATED_ADDING, GROUPING = (
+    [op.name for op in table] for table in TABLES
+)
 
 
 def numbers(page: str, pattern: str) -> list[int]:
@@ -89,6 +91,10 @@ def test_the_faults_and_the_correct_kernels_are_counted() -> None:
     assert numbers("docs/modulated.md", r"plants (\d+) faults") == [planted(*MODULATING)]
     assert numbers("docs/modulated.md", r"(\d+) correct kernels stand beside them") == [right_modulated]
     assert numbers("docs/audit.md", r"nor the (\d+) of \[modulated norms\]") == [planted(*MODULATING)]
+    assert numbers("docs/modulated.md", r"has (\d+) more, `mJ01`") == [planted(*GATED_ADDING)]
+    right_gated_add = len({control.name for control in controls() if control.op in GATED_ADDING})
+    assert numbers("docs/modulated.md", r"(\d+) further correct kernels stand beside these") == [right_gated_add]
+    assert numbers("docs/audit.md", r"nor the (\d+) of those \[with a residual\]") == [planted(*GATED_ADDING)]
     assert numbers("docs/groupnorm.md", r"plants (\d+) faults") == [planted(*GROUPING)]
     right_grouped = len({control.name for control in controls() if control.op in GROUPING})
     assert numbers("docs/groupnorm.md", r"(\d+) correct kernels stand beside them") == [right_grouped]

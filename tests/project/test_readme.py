@@ -103,6 +103,7 @@ def test_the_examples_are_found() -> None:
         "my_add.py",
         "my_gate.py",
         "my_modulate.py",
+        "my_gated_add.py",
         "my_groupnorm.py",
         "my_l2norm.py",
         "my_quant.py",

@@ -24,7 +24,7 @@ _TILE = 8  # rows that a faulty kernel takes at a time
 
 @dataclass(kw_only=True)
 class Call:
-    """One call: the inputs as stored and in fp32, and every step's result under its name.
+    """One call: the inputs as stored and in fp32, and every step's result under its name; ``io``, to which it rounds.
 
     Shapes: x, xh, f, p, y, dy, wd (M, N); m, r (M, 1); sample (M,); s, t (the scale and the shift) (B, N).
     """
@@ -35,6 +35,7 @@ class Call:
     shift_io: Tensor
     eps: float
     dy_io: Tensor | None = None
+    io: torch.dtype = torch.float32
 
     x: Tensor = field(init=False)
     sample: Tensor = field(init=False)
@@ -55,11 +56,6 @@ class Call:
         self.x = self.x_io.reshape(self.M, self.N).to(work)
         self.sample = self.kernel.samples(self)
         self.s, self.t = self.kernel.read_scale(self).to(work), self.kernel.read_shift(self).to(work)
-
-    @property
-    def io(self) -> torch.dtype:
-        """The dtype of x."""
-        return self.x_io.dtype
 
     @property
     def rows(self) -> Tensor:
@@ -141,17 +137,25 @@ class Modulated:
     dshift: Step = lambda c: c.summed(c.dy)
 
     def forward(
-        self, x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor
+        self,
+        x: Tensor,
+        weight: None,
+        bias: None,
+        *,
+        eps: float,
+        scale: Tensor,
+        shift: Tensor,
+        io: torch.dtype | None = None,
     ) -> dict[str, Tensor]:
-        """The forward of a modulated op, as ``Implementation.forward``."""
-        c = Call(kernel=self, x_io=x, scale_io=scale, shift_io=shift, eps=eps)
+        """The forward of a modulated op, as ``Implementation.forward``; ``io``: the dtype of y, if not that of x."""
+        c = Call(kernel=self, x_io=x, scale_io=scale, shift_io=shift, eps=eps, io=io or x.dtype)
         c.m = self.mean(c) if self.centered else None
         c.r = self.rstd(c)
         c.xh = self.xhat(c)
         c.f = self.factor(c)
         c.p = self.product(c)
         saved = {} if c.m is None else {"mean": c.m.float()}
-        return {"y": self.output(c).to(x.dtype).reshape(x.shape), "rstd": c.r.float(), **saved}
+        return {"y": self.output(c).to(c.io).reshape(x.shape), "rstd": c.r.float(), **saved}
 
     def backward(
         self,
@@ -164,9 +168,10 @@ class Modulated:
         eps: float,
         scale: Tensor,
         shift: Tensor,
+        io: torch.dtype | None = None,
     ) -> dict[str, Tensor]:
-        """The backward of a modulated op, as ``Implementation.backward``."""
-        c = Call(kernel=self, x_io=x, scale_io=scale, shift_io=shift, eps=eps, dy_io=dy)
+        """The backward of a modulated op, as ``Implementation.backward``; dx has the dtype of x."""
+        c = Call(kernel=self, x_io=x, scale_io=scale, shift_io=shift, eps=eps, dy_io=dy, io=io or x.dtype)
         c.dy = dy.reshape(c.M, c.N).to(self.work)
         c.m = saved["mean"].reshape(c.M, 1).to(self.work) if self.centered else None
         c.r = saved["rstd"].reshape(c.M, 1).to(self.work)
