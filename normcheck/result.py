@@ -130,7 +130,8 @@ class Finding:
     ``ratio`` describe the worst element, at ``index``: ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
     (above 1 is wrong). ``max_ulp``: the largest error in units in the last place of the output's dtype. ``terms``: the
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
-    the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
+    the innermost line of the traceback in the file that defines the implementation, or of a wrong gradient the line of
+    its backward in that file. ``cause``: the error in the kernel
     and its remedy in one line, "" if it is not known for sure. ``explain``: the command that shows this bound, term by
     term, "" if there is none. ``larger``: a case that shows a pattern which the smallest hides. ``explanation``: a
     known fault that explains all of it, None if none does, or several do. ``configuration``: which one of a kernel's

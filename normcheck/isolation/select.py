@@ -133,12 +133,12 @@ def _implementation(
         op, name = str(declared["op"]), str(declared["name"])
         environment = dict(declared["environment"])
         session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds, python, environment)
-        entry = _Entry(session, source_location.place_of(declared["place"]))
+        place, of_backward = map(source_location.place_of, (declared["place"], declared["backward_place"]))
         described = Implementation(
             name=name,
             op=op,
-            forward=entry,
-            backward=entry if own_backward else None,
+            forward=_Entry(session, place),
+            backward=_Entry(session, of_backward) if own_backward else None,
             supports=_Question(session, "supports") if declared["supports"] else None,
             unavailable=_Unavailable(str(reason)) if reason else None,
             model=_Question(session, "model") if model is None else dict(model),
