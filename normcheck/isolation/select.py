@@ -13,7 +13,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.declared import of_message
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UsageError
-from normcheck.impls import discovery, source_location
+from normcheck.impls import _hub, discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.source_location import NOWHERE, Place
 from normcheck.isolation import forkserver
@@ -37,11 +37,12 @@ def each_selected_apart(
     are imported as well. ``sandboxed``: see ``sandbox.Sandbox``.
     """
     started: dict[str, Worker] = {}
+    here = {spec: _hub.local(spec) for spec in asked}
     try:
         for number, (spec, ops) in enumerate(asked.items()):
             for following in list(asked)[number : number + AT_ONCE]:
                 if following not in started:
-                    started[following] = begun(following, asked[following], device, _sandbox(following, sandboxed))
+                    started[following] = _begun(here[following], asked[following], device, sandboxed)
             found: tuple[Implementation, ...] | ImportFailed
             try:
                 found = select_apart(spec, ops, device, seconds, started[spec], sandboxed=sandboxed)
@@ -71,6 +72,7 @@ def select_apart(
     as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been asked already.
     ``python``: the interpreter that imports and runs it, see ``forkserver``.
     """
+    spec = _hub.local(spec)
     sandbox = _sandbox(spec, sandboxed)
     try:
         start = partial(begun, spec, ops, device, sandbox, python)
@@ -101,6 +103,10 @@ def reach(file: str, *, sandboxed: bool = True) -> Reach:
 
 def _sandbox(spec: str, sandboxed: bool) -> Sandbox | None:
     return Sandbox.of(spec) if sandboxed else None
+
+
+def _begun(spec: str, ops: tuple[str, ...], device: str, sandboxed: bool) -> Worker:
+    return begun(spec, ops, device, _sandbox(spec, sandboxed))
 
 
 def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None, python: str) -> Message:

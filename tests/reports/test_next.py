@@ -10,6 +10,7 @@ import pytest
 from normcheck.reports._next import next_step
 from normcheck.result import ASLEEP, ELSEWHERE, IMPORT, MEMORY, SweepResult, Verdict
 from tests.sample_runs import RUNS, failed, finding, hostile, run, skipped, thin_cell, verdict
+from tests.some import some
 
 ASKED = ("verify", "--impl", "my kernels.py", "--report", "json:-")
 
@@ -72,7 +73,7 @@ def test_a_pass_ends_or_asks_for_more_once() -> None:
 
 @pytest.mark.parametrize("a_run", [*(make() for make in RUNS.values()), hostile()])
 def test_every_cell_of_every_run_has_one_step_in_one_line(a_run: SweepResult) -> None:
-    for cell in a_run.verdicts:
+    for cell in some(a_run.verdicts):
         told = next_step(cell, replace(a_run, argv=()))  # made in Python: no command line to run again
         assert set(told) == {"do", "command"} and told["do"] and len(told["do"]) < 4000
         assert told["do"].isprintable() and not told["command"].startswith("normcheck verify")
