@@ -39,6 +39,9 @@ OTHER_ROWS, EARLIER_CALLS, LATER_CALLS = "among other rows", "after other calls"
 OUTPUTS = ("y", "q", "scale", "residual_out", "mean", "rstd", "bitmask", "dx", "dresidual", "dgate", "dw", "db")
 """Every output that an op may have, in the order of reports: y first."""
 
+SUMS = ("dw", "db")
+"""Outputs that are sums over rows."""
+
 IMPORT, ASLEEP, MEMORY = "import", "asleep", "memory"
 """Why a cell could not be judged, if not by a failure of normcheck: see ``Verdict``."""
 
@@ -130,7 +133,8 @@ class Finding:
     ``ratio`` describe the worst element, at ``index``: ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
     (above 1 is wrong). ``max_ulp``: the largest error in units in the last place of the output's dtype. ``terms``: the
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
-    the innermost line of the traceback in the file that defines the implementation. ``cause``: the error in the kernel
+    the innermost line of the traceback in the file that defines the implementation, or of a wrong gradient the line of
+    its backward in that file. ``cause``: the error in the kernel
     and its remedy in one line, "" if it is not known for sure. ``explain``: the command that shows this bound, term by
     term, "" if there is none. ``larger``: a case that shows a pattern which the smallest hides. ``explanation``: a
     known fault that explains all of it, None if none does, or several do. ``configuration``: which one of a kernel's
@@ -259,8 +263,9 @@ class Verdict:
     the first case that failed, from 0 in the order of the sweep; -1 for a case of the database.
 
     By output: ``vacuity``: how much of it could be zeros; ``repeats``: whether another run of a case gave the same
-    bits; ``invariance``: whether a row had the same bits among other rows; ``undeclared``: if the declaration widens a
-    bound or leaves out a check, the worst element under the bounds of an implementation that declares nothing.
+    bits; ``invariance``: whether a row had the same bits among other rows, and dw and db with padding rows (dy = 0)
+    wherever they stand; ``undeclared``: if the declaration widens a bound or leaves out a check, the worst element
+    under the bounds of an implementation that declares nothing.
 
     ``spread``: for each axis of the sweep the largest ratio of any output, to three digits, at each of its values. Axes
     are ``M`` and ``N`` (a value is the power of two at or below), ``eps`` (the power of ten), ``rows``, ``dy`` and

@@ -183,7 +183,7 @@ def claims_of(op: Op, implementation: Declared, dtype: str, only: Sequence[str] 
         residual_dtypes=_relative(implementation.residual_dtypes, dtype) if op.adds_residual else ("same",),
         scales=scales_of(op, implementation),
         shapes=tuple(sorted(implementation.shapes or (), key=lambda shape: (shape[0] * shape[1], shape))),
-        batch_invariant=implementation.batch_invariant,
+        batch_invariant=bool(implementation.batch_invariant),
         epsilons=tuple(implementation.epsilons or ()),
         columns=columns_of(op, implementation),
         channels=channels_of(implementation),

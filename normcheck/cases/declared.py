@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 from normcheck.cases.case import MAX_ELEMENTS, Case
 from normcheck.cases.dtypes import DTYPES, named
 from normcheck.errors import one_of
+from normcheck.result import SUMS
 
 DEVICES = ("cpu", "cuda")
 """Devices on which implementations run."""
@@ -31,6 +32,10 @@ CONTEXT_NAMES = (
 
 OVERWRITABLE = ("x", "dy", "residual")
 """The inputs that an implementation may declare to overwrite."""
+
+
+INVARIANT = ("y", "residual_out", "mean", "rstd", "bitmask", "q", "dx", "dresidual", "dgate", "dw", "db")
+"""The outputs that an implementation may declare to be batch invariant."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,15 @@ def _is_pattern(value: object) -> bool:
     return True
 
 
+_are_outputs = _tuple_of(_one_of(*INVARIANT))
+
 _FLAG = Rule("True or False", _is_flag)
 _FLAGS = Rule("a tuple with False, True or both", _tuple_of(_is_flag, least=1))
 _DTYPES = Rule(f"a tuple with {one_of(DTYPES)}", _tuple_of(lambda dtype: True, least=1), _each(named))
 _RANKS = Rule("(2,), (2, 3) or (2, 3, 4)", _one_of((2,), (2, 3), (2, 3, 4)))
 _IO_OR_WIDER = Rule(f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}", _one_of(WEIGHT_DTYPES[:1], WEIGHT_DTYPES))
 _INPUTS = Rule(f"a tuple with {one_of(OVERWRITABLE)}, or ()", _tuple_of(_one_of(*OVERWRITABLE)))
+_OUTPUTS = Rule(f"True, False or a tuple with {one_of(INVARIANT)}", lambda v: _is_flag(v) or _are_outputs(v))
 _DEVICES = Rule(f"a tuple with {one_of(DEVICES)}, or ()", _tuple_of(_one_of(*DEVICES)))
 _CONTEXTS = Rule(f"a tuple with {one_of(CONTEXT_NAMES)}, or ()", _tuple_of(_one_of(*CONTEXT_NAMES)))
 _SHAPES = Rule(f"(M, N) pairs of integers >= 1, at most {MAX_ELEMENTS} elements", _few(_is_shape), _each(tuple))
@@ -161,7 +169,7 @@ class Declared:
     channels: Annotated[int, _COUNT] = 0
     groups: Annotated[int, _COUNT] = 0
     deterministic: Annotated[bool, _FLAG] = True
-    batch_invariant: Annotated[bool, _FLAG] = False
+    batch_invariant: Annotated[bool | tuple[str, ...], _OUTPUTS] = False
     by_default: Annotated[tuple[str, ...], _DEVICES] = DEVICES
     builds: Annotated[bool, _FLAG] = True
     contexts: Annotated[tuple[str, ...], _CONTEXTS] = ()
@@ -169,6 +177,11 @@ class Declared:
     environment: Annotated[Mapping[str, str], _ENVIRONMENT] = field(default_factory=dict)
     variants: Annotated[Mapping[str, Mapping[str, str]], _VARIANTS] = field(default_factory=dict)
     source: Annotated[str, _SOURCE] = ""
+
+    def holds_among_rows(self, output: str) -> bool:
+        """Whether ``output`` is declared to be batch invariant; True declares all but the sums over rows."""
+        declared = self.batch_invariant
+        return output in declared if isinstance(declared, tuple) else declared and output not in SUMS
 
 
 def rules(kind: type) -> Mapping[str, Rule]:

@@ -68,9 +68,10 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
             invariant[name] = same and invariant.get(name, True)
             if not same:
                 where.setdefault(name, f"among {case.M} rows than {f'in a batch of {rows}' if rows > 1 else 'alone'}")
-    if where and implementation.batch_invariant:
-        name, words = next(iter(where.items()))
-        message = f"a row of {name} has other bits {words}, and batch_invariant=True is declared"
+    broken = [name for name in where if implementation.holds_among_rows(name)]
+    if broken:
+        name, declared = broken[0], implementation.batch_invariant
+        message = f"a row of {name} has other bits {where[name]}, and batch_invariant={declared} is declared"
         problems = (*problems, Problem("not_repeatable", name, message, check=OTHER_ROWS))
     return replace(probed, problems=problems, invariant=invariant)
 

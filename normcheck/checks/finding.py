@@ -112,9 +112,13 @@ def _found(cell: Cell, result: Result, device: str, *, advise: bool, after: Sequ
             or _overwriting(first)
             or _recorded(cell, first)
             or _strides(cell, result, device, advise=advise),
-            line=source_location.line_in(source_location.of(cell.implementation), first.frames),
+            line=_line(cell, first.output, first.frames),
         )
-    found = replace(mismatch(first, result.case, reproduce), also=tuple(name for name in also if name != first.output))
+    found = replace(
+        mismatch(first, result.case, reproduce),
+        also=tuple(name for name in also if name != first.output),
+        line=_line(cell, first.output),
+    )
     if result.case.huge:  # more runs, or another reference, would need more memory than there is
         return found
     why = cause(cell.op, result)
@@ -126,6 +130,13 @@ def _found(cell: Cell, result: Result, device: str, *, advise: bool, after: Sequ
         bit_lines = bit_diff(cell.op, result.case, result.model, returned, first.comparison.worst, result.home)
         advice = f"{bit_lines}\n{advice}".strip()
     return replace(found, advice=advice, cause=why, explain=_explain(cell, found, device))
+
+
+def _line(cell: Cell, output: str, frames: Sequence[str] = ()) -> int | None:
+    """The innermost line of a traceback in the implementation's file; else of a gradient that of the backward."""
+    raised = source_location.line_in(source_location.of(cell.implementation), frames)
+    of_gradient = output in GRADIENTS and raised is None
+    return source_location.line_of_backward(cell.implementation) if of_gradient else raised
 
 
 def is_of_context(fault: Problem | Checked) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from normcheck.checks.batch_invariance import among_other_rows
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen
+from normcheck.checks.padding_rows import among_padding_rows
 from normcheck.checks.repeatability import repeated
 from normcheck.checks.rerun import Probed, Subject, first_difference, refused_again
 from normcheck.errors import Broken, UnsupportedCase
@@ -19,7 +20,7 @@ from normcheck.runner.call import refusal
 
 
 def probe(subject: Subject, *, rows: bool) -> Probed:
-    """Run the case again; with ``rows`` also with the rows in another order, and with one row alone."""
+    """Run the case again; with ``rows`` also with the rows in another order, with one alone, and padded."""
     try:
         probed = repeated(subject)
     except UnsupportedCase as refused:
@@ -27,7 +28,9 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
     except Broken as broken:
         return _broken(subject, broken)
     try:
-        return among_other_rows(subject, probed) if rows and not probed.problems else probed
+        if rows and not probed.problems:
+            probed = among_other_rows(subject, probed)
+        return among_padding_rows(subject, probed) if rows and not probed.problems else probed
     except UnsupportedCase:  # other rows may be another shape
         return probed
     except Broken as broken:

@@ -23,6 +23,7 @@ from normcheck.cli.options import Given, options
 from normcheck.cli.output import lasting
 from normcheck.cli.repro import repro
 from normcheck.cli.reward import reward
+from normcheck.cli.skill import skill
 from normcheck.cli.tolerances import tolerances
 from normcheck.errors import ExitCode, NormcheckError, UsageError, one_line
 from normcheck.gate.options import ListOptions, VerifyOptions
@@ -152,6 +153,9 @@ app.command()(explain)
 
 
 app.command(name="export-case")(export_case)
+
+
+app.command()(skill)
 
 
 app.command()(tolerances)

@@ -135,12 +135,42 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
     return Adapted(forward, (False, True) if takes_bias else (False,), weights, _named_in(names), of_codes)
 
 
+def _of_bare_layer(kind: type[Any], eps_name: str, has_bias: bool) -> Adapted:
+    """A layer of the kernels hub, which has no constructor: the model that uses it has the attributes that it reads."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
+        layer = kind()
+        layer.weight = weight
+        if has_bias:
+            layer.bias = bias
+        setattr(layer, eps_name, eps)
+        return layer(x)
+
+    forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
+    return Adapted(forward, (False, True) if has_bias else (False,), (True,), ())
+
+
+def _has_no_constructor(kind: type[Any]) -> bool:
+    import torch
+
+    return issubclass(kind, torch.nn.Module) and kind.__init__ is torch.nn.Module.__init__
+
+
+def _annotated(kind: type[Any]) -> set[str]:
+    """The attributes that a class says it has."""
+    return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())}
+
+
 def _of_class(kind: type[Any], spec: str) -> Adapted:
     """Instances are made for each N and eps; the weight and the bias of a case stand in for their parameters."""
     from torch.func import functional_call
 
     made_by = inspect.signature(kind).parameters
     eps_name = next((name for name in made_by if "eps" in name), "")
+    said = _annotated(kind)
+    eps_of_layer = next((name for name in ("variance_epsilon", "eps") if name in said), "")
+    if _has_no_constructor(kind) and "weight" in said and eps_of_layer:
+        return _of_bare_layer(kind, eps_of_layer, "bias" in said)
     has_bias, grouped = "bias" in made_by, next((name for name in made_by if name in _GROUP_COUNTS), "")
     makes = f"{kind.__name__}({', '.join(list(made_by)[:2]) if grouped else 'N'}, eps=...)"
     words = f"a class that is made by {makes} and has a parameter named weight, or none at all"

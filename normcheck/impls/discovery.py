@@ -22,10 +22,13 @@ from normcheck.cases.declared import rules
 from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS, RESIDUAL_GATE, with_residual
 from normcheck.errors import ImportFailed, UsageError, error_text, one_line, one_of, shown
+from normcheck.impls import _hub
 from normcheck.impls.implementation import Implementation, NotImported
 
 if TYPE_CHECKING:
     from normcheck.impls.adapt import Adapted
+
+_PACKAGE = "__init__.py"
 
 LONGEST_NAME = 200
 """Characters of an implementation's name, which is in every report."""
@@ -61,8 +64,10 @@ def by_default(device: str, op_names: Sequence[str] = ()) -> dict[str, tuple[str
 def select(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]:
     """The implementations that ``--impl spec`` names, for the ops asked for (empty: all that it declares).
 
-    ``spec``: a known name, ``file.py``, ``file.py:name`` or ``package.module:name``. Raises UsageError.
+    ``spec``: a known name, ``file.py``, ``file.py:name``, ``package.module:name`` or ``hub:owner/name:layer``. Raises
+    UsageError.
     """
+    spec = _hub.local(spec)
     found = implementations().get(spec) or _from_user(spec, op_names)
     asked = {*op_names, *(with_residual(op, (RESIDUAL_GATE,)) for op in op_names)}
     wanted = tuple(i for i in found if not op_names or i.op in op_names)
@@ -86,6 +91,9 @@ def looked_at(spec: str, op_names: Sequence[str]) -> None:
     if spec in implementations():
         select(spec, op_names)
         return
+    if spec.startswith(_hub.PREFIX):
+        _hub.parts(spec)
+        return
     location, _ = _parts(spec)
     if location.endswith(".py"):
         _require_file(Path(location))
@@ -99,7 +107,11 @@ def _parts(spec: str) -> tuple[str, str]:
     if not (name or location.endswith(".py")):
         if os.path.isdir(location):
             raise UsageError(f"impl={spec}: is a folder, expected a Python file in it: FILE.py or FILE.py:NAME")
-        forms = "a known name (" + ", ".join(implementations()) + "), FILE.py, FILE.py:NAME or MODULE:NAME"
+        forms = (
+            "a known name ("
+            + ", ".join(implementations())
+            + "), FILE.py, FILE.py:NAME, MODULE:NAME or hub:OWNER/NAME:LAYER"
+        )
         raise UsageError(f"impl={spec}: expected {forms}")
     return location, name
 
@@ -119,6 +131,9 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
     if named:
         return named
     target = _attribute(module, name, spec)
+    layers = None if target is not None else _attribute(module, "layers", spec)
+    if isinstance(layers, ModuleType):  # a kernel of the hub has them in a module of this name
+        target = _attribute(layers, name, spec)
     if isinstance(target, Implementation):
         return _with_variants(validated(target, spec))
     if not callable(target):
@@ -138,7 +153,8 @@ def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, nam
     op_names = tuple(dict.fromkeys(with_residual(op, adapted.named) for op in op_names))
     for op in op_names:
         require_named(adapted, target, OPS[op], spec)
-    named = f"{Path(location).name}:{name}"
+    file = Path(location)
+    named = f"{file.parent.name if file.name == _PACKAGE else file.name}:{name}"
     return tuple(wrapped(adapted, op, named, str(location)) for op in op_names)
 
 
@@ -263,7 +279,8 @@ def _load_file(path: Path) -> ModuleType:
     name = f"normcheck_user_{abs(hash(path))}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    within = [str(path.parent)] if path.name == _PACKAGE else None  # so that it can import what is in it
+    spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=within)
     if spec is None or spec.loader is None:
         raise UsageError(f"impl={path}: expected a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -69,8 +69,9 @@ class Implementation(Declared):
     call gets them as if nothing had been written: a backward gets the x that its forward overwrote.
 
     ``deterministic=False``: the same inputs may give other bits, which are then measured and reported, not failed.
-    ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; without it that
-    is measured and shown.
+    ``batch_invariant=True``: a row's y, statistics and dx do not depend on the other rows, bit for bit; with a tuple of
+    outputs, those do not. ``dw`` and ``db``, which only a tuple declares, are sums over rows: rows with dy = 0,
+    wherever they stand, do not change a bit of them. What is not declared is measured and shown.
 
     ``by_default``: the devices on which a known implementation is checked if ``--impl`` names none. On others, and
     with () on all, it is checked only if ``--impl`` names it. ``builds=False``: a known one that compiles, tunes and

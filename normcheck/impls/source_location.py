@@ -40,6 +40,12 @@ def of(implementation: Implementation) -> Place:
     return place
 
 
+def line_of_backward(implementation: Implementation) -> int | None:
+    """The line of the backward of ``implementation``, if it has one of its own in the file of its forward."""
+    place = NOWHERE if implementation.backward is None else defined(implementation.backward)
+    return place.line if place.file == of(implementation).file else None
+
+
 def defined(function: object) -> Place:
     """The place of a function's ``def``, or of its first decorator, inside any wrappers."""
     try:

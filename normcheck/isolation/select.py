@@ -13,7 +13,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.declared import of_message
 from normcheck.cases.ops import OPS
 from normcheck.errors import Broken, ImportFailed, UsageError
-from normcheck.impls import discovery, source_location
+from normcheck.impls import _hub, discovery, source_location
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.source_location import NOWHERE, Place
 from normcheck.isolation import forkserver
@@ -37,11 +37,12 @@ def each_selected_apart(
     are imported as well. ``sandboxed``: see ``sandbox.Sandbox``.
     """
     started: dict[str, Worker] = {}
+    here = {spec: _hub.local(spec) for spec in asked}
     try:
         for number, (spec, ops) in enumerate(asked.items()):
             for following in list(asked)[number : number + AT_ONCE]:
                 if following not in started:
-                    started[following] = begun(following, asked[following], device, _sandbox(following, sandboxed))
+                    started[following] = _begun(here[following], asked[following], device, sandboxed)
             found: tuple[Implementation, ...] | ImportFailed
             try:
                 found = select_apart(spec, ops, device, seconds, started[spec], sandboxed=sandboxed)
@@ -71,6 +72,7 @@ def select_apart(
     as ``discovery.select`` does, and if the worker sends garbage. ``worker``: one that has been asked already.
     ``python``: the interpreter that imports and runs it, see ``forkserver``.
     """
+    spec = _hub.local(spec)
     sandbox = _sandbox(spec, sandboxed)
     try:
         start = partial(begun, spec, ops, device, sandbox, python)
@@ -103,6 +105,10 @@ def _sandbox(spec: str, sandboxed: bool) -> Sandbox | None:
     return Sandbox.of(spec) if sandboxed else None
 
 
+def _begun(spec: str, ops: tuple[str, ...], device: str, sandboxed: bool) -> Worker:
+    return begun(spec, ops, device, _sandbox(spec, sandboxed))
+
+
 def _imported(start: Callable[[], Worker], seconds: float, worker: Worker | None, python: str) -> Message:
     """The answer of a worker that lives for this import alone. If it crashes, one from a new server tries again.
 
@@ -133,12 +139,12 @@ def _implementation(
         op, name = str(declared["op"]), str(declared["name"])
         environment = dict(declared["environment"])
         session = ProcessSession(spec, op, name, device, not own_backward, sandbox, start_seconds, python, environment)
-        entry = _Entry(session, source_location.place_of(declared["place"]))
+        place, of_backward = map(source_location.place_of, (declared["place"], declared["backward_place"]))
         described = Implementation(
             name=name,
             op=op,
-            forward=entry,
-            backward=entry if own_backward else None,
+            forward=_Entry(session, place),
+            backward=_Entry(session, of_backward) if own_backward else None,
             supports=_Question(session, "supports") if declared["supports"] else None,
             unavailable=_Unavailable(str(reason)) if reason else None,
             model=_Question(session, "model") if model is None else dict(model),

@@ -120,7 +120,7 @@ def _load(state: State, message: Message) -> Message:
 
 
 def _described(i: Implementation, device: str) -> Message:
-    place = source_location.of(i)
+    place, of_backward = source_location.of(i), source_location.defined(i.backward)
     return {
         **{name: getattr(i, name) for name in rules(type(i))},
         "name": i.name,
@@ -130,6 +130,7 @@ def _described(i: Implementation, device: str) -> Message:
         "backward": i.backward is not None,
         "supports": i.supports is not None,
         "place": [place.file, place.line],
+        "backward_place": [of_backward.file, of_backward.line],
     }
 
 

@@ -29,7 +29,7 @@ from normcheck.reports._text import (
     short,
     text_of,
 )
-from normcheck.result import MOST_REFUSED, CellKey, Steadiness, Verdict, Worst
+from normcheck.result import MOST_REFUSED, SUMS, CellKey, Steadiness, Verdict, Worst
 
 _STANDS_ON = len(" 200 cases, 100 shapes")
 
@@ -144,7 +144,9 @@ def _facts(verdict: Verdict) -> list[str]:
     if empty:
         facts.append("zeros would pass: " + ", ".join(empty))
     facts += _steadiness("other bits when run again", "", verdict.repeats)
-    facts += _steadiness("other bits among other rows", "batch invariant", verdict.invariance)
+    of_rows, of_sums = ({n: c for n, c in verdict.invariance.items() if (n in SUMS) is sums} for sums in (False, True))
+    facts += _steadiness("other bits among other rows", "batch invariant", of_rows)
+    facts += _steadiness("other bits with padding rows", f"same {' and '.join(of_sums)} with padding rows", of_sums)
     facts += _contexts(verdict)
     facts += _configurations(verdict)
     if verdict.core is not None and verdict.core.refused > MOST_REFUSED:
@@ -212,7 +214,8 @@ def measures(verdict: Verdict) -> list[str]:
         if output in verdict.vacuity:
             zeros = verdict.vacuity[output]
             probed.append(f"zeros would pass {percent(zeros.zeros, zeros.total)}")
-        for what, counts in (("when run again", verdict.repeats), ("among other rows", verdict.invariance)):
+        among = "with padding rows" if output in SUMS else "among other rows"
+        for what, counts in (("when run again", verdict.repeats), (among, verdict.invariance)):
             if output in counts:
                 probed.append(f"other bits {what} in {counts[output].differ:,} of {counts[output].cases:,}")
         if probed:

@@ -32,3 +32,17 @@ def of_thin(verdict: Verdict, *, profile: str, most: float, required: bool = Fal
         step = _MORE_TIME.get(profile, "choose --profile ci, whose core has more time")
         return step.replace("--profile ", "profile=") if in_python else step
     return "give it more time (--time-budget), or a larger --profile" if required else "mend what its line says"
+
+
+def options_of_thin(verdict: Verdict, *, profile: str, most: float) -> tuple[str, ...]:
+    """The options that ``of_thin`` means, behind those of the command that was run; () if no option is the remedy."""
+    core = verdict.core
+    limit, missed = ("", ()) if core is None else (core.limit, core.missed)
+    if limit == "data":
+        return ()
+    if limit == "cases" or (not missed and verdict.cases >= most):
+        planned = 0 if core is None else core.planned
+        return "--max-examples", str(max(2 * verdict.cases, 2 * planned, 100))
+    if missed and profile == "quick":
+        return "--profile", "ci"
+    return ("--profile", "deep") if missed and profile == "ci" else ()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, TextIO
 
+from normcheck.reports._next import next_step
 from normcheck.reports.document import plain, text_of
 from normcheck.reports.report import Report
 from normcheck.result import OUTPUTS, SweepResult
@@ -27,8 +28,9 @@ def write(run: SweepResult, stream: TextIO) -> None:
 def document(run: SweepResult) -> dict[str, Any]:
     """Everything in ``run`` as plain JSON values, in the order of the schema; outputs are in the order of OUTPUTS."""
     found: dict[str, Any] = {"schema": SCHEMA, "normcheck": _version(run), **plain(run)}
-    for verdict in found["verdicts"]:
+    for verdict, of_run in zip(found["verdicts"], run.verdicts, strict=True):
         verdict |= {name: _ordered(verdict[name]) for name in _BY_OUTPUT}
+        verdict["next"] = next_step(of_run, run)
     return found
 
 

@@ -8,8 +8,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from normcheck.reports._next import DESCRIPTION
 from normcheck.reports.json import SCHEMA
 from normcheck.result import SweepResult
+
+_OF_THE_NEXT_STEP = {
+    "description": DESCRIPTION,
+    "properties": {name: {"type": "string"} for name in ("do", "command")},
+    "required": ["do", "command"],
+    "title": "Next",
+    "type": "object",
+}
 
 
 def json_schema() -> dict[str, Any]:
@@ -29,6 +38,10 @@ def json_schema() -> dict[str, Any]:
 
     of_a_run = TypeAdapter(SweepResult).json_schema(schema_generator=Written)
     head = {"schema": {"const": SCHEMA}, "normcheck": {"description": "Its version.", "type": "string"}}
+    of_a_cell = of_a_run["$defs"]["Verdict"]
+    of_a_cell["properties"]["next"] = {"$ref": "#/$defs/Next"}
+    of_a_cell["required"].append("next")
+    of_a_run["$defs"]["Next"] = _OF_THE_NEXT_STEP
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **of_a_run,

@@ -85,6 +85,7 @@ TOLD = {
     "backward": False,
     "supports": False,
     "place": ["", 0],
+    "backward_place": ["", 0],
 }
 
 

@@ -40,6 +40,7 @@ FORBIDDEN = {
     "checks/repeatability.py": JUDGES,
     "checks/statefulness.py": JUDGES,
     "checks/batch_invariance.py": JUDGES,
+    "checks/padding_rows.py": JUDGES,
     "checks/probes.py": JUDGES,
     "gate/sanity.py": ("torch", *LIBRARIES, *JUDGES),
     "json_types.py": ("torch", "normcheck"),

@@ -56,7 +56,7 @@ def run(cli: Callable[..., Done], command: str) -> Done:
     assert name == "normcheck"
     if arguments[0] == "verify":
         arguments += ENOUGH if "exit code 1" in command else FEWER
-    return cli(*arguments, *(("--device", "cpu") if arguments[0] != "export-case" else ()))
+    return cli(*arguments, *(("--device", "cpu") if arguments[0] not in ("export-case", "skill") else ()))
 
 
 def in_a_process(*argv: str) -> Done:
@@ -226,7 +226,7 @@ def test_the_gate_writes_the_report_that_its_page_describes(cli: Cli, tmp_path: 
     assert done.code == 1, done.out + done.err
     report = json.loads((tmp_path / "normcheck.json").read_text(encoding="utf-8"))
     verdict = next(v for v in report["verdicts"] if v["status"] == "fail")
-    outermost = {**report, **verdict, **verdict["core"]}
+    outermost = {**report, **verdict, **verdict["core"], **verdict["next"]}
     innermost = {**verdict["failure"], **next(iter(verdict["worst"].values()))}
     words = set(re.findall(r"`([a-z_]+)`", PAGES["docs/json-schema.md"]))
     assert len(words) >= 12

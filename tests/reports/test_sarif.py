@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from normcheck.reports import sarif
 from normcheck.result import SweepResult
+from tests.command_line import Cli, KernelFile
 from tests.hostile_text import HARM
 from tests.sample_runs import RUNS, errors, failed, failing, finding, hostile, known, large, run, verdict
 
@@ -124,3 +125,26 @@ def test_harmful_text(text: str) -> None:
     assert "](" not in shown
     assert "{0}" not in shown.replace("{{", "").replace("}}", "")
     assert all(line.isprintable() for line in shown.split("\n"))
+
+
+def test_a_wrong_gradient_is_at_the_line_of_its_backward(cli: Cli, kernel_file: KernelFile) -> None:
+    path = kernel_file(OWN_BACKWARD)
+    words = ("--dtype", "fp32", "--max-examples", "3", "--allow-thin", "--no-contexts", "--report", "sarif:-")
+    (result,) = json.loads(cli("verify", "--impl", str(path), *words).out)["runs"][0]["results"]
+    start = physical(result)["region"]["startLine"]
+    assert path.read_text(encoding="utf-8").splitlines()[start - 1].startswith("def backward")
+
+
+OWN_BACKWARD = """
+import torch
+from normcheck import Implementation
+
+def forward(x, weight, bias, *, eps):
+    rstd = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return (x.float() * rstd * weight.float()).to(x.dtype)
+
+def backward(dy, x, weight, bias, saved, *, eps):
+    return {"dx": dy.clone(), "dw": torch.zeros_like(weight)}
+
+IMPLEMENTATIONS = (Implementation(name="own", op="rmsnorm", forward=forward, backward=backward, biases=(False,)),)
+"""
