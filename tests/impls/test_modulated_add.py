@@ -29,7 +29,8 @@ def both(
     x: Tensor, residual: Tensor, residual_gate: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     wide = (residual.float() + residual_gate.float()[:, None] * x.float()).to(x.dtype)
-    normed = wide.float() * torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + eps)
+    once = wide.float()  # cast twice, its gradient would be rounded twice before it is summed
+    normed = once * torch.rsqrt(once.square().mean(-1, keepdim=True) + eps)
     return (normed * (1 + scale.float()[:, None]) + shift.float()[:, None]).to(x.dtype), wide
 
 

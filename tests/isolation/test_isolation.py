@@ -217,10 +217,12 @@ class Done:
 
     @property
     def verdicts(self) -> Verdicts:
-        """By implementation, without the times it took, and the length of its core, which has a size by its name."""
+        """By implementation, without the times it took, the command of its run, and the length of its core, which has a
+        size by its name.
+        """
         found = {}
         for verdict in self.document["verdicts"]:
-            kept = {name: value for name, value in verdict.items() if name != "seconds"}
+            kept = {name: value for name, value in verdict.items() if name not in ("seconds", "next")}
             core = {name: value for name, value in (kept["core"] or {}).items() if name not in ("building", "planned")}
             found[verdict["implementation"]] = {**kept, "core": core}
         return found
