@@ -103,6 +103,23 @@ def tritonbench_rmsnorm_fused_llama_rounds_through_fp16() -> None:
     assert torch.equal(y, y.half().float())
 
 
+@shows(BENCH, gpu=True)
+def tritonbench_rms_norms_take_no_more_than_65535_rows() -> None:
+    """The rows are the second axis of the grid, which has so many at most; one less is right."""
+    from rmsnorm_implementation import rmsnorm_wrapper
+    from rmsnorm_triton import rmsnorm_triton_wrapper
+
+    for norm in (rmsnorm_wrapper, rmsnorm_triton_wrapper):
+        x, w = numbers(1, 65535, 8, dtype=F16), numbers(8, seed=1, dtype=F16)
+        assert error(norm(x, w, 1e-5)[0], rms(x[0], w)) < 0.01
+        said = ""
+        try:
+            norm(numbers(1, 65536, 8, dtype=F16), w, 1e-5)
+        except RuntimeError as refused:
+            said = str(refused)
+        assert "invalid argument" in said
+
+
 @shows("cuda-triton-multiarch-0.1.3", gpu=True)
 def multiarch_rounds_each_step_to_bf16() -> None:
     from kernels.rmsnorm import rmsnorm_triton
