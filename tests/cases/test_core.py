@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from normcheck.cases.axes import (
 )
 from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import EXPANDED, Case
-from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import core, drawn
 from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
@@ -275,3 +276,13 @@ def test_a_pair_names_two_axes() -> None:
     case = Case(op="layernorm", dtype="fp16", M=20, N=24, rows="blend")
     pairs = {goal for goal in goals_of(Planned(case, Depth.MEMORY)) if len(goal) == 3}
     assert (PAIRS.index(("n", "rows")), (2, "a multiple of 8"), "subnormal") in pairs
+
+
+@parametrize("declared", [{"groups": 8}, {"channels": 64, "groups": 8}, {"channels": 12}], inner=1)
+def test_all_cases_have_the_channels_and_the_groups_that_are_declared(declared: dict[str, Any]) -> None:
+    own = Implementation(name="x", op="groupnorm", forward=lambda: None, **declared)
+    wanted = claims_of(OPS["groupnorm"], own, "fp16")
+    cases = [planned.case for planned in core(wanted, QUICK, 0)]
+    cases += itertools.islice(endless(choices(wanted), 1), 100)
+    assert len(cases) > 300 and not any(unclaimed(OPS["groupnorm"], own, case) for case in cases)
+    assert any(unclaimed(OPS["groupnorm"], replace(own, **{name: 5}), cases[-1]) for name in declared)
