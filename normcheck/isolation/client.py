@@ -63,7 +63,7 @@ class Client:
         self._cases: list[Case] = []  # in the present worker
         self.before: tuple[Case, ...] = ()
         self.strays: list[Stray] = []  # that this process found once the latest answer was there
-        self.eager_calls = 0  # the most that a worker told, see ``runner.compiled``
+        self.eager_calls = self.graphs = 0  # the most that a worker told, see ``runner.compiled``
         self.asked = ""  # the configuration that autotuners are to take, see ``kernels.configurations``
         self.configurations: tuple[Configuration, ...] = ()  # those that they allowed since
         self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
@@ -191,8 +191,9 @@ class Client:
             raise
         self._seconds_left -= 0.0 if first else time.monotonic() - begun
         self._memory.use(_end_of(answer))
-        eager = answer.get("eager")
+        eager, graphs = answer.get("eager"), answer.get("graphs")
         self.eager_calls = max(self.eager_calls, eager if type(eager) is int else 0)
+        self.graphs = max(self.graphs, graphs if type(graphs) is int else 0)
         if self.asked and "configurations" in answer:
             self.configurations = configurations_of(answer)
         failure = answer.get("broken")

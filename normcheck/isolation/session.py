@@ -78,6 +78,7 @@ class ProcessSession:
         """Count the calls of another process of the same kernel as calls of this one."""
         self._client.idle_seconds += other.idle_seconds
         self._client.eager_calls = max(self.eager_calls, other.eager_calls)
+        self._client.graphs = max(self.graphs, other.graphs)
 
     def restart(self, *, cleanly: bool = False) -> None:
         """See ``Session``; ``cleanly``: from a new server, which no code under test can have reached."""
@@ -99,6 +100,11 @@ class ProcessSession:
     def eager_calls(self) -> int:
         """See ``Session``."""
         return self._client.eager_calls
+
+    @property
+    def graphs(self) -> int:
+        """See ``Session``."""
+        return self._client.graphs
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:

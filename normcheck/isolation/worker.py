@@ -79,6 +79,8 @@ def serve(control: socket.socket, noted: Noted) -> None:
             answer["configurations"] = configurations.told()
         if eager := compiled.eager_calls():
             answer["eager"] = eager
+        if graphs := compiled.graphs():
+            answer["graphs"] = graphs
         control.sendall(packed({**answer, "number": message.get("number")}))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from normcheck.errors import UsageError, one_line, shown
 from normcheck.files import contents
@@ -22,7 +22,7 @@ MOST_BYTES = 4 << 20
 
 MOST_WORKLOADS, MOST_SOURCES = 1000, 64
 _LONGEST_AXIS = 1 << 31
-_DEEPEST = 4  # folders of a source
+_DEEPEST = 8  # parts of a source's path: TileGym's lie six folders deep
 
 _COMPILED = ("c++", "cpp", "cuda", "cuda_cpp")  # languages of sources that are built first, whatever calls them
 
@@ -114,6 +114,13 @@ class Spec(_Document):
         return self
 
 
+def _joined(content: Any) -> Any:
+    """The lines of a file as its text; what is no list of text as it is, which is then refused."""
+    if not (isinstance(content, list) and all(isinstance(line, str) for line in content)):
+        return content
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in content)
+
+
 class Solution(_Document):
     """A kernel as text: its files, and which function of which file is called."""
 
@@ -121,6 +128,14 @@ class Solution(_Document):
     definition: Name
     spec: Spec
     sources: list[Source] = Field(min_length=1, max_length=MOST_SOURCES)
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """TileGym has a map of each path to the lines of its file."""
+        if not isinstance(value, dict):
+            return value
+        return [{"path": path, "content": _joined(content)} for path, content in value.items()]
 
     @model_validator(mode="after")
     def _has_its_entry(self) -> Solution:

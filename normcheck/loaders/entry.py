@@ -106,20 +106,29 @@ def _called(entry: Entry, function: Callable[..., Any]) -> Callable[..., Any]:
     import torch
 
     full_of = dict(entry.full)
+    rewritten = {name for name, _, _ in entry.inputs} & {name for name, _, _ in entry.outputs}
+    """Inputs that are outputs, too: a call may write into them and return nothing."""
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **named: Any) -> Any:
         rows, columns = x.shape
         full = full_of.get((rows, columns)) or (*[1] * (entry.rank - 2), rows, columns)
         residual = named.get("residual")
-        roles = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        roles = {"x": x, "residual": residual, "gate": named.get("gate"), "weight": weight, "bias": bias}
         tensors = {role: tensor for role, tensor in roles.items() if tensor is not None}
         given = [eps if role == "eps" else _given(tensors[role], role, full, dtype) for _, role, dtype in entry.inputs]
+        if rewritten:  # into copies: what the judge holds stays
+            given = [
+                t.clone() if name in rewritten and isinstance(t, torch.Tensor) else t
+                for t, (name, _, _) in zip(given, entry.inputs, strict=True)
+            ]
         with torch.no_grad():
             if entry.into:
                 made = [torch.empty(full, dtype=_dtype(dtype), device=x.device) for _, _, dtype in entry.outputs]
                 function(*given, *made)
             else:
-                made = _several(function(*given), entry)
+                returned_by_it = function(*given)
+                own = {name: t for t, (name, _, _) in zip(given, entry.inputs, strict=True) if name in rewritten}
+                made = _several(own if returned_by_it is None and own else returned_by_it, entry)
             returned = {
                 role: _flat(tensor, role, full, (rows, columns))
                 for (_, role, _), tensor in zip(entry.outputs, made, strict=True)

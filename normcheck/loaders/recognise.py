@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
+from normcheck.cases.claims import claims_of
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
@@ -83,14 +84,16 @@ def _worst(implementation: Implementation, epsilons: Sequence[float], device: st
 
 
 def _cases(implementation: Implementation, epsilons: Sequence[float]) -> Iterator[Case]:
-    op = OPS[implementation.op]
+    op, dtype = OPS[implementation.op], implementation.dtypes[0]
     weight = True in op.weights_of(implementation.weights)
+    own = {axis: values[0] for axis, values in claims_of(op, implementation, dtype).own.items()}
+    own |= {"residual": "half"} if op.adds_residual else {}
     for rows, columns in implementation.shapes or ():
         for eps in epsilons:
             for number, kind in enumerate(_ROWS, 1):
                 yield Case(
                     op=op.name,
-                    dtype=implementation.dtypes[0],
+                    dtype=dtype,
                     M=rows,
                     N=columns,
                     eps=eps,
@@ -98,7 +101,5 @@ def _cases(implementation: Implementation, epsilons: Sequence[float]) -> Iterato
                     seed=number,
                     weights="normal" if weight else NO_WEIGHT,
                     bias=weight and True in implementation.biases and True in op.biases,
-                    residual="half" if op.adds_residual else "normal",
-                    channels=str(implementation.channels) if op.grouped else "",
-                    groups=str(implementation.groups) if op.grouped else "",
+                    **own,
                 )

@@ -21,6 +21,7 @@ SMALL_ROWS = (1, 2, 5, 33)
 
 _MOST_EPS = 12
 _BIAS, _RESIDUAL, _EPS = ("bias", "beta", "shift"), ("residual", "skip", "sum"), ("eps",)
+_GATE = ("gate",)
 
 Shape = tuple[int, int]
 """M, N."""
@@ -28,8 +29,8 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Signature:
-    """``inputs``, ``outputs``: (name, role, dtype of torch) in the order of a call. Roles are x, residual, weight,
-    bias, eps; y, residual_out. ``dtype``: ours, of x. ``axes``: those of x; ``const``: the lengths that are fixed.
+    """``inputs``, ``outputs``: (name, role, dtype of torch) in the order of a call. Roles are x, residual, gate,
+    weight, bias, eps; y, residual_out. ``dtype``: ours, of x. ``axes``: those of x; ``const``: the fixed lengths.
     """
 
     inputs: tuple[tuple[str, str, str], ...]
@@ -67,7 +68,7 @@ class Signature:
 
     def _has_inputs_of(self, op: Op) -> bool:
         weight, bias = "weight" in self.roles, "bias" in self.roles
-        by_name = ("residual",) if "residual" in self.roles else ()
+        by_name = tuple(name for name in ("residual", "gate") if name in self.roles)
         if op.clamped or op.by_name != by_name or (bias and not weight) or weight not in op.weights_of((weight,)):
             return False
         return bias in op.biases if weight else not op.zero_centered
@@ -85,7 +86,9 @@ def signature_of(definition: Definition) -> Signature:
     for name, tensor in definition.inputs.items():
         role = _role(name, tensor, axes, seen)
         if not role:
-            raise UsageError(f"{where}: input {shown(name)}: expected x, a residual of its shape, weight, bias or eps")
+            raise UsageError(
+                f"{where}: input {shown(name)}: expected x, a residual or a gate of its shape, weight, bias or eps"
+            )
         seen.add(role)
         inputs.append((name, role, tensor.dtype))
     outputs = []
@@ -149,6 +152,8 @@ def _role(name: str, tensor: Tensor, axes: tuple[str, ...], seen: set[str]) -> s
     if shape is None:
         return "eps" if _named(name, _EPS) and "eps" not in seen else ""
     if shape == axes:
+        if _named(name, _GATE):
+            return "gate" if "gate" not in seen else ""
         first, second = ("residual", "x") if _named(name, _RESIDUAL) else ("x", "residual")
     elif shape == axes[-1:]:
         first, second = ("bias", "weight") if _named(name, _BIAS) else ("weight", "bias")

@@ -52,6 +52,11 @@ class Session(Protocol):
         ...
 
     @property
+    def graphs(self) -> int:
+        """How many graphs torch.compile has compiled in one process of the kernel."""
+        ...
+
+    @property
     def configurations(self) -> tuple[Configuration, ...]:
         """Those that the tuners allowed called since ``configure``, in the kernel's present process."""
         ...
@@ -103,12 +108,17 @@ class LocalSession:
 
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
-        self._eager_before = compiled.eager_calls()
+        self._eager_before, self._graphs_before = compiled.eager_calls(), compiled.graphs()
 
     @property
     def eager_calls(self) -> int:
         """See ``Session``."""
         return compiled.eager_calls() - self._eager_before
+
+    @property
+    def graphs(self) -> int:
+        """See ``Session``."""
+        return compiled.graphs() - self._graphs_before
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:

@@ -74,8 +74,10 @@ def run(names: tuple[str, ...], *more: str) -> dict[str, Any]:
 
 
 def told(verdict: dict[str, Any]) -> dict[str, Any]:
-    """A verdict without the kernel's name and place, and without times: on how many cases a context is tried is one."""
-    kept = {name: value for name, value in verdict.items() if name not in ("implementation", "line", "seconds")}
+    """A verdict without the kernel's name and place, the command of its run, and times: on how many cases a context is
+    tried is one.
+    """
+    kept = {name: value for name, value in verdict.items() if name not in ("implementation", "line", "seconds", "next")}
     contexts = {name: {**how, "cases": min(how["cases"], 1)} for name, how in verdict["contexts"].items()}
     core = {k: v for k, v in verdict["core"].items() if k not in ("building", "planned")}
     return {**kept, "contexts": contexts, "core": core}

@@ -72,7 +72,7 @@ PATHS = [
     "x\0.py",
     "~/x.py",
     "",
-    "a/b/c/d/e.py",
+    "a/b/c/d/e/f/g/h/i.py",
     "x" * 300,
     HARM,
 ]

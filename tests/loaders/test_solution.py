@@ -223,3 +223,55 @@ def test_a_definition_of_another_thing_is_told_in_one_line(cli: Cli, tmp_path: P
 def test_what_does_not_go_with_a_solution(cli: Cli, tmp_path: Path, more: tuple[str, ...], expected: str) -> None:
     done = cli("verify", *written(tmp_path, definition=rmsnorm_definition(), solution=solution(RIGHT)), *more)
     assert (done.code, done.out) == (ExitCode.USAGE, "") and expected in done.err
+
+
+GATED = """
+def run(hidden, gate, gamma):
+    wide = hidden.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5) * gamma.float()
+    return (normed * torch.nn.functional.silu(gate.float())).to(hidden.dtype)
+"""
+REWRITING = """
+def kernel(hidden, residual, gamma, eps):
+    both = hidden + residual
+    residual.copy_(both)
+    hidden.copy_(normed(both, gamma, eps))
+"""
+
+
+def in_a_map(code: str, definition: str) -> dict[str, Any]:
+    """A solution whose sources are lines by path, the file of its entry six folders deep."""
+    own = solution(code, definition, into=False, entry_point="a/b/c/d/e/f/main.py::kernel")
+    (main, parts) = own["sources"]
+    texts = {"a/b/c/d/e/f/main.py": main["content"], "a/b/c/d/e/f/parts.py": parts["content"]}
+    return {**own, "sources": {path: text.splitlines(keepends=True) for path, text in texts.items()}}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
+@pytest.mark.parametrize(("swap", "code"), [(False, ExitCode.PASS), (True, ExitCode.FOUND)])
+def test_a_gate_is_told_by_its_name_and_sources_may_be_a_map(
+    cli: Cli, tmp_path: Path, swap: bool, code: ExitCode
+) -> None:
+    x = tensor("tokens", "hidden")
+    definition = rmsnorm_definition("import torch\n" + GATED) | {
+        "inputs": {"hidden": x, "gate": x, "gamma": tensor("hidden")},
+        "outputs": {"y": x},
+    }
+    kernel = GATED.replace("def run(hidden, gate", f"def kernel({'gate, hidden' if swap else 'hidden, gate'}")
+    done, _ = run(cli, tmp_path, "", definition=definition, solution=in_a_map(kernel, "rms_h96"))
+    assert done.code == code, done.out + done.err
+    assert "rmsnorm_gated ours bf16" in done.out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_outputs_may_be_inputs_that_a_call_writes_into(cli: Cli, tmp_path: Path, wrong: bool) -> None:
+    definition = added_definition()
+    inputs = definition["inputs"]
+    definition = definition | {"outputs": {name: inputs[name] for name in ("hidden", "residual")}}
+    code = REWRITING.replace("residual.copy_(both)", "residual.copy_(hidden)") if wrong else REWRITING
+    lines = [workload("a", {"eps": {"type": "scalar", "value": 1e-6}}, batch=2, length=5)]
+    done, _ = run(cli, tmp_path, "", definition=definition, solution=in_a_map(code, "add_rms_h64"), workload=lines)
+    assert done.code == (ExitCode.FOUND if wrong else ExitCode.PASS), done.out + done.err
