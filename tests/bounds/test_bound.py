@@ -45,7 +45,8 @@ def model_for(op: str) -> dict[str, Any]:
     if OPS[op].grouped:
         return CLOSED["activation"]
     if OPS[op].modulated:
-        return CLOSED["modulation"]
+        own = {**CLOSED["sum"], "round_gated": "none"} if OPS[op].adds_residual else {}
+        return {**CLOSED["modulation"], **own}
     return CLOSED["gate"] if OPS[op].gated else CLOSED["sum"] if OPS[op].adds_residual else {}
 
 
