@@ -42,7 +42,9 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
 
 
 def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_was_tried_held() -> None:
-    """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
+    """``normcheck verify`` without options on an H100, where eight cells fit by its memory; those of gated sums are of
+    a later run.
+    """
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
     assert run["seconds"] <= 2.2 * len(run["verdicts"])
@@ -54,7 +56,9 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
         if "cuda" in i.by_default
     }
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
-    assert set(cells) == expected
+    later = json.loads((FOLDER / "gated_sums.json").read_text(encoding="utf-8"))["cells"]
+    assert all(cell["status"] == "pass" and cell["cases"] >= 100 for cell in later)
+    assert {*cells, *((cell["op"], cell["implementation"], cell["dtype"]) for cell in later)} == expected
     for cell in cells.values():
         assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
         is_dear = re.search(r"takes [2-9](\.\d+)? s: ", cell["core"]["left_out"])  # a pass needs fewer cases then
