@@ -69,7 +69,9 @@ class Signature:
     def _has_inputs_of(self, op: Op) -> bool:
         weight, bias = "weight" in self.roles, "bias" in self.roles
         by_name = tuple(name for name in ("residual", "gate") if name in self.roles)
-        if op.clamped or op.by_name != by_name or (bias and not weight) or weight not in op.weights_of((weight,)):
+        if op.clamped or op.grouped or op.by_name != by_name:
+            return False
+        if (bias and not weight) or weight not in op.weights_of((weight,)):
             return False
         return bias in op.biases if weight else not op.zero_centered
 
