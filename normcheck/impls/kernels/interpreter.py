@@ -28,6 +28,7 @@ from normcheck.cases.dtypes import CODES, Format
 from normcheck.errors import NormcheckError
 from normcheck.impls.kernels import interpreter_costs, interpreter_memory, on_cpu
 from normcheck.impls.kernels.interpreted import enabled, note_launch
+from normcheck.impls.kernels.interpreter_operators import Operators
 
 __all__ = ["Remedy", "code_bits", "enable", "enabled", "narrow_bits", "widen_bits"]
 
@@ -53,7 +54,7 @@ def enable() -> None:
         return
     try:
         Remedy(interpreter, tl).install()
-        interpreter_costs.cut(tl, interpreter.TritonSemantic)
+        interpreter_costs.cut(tl, interpreter)
         interpreter._interpreter = interpreter_memory.quick(interpreter._interpreter)
         _check(interpreter, tl)
         on_cpu.answer(interpreter, tl)
@@ -133,7 +134,7 @@ class Remedy:
         self._wrap(self.interpreter.ScanOps, "cumsum", self._reduced_wide)
         self._wrap(self.interpreter.ScanOps, "cumprod", self._reduced_wide)
         self._wrap(self.interpreter.GridExecutor, "__call__", _launched)
-        self._wrap(self.interpreter, "_patch_lang_tensor", _with_index)
+        self._wrap(self.interpreter, "_patch_lang_tensor", self._patched)
         self.interpreter._patch_lang = _patch_once(self.interpreter)
         self._wrap(self.interpreter, "_get_np_dtype", _of_scalar())
 
@@ -237,6 +238,11 @@ class Remedy:
             inside = mask if isinstance(mask, np.ndarray) else mask.data
             result.data = np.where(inside, result.data, np.uint16(0x7FFF))
         return result
+
+    def _patched(self, original: Any, tensor: Any, scope: Any) -> None:
+        """What the interpreter does to tensors, then an index that numpy 2.4 can read, and quick operators."""
+        _with_index(original, tensor, scope)
+        Operators(self.interpreter, self.tl).install(tensor, self.interpreter.TritonSemantic)
 
     def _retyped(self, tensor: Any, handle: Any) -> Any:
         return self.tl.core.tensor(handle, tensor.type.with_element_ty(handle.dtype))

@@ -8,17 +8,28 @@ for each element type and shape, and what has no effect is left out.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+import torch
 
 __all__ = ["cut"]
 
 
-def cut(tl: Any, semantic: Any) -> None:
-    """Remedy the classes of ``tl`` (triton.language) and ``semantic`` (TritonSemantic), once in a process.
+def cut(tl: Any, interpreter: Any) -> None:
+    """Remedy the classes of ``tl`` (triton.language) and of ``interpreter``, triton's module, once in a process.
 
     Raises AttributeError if one of them is not there.
     """
+    semantic, executor = interpreter.TritonSemantic, interpreter.GridExecutor
+    interpreter.inspect = SimpleNamespace(**{**vars(inspect), "getfullargspec": _signature, "getcallargs": _arguments})
+    interpreter._implicit_cvt = _typed_once(interpreter._implicit_cvt, interpreter, tl)
+    executor._init_args_hst = _as_they_are(executor._init_args_hst)
+    executor._restore_args_dev = _if_copied(executor._restore_args_dev)
     tl.core.block_type.__init__ = _block_type_made_once(tl.core.block_type.__init__)
     tl.core.tensor.__init__ = _tensor_fields_made_once(tl.core.tensor.__init__)
     tl.core.dtype.__eq__ = _same_object_first(tl.core.dtype.__eq__)
@@ -123,3 +134,66 @@ def _checked_if_told(original: Callable[..., None]) -> Callable[..., None]:
             original(semantic, *args)
 
     return check
+
+
+_signature = functools.cache(inspect.getfullargspec)
+"""Of a kernel, which each launch takes apart twice."""
+
+
+def _arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """``inspect.getcallargs`` of a function, whose parameters can all be given by position if it is a kernel."""
+    spec = _signature(function)
+    given = dict(zip(spec.args, args, strict=False)) | kwargs
+    if spec.defaults:
+        given = dict(zip(spec.args[-len(spec.defaults) :], spec.defaults, strict=True)) | given
+    plain = not (spec.varargs or spec.varkw or spec.kwonlyargs) and len(args) <= len(spec.args)
+    if plain and given.keys() == {*spec.args} and kwargs.keys().isdisjoint(spec.args[: len(args)]):
+        return given
+    return inspect.getcallargs(function, *args, **kwargs)
+
+
+def _typed_once(original: Callable[[Any], Any], interpreter: Any, tl: Any) -> Callable[[Any], Any]:
+    """``_implicit_cvt``, which spells and reads the name of a type for each argument of a launch."""
+    pointers: dict[torch.dtype, Any] = {}
+
+    def converted(value: Any) -> Any:
+        if type(value) is int and -(2**31) <= value < 2**31:
+            data, kind = np.array([value], np.int32), tl.int32
+        elif type(value) is torch.Tensor:
+            if value.dtype not in pointers:
+                pointers[value.dtype] = original(value).type
+            data, kind = np.array([value.data_ptr()], np.uint64), pointers[value.dtype]
+        else:
+            return original(value)
+        return tl.tensor(interpreter.TensorHandle(data, kind), kind)
+
+    return converted
+
+
+def _are_on_host(args: Any) -> bool:
+    """Whether there is nothing to copy to the host, or back: numbers, None, and tensors of the CPU."""
+    return all(arg.is_cpu if type(arg) is torch.Tensor else type(arg) in _NUMBERS for arg in args)
+
+
+_NUMBERS = frozenset({int, float, bool, type(None), str})
+
+
+def _as_they_are(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_init_args_hst``, which makes a tensor of the same memory of each tensor of the CPU."""
+
+    def init(executor: Any, args: Any, kwargs: Any) -> Any:
+        if _are_on_host(args) and _are_on_host(kwargs.values()):
+            return args, kwargs
+        return original(executor, args, kwargs)
+
+    return init
+
+
+def _if_copied(original: Callable[..., None]) -> Callable[..., None]:
+    """``_restore_args_dev``, which copies the memory of each tensor of the CPU onto itself."""
+
+    def restore(executor: Any, args: Any, args_hst: Any, kwargs: Any, kwargs_hst: Any) -> None:
+        if args is not args_hst:
+            original(executor, args, args_hst, kwargs, kwargs_hst)
+
+    return restore
