@@ -1,9 +1,9 @@
-"""What Triton's interpreter makes anew in each operation, and need not: remedies that change no value.
+"""What Triton's interpreter makes anew in each operation or launch, and need not: remedies that change no value.
 
-Three quarters of an operation on a small tile are types: a block's type copies its shape into constexpr and writes its
-own name, a tensor copies the shape again, and each sum or product of integers is computed once more in int64, to see
-whether it overflowed, which is told only if a kernel is debugged. Here the fields of types and tensors are made once
-for each element type and shape, and what has no effect is left out.
+A block's type copies its shape into constexpr and writes its own name, and a tensor copies the shape again: here the
+fields of types and tensors are made once for each element type and shape. A launch takes its function's signature
+apart, spells the type of each argument, and copies the memory of each tensor of the CPU onto itself. What
+``interpreter_operators`` has taken over needs none of the first.
 """
 
 from __future__ import annotations
@@ -25,20 +25,15 @@ def cut(tl: Any, interpreter: Any) -> None:
 
     Raises AttributeError if one of them is not there.
     """
-    semantic, executor = interpreter.TritonSemantic, interpreter.GridExecutor
+    executor, semantic = interpreter.GridExecutor, interpreter.TritonSemantic
     interpreter.inspect = SimpleNamespace(**{**vars(inspect), "getfullargspec": _signature, "getcallargs": _arguments})
     interpreter._implicit_cvt = _typed_once(interpreter._implicit_cvt, interpreter, tl)
     executor._init_args_hst = _as_they_are(executor._init_args_hst)
     executor._restore_args_dev = _if_copied(executor._restore_args_dev)
     tl.core.block_type.__init__ = _block_type_made_once(tl.core.block_type.__init__)
     tl.core.tensor.__init__ = _tensor_fields_made_once(tl.core.tensor.__init__)
-    tl.core.dtype.__eq__ = _same_object_first(tl.core.dtype.__eq__)
     tl.core._unwrap_if_constexpr = _plain_first(tl.core._unwrap_if_constexpr, (int, bool, tl.core.tensor))
-    semantic.binary_op_type_checking_impl = _types_alike(
-        semantic.binary_op_type_checking_impl, (tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.int32, tl.int64)
-    )
     semantic.broadcast_impl_value = _shapes_compared_once(semantic.broadcast_impl_value)
-    semantic.binary_op_sanitize_overflow_impl = _checked_if_told(semantic.binary_op_sanitize_overflow_impl)
 
 
 def _block_type_made_once(original: Callable[..., None]) -> Callable[..., None]:
@@ -90,15 +85,6 @@ def _tensor_fields_made_once(original: Callable[..., None]) -> Callable[..., Non
     return init
 
 
-def _same_object_first(original: Callable[..., bool]) -> Callable[..., bool]:
-    """``dtype.__eq__``, which compares names, of what need not be unwrapped."""
-
-    def equal(self: Any, other: Any) -> bool:
-        return self is other or original(self, other)
-
-    return equal
-
-
 def _plain_first(original: Callable[..., Any], plain: tuple[type, ...]) -> Callable[..., Any]:
     """``_unwrap_if_constexpr``, which asks four times what it has before it, of what has one of the ``plain`` types."""
     known = frozenset(plain)
@@ -107,33 +93,6 @@ def _plain_first(original: Callable[..., Any], plain: tuple[type, ...]) -> Calla
         return o if type(o) in known else original(o)
 
     return unwrapped
-
-
-def _types_alike(original: Callable[..., Any], known: tuple[Any, ...]) -> Callable[..., Any]:
-    """``binary_op_type_checking_impl`` that converts nothing if both tensors have one of the ``known`` dtypes.
-
-    A division of halves is the exception: it says so in a fourth argument.
-    """
-    names = {dtype.name for dtype in known}
-
-    def check(semantic: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> Any:
-        left = getattr(getattr(lhs, "dtype", None), "name", None)
-        alike = left in names and left == getattr(getattr(rhs, "dtype", None), "name", None)
-        if alike and len(args) <= 3 and not kwargs.get("div_or_mod"):
-            return semantic.broadcast_impl_value(lhs, rhs)
-        return original(semantic, lhs, rhs, *args, **kwargs)
-
-    return check
-
-
-def _checked_if_told(original: Callable[..., None]) -> Callable[..., None]:
-    """``binary_op_sanitize_overflow_impl`` if its result is looked at: else triton computes it and tells nobody."""
-
-    def check(semantic: Any, *args: Any) -> None:
-        if semantic.builder.options.debug:
-            original(semantic, *args)
-
-    return check
 
 
 _signature = functools.cache(inspect.getfullargspec)
