@@ -10,10 +10,10 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from typing import TextIO
 
 import torch
@@ -31,6 +31,7 @@ from normcheck.errors import ExitCode, UsageError
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.prepare import selected
 from normcheck.gate.sweep import run_cell
+from normcheck.impls.implementation import Implementation
 from normcheck.oracle import judging
 from normcheck.oracle.fused.trial import Kernel, right_kernel
 from normcheck.oracle.judge import judge_of
@@ -93,13 +94,17 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The costs of small cases: milliseconds to judge one and to make its inputs, and cases a second of a cell."""
+    """The costs of small cases: milliseconds to judge one and to make its inputs, and cases a second of a cell.
+
+    ``overhead``: seconds of a cell of isolated cases over those of the calls that it makes of the kernel, by kernel.
+    """
 
     fused: float
     plain: float
     inputs: float
     isolated: float
     in_process: float
+    overhead: Mapping[str, float]
 
 
 def bench(options: BenchOptions, argv: tuple[str, ...]) -> int:
@@ -154,6 +159,8 @@ def _print(costs: tuple[Cost, ...], rates: Rates, stream: TextIO, where: str) ->
                  f"{rates.inputs:.3f} ms for its inputs.")  # fmt: skip
     put(console, f"Cases a second of a cell, a plain torch kernel: {rates.isolated:.0f} isolated, "
                  f"{rates.in_process:.0f} in one process.")  # fmt: skip
+    ratios = ", ".join(f"{ratio:.1f} of {name}" for name, ratio in rates.overhead.items())
+    put(console, f"Overhead, the time of a cell over that of its calls of the kernel alone: {ratios}.")
     put(console, (where, "dim"))
 
 
@@ -236,12 +243,18 @@ def _rates(device: str, timeout: float) -> Rates:
         for checks in both:
             checks()
 
+    isolated = _cases_a_second(device, timeout, isolated=True)
+    of_triton = _cases_a_second(device, timeout, isolated=True, kernel="triton")
     return Rates(
         fused=_host(partial(judge, True), device),
         plain=_host(partial(judge, False), device),
         inputs=_host(lambda: make(case, op, device), device),
-        isolated=_cases_a_second(device, timeout, isolated=True),
+        isolated=isolated,
         in_process=_cases_a_second(device, timeout, isolated=False),
+        overhead={
+            "plain torch": 1 / (isolated * _bare_seconds(device, timeout, _KERNEL)),
+            "triton": 1 / (of_triton * _bare_seconds(device, timeout, "triton")),
+        },
     )
 
 
@@ -270,21 +283,57 @@ def _like_verify() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _cases_a_second(device: str, timeout: float, *, isolated: bool) -> float:
+def _cases_a_second(device: str, timeout: float, *, isolated: bool, kernel: str = _KERNEL) -> float:
     """The rate of a cell, without its start: the difference of a long and of a short one.
 
     A first one is not counted: torch's autograd imports a hundred modules when it is first used in a process.
     """
-    small = replace(PROFILES["quick"].extent, rows=63, paired_rows=63, elements=40_000)
-    profile = replace(PROFILES["quick"], extent=small, seconds=600.0, core_seconds=600.0, large_share=0.0)
     found = []
     for cases in _CASES:
-        (kernel,) = selected(_KERNEL, ("rmsnorm",), device, timeout, isolation=isolated)
-        cell = Cell(OPS["rmsnorm"], kernel, "fp16", _KERNEL)
-        plan = Plan((cell,), replace(profile, max_examples=cases), 0, device, timeout)
-        with _like_verify():
-            begun = time.perf_counter()
-            verdict = run_cell(cell, plan, lambda cases, worst: None, with_coverage=False)
-            found.append((verdict.cases, time.perf_counter() - begun))
+        (chosen,) = selected(kernel, ("rmsnorm",), device, timeout, isolation=isolated)
+        begun = time.perf_counter()
+        ran = _small_cell(chosen, cases, device, timeout)
+        found.append((ran, time.perf_counter() - begun))
     _, (many, long), (few, short) = found
     return (many - few) / (long - short)
+
+
+def _small_cell(kernel: Implementation, cases: int, device: str, timeout: float) -> int:
+    """Run a cell of so many small cases; returns how many it were."""
+    small = replace(PROFILES["quick"].extent, rows=63, paired_rows=63, elements=40_000)
+    profile = replace(PROFILES["quick"], extent=small, seconds=600.0, core_seconds=600.0, large_share=0.0)
+    plan = Plan(
+        (cell := Cell(OPS["rmsnorm"], kernel, "fp16", kernel.name),),
+        replace(profile, max_examples=cases), 0, device, timeout,
+    )  # fmt: skip
+    with _like_verify():
+        return run_cell(cell, plan, lambda cases, worst: None, with_coverage=False).cases
+
+
+def _bare_seconds(device: str, timeout: float, kernel: str) -> float:
+    """Seconds that the calls of one small case take alone: those that a cell has made, once more, one after the other.
+
+    After a forward whose input asks for it comes autograd's backward, as after most forwards of a cell.
+    """
+    (chosen,) = selected(kernel, ("rmsnorm",), device, timeout, isolation=False)
+    calls: list[Callable[[], object]] = []
+
+    def noted(function: Callable[..., object]) -> Callable[..., object]:
+        @wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            calls.append(partial(function, *args, **kwargs))
+            return function(*args, **kwargs)
+
+        return call
+
+    backward = None if chosen.backward is None else noted(chosen.backward)
+    ran = _small_cell(replace(chosen, forward=noted(chosen.forward), backward=backward), _CASES[0], device, timeout)
+    with _like_verify():
+        return _host(partial(_called, calls), device, repeats=3) / 1e3 / ran
+
+
+def _called(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        returned = call()
+        if isinstance(returned, Tensor) and returned.requires_grad:
+            torch.autograd.backward([returned], [torch.ones_like(returned)])

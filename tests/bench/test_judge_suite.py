@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from normcheck.errors import UsageError
 from normcheck.oracle import judging
 
 ROOT = Path(__file__).parents[2]
-RATES = Rates(fused=0.5, plain=6.0, inputs=0.07, isolated=100.0, in_process=60.0)
+RATES = Rates(
+    fused=0.5, plain=6.0, inputs=0.07, isolated=100.0, in_process=60.0, overhead={"plain torch": 4.0, "triton": 1.25}
+)
 
 
 @pytest.fixture
@@ -38,6 +42,8 @@ def test_a_table_and_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert "9 x 24" in printed
     assert "100 isolated, 60 in one process" in printed.replace("\n", " ")
+    assert "its calls of the kernel alone: 4.0 of plain torch, 1.2 of triton." in printed.replace("\n", " ")
+    assert document["small"]["overhead"] == RATES.overhead
 
 
 @pytest.mark.usefixtures("few")
@@ -56,6 +62,19 @@ def test_small_cases_of_a_cell_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(judge, "_CASES", (8, 24, 8))
     rates = (judge._cases_a_second("cpu", 60.0, isolated=False) for _ in range(5))
     assert any(rate > 0 for rate in rates)  # 16 cases more may take less time on a machine that is busy for a moment
+
+
+def test_the_calls_of_a_cell_are_made_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that sleeps 5 ms in a call sleeps in each of a case's calls, two at least, with no cell around."""
+    from normcheck.bench import plain_rmsnorm
+
+    def slow(*args: object, **kwargs: object) -> object:
+        time.sleep(0.005)
+        return plain_rmsnorm.rms_norm(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(judge, "_CASES", (8, 24, 8))
+    monkeypatch.setattr(plain_rmsnorm, "PLAIN", replace(plain_rmsnorm.PLAIN, forward=slow))
+    assert 0.009 < judge._bare_seconds("cpu", 60.0, judge._KERNEL) < 0.1
 
 
 @pytest.mark.parametrize(("name", "device"), [("judge_h200", "NVIDIA H200"), ("judge_h100", "NVIDIA H100 80GB HBM3")])
