@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import CHANNELS_LAST, EXPANDED, GIVEN_SCALES, HEADS, NO_WEIGHT, Case
+from normcheck.cases.case import (
+    CHANNELS_LAST,
+    EXPANDED,
+    GIVEN_SCALES,
+    HEADS,
+    NO_WEIGHT,
+    OF_ROW_GROUPS,
+    TRAILING,
+    WEIGHT_STRIDED,
+    Case,
+)
 from normcheck.cases.data_kinds import (
     DY_VALUES,
     GATE_VALUES,
@@ -26,22 +36,18 @@ from normcheck.cases.data_kinds import (
     SPECIAL_ROWS,
     WEIGHT_KINDS,
     Field,
-    modulation,
-    residual_gate,
     weights,
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
+from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate
 from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, RESIDUAL_GATE, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
 
-SLAB_ELEMENTS = 1 << 22
-_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE, _OF_SAMPLES, _RESIDUAL_GATE = range(
-    11
-)  # independent streams of one seed
+_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE = range(9)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,9 @@ class Inputs:
 
     ``x``, ``dy``: ``Case.shape``, (M, N) in most cases, in the io dtype; last stride 1, row stride N, or N + gap if
     strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads x has ``Case.head_strides``,
-    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none. Of a grouped
-    op x and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and bias are (C,), in numbers the
-    first ones of (N,).
+    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases, with stride 2 in one layout; None if the
+    case has none. Of a grouped op x and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and
+    bias are (C,), in numbers the first ones of (N,).
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
     Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
@@ -82,11 +88,14 @@ class Inputs:
         """These inputs with ``change`` applied to every tensor."""
         return replace(self, **{name: change(tensor) for name, tensor in self.named()})
 
-    @property
-    def flat(self) -> Inputs:
-        """These inputs with weight and bias (N,), of which a norm over several dimensions has more dimensions."""
-        both = {name: tensor.reshape(-1) for name, tensor in self.named() if name in ("weight", "bias")}
-        return replace(self, **both) if self.weight is not None and self.weight.dim() > 1 else self
+    def flat(self, case: Case) -> Inputs:
+        """These inputs with weight and bias packed, in as many dimensions as they have for rows of one dimension: (N,),
+        or (G, N) if groups of rows have their own.
+        """
+        if case.layout not in (TRAILING, WEIGHT_STRIDED):
+            return self
+        both = {name: t.reshape(-1).contiguous() for name, t in self.named() if name in ("weight", "bias")}
+        return replace(self, **both)
 
     @property
     def cotangents(self) -> dict[str, Tensor]:
@@ -144,6 +153,8 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), on a CPU by one kernel if that works."""
     if case.layout == HEADS:
         return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
+    if case.layout in OF_ROW_GROUPS:
+        return _with_row_groups(case, op, make(replace(case, layout="contiguous", weight_groups=0), op, device), device)
     if case.layout == CHANNELS_LAST:
         return _with_channels_last(make(replace(case, layout="contiguous"), op, device), device)
     made = _unfilled(case, device)
@@ -155,9 +166,9 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     if made.gate is not None:
         _fill_gate(case, made.gate)
     if made.scale is not None and made.shift is not None:
-        _fill_modulation(case, op, made.scale, made.shift)
+        fill_both(case, op, made.scale, made.shift)
         if made.residual_gate is not None:
-            _fill_residual_gate(case, made.residual_gate)
+            fill_residual_gate(case, made.residual_gate)
     elif made.scale is not None:
         u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
         made.scale.fill_(SCALE_VALUES[case.scale](u))
@@ -176,6 +187,14 @@ def _with_heads(case: Case, packed: Inputs, device: str) -> Inputs:
     x = placed(case.shape, (*case.head_strides, 1), packed.x.dtype, device)
     as_integers(x).copy_(as_integers(packed.x.view(case.shape)))
     return replace(packed, x=x, dy=packed.dy.view(case.shape))
+
+
+def _with_row_groups(case: Case, op: Op, packed: Inputs, device: str) -> Inputs:
+    """The same rows in three dimensions, with a weight and a bias (G, N)."""
+    made = [placed(case.sides, (case.N, 1), torch_dtype(case.weight_format), device) for _ in range(2)]
+    fill_both(case, op, *made)
+    both = {name: own for name, own in zip(("weight", "bias"), made, strict=True) if getattr(packed, name) is not None}
+    return replace(packed, x=packed.x.view(case.shape), dy=packed.dy.view(case.shape), **both)
 
 
 def _with_channels_last(packed: Inputs, device: str) -> Inputs:
@@ -253,30 +272,6 @@ def _fill_gate(case: Case, gate: Tensor) -> None:
         bits = hashed(case.seed, [(_GATE, first * case.N, count)], device)
         n, u = normal(bits).view(-1, case.N), uniform(bits).view(-1, case.N)
         gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
-
-
-def _fill_modulation(case: Case, op: Op, scale: Tensor, shift: Tensor) -> None:
-    """Write scale and shift (B, N)."""
-    n = scale.shape[1]
-    height = max(1, SLAB_ELEMENTS // n)
-    for first in range(0, scale.shape[0], height):
-        samples = slice(first, min(first + height, scale.shape[0]))
-        count = (samples.stop - samples.start) * n
-        pieces = [(_OF_SAMPLES, (part * scale.shape[0] + first) * n, count) for part in range(2)]
-        own = normal(hashed(case.seed, pieces, scale.device.type)).view(2, -1, n)
-        for tensor, values in zip((scale, shift), modulation(case, op, own, first), strict=True):
-            tensor[samples] = values.float()  # rounded to fp32 first, as a weight
-
-
-def _fill_residual_gate(case: Case, gate: Tensor) -> None:
-    """Write the gates (B, N) of x, the magnitudes of which are those of scale and shift: each sample has its own."""
-    n = gate.shape[1]
-    height = max(1, SLAB_ELEMENTS // n)
-    for first in range(0, gate.shape[0], height):
-        samples = slice(first, min(first + height, gate.shape[0]))
-        pieces = [(_RESIDUAL_GATE, first * n, (samples.stop - first) * n)]
-        own = normal(hashed(case.seed, pieces, gate.device.type)).view(-1, n)
-        gate[samples] = residual_gate(case, own, first).float()
 
 
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
@@ -374,7 +369,8 @@ def _shift(case: Case) -> int:
 
 def _parameter(case: Case, device: str) -> Tensor:
     """An unfilled weight or bias (N,), or (C,)."""
-    return placed((case.split.channels,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case))
+    stride = 2 if case.layout == WEIGHT_STRIDED else 1
+    return placed((case.split.channels,), (stride,), torch_dtype(case.weight_format), device, shift=_shift(case))
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:
