@@ -92,6 +92,10 @@ _RIGHT = {
     "shift_missing": "mM10",
     "round_factor_io": "mM17",
     "round_factor_none": "mM18",
+    # groups of rows
+    "first_group": "mT05 mT14",
+    "bias_of_first_group": "mT09",
+    "groups_in_other_order": "mT07 mT15",
     # gated sums
     "residual_gate_missing": "mJ07",
     "residual_gate_plus_one": "mJ08",
