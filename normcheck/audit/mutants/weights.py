@@ -15,9 +15,11 @@ from torch import Tensor
 
 from normcheck.audit.mutants.kernel import CLEAN, TILE, Kernel, KernelCall, only
 from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations, mutant
+from normcheck.cases.ops import names_of
 from normcheck.impls.implementation import Implementation
 
 _OPS = ("layernorm", "rmsnorm")
+_ALL = names_of(lambda op: op.of_row_groups)
 _STRIDED, _STACKED, _INTERLEAVED = ("strided",), ("stacked",), ("interleaved",)
 
 At = Callable[[Tensor, int, int], Tensor]
@@ -273,16 +275,15 @@ def _through_gather(x: Tensor, weight: Tensor, bias: Tensor | None, **named: Any
     return _eager(x, _gathered(weight), None if bias is None else _gathered(bias), stacked=False, **named)
 
 
-def _through_one_hot(c: KernelCall, t: Tensor) -> Tensor:
-    """(M, N) -> (G, N), by a product with a matrix of ones in groups."""
+def _added_up(c: KernelCall, t: Tensor) -> Tensor:
+    """(M, N) -> (G, N), row by row into the sum of its group."""
     if c.w.dim() == 1:
         return c.sum_m(t)
-    hot = torch.nn.functional.one_hot(_groups(c, len(c.w), _behind), len(c.w)).to(t.dtype)
-    return hot.t() @ t
+    return torch.zeros_like(c.w).index_add_(0, _groups(c, len(c.w), _behind), t)
 
 
 def _right(name: str, kernel: Kernel, layouts: tuple[str, ...]) -> tuple[Implementation, ...]:
-    return tuple(kernel.implementation(name, op, weight_layouts=layouts) for op in _OPS)
+    return tuple(kernel.implementation(name, op, weight_layouts=layouts) for op in _ALL)
 
 
 def _by_autograd(name: str, forward: Callable[..., Tensor], layouts: tuple[str, ...]) -> tuple[Implementation, ...]:
@@ -297,11 +298,11 @@ CONTROLS: tuple[Implementation, ...] = (
     *_by_autograd("weight_strided_eager", partial(_eager, stacked=False), _STRIDED),
     *_right("weight_stacked", _grouped(_behind), _STACKED),
     *_right(
-        "weight_stacked_one_hot",
+        "weight_stacked_added_up",
         _grouped(
             _behind,
-            dw=lambda c: _through_one_hot(c, c.dy * c.cast(c.xh)),
-            db=lambda c: _through_one_hot(c, c.dy),
+            dw=lambda c: _added_up(c, c.dy * c.cast(c.xh)),
+            db=lambda c: _added_up(c, c.dy),
         ),
         _STACKED,
     ),
