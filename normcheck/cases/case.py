@@ -37,7 +37,7 @@ OF_WEIGHTS = (WEIGHT_STRIDED, *OF_ROW_GROUPS)
 
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, CHANNELS_LAST, HEADS, *OF_WEIGHTS),
+    *(RANK4, TRAILING, CHANNELS_LAST, *OF_WEIGHTS, HEADS),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has

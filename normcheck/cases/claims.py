@@ -246,10 +246,10 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * trailing
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
-    layouts += [HEADS] * (implementation.heads and not op.by_name)
     if True in op.weights_of(implementation.weights):
         taken = [weight_layout(name) for name in WEIGHT_LAYOUTS if name in implementation.weight_layouts]
         layouts += [layout for layout in taken if op.of_row_groups or layout == WEIGHT_STRIDED]
+    layouts += [HEADS] * (implementation.heads and not op.by_name)
     if op.modulated:
         layouts = [layout for layout in layouts if layout in OF_SAMPLES]
     if op.grouped:

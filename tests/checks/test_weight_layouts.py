@@ -85,6 +85,9 @@ def test_each_group_of_rows_has_a_weight_twice_as_large(how: str) -> None:
     assert tuple(inputs.weight.shape) == tuple(inputs.bias.shape) == (5, 2000)
     assert tuple(inputs.x.shape) == ((5, 4, 2000) if how == "stacked" else (4, 5, 2000))
     assert torch.equal(inputs.x.reshape(20, 2000), plain.x)
+    assert make(replace(of, M=0), OPS["layernorm"], "cpu").x.shape == (
+        (1, 0, 2000) if how == "stacked" else (0, 1, 2000)
+    )
     sizes = inputs.weight.float().square().mean(1).sqrt()
     assert (sizes[1:4] / sizes[:3]).tolist() == pytest.approx([2.0, 2.0, 2.0], rel=0.1)
     rows = [tuple(index) for index in torch.cartesian_prod(*map(torch.arange, inputs.x.shape[:2])).tolist()]
