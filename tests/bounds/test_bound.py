@@ -61,7 +61,7 @@ def cases(op: str, dtype: str, every: int) -> Iterator[Case]:
 
 
 def arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
-    named = {name: tensor for name, tensor in inputs.flat.named() if name != "scale" or OPS[case.op].modulated}
+    named = {name: tensor for name, tensor in inputs.flat(case).named() if name != "scale" or OPS[case.op].modulated}
     clips = tuple(case.option_values.values()) or None
     groups = case.split.groups if OPS[case.op].grouped else None
     return {**named, "eps": case.eps, "groups": groups, "clips": clips, "model": model_for(case.op)}

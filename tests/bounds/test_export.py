@@ -69,7 +69,7 @@ def test_both_forms_have_the_inputs_and_what_the_judge_expects(line: str, tmp_pa
             assert np.array_equal(dense[f"{name}.fp32"], tensor.float().numpy())
     if case.layout in ("heads", "trailing") or OPS[case.op].grouped:
         return  # whose shapes ``bound`` does not take
-    given = dict(inputs.flat.named())
+    given = dict(inputs.flat(case).named())
     clips = tuple(case.option_values.values()) or None
     found = normcheck.bound(case.op, **given, eps=case.eps, clips=clips, model=LINES[line])
     assert set(found) == set(header["outputs"])
