@@ -43,3 +43,11 @@ def test_a_seed_gives_the_same_cases_on_every_machine() -> None:
     first = [str(case) for case in islice(endless(every("rmsnorm"), 5), 2)]
     assert first == PINNED
     assert [str(case) for case in islice(endless(every("rmsnorm"), 6), 2)] != first
+
+
+def test_what_an_op_gets_by_name_is_drawn_in_its_order() -> None:
+    """A set of names has another order in another process, and the numbers behind a draw would be another's."""
+    (torch,) = (i for i in discovery.implementations()["torch"] if i.op == "fused_add_rmsnorm_modulate")
+    *_, of_residual_gate, of_shift = choices(claims_of(OPS[torch.op], torch, "fp16")).own
+    assert of_residual_gate == ({},)
+    assert {*of_shift[0]} == {"samples"}
