@@ -329,7 +329,7 @@ def shared_bytes(case: Case) -> int:
         inputs += (2 + op.gates_residual) * ((case.batch + 1) * case.modulation_stride + band) * wide
         outputs += (2 + op.gates_residual) * (case.batch * case.N + band) * wide
     saved = case.M * case.N * op.clamped + 12 * case.M * case.split.groups * len(op.statistics)  # a bitmask may be bool
-    return inputs + outputs + saved + 32 * case.N + _OTHER_BYTES
+    return inputs + outputs + saved + 32 * case.N * case.row_groups + _OTHER_BYTES
 
 
 def tensor_at(memory: Memory, place: Mapping[str, Any]) -> Tensor:
