@@ -29,7 +29,7 @@ from triton.language.extra.cuda import gdc_wait
 from normcheck.impls.kernels.forward import load_scale, load_tile
 from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile, tiles
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile, tiles, turns
 
 MAX_BLOCK = 8192
 """x, dy, w and the sums of dw and db of a block stay in registers."""
@@ -122,7 +122,7 @@ def row_sums_kernel(
 @triton.jit(do_not_specialize=ROW_COUNTS)
 def gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
-    added_ptr, dresidual_ptr, dy_stride, x_stride, added_stride, M, N, group_rows,
+    added_ptr, dresidual_ptr, dy_stride, x_stride, added_stride, M, N,
     ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: BLOCK columns of group_rows rows, ROWS at a time.
@@ -136,8 +136,7 @@ def gradients_kernel(
     n = tl.full((ROWS,), N, tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
     db = tl.zeros((ROWS, BLOCK), tl.float32)
-    first = group * group_rows
-    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+    for start in tl.range(group * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
@@ -256,8 +255,7 @@ def backward(
         facts = {"with_bias": bias is not None, "with_residual": added is not None}
         how = hold(N, itemsize, 0 if weight is None else weight.element_size(), **facts)
     t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_residual=added is not None)
-    per_group = group_rows(M, 1 if isinstance(t, Hold) else t.rows, t.groups)
-    groups = ceil_div(M, per_group)
+    groups = turns(M, 1 if isinstance(t, Hold) else t.rows, t.groups)
     parts = sums
     if groups > 1:
         parts = {name: torch.empty((groups, N), dtype=torch.float32, device=x.device) for name in sums}
@@ -269,7 +267,7 @@ def backward(
         from normcheck.impls.kernels.held import held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups,), dy, x, weight, *saved[:2], *stored, *strides, M, N, per_group,
+            held_gradients_kernel, (groups,), dy, x, weight, *saved[:2], *stored, *strides, M, N,
             ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
         )  # fmt: skip
     else:
@@ -283,7 +281,7 @@ def backward(
             )  # fmt: skip
         launch(
             gradients_kernel, (groups, ceil_div(N, t.block)),
-            dy, x, weight, *saved, c1, c2, *stored, *strides, M, N, per_group, **shared, STAGES=t.stages,
+            dy, x, weight, *saved, c1, c2, *stored, *strides, M, N, **shared, STAGES=t.stages,
         )  # fmt: skip
     if groups > 1 and sums:
         sum_groups(parts, sums)

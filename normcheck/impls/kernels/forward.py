@@ -116,24 +116,23 @@ def store_bits(bits_ptr, inside, rows, start, M, N, ROWS: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def store_y(
-    x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """y, and the bitmask if there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
-    cols = start + tl.arange(0, BLOCK)
-    z = (x - mean[:, None]) * rstd[:, None] * load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
-    if bias_ptr is not None:
-        z += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    store_z(z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
+def load_bias(bias_ptr, cols, N):
+    """The summand (BLOCK,) in fp32; None if bias_ptr is None."""
+    if bias_ptr is None:
+        return None
+    return tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_z(
-    z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS: tl.constexpr, BLOCK: tl.constexpr
+def store_y(
+    x, mean, rstd, scale, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y from z, clamped if there is a bitmask, and the bits, of the tile that begins at column ``start``."""
+    """y, and the bitmask if there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
     cols = start + tl.arange(0, BLOCK)
+    z = (x - mean[:, None]) * rstd[:, None] * scale[None, :]
+    if bias is not None:
+        z += bias[None, :]
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if bits_ptr is not None:
         store_bits(bits_ptr, (z > lower) & (z < upper) & mask, rows, start, M, N, ROWS, BLOCK)
@@ -145,13 +144,16 @@ def store_z(
 def forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, lower, upper,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS whole rows. bias_ptr, mean_ptr, bits_ptr, residual_ptr, sum_ptr are None if the op has none."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = (rows < M)[:, None]
     first_cols = tl.arange(0, BLOCK)
     n = tl.full((ROWS,), N, tl.float32)
+    if WHOLE:
+        scale = load_scale(weight_ptr, first_cols, N, ZERO_CENTERED)
+        bias = load_bias(bias_ptr, first_cols, N)
 
     first = load_sum(
         x_ptr, residual_ptr, sum_ptr, rows, first_cols, x_stride, residual_stride, N, here & (first_cols < N)[None, :]
@@ -182,53 +184,16 @@ def forward_kernel(
     rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
     tl.store(rstd_ptr + rows, rstd, mask=rows < M)
 
-    store_y(
-        first, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, 0, M, N, lower, upper,
-        ZERO_CENTERED, ROWS, BLOCK,
-    )  # fmt: skip
+    if not WHOLE:
+        scale = load_scale(weight_ptr, first_cols, N, ZERO_CENTERED)
+        bias = load_bias(bias_ptr, first_cols, N)
+    store_y(first, mean, rstd, scale, bias, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
     for start in range(BLOCK, N, BLOCK):
         cols = start + first_cols
         x = load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
-        store_y(
-            x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
-            ZERO_CENTERED, ROWS, BLOCK,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=ROW_COUNTS)
-def looped_forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
-    x_stride, residual_stride, M, N, eps, lower, upper, group_rows,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The same for rows of one block. One program: group_rows rows, ROWS at a time; it reads w and b once.
-
-    The next rows are being loaded (STAGES in all) while these are computed, even if one program fills a
-    multiprocessor.
-    """
-    cols = tl.arange(0, BLOCK)
-    scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    length = tl.full((ROWS,), N, tl.float32)
-    first = tl.program_id(0).to(tl.int64) * group_rows
-    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
-        rows = start + tl.arange(0, ROWS)
-        here = rows < M
-        mask = here[:, None] & (cols < N)[None, :]
-        x = load_sum(x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_stride, N, mask)
-        mean = tl.zeros((ROWS,), tl.float32)
-        if mean_ptr is not None:
-            mean = tl.div_rn(tl.sum(x, axis=1), length)
-            tl.store(mean_ptr + rows, mean, mask=here)
-        centred = tl.where(mask, x - mean[:, None], 0.0)
-        variance = tl.div_rn(tl.sum(centred * centred, axis=1), length)
-        rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
-        tl.store(rstd_ptr + rows, rstd, mask=here)
-        z = centred * rstd[:, None] * scale
-        if bias_ptr is not None:
-            z += bias
-        store_z(z, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
+        scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
+        bias = load_bias(bias_ptr, cols, N)
+        store_y(x, mean, rstd, scale, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
 
 
 @cache
@@ -300,22 +265,17 @@ def forward(
         if isinstance(t, Hold):
             from normcheck.impls.kernels.held import held_forward_kernel
 
-            per_group = group_rows(M, 1, t.groups)
+            constants = t.constants(N, itemsize)
+            for unused in ("STAGES", "SHARED", "HELD"):
+                constants.pop(unused)
             launch(
-                held_forward_kernel, (ceil_div(M, per_group),),
-                x, weight, bias, y, mean, rstd, residual, sums, *strides, M, N, eps, per_group,
-                ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
-            )  # fmt: skip
-        elif t.stages > 1 and t.block >= N:
-            per_group = group_rows(M, t.rows, t.groups)
-            launch(
-                looped_forward_kernel, (ceil_div(M, per_group),), *arguments, per_group,
-                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, STAGES=t.stages, num_warps=t.warps,
+                held_forward_kernel, (M,), x, weight, bias, y, mean, rstd, residual, sums, *strides, M, N, eps,
+                ZERO_CENTERED=zero_centered, **constants,
             )  # fmt: skip
         else:
             launch(
                 forward_kernel, (ceil_div(M, t.rows),), *arguments,
-                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
+                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, WHOLE=t.block >= N, num_warps=t.warps,
             )  # fmt: skip
     outputs = {"y": y, "residual_out": sums, "mean": mean, "rstd": rstd, "bitmask": bitmask}
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}

@@ -41,6 +41,7 @@ class Hold:
     shared: int = 0
     registers: int = 0
     most_registers: int | None = None
+    blocks: int = 1
 
     @property
     def piece_bytes(self) -> int:
@@ -49,7 +50,7 @@ class Hold:
 
     def pieces(self, N: int, itemsize: int) -> int:
         """The number of pieces of a row of N elements of ``itemsize`` bytes."""
-        return ceil_div(N * itemsize, self.piece_bytes)
+        return ceil_div(N * itemsize, self.piece_bytes * self.blocks)
 
     def columns(self, N: int, itemsize: int) -> int:
         """The columns of a row that each thread has."""
@@ -62,7 +63,7 @@ class Hold:
         limit = {} if self.most_registers is None else {"maxnreg": self.most_registers}
         return {
             "PIECES": count, "VECTOR": VECTOR_BYTES // itemsize, "STAGES": self.stages,
-            "SHARED": shared, "HELD": min(self.registers, count - shared), "num_warps": self.warps, **limit,
+            "SHARED": shared, "HELD": min(self.registers, count - shared), "num_warps": self.warps, "num_ctas": self.blocks, **limit,
         }  # fmt: skip
 
 

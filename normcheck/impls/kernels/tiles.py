@@ -81,3 +81,13 @@ def group_rows(M: int, rows: int, groups: int = 256) -> int:
     """
     least = max(8, ceil_div(M, groups))
     return ceil_div(least, rows) * rows
+
+
+def turns(M: int, rows: int, groups: int) -> int:
+    """Choose how many programs, at most ``groups``, take ``rows`` rows at a time in turn, each as often as the others.
+
+    Each takes 8 rows or more, which keeps its partial sums small beside x. The number depends on the shape only: the
+    same bits on every GPU.
+    """
+    tiles = ceil_div(M, rows)
+    return ceil_div(tiles, max(ceil_div(8, rows), ceil_div(tiles, groups)))
