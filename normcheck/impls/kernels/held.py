@@ -12,8 +12,8 @@ some percent than where each program has rows of its own.
 
 The backward sums dw, so its programs take one row after another. Asynchronous copies bring the next rows into rings of
 shared memory, one ring with STAGES slots for each piece, so that each row comes once from memory and always some are on
-their way. The first SHARED pieces of the weight are kept in shared memory and the next HELD in registers; others are
-read again for each row, from the L1 cache if it has room.
+their way. The first SHARED pieces of the weight are kept in shared memory; others are read again for each row,
+from the L1 cache if it has room.
 """
 
 from __future__ import annotations
@@ -134,36 +134,34 @@ def _begin_copy(ring, slot, ptr, stride, row, last, cols, N):
 
 
 @gluon.jit
-def _keep(ptr, lanes, N, SHARED: gl.constexpr, HELD: gl.constexpr, PIECE: gl.constexpr):
-    """The pieces of a vector (N,) that stay: SHARED in shared memory, then HELD in registers; none if ptr is None."""
+def _keep(ptr, lanes, N, SHARED: gl.constexpr, PIECE: gl.constexpr):
+    """The first SHARED pieces of a vector (N,), in shared memory; none if ptr is None."""
     flat: gl.constexpr = _in_shared_memory(gl.num_ctas())
     kept = ()
-    for i in gl.static_range(SHARED + HELD if ptr is not None else 0):
+    for i in gl.static_range(SHARED if ptr is not None else 0):
         cols = lanes + i * PIECE
         part = gl.load(ptr + cols, mask=cols < N, other=0.0)
-        if i < SHARED:
-            kept = kept + (gl.allocate_shared_memory(ptr.dtype.element_ty, lanes.shape, flat, part),)
-        else:
-            kept = kept + (part,)
+        kept = kept + (gl.allocate_shared_memory(ptr.dtype.element_ty, lanes.shape, flat, part),)
     return kept
 
 
 @gluon.jit
-def _part(
+def _scale(
     i: gl.constexpr, ptr, kept, lanes, N, layout: gl.constexpr,
-    SHARED: gl.constexpr, HELD: gl.constexpr, PIECE: gl.constexpr,
+    ZERO_CENTERED: gl.constexpr, SHARED: gl.constexpr, PIECE: gl.constexpr,
 ):  # fmt: skip
-    """Piece i of a vector (N,), as fp32; ones if ptr is None."""
+    """Piece i of the factor (N,) in fp32: w, or 1 + w; 1 if ptr is None."""
     if ptr is None:
-        part = gl.full(lanes.shape, 1.0, gl.float32, layout)
-    elif i < SHARED:
-        part = kept[i].load(layout)
-    elif i < SHARED + HELD:
-        part = kept[i]
+        scale = gl.full(lanes.shape, 1.0, gl.float32, layout)
     else:
-        cols = lanes + i * PIECE
-        part = gl.load(ptr + cols, mask=cols < N, other=0.0)
-    return part.to(gl.float32)
+        if i < SHARED:
+            scale = kept[i].load(layout).to(gl.float32)
+        else:
+            cols = lanes + i * PIECE
+            scale = gl.load(ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
+        if ZERO_CENTERED:
+            scale = 1.0 + scale
+    return scale
 
 
 @gluon.jit
@@ -176,7 +174,7 @@ def held_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
     dy_stride, x_stride, added_stride, M, N,
     ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
-    SHARED: gl.constexpr, HELD: gl.constexpr,
+    SHARED: gl.constexpr,
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: a row, and each that is so many on as there are programs.
 
@@ -201,13 +199,14 @@ def held_gradients_kernel(
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     for stage in gl.static_range(STAGES):
+        ahead = first + stage * step
         for i in gl.static_range(PIECES):
-            _begin_copy(x_rings[i], stage, x_ptr, x_stride, first + stage * step, M, lanes + i * PIECE, N)
-            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, first + stage * step, M, lanes + i * PIECE, N)
+            _begin_copy(x_rings[i], stage, x_ptr, x_stride, ahead, M, lanes + i * PIECE, N)
+            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, ahead, M, lanes + i * PIECE, N)
             if added_ptr is not None:
-                _begin_copy(added_rings[i], stage, added_ptr, added_stride, first + stage * step, M, lanes + i * PIECE, N)
+                _begin_copy(added_rings[i], stage, added_ptr, added_stride, ahead, M, lanes + i * PIECE, N)
             async_copy.commit_group()
-    kept = _keep(weight_ptr, lanes, N, SHARED, HELD, PIECE)
+    kept = _keep(weight_ptr, lanes, N, SHARED, PIECE)
     dw = ()
     db = ()
     for _ in gl.static_range(PIECES):
@@ -237,9 +236,7 @@ def held_gradients_kernel(
         for i in gl.static_range(PIECES):
             if STAGES == 1:
                 async_copy.wait_group(PIECES - 1 - i)
-            scale = _part(i, weight_ptr, kept, lanes, N, layout, SHARED, HELD, PIECE)
-            if ZERO_CENTERED and weight_ptr is not None:
-                scale = 1.0 + scale
+            scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
             xhat = (x_rings[i].index(slot).load(layout).to(gl.float32) - mean) * rstd
             if i == PIECES - 1:
                 xhat = gl.where(lanes + i * PIECE < N, xhat, 0.0)
@@ -270,9 +267,7 @@ def held_gradients_kernel(
                 if added_ptr is not None:
                     _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + step, M, cols, N)
                 async_copy.commit_group()
-            scale = _part(i, weight_ptr, kept, lanes, N, layout, SHARED, HELD, PIECE)
-            if ZERO_CENTERED and weight_ptr is not None:
-                scale = 1.0 + scale
+            scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
             xhat = (x.to(gl.float32) - mean) * rstd
             dy = dy.to(gl.float32)
             dx = (dy * scale - (xhat * c1 + c2)) * rstd
@@ -287,11 +282,12 @@ def held_gradients_kernel(
         dw = more_dw
         db = more_db
         if STAGES > 1:
+            ahead = row + STAGES * step
             for i in gl.static_range(PIECES):
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + STAGES * step, M, lanes + i * PIECE, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + STAGES * step, M, lanes + i * PIECE, N)
+                _begin_copy(x_rings[i], slot, x_ptr, x_stride, ahead, M, lanes + i * PIECE, N)
+                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, ahead, M, lanes + i * PIECE, N)
                 if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + STAGES * step, M, lanes + i * PIECE, N)
+                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, ahead, M, lanes + i * PIECE, N)
                 async_copy.commit_group()
             slot = (slot + 1) % STAGES
     async_copy.wait_group(0)
@@ -370,9 +366,7 @@ def held_forward_kernel(
 
     for i in gl.static_range(PIECES):
         cols = lanes + i * PIECE
-        scale = _part(i, weight_ptr, (), lanes, N, layout, 0, 0, PIECE)
-        if ZERO_CENTERED and weight_ptr is not None:
-            scale = 1.0 + scale
+        scale = _scale(i, weight_ptr, (), lanes, N, layout, ZERO_CENTERED, 0, PIECE)
         z = (rings[i].index(0).load(layout).to(gl.float32) - mean) * rstd * scale
         if bias_ptr is not None:
             z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
