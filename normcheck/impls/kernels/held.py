@@ -300,6 +300,19 @@ def held_gradients_kernel(
             gl.store(db_ptr + first * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
 
 
+@gluon.jit
+def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: gl.constexpr):
+    """Piece i of the row that is normed, in fp32: x, or its sum with a residual, rounded as it is stored.
+
+    Both stay in shared memory. If x did not, Triton could fill 48 KB to the byte, beyond which it asks for more, and
+    not know of the place where blocks meet."""
+    x = rings[i].index(0).load(layout).to(gl.float32)
+    if residual_ptr is not None:
+        x += residual_rings[i].index(0).load(layout).to(gl.float32)
+        x = x.to(sum_ptr.dtype.element_ty).to(gl.float32)
+    return x
+
+
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, residual_ptr, sum_ptr,
@@ -320,6 +333,7 @@ def held_forward_kernel(
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     rings = _rings(x_ptr, PIECES, 1, LANES)
+    residual_rings = rings
     if residual_ptr is not None:
         residual_rings = _rings(residual_ptr, PIECES, 1, LANES)
     for i in gl.static_range(PIECES):
@@ -334,16 +348,11 @@ def held_forward_kernel(
     async_copy.wait_group(0)
     total = gl.zeros([BLOCKS, LANES], gl.float32, layout)
     for i in gl.static_range(PIECES):
-        x = rings[i].index(0).load(layout).to(gl.float32)
+        x = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout)
         if residual_ptr is not None:
             cols = lanes + i * PIECE
-            stored = (x + residual_rings[i].index(0).load(layout).to(gl.float32)).to(sum_ptr.dtype.element_ty)
-            gl.store(sum_ptr + row * N + cols, stored, mask=cols < N)
-            residual_rings[i].index(0).store(stored)
-            x = stored.to(gl.float32)
+            gl.store(sum_ptr + row * N + cols, x.to(sum_ptr.dtype.element_ty), mask=cols < N)
         total += x
-    if residual_ptr is not None:
-        rings = residual_rings
     mean = gl.zeros([BLOCKS, 1], gl.float32, layout)
     if mean_ptr is not None:
         total, _ = _over_blocks(gl.sum(total, axis=1), n, place, turn)
@@ -354,7 +363,7 @@ def held_forward_kernel(
 
     squares = gl.zeros([BLOCKS, LANES], gl.float32, layout)
     for i in gl.static_range(PIECES):
-        centred = rings[i].index(0).load(layout).to(gl.float32) - mean
+        centred = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean
         if i == PIECES - 1:
             centred = gl.where(lanes + i * PIECE < N, centred, 0.0)
         squares += centred * centred
@@ -367,7 +376,7 @@ def held_forward_kernel(
     for i in gl.static_range(PIECES):
         cols = lanes + i * PIECE
         scale = _scale(i, weight_ptr, (), lanes, N, layout, ZERO_CENTERED, 0, PIECE)
-        z = (rings[i].index(0).load(layout).to(gl.float32) - mean) * rstd * scale
+        z = (_sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean) * rstd * scale
         if bias_ptr is not None:
             z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
         gl.store(y_ptr + row * N + cols, z.to(y_ptr.dtype.element_ty), mask=cols < N)

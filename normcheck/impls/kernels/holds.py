@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from normcheck.impls.kernels.tiles import Tile, ceil_div
+from normcheck.impls.kernels.tiles import ceil_div
 
 VECTOR_BYTES = 16
 """What a thread copies at once."""
@@ -78,16 +78,6 @@ def fitting(how: Hold, N: int, itemsize: int, weight_itemsize: int, *, matrices:
     each = how.piece_bytes // itemsize * weight_itemsize
     shared = min(how.shared, (ROOM - SPARE - stages * row) // each) if each else 0
     return replace(how, stages=stages, shared=shared)
-
-
-def with_room(t: Tile, element_bytes: int) -> Tile:
-    """``t`` with no more stages than its programs have room for; ``element_bytes``: those loaded for each element.
-
-    Of all stages but one the rows are in shared memory, and ``t.groups`` programs are on ``MULTIPROCESSORS``.
-    """
-    beside = ceil_div(t.groups, MULTIPROCESSORS)
-    fit = (ROOM - SPARE) // (beside * t.rows * t.block * element_bytes)
-    return replace(t, stages=min(t.stages, max(1 + fit, 2)))
 
 
 def can_hold(N: int, *matrices: Tensor) -> bool:
