@@ -20,7 +20,7 @@ if not ON_GPU:
     interpreter.enable()
 
 from normcheck.impls.kernels import backward, forward, held
-from normcheck.impls.kernels.holds import ROOM, Hold, can_hold, room_on
+from normcheck.impls.kernels.holds import ROOM, UNASKED, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from tests.impls import gluon_on_torch
 from tests.impls.test_kernels import EPS, assert_close
@@ -164,7 +164,7 @@ def test_what_is_chosen_has_room(
     module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, with_residual: bool
 ) -> None:
     matrices = (1 if module is forward else 2) + with_residual
-    facts = (weight_itemsize,) if module is backward else ()
+    facts = (weight_itemsize,) if module is backward else (itemsize * (1 + with_residual),)
     named = {"with_bias": with_bias, "with_residual": with_residual} if module is backward else {}
     for N in range(16, 140_000, 16):
         how = module.hold(N, itemsize, *facts, **named)
@@ -177,6 +177,7 @@ def test_what_is_chosen_has_room(
             row = matrices * constants["PIECES"] * columns * itemsize
             assert constants["PIECES"] * columns * how.blocks >= N and how.stages >= 1
             assert how.stages * row + constants["SHARED"] * columns * weight_itemsize < ROOM
+            assert how.blocks == 1 or how.stages * row != UNASKED
 
 
 def test_rows_must_be_aligned() -> None:
@@ -203,7 +204,9 @@ def test_triton_compiles_them_for_hopper(module: str, count: int, least: int) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU, and TRITON_INTERPRET not set")
-@pytest.mark.parametrize(("M", "N"), [(1, 8208), (133, 12288), (1500, 16384), (700, 24016), (300, 32768), (200, 65536)])
+@pytest.mark.parametrize(
+    ("M", "N"), [(1, 8208), (133, 12288), (1500, 16384), (700, 24016), (300, 32768), (200, 49152), (200, 65536)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_rows_on_a_gpu(kind: str, M: int, N: int) -> None:
     assert room_on(torch.device("cuda", 0)), "needs a GPU with 227 KB of shared memory for a program"

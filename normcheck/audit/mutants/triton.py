@@ -405,7 +405,7 @@ MUTANTS = (
         forward=(
             Lines(old=_ROWS, new=_ROWS.replace("program_id(0)", "program_id(1)")),
             Lines(old="(ceil_div(M, t.rows),)", new="(1, M)"),
-            Lines(old="ROWS=t.rows", new="ROWS=1", times=2),
+            Lines(old="ROWS=t.rows", new="ROWS=1"),
         ),
         outputs=_ALL,
         kinds=(*_UNWRITTEN, "exception", "crash"),

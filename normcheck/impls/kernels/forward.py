@@ -14,6 +14,7 @@ second pass over x. The first ``BLOCK`` columns stay in registers between the pa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -21,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.holds import MOST_BLOCKS, Hold, can_hold, room_on
+from normcheck.impls.kernels.holds import MOST_BLOCKS, UNASKED, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import BYTE, ROW_COUNTS, Tile, ceil_div, power_of_two, tile
 
@@ -180,15 +181,22 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 
 @cache
-def hold(N: int, itemsize: int) -> Hold | None:
-    """How rows of N elements of ``itemsize`` bytes are held; None if they are not."""
+def hold(N: int, itemsize: int, element_bytes: int) -> Hold | None:
+    """How rows of N elements of at most ``itemsize`` bytes are held; None if they are not.
+
+    ``element_bytes``: those of an element of x and one of the residual, if any.
+    """
     if N < HELD_FROM:
         return None
     warps = power_of_two(ceil_div(N * itemsize, 32 * THREAD_BYTES))
     if warps <= MOST_WARPS:
         return Hold(warps=warps)
     blocks = power_of_two(ceil_div(N * itemsize, PART_BYTES))
-    return Hold(warps=8, blocks=blocks) if blocks <= MOST_BLOCKS else None
+    if blocks > MOST_BLOCKS:
+        return None
+    shared = Hold(warps=8, blocks=blocks)
+    held = shared.pieces(N, itemsize) * shared.piece_bytes // itemsize * element_bytes
+    return replace(shared, stages=2) if held == UNASKED else shared
 
 
 def forward(
@@ -224,7 +232,7 @@ def forward(
     if M:
         itemsize = max(matrix.element_size() for matrix in (x, *added))
         if how is None and not clips and x.is_cuda and room_on(x.device) and can_hold(N, x, *added):
-            how = hold(N, itemsize)
+            how = hold(N, itemsize, sum(matrix.element_size() for matrix in (x, *added)))
         t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         strides = (x.stride(0), None if residual is None else residual.stride(0))
         arguments = (

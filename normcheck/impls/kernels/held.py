@@ -302,10 +302,7 @@ def held_gradients_kernel(
 
 @gluon.jit
 def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: gl.constexpr):
-    """Piece i of the row that is normed, in fp32: x, or its sum with a residual, rounded as it is stored.
-
-    Both stay in shared memory. If x did not, Triton could fill 48 KB to the byte, beyond which it asks for more, and
-    not know of the place where blocks meet."""
+    """Piece i of the row that is normed, in fp32: x, or its sum with a residual, rounded as it is stored."""
     x = rings[i].index(0).load(layout).to(gl.float32)
     if residual_ptr is not None:
         x += residual_rings[i].index(0).load(layout).to(gl.float32)
@@ -317,11 +314,11 @@ def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: 
 def held_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps,
-    ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr,
+    ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """y, mean, rstd, and the sum of x and the residual as it is stored, which is normed. One program: a row.
 
-    bias_ptr, mean_ptr, and residual_ptr with sum_ptr, are None if the op has none.
+    bias_ptr, mean_ptr, and residual_ptr with sum_ptr, are None if the op has none. Of the STAGES the first is used.
     """
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = gl.num_ctas()
@@ -332,7 +329,7 @@ def held_forward_kernel(
     row = gl.program_id(0).to(gl.int64)
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
-    rings = _rings(x_ptr, PIECES, 1, LANES)
+    rings = _rings(x_ptr, PIECES, STAGES, LANES)
     residual_rings = rings
     if residual_ptr is not None:
         residual_rings = _rings(residual_ptr, PIECES, 1, LANES)

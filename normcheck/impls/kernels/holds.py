@@ -19,6 +19,10 @@ ROOM = 227 * 1024
 MULTIPROCESSORS = 132
 """Those of an H100 or H200."""
 
+UNASKED = 48 * 1024
+"""Bytes that a program may have without asking. Triton asks for more if what it knows of exceeds them; it does not know
+of the place where blocks meet."""
+
 SPARE = 512
 """Bytes of it that sums over a row take, and more."""
 
@@ -34,8 +38,8 @@ MOST_BLOCKS = 8
 class Hold:
     """A row is shared by ``blocks`` of ``warps`` warps each, and cut into pieces of ``VECTOR_BYTES`` for each thread.
 
-    In a loop over rows, at most ``groups`` programs share them, ``stages`` rows are held, and ``shared`` pieces of the
-    weight stay in shared memory.
+    There is room for ``stages`` rows. In a loop over rows, at most ``groups`` programs share them, and ``shared``
+    pieces of the weight stay in shared memory.
     """
 
     warps: int
@@ -57,13 +61,14 @@ class Hold:
         """The constants of every kernel in ``held``, and the options of its compilation."""
         pieces = self.pieces(N, itemsize)
         return {
-            "PIECES": pieces, "VECTOR": VECTOR_BYTES // itemsize, "num_warps": self.warps, "num_ctas": self.blocks,
+            "PIECES": pieces, "VECTOR": VECTOR_BYTES // itemsize, "STAGES": self.stages,
+            "num_warps": self.warps, "num_ctas": self.blocks,
         }  # fmt: skip
 
     def looped(self, N: int, itemsize: int) -> dict[str, int]:
         """The same of a kernel that loops over rows."""
         constants = self.constants(N, itemsize)
-        return {**constants, "STAGES": self.stages, "SHARED": min(self.shared, constants["PIECES"])}
+        return {**constants, "SHARED": min(self.shared, constants["PIECES"])}
 
 
 def fitting(how: Hold, N: int, itemsize: int, weight_itemsize: int, *, matrices: int) -> Hold | None:
