@@ -50,8 +50,9 @@ HELD_FROM = MAX_BLOCK + 1
 MOST_COLUMNS = 16384
 """Columns of a row that a block has at most."""
 
-NARROW, MIDDLE = 10240, 12288
-"""Of up to so many columns two rows are held: by 8 warps, which leave less of five pieces empty, and by 16."""
+NARROW, MIDDLE, TWO_ROWS = 10240, 12288, 14336
+"""Columns of a block that 8 warps hold, which leave less of five pieces empty; those that 16 warps hold if there is a
+bias; those of which two rows are held."""
 
 CLUSTERS = {1: 132, 2: 66, 4: 60, 8: 30}
 """Blocks of a cluster -> programs. An H100 has multiprocessors for 30 clusters of four at a time, or more."""
@@ -196,7 +197,7 @@ def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool, with_r
     columns = ceil_div(N, blocks)
     warps = 8 if columns <= NARROW or (with_bias and columns > MIDDLE) else 16
     wanted = Hold(
-        warps=warps, blocks=blocks, stages=2 if columns <= MIDDLE else 1, groups=CLUSTERS[blocks], shared=MOST_COLUMNS
+        warps=warps, blocks=blocks, stages=2 if columns <= TWO_ROWS else 1, groups=CLUSTERS[blocks], shared=MOST_COLUMNS
     )
     return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual)
 
