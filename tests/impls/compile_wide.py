@@ -48,9 +48,9 @@ def calls(M: int, N: int, dtype: torch.dtype) -> Iterator[Any]:
     saved = {"rstd": rstd, "mean": mean}
     tiled: dict[str, Any] = {"max_block": 8192}
     for residual in (None, of(M, N)):
-        more = {"how": backward._tile(M, N, on_gpu=True, max_block=8192, with_residual=residual is not None)}
+        more = {"how": backward._tile(M, N, on_gpu=True, max_block=8192)}
         yield lambda r=residual, more=more: backward.backward(x, x, w, w, **saved, added=r, **more)
-        wide = {"how": forward._tile(M, N, on_gpu=True, max_block=16384, residual_bytes=0 if residual is None else 8)}
+        wide = {"how": forward._tile(M, N, on_gpu=True, max_block=16384)}
         yield lambda r=residual, wide=wide: forward.forward(x, w, w, eps=1e-5, residual=r, **wide)
     yield lambda: gated.forward(x, x, w, eps=1e-5, **tiled)
     yield lambda: gated.backward(x, x, x, w, rstd=rstd, **tiled)

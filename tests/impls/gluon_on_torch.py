@@ -86,24 +86,30 @@ def allocated(dtype: torch.dtype, shape: list[int], layout: object, value: Tenso
     return Shared(torch.full(shape, float("nan"), dtype=dtype) if value is None else value.clone())
 
 
-def language(program: int, warps: int) -> SimpleNamespace:
+def exchanged(asm: str, constraints: str, args: list[Tensor], **_: object) -> Any:
+    """What the two pieces of assembly do: nothing yet, or sums over blocks, which are rows of a tensor here."""
+    return args[0] if len(args) == 1 else tuple(t.sum().expand_as(t) for t in args[:2])
+
+
+def language(program: int, programs: int, warps: int, blocks: int) -> SimpleNamespace:
     """What the kernels use of ``triton.experimental.gluon.language``."""
     return SimpleNamespace(
         float32=torch.float32,
+        int32=torch.int32,
         int64=torch.int64,
         program_id=lambda axis: torch.tensor(program),
+        num_programs=lambda axis: programs,
         num_warps=lambda: warps,
+        num_ctas=lambda: blocks,
         static_range=range,
-        BlockedLayout=lambda *_: None,
-        SwizzledSharedLayout=lambda *_: None,
+        SliceLayout=lambda *_: None,
+        inline_asm_elementwise=exchanged,
         allocate_shared_memory=allocated,
         load=load,
         store=store,
         arange=lambda start, end, layout: torch.arange(start, end),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        to_tensor=torch.tensor,
-        minimum=lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),
         where=torch.where,
         sum=lambda x, axis: x.sum(axis),
         reduce=lambda tensors, axis, combine: tuple(x.sum(axis) for x in tensors),
@@ -115,11 +121,17 @@ def language(program: int, warps: int) -> SimpleNamespace:
 def launcher(module: ModuleType) -> Callable[..., None]:
     """A ``launch`` that runs kernels of ``module`` on tensors of the CPU."""
 
-    def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, **constants: Any) -> None:
-        constants.pop("maxnreg", None)
+    def run(
+        kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, num_ctas: int, **constants: Any
+    ) -> None:
         values = [Pointer(_memory(a)) if isinstance(a, Tensor) else a for a in arguments]
         for program in range(grid[0]):
-            names: dict[str, Any] = {"gl": language(program, num_warps), "async_copy": Copies()}
+            names: dict[str, Any] = {
+                **dict.fromkeys(("MEET", "EXCHANGE"), ""),
+                **dict.fromkeys(("_in_registers", "_in_shared_memory"), lambda *_: None),
+                "gl": language(program, grid[0], num_warps, num_ctas),
+                "async_copy": Copies(),
+            }
             jitted = [(name, f) for name, f in vars(module).items() if isinstance(f, GluonJITFunction)]
             names |= {name: FunctionType(f.fn.__code__, names) for name, f in jitted}
             names[kernel.fn.__name__](*values, **constants)

@@ -20,21 +20,22 @@ if not ON_GPU:
     interpreter.enable()
 
 from normcheck.impls.kernels import backward, forward, held
-from normcheck.impls.kernels.holds import ROOM, Hold, can_hold, room_on
+from normcheck.impls.kernels.holds import ROOM, UNASKED, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from tests.impls import gluon_on_torch
 from tests.impls.test_kernels import EPS, assert_close
 from tests.inner_loop import parametrize
 
 SMALL = Hold(warps=1, stages=2, groups=3)
-"""Pieces of 256 columns of 16 bits, groups of eight rows or more."""
+"""Pieces of 256 columns of 16 bits, three programs at most, of eight rows or more each."""
 
 HOLDS = {
     "one_stage": replace(SMALL, stages=1),
     "two_stages": SMALL,
     "three_stages_all_shared": replace(SMALL, stages=3, shared=8),
-    "one_stage_mixed": replace(SMALL, stages=1, shared=1, registers=1),
-    "registers": replace(SMALL, registers=8),
+    "one_stage_mixed": replace(SMALL, stages=1, shared=1),
+    "two_blocks": replace(SMALL, stages=1, blocks=2),
+    "four_blocks": replace(SMALL, blocks=4, shared=8),
 }
 SHAPES = [(1, 256), (3, 16), (7, 592), (20, 784), (30, 512)]
 KINDS: dict[str, dict[str, Any]] = {
@@ -162,21 +163,21 @@ def test_faults_in_the_order_of_copies_show(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_chosen_has_room(
     module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, with_residual: bool
 ) -> None:
-    matrices, vectors = (1, 1 + with_bias) if module is forward else (2, 1)
-    matrices += with_residual
-    facts = {"with_bias": with_bias, "with_residual": with_residual}
+    matrices = (1 if module is forward else 2) + with_residual
+    facts = (weight_itemsize,) if module is backward else (itemsize * (1 + with_residual),)
+    named = {"with_bias": with_bias, "with_residual": with_residual} if module is backward else {}
     for N in range(16, 140_000, 16):
-        how = module.hold(N, itemsize, weight_itemsize, **facts)
-        least = min(module.HELD_FROM, getattr(module, "RESIDUAL_HELD_FROM", module.HELD_FROM))
-        assert how is None or (least if with_residual else module.HELD_FROM) <= N <= 32768
+        how = module.hold(N, itemsize, *facts, **named)
+        assert (how is not None) == (
+            module.HELD_FROM <= N <= (131072 if itemsize == 2 or module is backward else 65536)
+        )
         if how is not None:
-            constants = how.constants(N, itemsize)
+            constants = how.looped(N, itemsize)
             columns = 32 * how.warps * constants["VECTOR"]
             row = matrices * constants["PIECES"] * columns * itemsize
-            assert constants["PIECES"] * columns >= N and how.stages >= 1
-            assert how.stages * row + vectors * constants["SHARED"] * columns * weight_itemsize < ROOM
-    assert module.hold(16384, 2, weight_itemsize, **facts) is not None
-    assert with_bias or module.hold(32768, 2, weight_itemsize, **facts) is not None
+            assert constants["PIECES"] * columns * how.blocks >= N and how.stages >= 1
+            assert how.stages * row + constants["SHARED"] * columns * weight_itemsize < ROOM
+            assert how.blocks == 1 or how.stages * row != UNASKED
 
 
 def test_rows_must_be_aligned() -> None:
@@ -203,7 +204,9 @@ def test_triton_compiles_them_for_hopper(module: str, count: int, least: int) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU, and TRITON_INTERPRET not set")
-@pytest.mark.parametrize(("M", "N"), [(1, 8208), (133, 12288), (1500, 16384), (700, 24016), (300, 32768)])
+@pytest.mark.parametrize(
+    ("M", "N"), [(1, 8208), (133, 12288), (1500, 16384), (700, 24016), (300, 32768), (200, 49152), (200, 65536)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_wide_rows_on_a_gpu(kind: str, M: int, N: int) -> None:
     assert room_on(torch.device("cuda", 0)), "needs a GPU with 227 KB of shared memory for a program"

@@ -18,7 +18,7 @@ if DEVICE == "cpu":
 
 from normcheck.impls.kernels import backward as backward_kernels
 from normcheck.impls.kernels import forward as forward_kernels
-from normcheck.impls.kernels.tiles import Tile, group_rows, tile
+from normcheck.impls.kernels.tiles import Tile, group_rows, tile, turns
 from normcheck.impls.triton import IMPLEMENTATIONS, unavailable
 from tests.inner_loop import parametrize
 from tests.some import some
@@ -267,6 +267,8 @@ def test_tiles_cover_and_groups_are_whole_tiles() -> None:
             assert t.rows & (t.rows - 1) == t.block & (t.block - 1) == 0 and 8 <= t.block <= 8192
             assert t.block >= N or t.block == 8192
             assert group_rows(M, t.rows) % t.rows == 0 and -(-M // group_rows(M, t.rows)) <= 256
+            programs, each = turns(M, t.rows, 256), -(-M // t.rows)
+            assert 1 <= programs <= 256 and -(-each // programs) * t.rows >= min(M, 8)
 
 
 def test_unavailable_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,10 @@ _STORE_DX = "tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
 _FULL_TILES = "mask=mask & (rows < M // ROWS * ROWS)[:, None])"
 _PARTS = "torch.empty((groups, N)"
 _GROUPS_OF_4 = Lines(
-    old="t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_residual=added is not None)\n"
-    "    per_group = group_rows(M, 1 if isinstance(t, Hold) else t.rows, t.groups)",
-    new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n    per_group = t.rows",
+    old="t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)\n"
+    "    groups = turns(M, 1 if isinstance(t, Hold) else t.rows, t.groups)",
+    new="t = tile(min(M, 4), N, on_gpu=x.is_cuda, elements=ELEMENTS, max_block=max_block)\n"
+    "    groups = ceil_div(M, t.rows)",
     harmless=True,
 )
 """Tiles and groups of at most 4 rows, so that a few rows make several groups."""
@@ -305,7 +306,7 @@ MUTANTS = (
             _GROUPS_OF_4,
             Lines(
                 old="sum_groups(parts, sums)",
-                new="sum_groups({name: rows[: M // per_group] for name, rows in parts.items()}, sums)",
+                new="sum_groups({name: rows[: M // t.rows] for name, rows in parts.items()}, sums)",
             ),
         ),
         outputs=("dw", "db"),
@@ -324,7 +325,7 @@ MUTANTS = (
         "X08.triton",
         what="room for floor(M / rows of a group) groups, where ceil of it are written: the last goes behind the end",
         source="BobMcDear/attorch#18",
-        backward=(_GROUPS_OF_4, Lines(old=_PARTS, new="torch.empty((M // per_group, N)")),
+        backward=(_GROUPS_OF_4, Lines(old=_PARTS, new="torch.empty((M // t.rows, N)")),
         outputs=("", "dw", "db"),
         kinds=_OVER,
         when=_GROUPS,
@@ -404,7 +405,7 @@ MUTANTS = (
         forward=(
             Lines(old=_ROWS, new=_ROWS.replace("program_id(0)", "program_id(1)")),
             Lines(old="(ceil_div(M, t.rows),)", new="(1, M)"),
-            Lines(old="ROWS=t.rows", new="ROWS=1", times=2),
+            Lines(old="ROWS=t.rows", new="ROWS=1"),
         ),
         outputs=_ALL,
         kinds=(*_UNWRITTEN, "exception", "crash"),

@@ -17,7 +17,6 @@ from memory, and on a GPU those that ``held`` has room for; for other rows a fir
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -27,9 +26,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from normcheck.impls.kernels.forward import load_scale, load_tile
-from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on
+from normcheck.impls.kernels.holds import MOST_BLOCKS, Hold, can_hold, fitting, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile, tiles
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, power_of_two, tile, tiles, turns
 
 MAX_BLOCK = 8192
 """x, dy, w and the sums of dw and db of a block stay in registers."""
@@ -38,38 +37,25 @@ ELEMENTS = 4096
 """Elements for each program on a GPU, if rows are narrower than those of ``TILES``."""
 
 TILES = tiles(
-    Tile(rows=16, block=256, warps=4, stages=3, groups=256),
-    Tile(rows=4, block=512, warps=2, stages=3, groups=528),
-    Tile(rows=2, block=1024, warps=4, stages=3, groups=528),
-    Tile(rows=2, block=2048, warps=8, stages=3, groups=256),
-    Tile(rows=1, block=4096, warps=4, stages=3, groups=256),
-    Tile(rows=1, block=8192, warps=16, stages=3, groups=128),
+    *(Tile(rows=4096 // block, block=block, warps=4, stages=3, groups=264) for block in (256, 512, 1024)),
+    *(Tile(rows=8192 // block, block=block, warps=8, stages=3, groups=132) for block in (2048, 4096, 8192)),
 )
-WIDE = Tile(rows=2, block=1024, warps=4)
-"""The tiles without a residual. Chosen from some 50 each, for a small loss over the sizes of both suites of ``normcheck
-bench`` on an H200; those of 512 and 1024 columns are among the best of the second suite alone."""
+"""32 elements to a thread, eight warps to a multiprocessor. Chosen from some 30 each on an H100."""
 
-RESIDUAL_TILES = {
-    **TILES,
-    **tiles(
-        Tile(rows=1, block=2048, warps=4, stages=3, groups=528),
-        Tile(rows=1, block=8192, warps=8, stages=3, groups=132),
-    ),
-}
-"""The same with a residual, where these two are faster by 2 and 1 % on an H200, and by much for few rows of 2048."""
+WIDE = Tile(rows=2, block=1024, warps=4)
 
 HELD_FROM = MAX_BLOCK + 1
-"""Columns of the narrowest rows that are held."""
+"""Columns of the narrowest rows that are held, if they are aligned and the op has no bitmask."""
 
-HOLD = Hold(warps=16, stages=2, groups=132, shared=8)
-"""How rows are held on a GPU, if they are aligned and the op has no bitmask: one program on a multiprocessor. Of some
-20 ways, those that ``hold`` chooses are the fastest for the sizes of both suites on an H200, or within 1 % of them."""
+MOST_COLUMNS = 16384
+"""Columns of a row that a block has at most."""
 
-COLUMNS, COLUMNS_WITH_BIAS = 64, 32
-"""At most so many columns of held rows to a thread: their sums of dw, and of db, take a register each, of 128."""
+NARROW, MIDDLE, TWO_ROWS = 10240, 12288, 14336
+"""Columns of a block that 8 warps hold, which leave less of five pieces empty; those that 16 warps hold if there is a
+bias; those of which two rows are held."""
 
-TWO_STAGES_COLUMNS = 24
-"""With more columns to a thread the rows that are on their way leave too little shared memory for the weight."""
+CLUSTERS = {1: 132, 2: 66, 4: 60, 8: 30}
+"""Blocks of a cluster -> programs. An H100 has multiprocessors for 30 clusters of four at a time, or more."""
 
 SUMS = Tile(rows=256, block=16, warps=8)
 """The tile of the sum over groups on a GPU: few columns, so that all of the GPU takes part, and few turns of the loop,
@@ -122,10 +108,11 @@ def row_sums_kernel(
 @triton.jit(do_not_specialize=ROW_COUNTS)
 def gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
-    added_ptr, dresidual_ptr, dy_stride, x_stride, added_stride, M, N, group_rows,
+    added_ptr, dresidual_ptr, dy_stride, x_stride, added_stride, M, N,
     ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx, and one group's sums of dw and db. One program: BLOCK columns of group_rows rows, ROWS at a time.
+    """dx, and one group's sums of dw and db. One program: BLOCK columns of ROWS rows, and of all that are so many
+    tiles on as there are programs.
 
     c1_ptr is None if a block holds whole rows, dw_ptr if there is no weight, db_ptr if there is no bias, added_ptr if
     there is no residual, dresidual_ptr if dx is its gradient too.
@@ -136,8 +123,7 @@ def gradients_kernel(
     n = tl.full((ROWS,), N, tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
     db = tl.zeros((ROWS, BLOCK), tl.float32)
-    first = group * group_rows
-    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+    for start in tl.range(group * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
@@ -194,29 +180,26 @@ def sum_groups_kernel(
 
 
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, with_residual: bool) -> Tile:
-    chosen = RESIDUAL_TILES if with_residual else TILES
-    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=chosen, wide=WIDE)
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
 
 
 @cache
 def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool, with_residual: bool = False) -> Hold | None:
     """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None if they are not.
 
-    The weight stays in registers if those suffice, which they do not beside db, nor for more columns.
+    The sums of dw and db stay in registers, of which 16 warps have too few for both of many columns.
     ``weight_itemsize``: 0 without a weight.
     """
-    columns = HOLD.columns(N, itemsize)
-    if N < HELD_FROM or columns > (COLUMNS_WITH_BIAS if with_bias else COLUMNS):
+    blocks = power_of_two(ceil_div(N, MOST_COLUMNS))
+    if N < HELD_FROM or blocks > MOST_BLOCKS:
         return None
-    wanted = replace(HOLD, stages=2 if columns <= TWO_STAGES_COLUMNS else 1)
-    if not weight_itemsize:
-        wanted = replace(wanted, shared=0)
-    elif columns <= COLUMNS_WITH_BIAS and not with_bias:
-        wanted = replace(wanted, shared=0, registers=HOLD.pieces(N, itemsize))
-    elif columns > COLUMNS_WITH_BIAS and itemsize < 4:
-        wanted = replace(wanted, registers=2)
-    return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual, vectors=1)
+    columns = ceil_div(N, blocks)
+    warps = 8 if columns <= NARROW or (with_bias and columns > MIDDLE) else 16
+    wanted = Hold(
+        warps=warps, blocks=blocks, stages=2 if columns <= TWO_ROWS else 1, groups=CLUSTERS[blocks], shared=MOST_COLUMNS
+    )
+    return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual)
 
 
 def backward(
@@ -255,9 +238,8 @@ def backward(
     if how is None and bitmask is None and x.is_cuda and room_on(x.device) and can_hold(N, *matrices):
         facts = {"with_bias": bias is not None, "with_residual": added is not None}
         how = hold(N, itemsize, 0 if weight is None else weight.element_size(), **facts)
-    t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, with_residual=added is not None)
-    per_group = group_rows(M, 1 if isinstance(t, Hold) else t.rows, t.groups)
-    groups = ceil_div(M, per_group)
+    t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+    groups = turns(M, 1 if isinstance(t, Hold) else t.rows, t.groups)
     parts = sums
     if groups > 1:
         parts = {name: torch.empty((groups, N), dtype=torch.float32, device=x.device) for name in sums}
@@ -269,8 +251,8 @@ def backward(
         from normcheck.impls.kernels.held import held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups,), dy, x, weight, *saved[:2], *stored, *strides, M, N, per_group,
-            ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
+            held_gradients_kernel, (groups,), dy, x, weight, *saved[:2], *stored, *strides, M, N,
+            ZERO_CENTERED=zero_centered, **t.looped(N, itemsize),
         )  # fmt: skip
     else:
         shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
@@ -283,7 +265,7 @@ def backward(
             )  # fmt: skip
         launch(
             gradients_kernel, (groups, ceil_div(N, t.block)),
-            dy, x, weight, *saved, c1, c2, *stored, *strides, M, N, per_group, **shared, STAGES=t.stages,
+            dy, x, weight, *saved, c1, c2, *stored, *strides, M, N, **shared, STAGES=t.stages,
         )  # fmt: skip
     if groups > 1 and sums:
         sum_groups(parts, sums)

@@ -14,6 +14,7 @@ second pass over x. The first ``BLOCK`` columns stay in registers between the pa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -21,57 +22,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.holds import Hold, can_hold, fitting, room_on, with_room
+from normcheck.impls.kernels.holds import MOST_BLOCKS, UNASKED, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import BYTE, ROW_COUNTS, Tile, ceil_div, group_rows, tile, tiles
+from normcheck.impls.kernels.tiles import BYTE, ROW_COUNTS, Tile, ceil_div, power_of_two, tile
 
 MAX_BLOCK = 16384
 ELEMENTS = 2048
-"""Elements for each program on a GPU, if rows are narrower than those of ``TILES``."""
+"""Elements for each program on a GPU, if rows are narrower, and for each warp: 64 to a thread.
 
+So a program takes a row, or few, and no loop. With few warps, which wait less for each other, many programs are on a
+multiprocessor, and rows are read in their order: on an H100 that is up to 9 % faster than few programs, each of which
+loops over rows of its own and loads the next ones early."""
 
-TILES = tiles(
-    Tile(rows=8, block=256, warps=4, stages=4, groups=896),
-    Tile(rows=2, block=512, warps=1, stages=4, groups=2048),
-    Tile(rows=1, block=1024, warps=1, stages=4, groups=1024),
-    Tile(rows=1, block=2048, warps=2, stages=4, groups=2048),
-    Tile(rows=1, block=4096, warps=4, stages=3, groups=640),
-    Tile(rows=1, block=8192, warps=8, stages=4, groups=512),
-    Tile(rows=1, block=16384, warps=16, stages=4, groups=128),
-)
 WIDE = Tile(rows=1, block=8192, warps=32)
-"""Chosen from some 40 each, for the least loss over the sizes of both suites of ``normcheck bench`` on an H200. Few
-programs fit on a multiprocessor, so each loads its next row early, to hide the time that this takes."""
 
-RESIDUAL_TILES = tiles(
-    Tile(rows=8, block=256, warps=4, stages=3, groups=924),
-    Tile(rows=2, block=512, warps=1, stages=3, groups=2112),
-    Tile(rows=2, block=1024, warps=4),
-    Tile(rows=1, block=2048, warps=4),
-    Tile(rows=1, block=4096, warps=4),
-    Tile(rows=1, block=8192, warps=16),
-    Tile(rows=1, block=16384, warps=16, stages=3, groups=132),
-)
-"""The same with a residual. From 1024 columns on chosen from some 30 each on an H200, where four matrices leave so much
-to wait for that a program for each group of rows is faster than a few that load ahead; the narrower ones are not
-measured, nor those of 16384, which are held."""
+HELD_FROM = 2049
+"""Columns of the narrowest rows that are held, if they are aligned and the op has no bitmask."""
 
-HELD_FROM = 8193
-"""Columns of the narrowest rows that are held."""
+THREAD_BYTES, PART_BYTES = 64, 32768
+"""Of a row that one block holds each thread has so many bytes. Of one that blocks share, each has so many at most."""
 
-RESIDUAL_HELD_FROM, MAX_TILE = 4097, 8192
-"""The same with a residual, but for rows that fill a tile, up to so many columns. In layernorm of 5120 columns a tile
-of 8192 has 84 % of a copy, held rows have 90 % (an H200, M * N = 2^27, bf16)."""
-
-HOLD = Hold(warps=8, stages=1, groups=264, shared=8)
-"""How rows are held on a GPU, up to ``COLUMNS`` to a thread, if they are aligned and the op has no bitmask. The fastest
-of some 20 for the sizes of both suites on an H200; the weight that is not read again for each row makes most of it."""
-
-WIDE_HOLD = Hold(warps=16, stages=1, groups=132, shared=8)
-"""The same for rows that would have more columns to a thread."""
-
-COLUMNS = 64
-"""They are in a register each, of 128 if two programs are to fit on a multiprocessor."""
+MOST_WARPS = 32
+"""Those of the largest block."""
 
 
 @triton.jit
@@ -116,24 +88,25 @@ def store_bits(bits_ptr, inside, rows, start, M, N, ROWS: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def store_y(
-    x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """y, and the bitmask if there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
-    cols = start + tl.arange(0, BLOCK)
-    z = (x - mean[:, None]) * rstd[:, None] * load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
-    if bias_ptr is not None:
-        z += tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    store_z(z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
+def load_bias(bias_ptr, cols, N):
+    """The summand (BLOCK,) in fp32; zeros, not to be added, if bias_ptr is None."""
+    if bias_ptr is None:
+        b = tl.zeros(cols.shape, tl.float32)
+    else:
+        b = tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
+    return b
 
 
 @triton.jit
-def store_z(
-    z, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS: tl.constexpr, BLOCK: tl.constexpr
+def store_y(
+    x, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y from z, clamped if there is a bitmask, and the bits, of the tile that begins at column ``start``."""
+    """y, and the bitmask if there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
     cols = start + tl.arange(0, BLOCK)
+    z = (x - mean[:, None]) * rstd[:, None] * scale[None, :]
+    if bias_ptr is not None:
+        z += bias[None, :]
     mask = (rows < M)[:, None] & (cols < N)[None, :]
     if bits_ptr is not None:
         store_bits(bits_ptr, (z > lower) & (z < upper) & mask, rows, start, M, N, ROWS, BLOCK)
@@ -145,20 +118,25 @@ def store_z(
 def forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, lower, upper,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS whole rows. bias_ptr, mean_ptr, bits_ptr, residual_ptr, sum_ptr are None if the op has none."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = (rows < M)[:, None]
     first_cols = tl.arange(0, BLOCK)
     n = tl.full((ROWS,), N, tl.float32)
+    end = N
+    if WHOLE:  # no loop is left, and the weight is asked for with the rows
+        end = BLOCK
+        scale = load_scale(weight_ptr, first_cols, N, ZERO_CENTERED)
+        bias = load_bias(bias_ptr, first_cols, N)
 
     first = load_sum(
         x_ptr, residual_ptr, sum_ptr, rows, first_cols, x_stride, residual_stride, N, here & (first_cols < N)[None, :]
     )
     total = first
     if mean_ptr is not None or residual_ptr is not None:
-        for start in range(BLOCK, N, BLOCK):
+        for start in range(BLOCK, end, BLOCK):
             cols = start + first_cols
             total += load_sum(
                 x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_stride, N, here & (cols < N)[None, :]
@@ -173,7 +151,7 @@ def forward_kernel(
 
     centred = tl.where(here & (first_cols < N)[None, :], first - mean[:, None], 0.0)
     squares = centred * centred
-    for start in range(BLOCK, N, BLOCK):
+    for start in range(BLOCK, end, BLOCK):
         cols = start + first_cols
         mask = here & (cols < N)[None, :]
         centred = tl.where(mask, load_tile(x_ptr, rows, cols, x_stride, mask) - mean[:, None], 0.0)
@@ -182,78 +160,43 @@ def forward_kernel(
     rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
     tl.store(rstd_ptr + rows, rstd, mask=rows < M)
 
-    store_y(
-        first, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, 0, M, N, lower, upper,
-        ZERO_CENTERED, ROWS, BLOCK,
-    )  # fmt: skip
-    for start in range(BLOCK, N, BLOCK):
+    if not WHOLE:
+        scale = load_scale(weight_ptr, first_cols, N, ZERO_CENTERED)
+        bias = load_bias(bias_ptr, first_cols, N)
+    store_y(first, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
+    for start in range(BLOCK, end, BLOCK):
         cols = start + first_cols
         x = load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
-        store_y(
-            x, mean, rstd, weight_ptr, bias_ptr, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
-            ZERO_CENTERED, ROWS, BLOCK,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=ROW_COUNTS)
-def looped_forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
-    x_stride, residual_stride, M, N, eps, lower, upper, group_rows,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The same for rows of one block. One program: group_rows rows, ROWS at a time; it reads w and b once.
-
-    The next rows are being loaded (STAGES in all) while these are computed, even if one program fills a
-    multiprocessor.
-    """
-    cols = tl.arange(0, BLOCK)
-    scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
-    length = tl.full((ROWS,), N, tl.float32)
-    first = tl.program_id(0).to(tl.int64) * group_rows
-    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
-        rows = start + tl.arange(0, ROWS)
-        here = rows < M
-        mask = here[:, None] & (cols < N)[None, :]
-        x = load_sum(x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_stride, N, mask)
-        mean = tl.zeros((ROWS,), tl.float32)
-        if mean_ptr is not None:
-            mean = tl.div_rn(tl.sum(x, axis=1), length)
-            tl.store(mean_ptr + rows, mean, mask=here)
-        centred = tl.where(mask, x - mean[:, None], 0.0)
-        variance = tl.div_rn(tl.sum(centred * centred, axis=1), length)
-        rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
-        tl.store(rstd_ptr + rows, rstd, mask=here)
-        z = centred * rstd[:, None] * scale
-        if bias_ptr is not None:
-            z += bias
-        store_z(z, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
+        scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
+        bias = load_bias(bias_ptr, cols, N)
+        store_y(x, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
 
 
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, residual_bytes: int = 0) -> Tile:
-    """The tile for rows of N elements; ``residual_bytes``: those of an element of x and one of the residual, if any."""
-    chosen = RESIDUAL_TILES if residual_bytes else TILES
-    t = tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=chosen, wide=WIDE)
-    return with_room(t, residual_bytes) if residual_bytes else t
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    """The tile for rows of N elements."""
+    if on_gpu and N > MAX_BLOCK:
+        return WIDE
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, per_warp=ELEMENTS, max_block=max_block)
 
 
 @cache
-def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool, with_residual: bool = False) -> Hold | None:
-    """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None: not at all.
+def hold(N: int, itemsize: int, element_bytes: int) -> Hold | None:
+    """How rows of N elements of at most ``itemsize`` bytes are held; None if they are not.
 
-    ``weight_itemsize``: 0 without a weight.
+    ``element_bytes``: those of an element of x and one of the residual, if any.
     """
-    how = HOLD if HOLD.columns(N, itemsize) <= COLUMNS else WIDE_HOLD
-    fills_a_tile = N <= MAX_TILE and N & (N - 1) == 0
-    least = RESIDUAL_HELD_FROM if with_residual and not fills_a_tile else HELD_FROM
-    if least > N or how.columns(N, itemsize) > COLUMNS:
+    if N < HELD_FROM:
         return None
-    sizes = (N, itemsize, weight_itemsize)
-    if with_residual and (half := fitting(how, *sizes, matrices=2, vectors=1 + with_bias, programs=2)):
-        return half
-    return fitting(how, *sizes, matrices=1 + with_residual, vectors=1 + with_bias)
+    warps = power_of_two(ceil_div(N * itemsize, 32 * THREAD_BYTES))
+    if warps <= MOST_WARPS:
+        return Hold(warps=warps)
+    blocks = power_of_two(ceil_div(N * itemsize, PART_BYTES))
+    if blocks > MOST_BLOCKS:
+        return None
+    shared = Hold(warps=8, blocks=blocks)
+    held = shared.pieces(N, itemsize) * shared.piece_bytes // itemsize * element_bytes
+    return replace(shared, stages=2) if held == UNASKED else shared
 
 
 def forward(
@@ -274,7 +217,7 @@ def forward(
     ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``clips``: (lower, upper) of a clamp.
     ``residual`` (M, N), last stride 1, in a dtype of its own, is added to x first; the sum is rounded to that dtype, is
     what is normed, and is returned as residual_out. It goes with no clips.
-    ``how``: in place of the tile, or the hold, that is chosen for N; programs of tiles with stages loop over rows.
+    ``how``: in place of the tile, or the hold, that is chosen for N.
     Returns y (M, N) in x's dtype, rstd and, if centered, mean (M,) fp32, with clips bitmask (M, ceil(N / 8)) uint8, and
     with a residual residual_out (M, N) in its dtype.
     """
@@ -289,10 +232,8 @@ def forward(
     if M:
         itemsize = max(matrix.element_size() for matrix in (x, *added))
         if how is None and not clips and x.is_cuda and room_on(x.device) and can_hold(N, x, *added):
-            facts = {"with_bias": bias is not None, "with_residual": residual is not None}
-            how = hold(N, itemsize, 0 if weight is None else weight.element_size(), **facts)
-        residual_bytes = 0 if residual is None else x.element_size() + residual.element_size()
-        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, residual_bytes=residual_bytes)
+            how = hold(N, itemsize, sum(matrix.element_size() for matrix in (x, *added)))
+        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         strides = (x.stride(0), None if residual is None else residual.stride(0))
         arguments = (
             x, weight, bias, y, mean, rstd, bitmask, residual, sums, *strides, M, N, eps, *(clips or (0.0, 0.0))
@@ -300,22 +241,14 @@ def forward(
         if isinstance(t, Hold):
             from normcheck.impls.kernels.held import held_forward_kernel
 
-            per_group = group_rows(M, 1, t.groups)
             launch(
-                held_forward_kernel, (ceil_div(M, per_group),),
-                x, weight, bias, y, mean, rstd, residual, sums, *strides, M, N, eps, per_group,
+                held_forward_kernel, (M,), x, weight, bias, y, mean, rstd, residual, sums, *strides, M, N, eps,
                 ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
-            )  # fmt: skip
-        elif t.stages > 1 and t.block >= N:
-            per_group = group_rows(M, t.rows, t.groups)
-            launch(
-                looped_forward_kernel, (ceil_div(M, per_group),), *arguments, per_group,
-                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, STAGES=t.stages, num_warps=t.warps,
             )  # fmt: skip
         else:
             launch(
                 forward_kernel, (ceil_div(M, t.rows),), *arguments,
-                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
+                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, WHOLE=t.block >= N, num_warps=t.warps,
             )  # fmt: skip
     outputs = {"y": y, "residual_out": sums, "mean": mean, "rstd": rstd, "bitmask": bitmask}
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}

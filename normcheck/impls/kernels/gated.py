@@ -29,7 +29,7 @@ from torch import Tensor
 from normcheck.impls.kernels.backward import TILES, WIDE, sum_groups
 from normcheck.impls.kernels.forward import load_scale, load_tile
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile, turns
 
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read twice."""
@@ -135,10 +135,11 @@ def gated_row_sums_kernel(
 @triton.jit(do_not_specialize=ROW_COUNTS)
 def gated_gradients_kernel(
     dy_ptr, x_ptr, gate_ptr, weight_ptr, rstd_ptr, c1_ptr, dx_ptr, dgate_ptr, dw_ptr,
-    dy_stride, x_stride, gate_stride, M, N, group_rows,
+    dy_stride, x_stride, gate_stride, M, N,
     BEFORE: tl.constexpr, SIGMOID: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx, dgate, and one group's sum of dw. One program: BLOCK columns of group_rows rows, ROWS at a time.
+    """dx, dgate, and one group's sum of dw. One program: BLOCK columns of ROWS rows, and of all that
+    are so many tiles on as there are programs.
 
     c1_ptr is None if a block holds whole rows, dw_ptr if there is no weight.
     """
@@ -147,8 +148,7 @@ def gated_gradients_kernel(
     scale = load_scale(weight_ptr, cols, N, False)[None, :]
     n = tl.full((ROWS,), N, tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
-    first = group * group_rows
-    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+    for start in tl.range(group * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         rstd = tl.load(rstd_ptr + rows, mask=rows < M, other=0.0)[:, None]
@@ -236,8 +236,7 @@ def backward(
     if not M:
         return out
     t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
-    per_group = group_rows(M, t.rows, t.groups)
-    groups = ceil_div(M, per_group)
+    groups = turns(M, t.rows, t.groups)
     parts = dw
     if dw is not None and groups > 1:
         parts = torch.empty((groups, N), dtype=torch.float32, device=x.device)
@@ -250,7 +249,7 @@ def backward(
         launch(gated_row_sums_kernel, grid, dy, x, gate, weight, rstd, c1, *strides, M, N, **shared)
     launch(
         gated_gradients_kernel, (groups, ceil_div(N, t.block)),
-        dy, x, gate, weight, rstd, c1, dx, dgate, parts, *strides, M, N, per_group, **shared, STAGES=t.stages,
+        dy, x, gate, weight, rstd, c1, dx, dgate, parts, *strides, M, N, **shared, STAGES=t.stages,
     )  # fmt: skip
     if dw is not None and parts is not None and groups > 1:
         sum_groups({"dw": parts}, {"dw": dw})

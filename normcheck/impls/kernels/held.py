@@ -2,13 +2,18 @@
 # ruff: noqa: RUF005  (Triton joins tuples with a plus)
 """Kernels for wide rows, which are held in shared memory until they are done with. In Gluon: on a GPU only.
 
-The formulas are those of ``forward`` and ``backward``. A program takes the rows of one group, one after the other, in
-PIECES pieces of VECTOR columns, 16 bytes, to a thread. Asynchronous copies bring the next rows into rings of shared
-memory, one ring with STAGES slots for each piece, so that each row comes once from memory and always some are on their
-way.
+The formulas are those of ``forward`` and ``backward``. A row is in PIECES pieces, of which each thread has VECTOR
+columns, 16 bytes. The widest rows are shared by a cluster of blocks, each on a multiprocessor: a piece (BLOCKS, LANES)
+has a part for each block, and the blocks tell each other their sums.
 
-The first SHARED pieces of the weight, and of a bias, are kept in shared memory and the next HELD in registers; others
-are read again for each row, from the L1 cache if it has room.
+The forward has a program for each row. It asks for all of it at once, and other programs on the multiprocessor compute
+meanwhile. Rows begin in their order, so that the memory in use at any time lies together: on an H100 it is faster by
+some percent than where each program has rows of its own.
+
+The backward sums dw, so its programs take one row after another. Asynchronous copies bring the next rows into rings of
+shared memory, one ring with STAGES slots for each piece, so that each row comes once from memory and always some are on
+their way. The first SHARED pieces of the weight are kept in shared memory; others are read again for each row,
+from the L1 cache if it has room.
 """
 
 from __future__ import annotations
@@ -19,14 +24,106 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from normcheck.impls.kernels.tiles import ROW_COUNTS
 
+MEET = gl.constexpr("""{
+    .shared .align 16 .b8 meeting[144];
+    .reg .pred first;
+    .reg .b32 thread;
+    mov.u32 $0, meeting;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first mbarrier.init.shared::cta.b64 [$0], 1;
+    @first mbarrier.init.shared::cta.b64 [$0+8], 1;
+    @first fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.relaxed.aligned;
+}""")
+"""Make a block's place to meet, whose address it returns, and say so to the others: two mbarriers, and for each of them
+two sums of up to eight blocks."""
+
+EXCHANGE = gl.constexpr("""{
+    .reg .pred begins, first, peer, done;
+    .reg .b32 odd, phase, bell, sums, own, there, rank, ranks, thread, bytes;
+    .reg .f32 a, b;
+    setp.eq.u32 begins, $5, 0;
+    @begins barrier.cluster.wait.aligned;
+    mov.u32 rank, %cluster_ctarank;
+    mov.u32 ranks, %cluster_nctarank;
+    mov.u32 thread, %tid.x;
+    and.b32 odd, $5, 1;
+    bfe.u32 phase, $5, 1, 1;
+    mad.lo.u32 bell, odd, 8, $4;
+    mad.lo.u32 sums, odd, 64, $4;
+    add.u32 sums, sums, 16;
+    mad.lo.u32 own, rank, 8, sums;
+    mul.lo.u32 bytes, ranks, 8;
+    setp.eq.u32 first, thread, 0;
+    setp.lt.u32 peer, thread, ranks;
+    @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bell], bytes;
+    @peer mapa.shared::cluster.u32 own, own, thread;
+    @peer mapa.shared::cluster.u32 there, bell, thread;
+    @peer st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [own], {$2, $3}, [there];
+waits:
+    mbarrier.try_wait.parity.shared::cta.b64 done, [bell], phase;
+    @!done bra waits;
+    mov.f32 $0, 0f00000000;
+    mov.f32 $1, 0f00000000;
+adds:
+    ld.shared.v2.f32 {a, b}, [sums];
+    add.f32 $0, $0, a;
+    add.f32 $1, $1, b;
+    add.u32 sums, sums, 8;
+    sub.u32 ranks, ranks, 1;
+    setp.ne.u32 peer, ranks, 0;
+    @peer bra adds;
+}""")
+"""Send the sums $2 and $3 to each block of the cluster, wait for those of all, and add them up in the same order
+everywhere. $4: the place; $5: how many exchanges there were, by which odd and even ones have a place each. A block that
+sends for the next but one has the next of all others, who have read the present then. The first waits until all places
+are made."""
+
+
+@gluon.constexpr_function
+def _split(blocks):
+    return [[1 << i, 0] for i in range(blocks.bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def _in_registers(vector, warps, blocks):
+    """The layout of a piece in registers."""
+    return gl.BlockedLayout([1, vector], [1, 32], [1, warps], [1, 0], _split(blocks))
+
+
+@gluon.constexpr_function
+def _in_shared_memory(blocks):
+    """The layout of a piece in shared memory."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [1, 0], _split(blocks))
+
 
 @gluon.jit
-def _rings(ptr, PIECES: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr):
+def _meet(zeros):
+    """The place where blocks exchange sums; ``zeros`` (BLOCKS,) is not used."""
+    if gl.num_ctas() > 1:
+        zeros = gl.inline_asm_elementwise(MEET, "=r,r", [zeros], dtype=gl.int32, is_pure=False, pack=1)
+    return zeros
+
+
+@gluon.jit
+def _over_blocks(a, b, place, turn):
+    """Sums of a and b (BLOCKS,) over the blocks of the cluster, in each; ``turn``: how many exchanges there were."""
+    if gl.num_ctas() > 1:
+        a, b = gl.inline_asm_elementwise(
+            EXCHANGE, "=&f,=&f,f,f,r,r", [a, b, place, turn], dtype=(gl.float32, gl.float32), is_pure=False, pack=1
+        )
+    return a, b
+
+
+@gluon.jit
+def _rings(ptr, PIECES: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr):
     """A ring for each piece. They are separate allocations, or the compiler would put a barrier between two copies."""
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    BLOCKS: gl.constexpr = gl.num_ctas()
+    flat: gl.constexpr = _in_shared_memory(BLOCKS)
     rings = ()
     for _ in gl.static_range(PIECES):
-        rings = rings + (gl.allocate_shared_memory(ptr.dtype.element_ty, [STAGES, PIECE], flat),)
+        rings = rings + (gl.allocate_shared_memory(ptr.dtype.element_ty, [STAGES, BLOCKS, LANES], flat),)
     return rings
 
 
@@ -37,36 +134,34 @@ def _begin_copy(ring, slot, ptr, stride, row, last, cols, N):
 
 
 @gluon.jit
-def _keep(ptr, lanes, N, SHARED: gl.constexpr, HELD: gl.constexpr, PIECE: gl.constexpr):
-    """The pieces of a vector (N,) that stay: SHARED in shared memory, then HELD in registers; none if ptr is None."""
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+def _keep(ptr, lanes, N, SHARED: gl.constexpr, PIECE: gl.constexpr):
+    """The first SHARED pieces of a vector (N,), in shared memory; none if ptr is None."""
+    flat: gl.constexpr = _in_shared_memory(gl.num_ctas())
     kept = ()
-    for i in gl.static_range(SHARED + HELD if ptr is not None else 0):
+    for i in gl.static_range(SHARED if ptr is not None else 0):
         cols = lanes + i * PIECE
         part = gl.load(ptr + cols, mask=cols < N, other=0.0)
-        if i < SHARED:
-            kept = kept + (gl.allocate_shared_memory(ptr.dtype.element_ty, [PIECE], flat, part),)
-        else:
-            kept = kept + (part,)
+        kept = kept + (gl.allocate_shared_memory(ptr.dtype.element_ty, lanes.shape, flat, part),)
     return kept
 
 
 @gluon.jit
-def _part(
+def _scale(
     i: gl.constexpr, ptr, kept, lanes, N, layout: gl.constexpr,
-    SHARED: gl.constexpr, HELD: gl.constexpr, PIECE: gl.constexpr,
+    ZERO_CENTERED: gl.constexpr, SHARED: gl.constexpr, PIECE: gl.constexpr,
 ):  # fmt: skip
-    """Piece i of a vector (N,), as fp32; ones if ptr is None."""
+    """Piece i of the factor (N,) in fp32: w, or 1 + w; 1 if ptr is None."""
     if ptr is None:
-        part = gl.full([PIECE], 1.0, gl.float32, layout)
-    elif i < SHARED:
-        part = kept[i].load(layout)
-    elif i < SHARED + HELD:
-        part = kept[i]
+        scale = gl.full(lanes.shape, 1.0, gl.float32, layout)
     else:
-        cols = lanes + i * PIECE
-        part = gl.load(ptr + cols, mask=cols < N, other=0.0)
-    return part.to(gl.float32)
+        if i < SHARED:
+            scale = kept[i].load(layout).to(gl.float32)
+        else:
+            cols = lanes + i * PIECE
+            scale = gl.load(ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
+        if ZERO_CENTERED:
+            scale = 1.0 + scale
+    return scale
 
 
 @gluon.jit
@@ -77,11 +172,11 @@ def _add_pairs(a, b, c, d):
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
-    dy_stride, x_stride, added_stride, M, N, group_rows,
+    dy_stride, x_stride, added_stride, M, N,
     ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
-    SHARED: gl.constexpr, HELD: gl.constexpr,
+    SHARED: gl.constexpr,
 ):  # fmt: skip
-    """dx, and one group's sums of dw and db. One program: group_rows rows.
+    """dx, and one group's sums of dw and db. One program: a row, and each that is so many on as there are programs.
 
     mean_ptr is None for rmsnorm, db_ptr if there is no bias, added_ptr if there is no residual, dresidual_ptr if dx is
     its gradient too. The first pass over a row sums c1 and c2, the second reads the same slots again. They are filled
@@ -89,55 +184,59 @@ def held_gradients_kernel(
     barriers.
     """
     WARPS: gl.constexpr = gl.num_warps()
-    PIECE: gl.constexpr = 32 * WARPS * VECTOR
-    layout: gl.constexpr = gl.BlockedLayout([VECTOR], [32], [WARPS], [0])
-    x_rings = _rings(x_ptr, PIECES, STAGES, PIECE)
-    dy_rings = _rings(dy_ptr, PIECES, STAGES, PIECE)
+    BLOCKS: gl.constexpr = gl.num_ctas()
+    LANES: gl.constexpr = 32 * WARPS * VECTOR
+    PIECE: gl.constexpr = BLOCKS * LANES
+    layout: gl.constexpr = _in_registers(VECTOR, WARPS, BLOCKS)
+    each: gl.constexpr = gl.SliceLayout(1, layout)
+    x_rings = _rings(x_ptr, PIECES, STAGES, LANES)
+    dy_rings = _rings(dy_ptr, PIECES, STAGES, LANES)
     if added_ptr is not None:
-        added_rings = _rings(added_ptr, PIECES, STAGES, PIECE)
+        added_rings = _rings(added_ptr, PIECES, STAGES, LANES)
 
-    group = gl.program_id(0).to(gl.int64)
-    first = group * group_rows
-    last = gl.minimum(first + group_rows, M)
-    lanes = gl.arange(0, PIECE, layout)
+    first = gl.program_id(0).to(gl.int64)
+    step = gl.num_programs(0)
+    ranks = gl.arange(0, BLOCKS, each)
+    lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     for stage in gl.static_range(STAGES):
+        ahead = first + stage * step
         for i in gl.static_range(PIECES):
-            _begin_copy(x_rings[i], stage, x_ptr, x_stride, first + stage, last, lanes + i * PIECE, N)
-            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, first + stage, last, lanes + i * PIECE, N)
+            _begin_copy(x_rings[i], stage, x_ptr, x_stride, ahead, M, lanes + i * PIECE, N)
+            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, ahead, M, lanes + i * PIECE, N)
             if added_ptr is not None:
-                _begin_copy(added_rings[i], stage, added_ptr, added_stride, first + stage, last, lanes + i * PIECE, N)
+                _begin_copy(added_rings[i], stage, added_ptr, added_stride, ahead, M, lanes + i * PIECE, N)
             async_copy.commit_group()
-    kept = _keep(weight_ptr, lanes, N, SHARED, HELD, PIECE)
+    kept = _keep(weight_ptr, lanes, N, SHARED, PIECE)
     dw = ()
     db = ()
     for _ in gl.static_range(PIECES):
-        dw = dw + (gl.zeros([PIECE], gl.float32, layout),)
+        dw = dw + (gl.zeros([BLOCKS, LANES], gl.float32, layout),)
         if db_ptr is not None:
-            db = db + (gl.zeros([PIECE], gl.float32, layout),)
-    n = gl.to_tensor(N).to(gl.float32)
+            db = db + (gl.zeros([BLOCKS, LANES], gl.float32, layout),)
+    n = gl.full([BLOCKS], N, gl.float32, each)
+    turn = gl.zeros([BLOCKS], gl.int32, each)
+    place = _meet(turn)
 
     next_rstd = gl.load(rstd_ptr + first)
     if mean_ptr is not None:
         next_mean = gl.load(mean_ptr + first)
     slot = 0
-    for row in range(first, last):
+    for row in range(first, M, step):
         rstd = next_rstd
-        next_rstd = gl.load(rstd_ptr + row + 1, mask=row + 1 < last, other=0.0)
+        next_rstd = gl.load(rstd_ptr + row + step, mask=row + step < M, other=0.0)
         mean = 0.0
         if mean_ptr is not None:
             mean = next_mean
-            next_mean = gl.load(mean_ptr + row + 1, mask=row + 1 < last, other=0.0)
+            next_mean = gl.load(mean_ptr + row + step, mask=row + step < M, other=0.0)
 
-        sum1 = gl.zeros([PIECE], gl.float32, layout)
-        sum2 = gl.zeros([PIECE], gl.float32, layout)
+        sum1 = gl.zeros([BLOCKS, LANES], gl.float32, layout)
+        sum2 = gl.zeros([BLOCKS, LANES], gl.float32, layout)
         if STAGES > 1:
             async_copy.wait_group((STAGES - 1) * PIECES)
         for i in gl.static_range(PIECES):
             if STAGES == 1:
                 async_copy.wait_group(PIECES - 1 - i)
-            scale = _part(i, weight_ptr, kept, lanes, N, layout, SHARED, HELD, PIECE)
-            if ZERO_CENTERED and weight_ptr is not None:
-                scale = 1.0 + scale
+            scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
             xhat = (x_rings[i].index(slot).load(layout).to(gl.float32) - mean) * rstd
             if i == PIECES - 1:
                 xhat = gl.where(lanes + i * PIECE < N, xhat, 0.0)
@@ -145,12 +244,14 @@ def held_gradients_kernel(
             sum1 += xhat * wdy
             sum2 += wdy
         if mean_ptr is not None:
-            c1, c2 = gl.reduce((sum1, sum2), 0, _add_pairs)
-            c2 = gl.div_rn(c2, n)
+            c1, c2 = gl.reduce((sum1, sum2), 1, _add_pairs)
         else:
-            c1 = gl.sum(sum1, axis=0)
-            c2 = 0.0
-        c1 = gl.div_rn(c1, n)
+            c1 = gl.sum(sum1, axis=1)
+            c2 = gl.zeros([BLOCKS], gl.float32, each)
+        c1, c2 = _over_blocks(c1, c2, place, turn)
+        turn += 1
+        c1 = gl.div_rn(c1, n)[:, None]
+        c2 = gl.div_rn(c2, n)[:, None]
 
         more_dw = ()
         more_db = ()
@@ -161,14 +262,12 @@ def held_gradients_kernel(
             if added_ptr is not None:
                 added = added_rings[i].index(slot).load(layout)
             if STAGES == 1:
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + 1, last, cols, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + 1, last, cols, N)
+                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + step, M, cols, N)
+                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + step, M, cols, N)
                 if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + 1, last, cols, N)
+                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + step, M, cols, N)
                 async_copy.commit_group()
-            scale = _part(i, weight_ptr, kept, lanes, N, layout, SHARED, HELD, PIECE)
-            if ZERO_CENTERED and weight_ptr is not None:
-                scale = 1.0 + scale
+            scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
             xhat = (x.to(gl.float32) - mean) * rstd
             dy = dy.to(gl.float32)
             dx = (dy * scale - (xhat * c1 + c2)) * rstd
@@ -183,11 +282,12 @@ def held_gradients_kernel(
         dw = more_dw
         db = more_db
         if STAGES > 1:
+            ahead = row + STAGES * step
             for i in gl.static_range(PIECES):
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + STAGES, last, lanes + i * PIECE, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + STAGES, last, lanes + i * PIECE, N)
+                _begin_copy(x_rings[i], slot, x_ptr, x_stride, ahead, M, lanes + i * PIECE, N)
+                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, ahead, M, lanes + i * PIECE, N)
                 if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + STAGES, last, lanes + i * PIECE, N)
+                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, ahead, M, lanes + i * PIECE, N)
                 async_copy.commit_group()
             slot = (slot + 1) % STAGES
     async_copy.wait_group(0)
@@ -195,92 +295,85 @@ def held_gradients_kernel(
     for i in gl.static_range(PIECES):
         cols = lanes + i * PIECE
         if dw_ptr is not None:
-            gl.store(dw_ptr + group * N + cols, dw[i].to(dw_ptr.dtype.element_ty), mask=cols < N)
+            gl.store(dw_ptr + first * N + cols, dw[i].to(dw_ptr.dtype.element_ty), mask=cols < N)
         if db_ptr is not None:
-            gl.store(db_ptr + group * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
+            gl.store(db_ptr + first * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
+
+
+@gluon.jit
+def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: gl.constexpr):
+    """Piece i of the row that is normed, in fp32: x, or its sum with a residual, rounded as it is stored."""
+    x = rings[i].index(0).load(layout).to(gl.float32)
+    if residual_ptr is not None:
+        x += residual_rings[i].index(0).load(layout).to(gl.float32)
+        x = x.to(sum_ptr.dtype.element_ty).to(gl.float32)
+    return x
 
 
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, residual_ptr, sum_ptr,
-    x_stride, residual_stride, M, N, eps, group_rows,
+    x_stride, residual_stride, M, N, eps,
     ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
-    SHARED: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
-    """y, mean, rstd, and the sum of x and the residual as it is stored, which is normed. One program: group_rows rows.
+    """y, mean, rstd, and the sum of x and the residual as it is stored, which is normed. One program: a row.
 
-    bias_ptr, mean_ptr, and residual_ptr with sum_ptr, are None if the op has none.
-
-    A row moves from its slots to registers, and the slots are filled anew while it is computed.
+    bias_ptr, mean_ptr, and residual_ptr with sum_ptr, are None if the op has none. Of the STAGES the first is used.
     """
     WARPS: gl.constexpr = gl.num_warps()
-    PIECE: gl.constexpr = 32 * WARPS * VECTOR
-    layout: gl.constexpr = gl.BlockedLayout([VECTOR], [32], [WARPS], [0])
-    rings = _rings(x_ptr, PIECES, STAGES, PIECE)
+    BLOCKS: gl.constexpr = gl.num_ctas()
+    LANES: gl.constexpr = 32 * WARPS * VECTOR
+    PIECE: gl.constexpr = BLOCKS * LANES
+    layout: gl.constexpr = _in_registers(VECTOR, WARPS, BLOCKS)
+    each: gl.constexpr = gl.SliceLayout(1, layout)
+    row = gl.program_id(0).to(gl.int64)
+    ranks = gl.arange(0, BLOCKS, each)
+    lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
+    rings = _rings(x_ptr, PIECES, STAGES, LANES)
+    residual_rings = rings
     if residual_ptr is not None:
-        residual_rings = _rings(residual_ptr, PIECES, STAGES, PIECE)
+        residual_rings = _rings(residual_ptr, PIECES, 1, LANES)
+    for i in gl.static_range(PIECES):
+        _begin_copy(rings[i], 0, x_ptr, x_stride, row, M, lanes + i * PIECE, N)
+        if residual_ptr is not None:
+            _begin_copy(residual_rings[i], 0, residual_ptr, residual_stride, row, M, lanes + i * PIECE, N)
+    async_copy.commit_group()
+    n = gl.full([BLOCKS], N, gl.float32, each)
+    turn = gl.zeros([BLOCKS], gl.int32, each)
+    place = _meet(turn)
 
-    first = gl.program_id(0).to(gl.int64) * group_rows
-    last = gl.minimum(first + group_rows, M)
-    lanes = gl.arange(0, PIECE, layout)
-    for stage in gl.static_range(STAGES):
-        for i in gl.static_range(PIECES):
-            _begin_copy(rings[i], stage, x_ptr, x_stride, first + stage, last, lanes + i * PIECE, N)
-            if residual_ptr is not None:
-                _begin_copy(
-                    residual_rings[i], stage, residual_ptr, residual_stride, first + stage, last, lanes + i * PIECE, N
-                )
-        async_copy.commit_group()
-    kept = _keep(weight_ptr, lanes, N, SHARED, HELD, PIECE)
-    if bias_ptr is not None:
-        bias_kept = _keep(bias_ptr, lanes, N, SHARED, HELD, PIECE)
-    n = gl.to_tensor(N).to(gl.float32)
-
-    slot = 0
-    for row in range(first, last):
-        async_copy.wait_group(STAGES - 1)
-        pieces = ()
-        total = gl.zeros([PIECE], gl.float32, layout)
-        for i in gl.static_range(PIECES):
-            x = rings[i].index(slot).load(layout).to(gl.float32)
-            if residual_ptr is not None:
-                cols = lanes + i * PIECE
-                residual = residual_rings[i].index(slot).load(layout).to(gl.float32)
-                stored = (x + residual).to(sum_ptr.dtype.element_ty)
-                gl.store(sum_ptr + row * N + cols, stored, mask=cols < N)
-                x = stored.to(gl.float32)
-            total += x
-            pieces = pieces + (x,)
-        for i in gl.static_range(PIECES):
-            _begin_copy(rings[i], slot, x_ptr, x_stride, row + STAGES, last, lanes + i * PIECE, N)
-            if residual_ptr is not None:
-                _begin_copy(
-                    residual_rings[i], slot, residual_ptr, residual_stride, row + STAGES, last, lanes + i * PIECE, N
-                )
-        async_copy.commit_group()
-        slot = (slot + 1) % STAGES
-        mean = 0.0
-        if mean_ptr is not None:
-            mean = gl.div_rn(gl.sum(total, axis=0), n)
-            gl.store(mean_ptr + row, mean)
-
-        squares = gl.zeros([PIECE], gl.float32, layout)
-        for i in gl.static_range(PIECES):
-            centred = pieces[i] - mean
-            if i == PIECES - 1:
-                centred = gl.where(lanes + i * PIECE < N, centred, 0.0)
-            squares += centred * centred
-        variance = gl.div_rn(gl.sum(squares, axis=0), n)
-        rstd = gl.div_rn(gl.to_tensor(1.0), gl.sqrt_rn(variance + eps))
-        gl.store(rstd_ptr + row, rstd)
-
-        for i in gl.static_range(PIECES):
-            cols = lanes + i * PIECE
-            scale = _part(i, weight_ptr, kept, lanes, N, layout, SHARED, HELD, PIECE)
-            if ZERO_CENTERED and weight_ptr is not None:
-                scale = 1.0 + scale
-            z = (pieces[i] - mean) * rstd * scale
-            if bias_ptr is not None:
-                z += _part(i, bias_ptr, bias_kept, lanes, N, layout, SHARED, HELD, PIECE)
-            gl.store(y_ptr + row * N + cols, z.to(y_ptr.dtype.element_ty), mask=cols < N)
     async_copy.wait_group(0)
+    total = gl.zeros([BLOCKS, LANES], gl.float32, layout)
+    for i in gl.static_range(PIECES):
+        x = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout)
+        if residual_ptr is not None:
+            cols = lanes + i * PIECE
+            gl.store(sum_ptr + row * N + cols, x.to(sum_ptr.dtype.element_ty), mask=cols < N)
+        total += x
+    mean = gl.zeros([BLOCKS, 1], gl.float32, layout)
+    if mean_ptr is not None:
+        total, _ = _over_blocks(gl.sum(total, axis=1), n, place, turn)
+        turn += 1
+        total = gl.div_rn(total, n)
+        gl.store(mean_ptr + row + ranks, total, mask=ranks == 0)
+        mean = total[:, None]
+
+    squares = gl.zeros([BLOCKS, LANES], gl.float32, layout)
+    for i in gl.static_range(PIECES):
+        centred = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean
+        if i == PIECES - 1:
+            centred = gl.where(lanes + i * PIECE < N, centred, 0.0)
+        squares += centred * centred
+    total, _ = _over_blocks(gl.sum(squares, axis=1), n, place, turn)
+    deviation = gl.sqrt_rn(gl.div_rn(total, n) + eps)
+    total = gl.div_rn(gl.full([BLOCKS], 1.0, gl.float32, each), deviation)
+    gl.store(rstd_ptr + row + ranks, total, mask=ranks == 0)
+    rstd = total[:, None]
+
+    for i in gl.static_range(PIECES):
+        cols = lanes + i * PIECE
+        scale = _scale(i, weight_ptr, (), lanes, N, layout, ZERO_CENTERED, 0, PIECE)
+        z = (_sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean) * rstd * scale
+        if bias_ptr is not None:
+            z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
+        gl.store(y_ptr + row * N + cols, z.to(y_ptr.dtype.element_ty), mask=cols < N)

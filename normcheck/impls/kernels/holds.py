@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from normcheck.impls.kernels.tiles import Tile, ceil_div
+from normcheck.impls.kernels.tiles import ceil_div
 
 VECTOR_BYTES = 16
 """What a thread copies at once."""
@@ -19,6 +19,10 @@ ROOM = 227 * 1024
 MULTIPROCESSORS = 132
 """Those of an H100 or H200."""
 
+UNASKED = 48 * 1024
+"""Bytes that a program may have without asking. Triton asks for more if what it knows of exceeds them; it does not know
+of the place where blocks meet."""
+
 SPARE = 512
 """Bytes of it that sums over a row take, and more."""
 
@@ -26,72 +30,59 @@ ALIGNED = 16
 """Triton knows of a pointer, in bytes, and of a stride, in elements, whether it is a multiple of this."""
 
 
+MOST_BLOCKS = 8
+"""Multiprocessors of a cluster that every GPU of this kind has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """A row is cut into pieces of ``VECTOR_BYTES`` for each thread of ``warps`` warps; ``stages`` rows are held.
+    """A row is shared by ``blocks`` of ``warps`` warps each, and cut into pieces of ``VECTOR_BYTES`` for each thread.
 
-    At most ``groups`` programs share the rows. Of the weight, and of a forward's bias, ``shared`` pieces stay in shared
-    memory and ``registers`` pieces in registers. ``most_registers``: a limit for each thread, so that more programs fit
-    on a multiprocessor.
+    There is room for ``stages`` rows. In a loop over rows, at most ``groups`` programs share them, and ``shared``
+    pieces of the weight stay in shared memory.
     """
 
     warps: int
-    stages: int
-    groups: int
+    blocks: int = 1
+    stages: int = 1
+    groups: int = MULTIPROCESSORS
     shared: int = 0
-    registers: int = 0
-    most_registers: int | None = None
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of a piece of a row."""
+        """Bytes of a piece of a row that a block has."""
         return self.warps * 32 * VECTOR_BYTES
 
     def pieces(self, N: int, itemsize: int) -> int:
         """The number of pieces of a row of N elements of ``itemsize`` bytes."""
-        return ceil_div(N * itemsize, self.piece_bytes)
-
-    def columns(self, N: int, itemsize: int) -> int:
-        """The columns of a row that each thread has."""
-        return self.pieces(N, itemsize) * VECTOR_BYTES // itemsize
+        return ceil_div(N * itemsize, self.piece_bytes * self.blocks)
 
     def constants(self, N: int, itemsize: int) -> dict[str, int]:
-        """The constants of a kernel in ``held``, and the options of its compilation."""
-        count = self.pieces(N, itemsize)
-        shared = min(self.shared, count)
-        limit = {} if self.most_registers is None else {"maxnreg": self.most_registers}
+        """The constants of every kernel in ``held``, and the options of its compilation."""
+        pieces = self.pieces(N, itemsize)
         return {
-            "PIECES": count, "VECTOR": VECTOR_BYTES // itemsize, "STAGES": self.stages,
-            "SHARED": shared, "HELD": min(self.registers, count - shared), "num_warps": self.warps, **limit,
+            "PIECES": pieces, "VECTOR": VECTOR_BYTES // itemsize, "STAGES": self.stages,
+            "num_warps": self.warps, "num_ctas": self.blocks,
         }  # fmt: skip
 
+    def looped(self, N: int, itemsize: int) -> dict[str, int]:
+        """The same of a kernel that loops over rows."""
+        constants = self.constants(N, itemsize)
+        return {**constants, "SHARED": min(self.shared, constants["PIECES"])}
 
-def fitting(
-    how: Hold, N: int, itemsize: int, weight_itemsize: int, *, matrices: int, vectors: int, programs: int = 1
-) -> Hold | None:
-    """``how`` with no more stages than there is room for, and as much of the vectors as fits beside; None: no room.
 
-    A row of each of ``matrices`` (of ``itemsize`` bytes an element) and the shared pieces of ``vectors`` are held by
-    each of ``programs`` on a multiprocessor.
+def fitting(how: Hold, N: int, itemsize: int, weight_itemsize: int, *, matrices: int) -> Hold | None:
+    """``how`` with no more stages than there is room for, and as much of the weight as fits beside; None: no room.
+
+    A row of each of ``matrices``, of ``itemsize`` bytes an element, is held.
     """
     row = matrices * how.pieces(N, itemsize) * how.piece_bytes
-    room = ROOM // programs - SPARE
-    stages = min(how.stages, room // row)
+    stages = min(how.stages, (ROOM - SPARE) // row)
     if not stages:
         return None
-    each = vectors * how.piece_bytes // itemsize * weight_itemsize
-    shared = min(how.shared, (room - stages * row) // each) if each else 0
+    each = how.piece_bytes // itemsize * weight_itemsize
+    shared = min(how.shared, (ROOM - SPARE - stages * row) // each) if each else 0
     return replace(how, stages=stages, shared=shared)
-
-
-def with_room(t: Tile, element_bytes: int) -> Tile:
-    """``t`` with no more stages than its programs have room for; ``element_bytes``: those loaded for each element.
-
-    Of all stages but one the rows are in shared memory, and ``t.groups`` programs are on ``MULTIPROCESSORS``.
-    """
-    beside = ceil_div(t.groups, MULTIPROCESSORS)
-    fit = (ROOM - SPARE) // (beside * t.rows * t.block * element_bytes)
-    return replace(t, stages=min(t.stages, max(1 + fit, 2)))
 
 
 def can_hold(N: int, *matrices: Tensor) -> bool:

@@ -31,9 +31,8 @@ from normcheck.impls.kernels.forward import (
     load_sum,
     load_tile,
 )
-from normcheck.impls.kernels.holds import with_room
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, power_of_two, tile, tiles
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, power_of_two, tile, tiles
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """Dtype of codes -> the largest; the least is its negative."""
@@ -50,17 +49,8 @@ CODE_TILES = tiles(
     Tile(rows=1, block=8192, warps=8, stages=3, groups=264),
     Tile(rows=1, block=16384, warps=16, stages=4, groups=132),
 )
-RESIDUAL_CODE_TILES = tiles(
-    Tile(rows=8, block=256, warps=4, stages=3, groups=924),
-    Tile(rows=2, block=512, warps=1, stages=3, groups=2112),
-    Tile(rows=2, block=1024, warps=2),
-    Tile(rows=1, block=2048, warps=4),
-    Tile(rows=1, block=4096, warps=8),
-    Tile(rows=1, block=8192, warps=16, stages=3, groups=132),
-    Tile(rows=1, block=16384, warps=16, stages=3, groups=132),
-)
 """From 1024 columns on chosen from some 30 each on an H200, for the least loss over scales that are given, of a row and
-of a block; the narrower ones are not measured."""
+of a block; the narrower ones are not measured. With a residual a program has no loop, as in ``forward``."""
 
 ROW_SCALE_PIECES = Tile(rows=1, block=2048, warps=4, stages=3, groups=528)
 """For rows of 8192 columns with a scale of their own: 92 % of a copy, and 75 % in one tile."""
@@ -191,12 +181,12 @@ def sum_again(x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_strid
 @triton.jit(do_not_specialize=ROW_COUNTS)
 def looped_quantised_kernel(
     x_ptr, weight_ptr, q_ptr, scale_ptr, residual_ptr, sum_ptr,
-    x_stride, residual_stride, M, N, eps, scale_ub, least, group_rows,
+    x_stride, residual_stride, M, N, eps, scale_ub, least,
     LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The same for rows of PIECES blocks. One program: group_rows rows, ROWS at a time; it reads w and a given scale
-    once, and a row as well, which stays in registers.
+    """The same for rows of PIECES blocks. One program: ROWS rows, and all that are so many tiles on as there are
+    programs; it reads w and a given scale once, and a row as well, which stays in registers.
 
     The next rows are being loaded (STAGES in all) while these are computed. The largest |y| of a row is that of x * w,
     times rstd, so that one reduction gives both. If x * w overflows, or loses bits that a code has, y is x * rstd * w.
@@ -208,8 +198,8 @@ def looped_quantised_kernel(
     ones = tl.full((ROWS,), 1.0, tl.float32)
     if COLUMNS is None:
         given = tl.div_rn(ones, ones * tl.load(scale_ptr))
-    first = tl.program_id(0).to(tl.int64) * group_rows
-    for start in tl.range(first, tl.minimum(first + group_rows, M), ROWS, num_stages=STAGES):
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for start in tl.range(first, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         pieces = ()
         squares = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -261,18 +251,19 @@ def looped_quantised_kernel(
 
 
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, residual_bytes: int, row_scale: bool) -> Tile:
-    """The tile for rows of N elements; ``residual_bytes``: those of an element of x and one of the residual, if any.
-
-    ``row_scale``: whether the elements of a row share a scale that is not given.
-    """
-    chosen = RESIDUAL_CODE_TILES if residual_bytes else CODE_TILES
-    t = tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=chosen, wide=WIDE)
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, with_residual: bool, row_scale: bool) -> Tile:
+    """The tile for rows of N elements; ``row_scale``: whether they share a scale that is not given."""
+    if on_gpu and N > MAX_BLOCK:
+        return WIDE
+    if with_residual:
+        t = tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, per_warp=ELEMENTS, max_block=max_block)
+    else:
+        t = tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=CODE_TILES)
     if on_gpu and MOST_WHOLE < N <= max_block:
-        t = in_pieces(N, with_residual=bool(residual_bytes)) or t
-        if row_scale and t.block == ROW_SCALE_PIECES.block * 4:
+        t = in_pieces(N, with_residual=with_residual) or t
+        if row_scale and not with_residual and t.block == ROW_SCALE_PIECES.block * 4:
             t = ROW_SCALE_PIECES
-    return with_room(t, residual_bytes * ceil_div(N, t.block)) if residual_bytes else t
+    return t
 
 
 def in_pieces(N: int, *, with_residual: bool) -> Tile | None:
@@ -283,7 +274,7 @@ def in_pieces(N: int, *, with_residual: bool) -> Tile | None:
     if count == power // block:
         return None
     if with_residual:
-        return Tile(rows=1, block=block, warps=block // 256, stages=3, groups=132 * max(4096 // block, 2))
+        return Tile(rows=1, block=block, warps=block // 256)
     warps = max(block // (256 if count == 5 else 512), 1)
     return Tile(rows=1, block=block, warps=warps, stages=3, groups=132 * 16 // warps)
 
@@ -320,10 +311,8 @@ def forward(
         shape = (M, ceil_div(N, columns) if columns else 1)
         scale = outputs["scale"] = torch.empty(shape, dtype=torch.float32, device=x.device)
     if M:
-        residual_bytes = 0 if residual is None else x.element_size() + residual.element_size()
-        t = how or _tile(
-            M, N, on_gpu=x.is_cuda, max_block=max_block, residual_bytes=residual_bytes, row_scale=columns == 0
-        )
+        facts = {"with_residual": residual is not None, "row_scale": columns == 0}
+        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, **facts)
         arguments = (
             x, weight, q, scale, residual, sums, x.stride(0), None if residual is None else residual.stride(0),
             M, N, eps, scale_ub, least,
@@ -332,11 +321,11 @@ def forward(
             "LARGEST": LARGEST[dtype], "COLUMNS": columns and min(columns, t.block),
             "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps,
         }  # fmt: skip
-        if t.stages > 1:
-            per_group = group_rows(M, t.rows, t.groups)
-            grid = (ceil_div(M, per_group),)
+        grid = (ceil_div(M, t.rows),)
+        if t.stages > 1 or (x.is_cuda and N <= MAX_BLOCK):
+            grid = grid if t.stages == 1 else (min(*grid, t.groups),)
             pieces = {"STAGES": t.stages, "PIECES": ceil_div(N, t.block)}
-            launch(looped_quantised_kernel, grid, *arguments, per_group, **constants, **pieces)
+            launch(looped_quantised_kernel, grid, *arguments, **constants, **pieces)
         else:
-            launch(quantised_kernel, (ceil_div(M, t.rows),), *arguments, **constants)
+            launch(quantised_kernel, grid, *arguments, **constants)
     return outputs

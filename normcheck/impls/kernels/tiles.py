@@ -53,13 +53,14 @@ def tile(
     on_gpu: bool,
     elements: int,
     max_block: int,
+    per_warp: int = 512,
     chosen: Mapping[int, Tile] = _NONE_CHOSEN,
     wide: Tile | None = None,
 ) -> Tile:
     """Choose the tile for rows of N elements, of which one program takes at most ``max_block`` columns at once.
 
-    On a GPU a program has about ``elements``, 16 to a thread, so that narrow rows share it, and 64 rows at most. The
-    interpreter takes milliseconds for a program of any size: it gets 65536 elements, and 256 rows at most.
+    On a GPU a program has about ``elements``, ``per_warp`` to a warp, so that narrow rows share it, and 64 rows at
+    most. The interpreter takes milliseconds for a program of any size: it gets 65536 elements, and 256 rows at most.
     ``chosen``: block -> the tile to take on a GPU, in place of that rule, if a block is a whole row; ``wide``: the tile
     of rows wider than those.
     """
@@ -70,7 +71,17 @@ def tile(
     if on_gpu and block >= N and block in chosen:
         best = chosen[block]
         return replace(best, rows=min(best.rows, power_of_two(M)))
-    return Tile(rows=rows, block=block, warps=min(max(rows * block // 512, 1), 16))
+    return Tile(rows=rows, block=block, warps=min(max(rows * block // per_warp, 1), 16))
+
+
+def turns(M: int, rows: int, groups: int) -> int:
+    """Choose how many programs, at most ``groups``, take ``rows`` rows at a time in turn, each as often as the others.
+
+    Each takes 8 rows or more, which keeps its partial sums small beside x. The number depends on the shape only: the
+    same bits on every GPU.
+    """
+    count = ceil_div(M, rows)
+    return ceil_div(count, max(ceil_div(8, rows), ceil_div(count, groups)))
 
 
 def group_rows(M: int, rows: int, groups: int = 256) -> int:
