@@ -201,7 +201,7 @@ REFUSED: dict[str, Callable[[Case], bool]] = {
 
 @parametrize("what", REFUSED, inner=1)
 def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
-    run = simulated(blocks, refuses=REFUSED[what], profile=replace(PROFILES["quick"], max_examples=150), **RANKS)
+    run = simulated(blocks, refuses=REFUSED[what], **RANKS)
     assert run.was_priced
     assert run.refused <= (70 if what == "wide" else 50)  # each width of a facet is asked for before it is given up
     assert len(run.cases) >= 75
