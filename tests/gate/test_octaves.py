@@ -40,9 +40,9 @@ def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> None:
-    """One of five octaves for each seed, by turns; ``cases/test_core`` counts the rows of every octave for 20 seeds."""
+    """Three octaves for each seed; that every octave has such rows ``cases/test_core`` counts, for 20 seeds."""
     octaves = sorted({high for high, _ in OCTAVES if high > 1})
     assert LONG in octaves
     for number, octave in enumerate(octaves):
