@@ -117,21 +117,18 @@ def test_a_pass_has_run_the_whole_core_whatever_the_first_call_takes() -> None:
     ("what", "refused"),
     [
         (lambda case: case.bias, 0.0),
-        (lambda case: case.weight_dtype == "fp32", 0.0),
-        (lambda case: case.rank == 3, None),
         (lambda case: case.layout in ("x_strided", "strided"), None),
         (lambda case: case.N > 4096, None),
-        (lambda case: case.N % 2 == 1, None),
-        (lambda case: case.M > 64, None),
         (lambda case: case.M == 0, 0.0),
         (lambda case: case.rank == 3 and case.N > 1024, None),
     ],
-    ids=["bias", "fp32 weights", "rank 3", "strided", "wide", "odd", "tall", "no rows", "wide and rank 3"],
+    ids=["bias", "strided", "wide", "no rows", "wide and rank 3"],
     inner=1,
 )
 def test_what_is_refused_costs_little_and_the_rest_is_asked(
     what: Callable[[Case], bool], refused: float | None
 ) -> None:
+    """One of each kind of facet; more of them are refused by the dear kernels of ``planner/test_planner.py``."""
     core, cases = asked_of(refuses=what, ranks=(2, 3))
     coverage, refusals = core.account.coverage(core.length), sum(map(what, cases))
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
