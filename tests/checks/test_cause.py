@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from normcheck.checks.finding import finding
 from normcheck.impls.adapt import adapt
 from normcheck.reports._failure import put_failure
 from normcheck.result import Finding
+from tests.command_line import Cli
 
 KINDS = ("normal", "offset", "tiny_variance", "constant", "outlier", "shifted", "small_offset")
 
@@ -79,12 +78,11 @@ def test_every_double_upcast_has_its_cause(op: str, function: Callable[..., Any]
     failed = []
     for kind in KINDS:
         for N in (1, 2, 24, 129):
-            for seed in range(3):
-                result = result_of(of(op, function), dtype=dtype, rows=kind, N=N, seed=seed)
-                if result.failed:
-                    failed.append(cause_of(result))
-                    assert {c.output for c in result.wrong} == {"dx"}
-    assert len(failed) > 20
+            result = result_of(of(op, function), dtype=dtype, rows=kind, N=N, seed=1)
+            if result.failed:
+                failed.append(cause_of(result))
+                assert {c.output for c in result.wrong} == {"dx"}
+    assert len(failed) > 6
     assert set(failed) == {expected}
 
 
@@ -181,8 +179,7 @@ def test_the_cause_is_the_first_line_under_the_headline() -> None:
     assert told.advice == ""
 
 
-@pytest.mark.slow
-def test_the_graph_is_counted_where_it_is(tmp_path: Path) -> None:
+def test_the_graph_is_counted_where_it_is(cli: Cli, tmp_path: Path) -> None:
     """In the process of the implementation."""
     file = tmp_path / "mine.py"
     file.write_text(
@@ -191,7 +188,6 @@ def test_the_graph_is_counted_where_it_is(tmp_path: Path) -> None:
         "    return (x.float() * r * weight.float()).to(x.dtype)\n"
     )
     line = "rmsnorm fp16 M=4 N=24 eps=1e-05 rows=normal dy=normal layout=contiguous seed=0 bias=none"
-    command = [sys.executable, "-m", "normcheck", "repro", f"{file}:mine", line]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "  Cause: x is upcast twice; each gradient is rounded to fp16 before" in done.stdout
+    done = cli("repro", f"{file}:mine", line, "--device", "cpu", "--isolation")
+    assert done.code == 1
+    assert "  Cause: x is upcast twice; each gradient is rounded to fp16 before" in done.out

@@ -37,7 +37,7 @@ def rmsnorm(x, weight, bias, *, eps):
 
 SOMETIMES_LATE = "time.sleep(0.3 * (hash(tuple(called)) % 25 == 0))"
 WRONG_AT_A_SIZE = "weight = weight * (1.0 + (x.shape[-1] == 768))"
-MOST = 60
+MOST = 45
 DIES_AFTER_MANY = "len(called) < 40 or os._exit(3)"
 
 
@@ -47,7 +47,7 @@ def verdict_of(
     cores: int,
     *,
     first: str = "pass",
-    seconds: float = 0.035,
+    seconds: float = 0.02,
     most: int = MOST,
 ) -> tuple[Verdict, list[str]]:
     """The verdict of a kernel that sleeps in each call, and its cases in the order in which they were counted."""
@@ -83,14 +83,12 @@ def test_the_cases_and_their_order_do_not_hang_on_the_cores(tmp_path: Path, monk
         return done
 
     monkeypatch.setattr(Beside, "result", counted)
-    for cores in (2, 4):
-        beside, own = verdict_of(tmp_path, monkeypatch, cores, first=SOMETIMES_LATE)
-        assert own == cases
-        assert (beside.status, beside.cases, beside.shapes) == (alone.status, alone.cases, alone.shapes)
-        assert beside.worst == alone.worst
-        assert beside.core and alone.core and beside.core.missed == alone.core.missed
-        assert len(taken) > MOST / 3  # the cases that open a core run alone
-        taken.clear()
+    beside, own = verdict_of(tmp_path, monkeypatch, 3, first=SOMETIMES_LATE)
+    assert own == cases
+    assert (beside.status, beside.cases, beside.shapes) == (alone.status, alone.cases, alone.shapes)
+    assert beside.worst == alone.worst
+    assert beside.core and alone.core and beside.core.missed == alone.core.missed
+    assert len(taken) > MOST / 3  # the cases that open a core run alone
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from normcheck.errors import ExitCode
 from normcheck.reports import json_reader
 from normcheck.result import Finding
@@ -33,7 +35,9 @@ def backward(dy, x, weight, bias, saved, *, eps):
 
 IMPLEMENTATIONS = (Implementation(name="mine", op="rmsnorm", forward=forward, backward=backward, biases=(False,)),)
 """
-FEW = ("--dtype", "fp16", "--max-examples", "12", "--allow-thin", "--device", "cpu", "--report", "json:report.json")
+FEW = ("--dtype", "fp16", "--max-examples", "12", "--allow-thin", "--no-contexts", "--device", "cpu")
+
+pytestmark = pytest.mark.usefixtures("unshrunk")  # what is told is told of the first case as of a smaller one
 
 
 def finding_of(cli: Cli, kernel_file: KernelFile, folder: Path, **lines: str) -> Finding:
@@ -41,7 +45,7 @@ def finding_of(cli: Cli, kernel_file: KernelFile, folder: Path, **lines: str) ->
     all_lines = {"forward": "pass", "y": "pass", "backward": "pass", "saved": "rstd = saved['rstd']", **lines}
     for place, line in all_lines.items():
         text = text.replace(f"    {place.upper()}\n", f"    {line}\n")
-    done = cli("verify", "--impl", str(kernel_file(text)), *FEW)
+    done = cli("verify", "--impl", str(kernel_file(text)), *FEW, "--report", "json:report.json")
     assert done.code == ExitCode.FOUND, done.out + done.err
     (verdict,) = json_reader.read(str(folder / "report.json")).verdicts
     assert verdict.failure is not None

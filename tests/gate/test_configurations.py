@@ -46,7 +46,7 @@ def plan_of(cell: Cell, profile: str = "quick", **more: Any) -> Plan:
 def verdict_of(cli: Cli, name: str, *more: str) -> tuple[int, str, dict[str, Any]]:
     done = cli(
         *("verify", "--impl", f"{kernels.__file__}:{name}", "--dtype", "fp16", "--device", "cpu", "--no-contexts"),
-        *("--max-examples", "30", "--time-budget", "0.1", "--allow-thin", "--report", "json:report.json", *more),
+        *("--max-examples", "8", "--time-budget", "0.1", "--allow-thin", "--report", "json:report.json", *more),
     )
     (verdict,) = json.loads(Path("report.json").read_text(encoding="utf-8"))["verdicts"]
     return done.code, done.out, verdict
@@ -79,6 +79,7 @@ def test_the_line_of_a_right_kernel_counts_what_was_judged(cli: Cli) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_in_python_one_configuration_is_taken_for_one_case() -> None:
     kernel, of, number, _ = kernels.WRONG["tail"]
     (verdict,) = normcheck.verify(kernel, case=str(BASE).replace("N=33", "N=67"), configs=f"{of}:{number}")

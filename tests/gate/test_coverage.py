@@ -35,6 +35,8 @@ from tests.sample_runs import thin_cell
 
 QUICK = replace(PROFILES["quick"], seconds=0.01)
 """The core and nothing after it."""
+FLAT = replace(QUICK, extent=replace(QUICK.extent, rows=33, paired_rows=33, elements=60_000, heights=1, widths=1))
+"""The same without tall cases, each of which takes as long as twenty others."""
 
 
 def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
@@ -97,36 +99,36 @@ def test_a_pass_has_run_the_whole_core_whatever_the_first_call_takes() -> None:
         time.sleep(asleep.pop() if asleep else 0.0)
         return rmsnorm(x, weight, bias, eps=eps)
 
-    verdict, calls = verdict_of(first_slow)
+    verdict, calls = verdict_of(first_slow, profile=FLAT)
     assert (verdict.status, verdict.detail) == ("pass", "")
     core = verdict.core
     assert core is not None
     assert 0.8 < core.building < 10
     assert core.planned == core.run > 100
     assert (core.missed, core.left_out, core.refused) == ((), "", 0.0)
-    assert {m for m, *_ in calls} >= {0, 1, 2, 65, 300, 4097, 5000}
-    assert {n for _, n, *_ in calls} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
+    assert len(calls) > 2 * core.run  # each case twice, and what its probe asks for
+
+    cases = asked_of(ranks=(2, 3))[1]
+    assert {case.M for case in cases} >= {0, 1, 2, 65, 300, 4097, 5000}
+    assert {case.N for case in cases} >= {1, 3, 64, 129, 768, 1024, 1025, 4097, 8200}
 
 
 @parametrize(
     ("what", "refused"),
     [
         (lambda case: case.bias, 0.0),
-        (lambda case: case.weight_dtype == "fp32", 0.0),
-        (lambda case: case.rank == 3, None),
         (lambda case: case.layout in ("x_strided", "strided"), None),
         (lambda case: case.N > 4096, None),
-        (lambda case: case.N % 2 == 1, None),
-        (lambda case: case.M > 64, None),
         (lambda case: case.M == 0, 0.0),
         (lambda case: case.rank == 3 and case.N > 1024, None),
     ],
-    ids=["bias", "fp32 weights", "rank 3", "strided", "wide", "odd", "tall", "no rows", "wide and rank 3"],
+    ids=["bias", "strided", "wide", "no rows", "wide and rank 3"],
     inner=1,
 )
 def test_what_is_refused_costs_little_and_the_rest_is_asked(
     what: Callable[[Case], bool], refused: float | None
 ) -> None:
+    """One of each kind of facet; more of them are refused by the dear kernels of ``planner/test_planner.py``."""
     core, cases = asked_of(refuses=what, ranks=(2, 3))
     coverage, refusals = core.account.coverage(core.length), sum(map(what, cases))
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
@@ -168,7 +170,7 @@ def test_what_is_refused_with_whatever_else_is_told() -> None:
 def test_what_a_kernel_refuses_by_an_exception_or_by_supports_costs_little_and_the_rest_is_run() -> None:
     """The hardest of the refusals above: no value alone is refused by an exception."""
     forward = refusing(lambda x, w, b: x.dim() == 3 and x.shape[-1] > 1024)
-    verdict, calls = verdict_of(forward, supports=lambda case: "only packed" if case.gap else None)
+    verdict, calls = verdict_of(forward, profile=FLAT, supports=lambda case: "only packed" if case.gap else None)
     assert verdict.status == "pass", verdict.detail
     assert verdict.core is not None
     assert verdict.core.missed == ()
@@ -182,7 +184,7 @@ def test_what_a_kernel_refuses_by_an_exception_or_by_supports_costs_little_and_t
 
 @pytest.mark.slow
 def test_what_refuses_too_much_says_so_and_is_not_what_was_required() -> None:
-    verdict, _ = verdict_of(refusing(lambda x, w, b: x.shape[-1] != 64))
+    verdict, _ = verdict_of(refusing(lambda x, w, b: x.shape[-1] != 64), profile=FLAT)
     assert verdict.status == "pass"
     assert verdict.core is not None
     assert verdict.core.refused > 1 / 3
@@ -225,19 +227,20 @@ def test_dear_first_calls_make_no_row_dear(first: float, whole: bool) -> None:
     """
     implementation = Implementation(name="mine", op="rmsnorm", forward=rmsnorm)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
-    core, rows = planner_of(cell, Plan((cell,), QUICK, 0, "cpu", 120.0)), []
+    profile = QUICK if whole else replace(QUICK, max_examples=200)
+    core, rows = planner_of(cell, Plan((cell,), profile, 0, "cpu", 120.0)), []
     while (step := core.next()) is not None:
         rows.append(step.planned.case.M)
         seconds = first if step.planned.opens else 0.001
         core.saw(step, refused=False, seconds=RUNS[step.planned.probe] * seconds)
     assert core.account.coverage(core.length).missed == ()
     assert (core.account.coverage(core.length).left_out == "") is whole
-    assert whole or (len(rows) == QUICK.max_examples and len(core.record.shapes) > 90)
+    assert whole or (len(rows) == profile.max_examples and len(core.record.shapes) > 40)
     assert max(rows) == 5000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("from_rows", [64, 257, 4097])
+@pytest.mark.parametrize("from_rows", [64, 4097])
 def test_what_only_tall_calls_remember_is_found(from_rows: int) -> None:
     kept: dict[tuple[Any, ...], Tensor] = {}
 
@@ -377,6 +380,6 @@ def test_a_kernel_that_knows_the_default_run_by_heart_is_found_by_another_seed()
     implementation = Implementation(name="mine", op="rmsnorm", forward=learnt)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
     few = replace(QUICK, max_examples=60, shrink_seconds=0.0, explain_seconds=0.0)
-    verdicts = [run_cell(cell, Plan((cell,), few, seed, "cpu", 120.0), lambda c, w: None) for seed in (0, 1, 2)]
+    verdicts = [run_cell(cell, Plan((cell,), few, seed, "cpu", 120.0), lambda c, w: None) for seed in (0, 1)]
     assert (verdicts[0].status, verdicts[0].cases) == ("thin", 60)
-    assert [verdict.status for verdict in verdicts[1:]] == ["fail", "fail"]
+    assert verdicts[1].status == "fail"

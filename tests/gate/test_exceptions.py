@@ -32,7 +32,7 @@ def test_a_kernel_that_takes_no_fp32_weights_is_not_accused(cli: Cli, kernel_fil
     refuses += "    if not x.shape[0]: raise ValueError('no rows')"
     source = LIMIT.read_text().replace("    if x.shape[-1]", f"{refuses}\n    if x.shape[-1]")
     where = ("--impl", f"{kernel_file(source)}:rmsnorm", "--op", "rmsnorm", "--dtype", "bf16", "--device", "cpu")
-    done = cli("verify", *where, "--max-examples", "80", "--allow-thin")
+    done = cli("verify", *where, "--max-examples", "80", "--allow-thin", "--no-contexts")
     assert done.code == 0 and "weight_dtype=fp32" in done.out, done.out
 
 
@@ -47,6 +47,9 @@ def test_a_limit_of_long_rows_that_a_kernel_states_is_told_and_is_no_finding(cli
         "fp16",
         "--device",
         "cpu",
+        "--no-contexts",
+        "--time-budget",
+        "0.1",
         "--report",
         "json:r.json",
     )
@@ -59,6 +62,7 @@ def test_a_limit_of_long_rows_that_a_kernel_states_is_told_and_is_no_finding(cli
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_a_limit_at_sizes_of_models_is_a_finding(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(LIMIT.read_text().replace("65536 // 2", "8000"))
     where = ("--impl", f"{path}:rmsnorm", "--op", "rmsnorm", "--dtype", "fp16", "--device", "cpu")
@@ -67,6 +71,7 @@ def test_a_limit_at_sizes_of_models_is_a_finding(cli: Cli, kernel_file: KernelFi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_a_limit_hides_no_fault_of_shorter_rows(cli: Cli, kernel_file: KernelFile) -> None:
     wrong = "    scale = 1.1 if x.shape[-1] > 4096 else 1.0\n    return (scale * wide"
     source = LIMIT.read_text().replace("    return (wide", wrong).replace("65536 // 2", "16384")

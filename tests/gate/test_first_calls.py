@@ -49,7 +49,7 @@ def test_a_fault_is_found_though_each_new_n_is_compiled(wrong: str, monkeypatch:
     began = clock.perf_counter()
     implementation = Implementation(name="mine", op="rmsnorm", forward=forward, ranks=(2, 3))
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "tests")
-    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=9.0, explain_seconds=0.0)
+    profile = replace(PROFILES["quick"], seconds=0.2, core_seconds=9.0, shrink_seconds=0.0, explain_seconds=0.0)
     verdict = sweep.run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0), lambda cases, worst: None)
     if wrong:
         assert verdict.status == "fail", verdict.detail

@@ -40,9 +40,9 @@ def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> None:
-    """One of five octaves for each seed, by turns; ``cases/test_core`` counts the rows of every octave for 20 seeds."""
+    """Three octaves for each seed; that every octave has such rows ``cases/test_core`` counts, for 20 seeds."""
     octaves = sorted({high for high, _ in OCTAVES if high > 1})
     assert LONG in octaves
     for number, octave in enumerate(octaves):
@@ -57,7 +57,7 @@ def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_is_asked_where_rows_are_dear(seed: int) -> None:
     """As of an interpreted kernel, each of whose rows takes 5 ms: in its core, or in what a pass needs of that."""
     cell = Cell(OPS["rmsnorm"], of_torch(LONG), DTYPES[seed % 3], "tests")
@@ -70,7 +70,7 @@ def test_it_is_asked_where_rows_are_dear(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("octave", "seed"), [(8, 4), (64, 3), (1024, 1), (LONG, 0)])
+@pytest.mark.parametrize(("octave", "seed"), [(64, 3), (LONG, 0)])
 def test_so_it_is_of_an_interpreted_kernel(octave: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock of this process: on a busy machine its rows are no dearer."""
     monkeypatch.setattr(sweep, "time", SimpleNamespace(perf_counter=time.process_time))
@@ -79,13 +79,11 @@ def test_so_it_is_of_an_interpreted_kernel(octave: int, seed: int, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("w22_long_rows", "fp16"), ("w22_long_rows", "bf16"), ("w03_two_rows", "fp32")]
-)
+@pytest.mark.parametrize(("name", "dtype"), [("w22_long_rows", "fp16"), ("w03_two_rows", "fp32")])
 def test_what_had_got_past_is_found_in_sixty_cases(
     name: str, dtype: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By turns: sizes do not depend on a dtype, and of fp16 and bf16 interpreted cases take three times as long."""
+    """By turns: sizes do not depend on a dtype, and interpreted cases of fp16 take three times as long."""
     monkeypatch.setitem(PROFILES, "quick", QUICK)
     done = cli("verify", "--impl", str(GOT_PAST / f"{name}.py"), "--dtype", dtype, "--max-examples", "60")
     assert done.code == 1, done.out + done.err

@@ -51,10 +51,9 @@ FEW = ("--dtype", "fp16", "--max-examples", "40", "--allow-thin", "--no-contexts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-def test_gradients_that_only_some_cases_have_are_missing_in_the_others(cli: Cli, dtype: str) -> None:
+def test_gradients_that_only_some_cases_have_are_missing_in_the_others(cli: Cli) -> None:
     done = cli(
-        "verify", "--impl", f"{NO_GRAPH}:rmsnorm", "--op", "rmsnorm", "--dtype", dtype, "--report", "json:r.json"
+        "verify", "--impl", f"{NO_GRAPH}:rmsnorm", "--op", "rmsnorm", "--dtype", "bf16", "--report", "json:r.json"
     )
     (cell,) = json.loads(Path("r.json").read_text())["verdicts"]
     found = cell["failure"]

@@ -47,7 +47,7 @@ class Watching:
         self.save(WRONG)
         command = (sys.executable, "-u", "-m", "normcheck", "verify", "--impl", "mine.py", "--dtype", "fp32")
         self.process = subprocess.Popen(
-            (*command, "--device", "cpu", "--max-examples", "60", "--no-contexts", "--watch"),
+            (*command, "--device", "cpu", "--max-examples", "24", "--no-contexts", "--watch"),
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdout=subprocess.PIPE,
@@ -99,7 +99,7 @@ def test_each_save_is_checked_and_what_failed_before_comes_first(watching: Watch
     first = watching.until("passes now: what failed before in rmsnorm mine.py:rmsnorm fp32")
     assert "saved: mine.py" in first[0]
     assert not any("cases," in line for line in first)  # no cell was run to its end before
-    watching.until("THIN  1 of 1 cell thin")  # sixty cases
+    watching.until("THIN  1 of 1 cell thin")  # 24 cases
     watching.until("Watching ")
 
     watching.save(WRONG)

@@ -92,8 +92,9 @@ def checks(result: Result) -> set[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_every_entry_of_a_correct_kernel_holds(record: Record) -> None:
+    """Of each op and dtype; each second one, and the others with a flipped bit below."""
     assert len(record.entries) == 2 * 3 * (3 * 9 + 7 + 5)
-    for entry in record.entries:
+    for entry in some(record.entries[::2]):
         result = judge_recorded(entry, "cpu")
         assert not result.failed, entry.key
         assert not result.refused
@@ -122,7 +123,7 @@ def test_every_flipped_bit_is_judged_wrong(record: Record) -> None:
     """With all checksums made anew: what catches it is the judge. An entry's tensors take turns from case to case."""
     missed = [
         (entry.key, name)
-        for number, entry in enumerate(record.entries)
+        for number, entry in enumerate(record.entries[1::2])
         for name, tensor in islice(entry.tensors.items(), number % 3, None, 3)
         if not judge_recorded(changed(entry, **{name: flipped(tensor)}), "cpu").failed
     ]

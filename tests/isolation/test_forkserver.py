@@ -1,4 +1,7 @@
-"""Root and servers: they survive what may happen to them, and a new one comes from the root for the cost of a fork."""
+"""Root and servers: they survive what may happen to them, and a new one comes from the root for the cost of a fork.
+
+Their roots import no torch, which is nothing to who forks whom; those of all other tests of this room do.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,22 @@ import pytest
 
 from normcheck.isolation import forkserver
 from normcheck.isolation.process import Worker
+from tests.isolation import without_torch
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc"),
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 
+CHECKOUT = Path(__file__).parents[2]
 UNKNOWN = {"do": "nothing that a worker knows"}
 
 
 @pytest.fixture(autouse=True)
-def new_servers() -> Iterator[None]:
-    """Each test begins with a root and a server that nothing has happened to, and leaves none that it harmed."""
-    forkserver.replace()
+def new_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test has a root and a server of its own, and this process's are as they were when it ends."""
+    monkeypatch.setattr(forkserver, "_servers", {})
+    monkeypatch.setattr(forkserver, "_ROOT", without_torch.ROOT)
     assert answers()
     yield
-    forkserver.replace(root=not forkserver.sound())
+    forkserver.replace(root=True)
 
 
 def answers() -> bool:
@@ -124,6 +127,8 @@ def test_what_the_end_of_a_process_was() -> None:
 PRELOADS = """
 import sys
 from normcheck.isolation import forkserver
+from tests.isolation import without_torch
+forkserver._ROOT = without_torch.ROOT
 forkserver.start_early(sys.argv[1], ("told",))
 forkserver.warm()
 """
@@ -132,7 +137,8 @@ forkserver.warm()
 @pytest.mark.parametrize(("device", "imports"), [("cuda", True), ("cpu", False)])
 def test_a_root_imports_more_on_a_gpu_if_told_to(tmp_path: Path, device: str, imports: bool) -> None:
     (tmp_path / "told.py").write_text("open('imported', 'w').close()", encoding="utf-8")
-    subprocess.run([sys.executable, "-c", PRELOADS, device], cwd=tmp_path, check=True, timeout=120)
+    path = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    subprocess.run([sys.executable, "-c", PRELOADS, device], cwd=tmp_path, env=path, check=True, timeout=120)
     assert (tmp_path / "imported").exists() == imports
 
 
@@ -140,6 +146,9 @@ FORKS = """
 import os, sys
 from normcheck.isolation import forkserver
 from normcheck.isolation.process import Worker
+from tests.isolation import without_torch
+
+forkserver._ROOT = without_torch.ROOT
 
 def answers():
     worker = Worker(None)
@@ -161,12 +170,13 @@ print(first)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_has_a_root_of_its_own_and_none_outlives_its_process(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 90) / "tmp"  # too long for the name of a socket, of which there is none
     folder.mkdir(parents=True)
     done = subprocess.run(
         [sys.executable, "-c", FORKS],
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
         timeout=100,
@@ -185,6 +195,9 @@ import psutil
 from normcheck.isolation import forkserver
 from normcheck.isolation.messages import packed
 from normcheck.isolation.pool import Pool
+from tests.isolation import without_torch
+
+forkserver._ROOT = without_torch.ROOT
 
 def answers(how):
     if how == "limited":
@@ -228,11 +241,18 @@ if __name__ == "__main__":
 def test_a_process_that_judges_has_a_root_of_another_s_root(tmp_path: Path) -> None:
     """It imports nothing again. One of its own it has if there is none, or it is not as the process itself is.
 
-    No process of the script imports torch but the four roots, so its workers are asked without ``Worker``.
+    No process of the script imports torch, so its workers are asked without ``Worker``.
     """
     script = tmp_path / "beside.py"
     script.write_text(BESIDE, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
     assert done.stdout.splitlines() == [
         "well True {'root'} False []",
         "none True {'judge'} False []",

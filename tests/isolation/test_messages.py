@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from normcheck.errors import Broken, UnsupportedCase
@@ -20,6 +20,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])  # of how busy this machine is
 @given(st.lists(st.dictionaries(st.text(), VALUES, max_size=3), min_size=1, max_size=3), st.integers(1, 9))
 def test_messages_arrive_whole_in_whatever_pieces(messages: list[dict[str, object]], piece: int) -> None:
     sent, inbox, found = b"".join(map(packed, messages)), Inbox(), []

@@ -60,7 +60,7 @@ BECOMES: Mapping[str, tuple[tuple[str, ...], str]] = {
 AS_INNOCENT = (
     *("monkey_patch", "thread_injection", "ghost_branch", "baseline_kernel", "falls_back", "replaces_torch"),
 )
-CASES = ("--max-examples", "12", "--time-budget", "240", "--dtype", "fp32", "--device", "cpu")
+CASES = ("--max-examples", "12", "--time-budget", "240", "--dtype", "fp32", "--device", "cpu", "--no-contexts")
 
 
 def run(names: tuple[str, ...], *more: str) -> dict[str, Any]:
@@ -74,16 +74,14 @@ def run(names: tuple[str, ...], *more: str) -> dict[str, Any]:
 
 
 def told(verdict: dict[str, Any]) -> dict[str, Any]:
-    """A verdict without the kernel's name and place, the command of its run, and times: on how many cases a context is
-    tried is one.
-    """
+    """A verdict without the kernel's name and place, the command of its run, and times."""
     kept = {name: value for name, value in verdict.items() if name not in ("implementation", "line", "seconds", "next")}
-    contexts = {name: {**how, "cases": min(how["cases"], 1)} for name, how in verdict["contexts"].items()}
     core = {k: v for k, v in verdict["core"].items() if k not in ("building", "planned")}
-    return {**kept, "contexts": contexts, "core": core}
+    return {**kept, "core": core}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_each_reported_hack_becomes_what_the_table_says() -> None:
     honest = {name: told(verdict) for name, verdict in run(HONEST, *CASES).items()}
     assert {verdict["status"] for verdict in honest.values()} == {"thin"}  # so few cases are no core
@@ -101,9 +99,10 @@ def test_each_reported_hack_becomes_what_the_table_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_who_knows_the_cases_is_found_by_another_seed_and_who_refuses_hard_data_does_not_pass() -> None:
     ghost, declares = "knows_the_cases", "declares_the_easiest"
-    found = run((ghost, declares), *CASES, "--no-contexts", "--configs", "won")  # the others have data of their own
+    found = run((ghost, declares), *CASES, "--configs", "won")  # the others have data of their own
     assert (found[ghost]["failure"], found[declares]["failure"], found[declares]["shapes"]) == (None, None, 1)
     assert run((ghost,), *CASES, "--seed", "1")[ghost]["failure"]["kind"] == "mismatch"
     verdict = run(("refuses_hard_data",), *CASES, "--max-examples", "80")["refuses_hard_data"]

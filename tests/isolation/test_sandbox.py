@@ -22,6 +22,7 @@ from normcheck.impls._cudnn_shelf import StoredPlan
 from normcheck.isolation import landlock, sandbox, seccomp
 from normcheck.isolation.sandbox import Reach, Sandbox
 from normcheck.isolation.select import reach, select_apart
+from tests.isolation.test_isolation import UNSHRUNK
 from tests.quality.killers import namespaces
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux holds it")
@@ -283,7 +284,7 @@ def forward(x, weight, bias, *, eps):
 def test_a_kernel_that_writes_elsewhere_is_told_why_it_may_not(tmp_path: Path) -> None:
     path = tmp_path / "writes.py"
     path.write_text(WRITES.format(there=str(tmp_path / "there")), encoding="utf-8")
-    command = (sys.executable, "-m", "normcheck", "verify", "--impl", f"{path}:forward", "--op", "rmsnorm")
+    command = (sys.executable, "-c", UNSHRUNK, "verify", "--impl", f"{path}:forward", "--op", "rmsnorm")
     folder = tmp_path / "tmp"
     folder.mkdir()
     done = subprocess.run(
