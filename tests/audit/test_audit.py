@@ -93,7 +93,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Put the named mutants of this file in the place of the real ones, and no correct kernels beside them."""
 
     def plant(*ids: str, controls: tuple[Any, ...] = ()) -> None:
-        monkeypatch.setitem(trial.PROFILES, "quick", of_cases(40))  # what survives does so soon
+        monkeypatch.setitem(trial.PROFILES, "quick", AS_FOUND)  # what survives does so soon
         monkeypatch.setattr(catalogue, "mutants", planted(*ids))
         monkeypatch.setattr(catalogue, "controls", lambda: controls)
 
@@ -186,9 +186,9 @@ def test_mutants_under_regimes_are_run_and_told(
     run: Cli, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant("twice", "none", "later", "absent")
-    small = replace(of_cases(40).extent, rows=20, paired_rows=20, elements=3000, fine=False)
-    monkeypatch.setitem(trial.PROFILES, "quick", replace(of_cases(40), extent=small))
-    monkeypatch.setattr(equivalence, "drawn", lambda *core: islice(drawn(*core), 40))  # what is no fault runs all twice
+    small = replace(AS_FOUND.extent, rows=20, paired_rows=20, elements=3000, fine=False)
+    monkeypatch.setitem(trial.PROFILES, "quick", replace(AS_FOUND, extent=small))
+    monkeypatch.setattr(equivalence, "drawn", lambda *core: islice(drawn(*core), 6))  # what is no fault runs all twice
     done = run(*TINY, "--regime", "strided", "--regime", "no_bias", "--report", "json:out.json")
     assert done.code == 0
     assert "\nkilled    twice@strided " in done.out
@@ -400,7 +400,6 @@ def test_a_death_is_a_kill_and_costs_no_other_cell(
 
     monkeypatch.setattr(audit, "start", start_planted)
     plant("twice", "half", "gpu")
-    monkeypatch.setitem(trial.PROFILES, "quick", AS_FOUND)
     alone = entries("1")
     monkeypatch.setattr(catalogue, "mutants", planted("twice", "half", "ends", "gpu"))
     twice, half, ends, gpu = entries("2")

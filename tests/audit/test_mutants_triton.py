@@ -162,7 +162,7 @@ def test_mutants_are_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ON_CPU[::4])
+@pytest.mark.parametrize("id", ON_CPU[::8])
 def test_a_finding_names_what_a_fault_breaks(id: str) -> None:
     """A sample: ``normcheck audit``, which CI runs as well, kills every one, and accuses no control."""
     mutant = BY_ID[id]

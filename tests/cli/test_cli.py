@@ -54,21 +54,12 @@ def report(cli: Cli, *argv: str, few: tuple[str, ...] = FEW) -> tuple[Done, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("small_core")
-@pytest.mark.parametrize(
-    ("op", "asked", "said"),
-    [
-        ("layernorm_relu_bitmask", CORE, "PASS"),
-        ("rmsnorm", FEW, "THIN  1 of 1 cell thin"),
-        ("rmsnorm_llama", FEW, "THIN  1 of 1 cell thin"),
-    ],
-    ids=["layernorm_relu_bitmask", "rmsnorm", "rmsnorm_llama"],
-)
-def test_torch_passes(cli: Cli, op: str, asked: tuple[str, ...], said: str) -> None:
-    """A whole core, if a small one, of the op with the most outputs, and the beginning of two others' cores."""
-    done = cli("verify", "--impl", "torch", "--op", op, *asked)
+@pytest.mark.parametrize("op", ["layernorm_relu_bitmask", "rmsnorm", "rmsnorm_llama"])
+def test_torch_passes(cli: Cli, op: str) -> None:
+    """The beginning of three cores, one of the op with the most outputs; a file below passes a whole one."""
+    done = cli("verify", "--impl", "torch", "--op", op, *FEW)
     assert (done.code, done.err) == (0, "")
-    assert done.out.rstrip().splitlines()[-1].startswith(said)
+    assert done.out.rstrip().splitlines()[-1].startswith("THIN  1 of 1 cell thin: ")
 
 
 @pytest.mark.slow

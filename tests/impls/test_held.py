@@ -109,9 +109,17 @@ def outputs(
     return made, expected
 
 
-@parametrize(("M", "N"), SHAPES, inner=4)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", HOLDS)
+HELD = [
+    (how, kind, *shape)
+    for first, how in enumerate(HOLDS)
+    for second, kind in enumerate(KINDS)
+    for third, shape in enumerate(SHAPES)
+    if (first + second + third) % 5 in (0, 2)
+]
+"""Two of the five shapes by turns: each way has each shape, and each kind of norm."""
+
+
+@parametrize(("how", "kind", "M", "N"), HELD, inner=48)
 @pytest.mark.usefixtures("on_cpu")
 def test_every_output_against_fp64(how: str, kind: str, M: int, N: int) -> None:
     dtypes = (torch.bfloat16, torch.float32) if "layernorm" in kind else (torch.float16, torch.float16)

@@ -22,7 +22,7 @@ from tests.loaders.samples import (
     written,
 )
 
-FEW = ("--device", "cpu", "--max-examples", "25", "--allow-thin", "--no-contexts")
+FEW = ("--device", "cpu", "--max-examples", "14", "--allow-thin", "--no-contexts")
 RIGHT = "def kernel(x, w, out):\n    out.copy_(normed(x, w, 1e-5))\n"
 WORKLOADS = [
     workload("a", tokens=7),

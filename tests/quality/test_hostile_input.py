@@ -323,6 +323,7 @@ def test_processes_without_end(workers: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 def test_numbers_at_the_edge_of_what_is_allowed(right: str) -> None:
     huge = "9" * 400
     done = normcheck("verify", "--impl", right, *FEW, "--seed", huge, "--report", "json:out.json")

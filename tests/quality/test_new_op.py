@@ -30,8 +30,20 @@ ROW = f"""
     ),
 """
 TIES_PASS = "normcheck.audit.mutants.bits:mB01"
-VERIFY = ("verify", "--impl", "torch", "--impl", "triton", "--dtype", "fp16", "--max-examples", "12", "--allow-thin")
-FAULT = ("verify", "--impl", TIES_PASS, "--dtype", "fp32", "--max-examples", "12")
+VERIFY = (
+    "verify",
+    "--no-contexts",
+    "--impl",
+    "torch",
+    "--impl",
+    "triton",
+    "--dtype",
+    "fp16",
+    "--max-examples",
+    "12",
+    "--allow-thin",
+)
+FAULT = ("verify", "--impl", TIES_PASS, "--dtype", "fp32", "--max-examples", "12", "--no-contexts")
 BENCH = ("bench", "--impl", "torch", "--dtype", "fp32", "--sizes", "8,64")
 FAULTS = ("mF18", "mB12")
 """One of RMSNorms and one of bits, which a recipe is asked for as well."""

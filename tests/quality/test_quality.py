@@ -27,7 +27,7 @@ CELLS = [
     (mutant.id, op, mutant.dtypes[(i + j) % len(mutant.dtypes)])
     for i, mutant in enumerate(TORCH_MUTANTS.values())
     for j, op in enumerate(mutant.ops)
-][::160]
+][::240]
 """A sample of all, always the same one, to see what a finding names and shrinks to. ``normcheck audit``, which CI runs
 as well, kills every one and runs the correct kernels."""
 

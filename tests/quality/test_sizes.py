@@ -34,7 +34,8 @@ def run(*arguments: str, program: tuple[str, ...] = ("-m", "normcheck")) -> subp
 def test_small_cases_do_not_show_the_fault(cli: Cli) -> None:
     """So the tests below show what only size shows."""
     done = cli(
-        "verify", "--impl", str(FILE), *("--dtype", "fp16", "--device", "cpu", "--max-examples", "2", "--no-contexts")
+        *("verify", "--impl", str(FILE), "--dtype", "fp16", "--device", "cpu", "--max-examples", "2"),
+        *("--no-contexts", "--no-isolation"),
     )
     assert done.out.count("THIN  4 of 4 cells thin: ") == 1, done.out
 

@@ -19,7 +19,7 @@ from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
 OPS = tuple(op.name for op in table.MODULATED)
-_TILE = 8  # rows that a faulty kernel takes at a time
+TILE = 8  # rows that a faulty kernel takes at a time
 
 
 @dataclass(kw_only=True)
@@ -194,7 +194,6 @@ class Modulated:
 
 # --- Correct kernels.
 
-
 _RIGHT: Mapping[str, Modulated] = {
     "modulated": Modulated(),
     "modulated_factor": Modulated(round_factor=True),
@@ -214,7 +213,8 @@ _RIGHT: Mapping[str, Modulated] = {
 _OPEN = ("modulated", "modulated_factor", "modulated_each", "modulated_each_fp32_factor")
 
 
-def _normed(op: str, x: Tensor, eps: float) -> Tensor:
+def plain_norm(op: str, x: Tensor, eps: float) -> Tensor:
+    """The norm of ``x`` in fp32, as models write it, for autograd."""
     wide = x.float()
     wide = wide - wide.mean(-1, keepdim=True) if table.OPS[op].centered else wide
     return wide / torch.sqrt((wide * wide).mean(-1, keepdim=True) + eps)
@@ -224,7 +224,7 @@ def _eager(op: str) -> Callable[..., Tensor]:
     """As a model that computes in fp32 is written, for autograd."""
 
     def forward(x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor) -> Tensor:
-        return (_normed(op, x, eps) * (1 + scale.float()).unsqueeze(1) + shift.float().unsqueeze(1)).to(x.dtype)
+        return (plain_norm(op, x, eps) * (1 + scale.float()).unsqueeze(1) + shift.float().unsqueeze(1)).to(x.dtype)
 
     return forward
 
@@ -233,7 +233,7 @@ def _eager_each(op: str) -> Callable[..., Tensor]:
     """As DiT is written; with a scale in fp32 y is in fp32 as well."""
 
     def forward(x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor) -> Tensor:
-        return _normed(op, x, eps).to(x.dtype) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+        return plain_norm(op, x, eps).to(x.dtype) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
 
     return forward
 
@@ -242,7 +242,7 @@ def _eager_addcmul(op: str) -> Callable[..., Tensor]:
     """The shift, and xhat with its product with scale, by one function of torch each."""
 
     def forward(x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor) -> Tensor:
-        xhat = _normed(op, x, eps)
+        xhat = plain_norm(op, x, eps)
         return (torch.addcmul(xhat, xhat, scale.float()[:, None]) + shift.float()[:, None]).to(x.dtype)
 
     return forward
@@ -253,7 +253,7 @@ def _eager_repeated(op: str) -> Callable[..., Tensor]:
 
     def forward(x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor) -> Tensor:
         factor, added = (t.float().repeat_interleave(x.shape[1], 0).view(x.shape) for t in (scale + 0.0, shift))
-        return (_normed(op, x, eps) * (1 + factor) + added).to(x.dtype)
+        return (plain_norm(op, x, eps) * (1 + factor) + added).to(x.dtype)
 
     return forward
 
@@ -276,16 +276,20 @@ CONTROLS = (
 
 def _of_tile(c: Call) -> Tensor:
     """The sample of the first row of each tile, for all of its rows."""
-    return c.rows // _TILE * _TILE // max(c.S, 1)
+    return c.rows // TILE * TILE // max(c.S, 1)
 
 
 def _padded_samples(c: Call) -> Tensor:
     """As if each sample began at a whole tile."""
-    return (c.rows // max(-(-c.S // _TILE) * _TILE, 1)).clamp(max=c.B - 1)
+    return (c.rows // max(-(-c.S // TILE) * TILE, 1)).clamp(max=c.B - 1)
 
 
 def _next_sample(c: Call) -> Tensor:
     return (c.rows // max(c.S, 1) + 1) % c.B
+
+
+def _factor_in_bf16(c: Call) -> Tensor:
+    return rounded(1 + c.s, torch.bfloat16)[c.sample]
 
 
 def _packed(t: Tensor) -> Tensor:
@@ -295,7 +299,7 @@ def _packed(t: Tensor) -> Tensor:
 def _without_tail(c: Call, t: Tensor) -> Tensor:
     """The sum over the rows of each sample that fill a tile; over all if none does."""
     whole = t.reshape(c.B, c.S, c.N)
-    return whole[:, : c.S // _TILE * _TILE].sum(1) if c.S > _TILE else whole.sum(1)
+    return whole[:, : c.S // TILE * TILE].sum(1) if c.S > TILE else whole.sum(1)
 
 
 def _by_tiles(c: Call, t: Tensor) -> Tensor:
@@ -304,9 +308,7 @@ def _by_tiles(c: Call, t: Tensor) -> Tensor:
 
 
 def _of_first(t: Tensor) -> Tensor:
-    out = torch.zeros_like(t)
-    out[:1] = t[:1]
-    return out
+    return torch.cat((t[:1], torch.zeros_like(t[1:])))
 
 
 def _all_rows(c: Call, t: Tensor) -> Tensor:
@@ -320,37 +322,29 @@ def _fault(id: str, what: str, kernel: Modulated, outputs: tuple[str, ...], **fi
     return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
 
 
-_EVERY = ("mean", "rstd", "y", "dx", "dscale", "dshift")
 _ONCE, _EACH = Modulated().declared, Modulated(each=True, round_factor=True).declared
-_FIRST: dict[str, Step] = {"samples": lambda c: torch.zeros_like(c.rows)}
-_IN_BF16: dict[str, Step] = {
-    "read_scale": lambda c: c.scale_io.bfloat16().to(c.scale_io.dtype),
-    "read_shift": lambda c: c.shift_io.bfloat16().to(c.shift_io.dtype),
-}
-_ONE_IN_BF16: dict[str, Step] = {
-    name: lambda c: rounded(1 + c.s, torch.bfloat16)[c.sample] for name in ("factor", "factor_b")
-}
-_SEVERAL, _RAGGED = "several samples", "several samples of S % 8 != 0 rows"
+SEVERAL, RAGGED = "several samples", "several samples of S % 8 != 0 rows"
 
 MUTANTS: tuple[Mutant, ...] = (
-    _fault("mM01", "every sample has the scale and the shift of the first one", Modulated(**_FIRST),  # type: ignore[arg-type]
-           ("y", "dx"), source="vllm-project/vllm-omni#1537", when=_SEVERAL),
+    _fault("mM01", "every sample has the scale and the shift of the first one", Modulated(
+           samples=lambda c: c.rows * 0), ("y", "dx"), source="vllm-project/vllm-omni#1537", when=SEVERAL),
     _fault("mM02", "scale and shift are swapped", Modulated(read_scale=lambda c: c.shift_io,
            read_shift=lambda c: c.scale_io), ("y", "dx"), source="AMD-AGI/Primus#1087"),
     _fault("mM03", "a tile of rows has the scale and the shift of its first row", Modulated(samples=_of_tile),
-           ("y", "dx"), when=_RAGGED),
+           ("y", "dx"), when=RAGGED),
     _fault("mM04", "the sample of a row is counted as if each began at a whole tile",
-           Modulated(samples=_padded_samples),
-           ("y", "dx"), when=_RAGGED),
+           Modulated(samples=_padded_samples), ("y", "dx"), when=RAGGED),
     _fault("mM05", "each sample has the scale and the shift of the next one", Modulated(samples=_next_sample),
-           ("y", "dx"), when=_SEVERAL),
+           ("y", "dx"), when=SEVERAL),
     _fault("mM06", "scale is the factor, not 1 + scale", Modulated(factor=lambda c: c.s[c.sample],
            factor_b=lambda c: c.s[c.sample]), ("y", "dx")),
     _fault("mM07", "2 + scale is the factor", Modulated(factor=lambda c: 2 + c.s[c.sample],
            factor_b=lambda c: 2 + c.s[c.sample]), ("y", "dx")),
-    _fault("mM08", "1 + scale is rounded to bf16, though fp32 is declared", Modulated(**_ONE_IN_BF16),  # type: ignore[arg-type]
-           ("y", "dx"), source="NVIDIA/TransformerEngine#789"),
-    _fault("mM09", "scale and shift are rounded to bf16", Modulated(**_IN_BF16), ("y", "dx"),  # type: ignore[arg-type]
+    _fault("mM08", "1 + scale is rounded to bf16, though fp32 is declared", Modulated(
+           factor=_factor_in_bf16, factor_b=_factor_in_bf16), ("y", "dx"), source="NVIDIA/TransformerEngine#789"),
+    _fault("mM09", "scale and shift are rounded to bf16", Modulated(
+           read_scale=lambda c: rounded(c.scale_io, torch.bfloat16),
+           read_shift=lambda c: rounded(c.shift_io, torch.bfloat16)), ("y", "dx"),
            source="NVIDIA/TensorRT-LLM#14773", when="scale and shift are not in bf16"),
     _fault("mM10", "the shift is never added", Modulated(output=lambda c: c.p), ("y",)),
     _fault("mM11", "the shift is added before the product", Modulated(product=lambda c: (c.xh + c.t[c.sample]) * c.f,
@@ -364,7 +358,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mM14", "the statistics are those of a sample, not of a row", Modulated(
            mean=lambda c: _mean(c, c.x).reshape(c.B, c.S).mean(1).repeat_interleave(c.S)[:, None],
            rstd=lambda c: torch.rsqrt(_mean(c, _centred(c).square()).reshape(c.B, c.S).mean(1)
-           .repeat_interleave(c.S)[:, None] + c.eps)), _EVERY, when="several rows of a sample"),
+           .repeat_interleave(c.S)[:, None] + c.eps)),
+           ("mean", "rstd", "y", "dx", "dscale", "dshift"), when="several rows of a sample"),
     _fault("mM15", "rounds each step, though once is declared", Modulated(each=True), ("y", "dscale"), model=_ONCE,
            dtypes=HALF),
     _fault("mM16", "rounds once, though each step is declared", Modulated(round_factor=True), ("y", "dscale"),
@@ -374,14 +369,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mM18", "1 + scale in fp32, though its rounding is declared", Modulated(),
            ("y", "dx"), model=Modulated(round_factor=True).declared, dtypes=HALF, when="scale in the dtype of x"),
     _fault("mM19", "dscale of each sample is summed over the rows of all",
-           Modulated(dscale=lambda c: _all_rows(c, c.dy * c.xh)), ("dscale",), when=_SEVERAL),
+           Modulated(dscale=lambda c: _all_rows(c, c.dy * c.xh)), ("dscale",), when=SEVERAL),
     _fault("mM20", "dshift of each sample is summed over the rows of all",
-           Modulated(dshift=lambda c: _all_rows(c, c.dy)), ("dshift",), when=_SEVERAL),
+           Modulated(dshift=lambda c: _all_rows(c, c.dy)), ("dshift",), when=SEVERAL),
     _fault("mM21", "dscale and dshift are those of the first sample, 0 for others", Modulated(
            dscale=lambda c: _of_first(c.summed(c.dy * c.xh)), dshift=lambda c: _of_first(c.summed(c.dy))),
-           ("dscale", "dshift"), when=_SEVERAL),
+           ("dscale", "dshift"), when=SEVERAL),
     _fault("mM22", "dscale is summed in tiles of rows, each added to the sample of its first row",
-           Modulated(dscale=lambda c: _by_tiles(c, c.dy * c.xh)), ("dscale",), when=_RAGGED),
+           Modulated(dscale=lambda c: _by_tiles(c, c.dy * c.xh)), ("dscale",), when=RAGGED),
     _fault("mM23", "dshift misses the rows of a sample that fill no tile",
            Modulated(dshift=lambda c: _without_tail(c, c.dy)), ("dshift",), when="S above 8, and S % 8 != 0"),
     _fault("mM24", "dscale forgets xhat", Modulated(dscale=lambda c: c.summed(c.dy)), ("dscale",)),
@@ -397,7 +392,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mM29", "dx forgets the factor", Modulated(cotangent=lambda c: c.dy), ("dx",)),
     _fault("mM30", "dx takes scale for the factor", Modulated(cotangent=lambda c: c.dy * c.s[c.sample]), ("dx",)),
     _fault("mM31", "dx has the factor of the first sample", Modulated(factor_b=lambda c: (1 + c.s)[:1].expand_as(c.x)),
-           ("dx",), source="vllm-project/vllm-omni#1537", when=_SEVERAL),
+           ("dx",), source="vllm-project/vllm-omni#1537", when=SEVERAL),
     _fault("mM32", "dscale and dshift are swapped", Modulated(dscale=lambda c: c.summed(c.dy),
            dshift=lambda c: c.summed(c.dy * c.xh)), ("dscale", "dshift")),
 )  # fmt: skip

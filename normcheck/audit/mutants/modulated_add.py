@@ -15,13 +15,12 @@ from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded, truncated
-from normcheck.audit.mutants.modulated import Modulated
+from normcheck.audit.mutants.modulated import RAGGED, SEVERAL, TILE, Modulated, plain_norm
 from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
 OPS = tuple(op.name for op in table.MODULATED_ADD)
-_TILE = 8
 
 
 @dataclass(kw_only=True)
@@ -183,12 +182,6 @@ _RIGHT: Mapping[str, GatedAdding] = {
 _OPEN = ("gated_add", "gated_add_exact", "gated_add_eager")
 
 
-def _norm(op: str, s: Tensor, eps: float) -> Tensor:
-    wide = s.float()
-    wide = wide - wide.mean(-1, keepdim=True) if table.OPS[op].centered else wide
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-
-
 def _autograd(op: str) -> Implementation:
     """In fp32 from the sum as it is stored, for autograd."""
 
@@ -205,7 +198,7 @@ def _autograd(op: str) -> Implementation:
     ) -> tuple[Tensor, Tensor]:
         gate, factor, added = (t.float().unsqueeze(1) for t in (residual_gate, scale, shift))
         stored = torch.addcmul(residual.float(), gate, x.float()).to(residual.dtype)
-        return (_norm(op, stored, eps) * (1 + factor) + added).to(x.dtype), stored
+        return (plain_norm(op, stored, eps) * (1 + factor) + added).to(x.dtype), stored
 
     return Implementation(name="gated_add_autograd", op=op, forward=forward, residual_dtypes=("io", "fp32"))
 
@@ -225,7 +218,7 @@ def _autograd_eager(op: str) -> Implementation:
         shift: Tensor,
     ) -> tuple[Tensor, Tensor]:
         stored = (residual + residual_gate.unsqueeze(1) * x).to(x.dtype)
-        normed = _norm(op, stored, eps).to(x.dtype)
+        normed = plain_norm(op, stored, eps).to(x.dtype)
         return (normed * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)).to(x.dtype), stored
 
     return Implementation(name="gated_add_autograd_eager", op=op, forward=forward)
@@ -257,7 +250,7 @@ def _of_row(s: Sum) -> Tensor:
 
 def _of_tile(s: Sum) -> Tensor:
     """The gate of the first row of each tile, for all of its rows."""
-    return _of_rows(s, s.numbers // _TILE * _TILE // max(s.x.shape[1], 1))
+    return _of_rows(s, s.numbers // TILE * TILE // max(s.x.shape[1], 1))
 
 
 def _packed(s: Sum) -> Tensor:
@@ -280,17 +273,16 @@ def _fault(id: str, what: str, outputs: tuple[str, ...], *, model: GatedAdding |
 
 
 _FORWARD = ("residual_out", "mean", "rstd", "y")
-_SEVERAL, _RAGGED = "several samples", "several samples of S % 8 != 0 rows"
 
 MUTANTS: tuple[Mutant, ...] = (
     _fault("mJ01", "the gate of the first sample is applied to all", _FORWARD,
-           product=lambda s: s.rows[:1] * s.x.float(), source="vllm-project/vllm-omni#1537", when=_SEVERAL),
+           product=lambda s: s.rows[:1] * s.x.float(), source="vllm-project/vllm-omni#1537", when=SEVERAL),
     _fault("mJ02", "each sample has the gate of the next one", _FORWARD,
-           product=lambda s: _next(s) * s.x.float(), when=_SEVERAL),
+           product=lambda s: _next(s) * s.x.float(), when=SEVERAL),
     _fault("mJ03", "the gate is indexed by rows, not by samples", _FORWARD,
            product=lambda s: _of_row(s) * s.x.float(), when="several samples of several rows"),
     _fault("mJ04", "a tile of rows has the gate of its first row", _FORWARD,
-           product=lambda s: _of_tile(s) * s.x.float(), when=_RAGGED),
+           product=lambda s: _of_tile(s) * s.x.float(), when=RAGGED),
     _fault("mJ05", "the gate multiplies the residual in place of x", _FORWARD,
            product=lambda s: s.x.float(), add=lambda s, product: s.rows * s.residual.float() + product),
     _fault("mJ06", "the gate multiplies the whole sum", _FORWARD, product=lambda s: s.x.float(),
@@ -330,13 +322,13 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mJ23", "dx misses the cotangent of the sum", ("dx",), dx=lambda s: s.rows * s.own),
     _fault("mJ24", "dresidual_gate misses the cotangent of the sum", ("dresidual_gate",),
            dgate=lambda s: (s.own * s.x.float()).sum(1)),
-    _fault("mJ25", "dx has the gate of the next sample", ("dx",), dx=lambda s: _next(s) * s.ds, when=_SEVERAL),
+    _fault("mJ25", "dx has the gate of the next sample", ("dx",), dx=lambda s: _next(s) * s.ds, when=SEVERAL),
     _fault("mJ26", "dresidual_gate is summed over the rows of all samples", ("dresidual_gate",),
-           dgate=lambda s: (s.ds * s.x.float()).sum((0, 1)).expand(s.gate.shape), when=_SEVERAL),
+           dgate=lambda s: (s.ds * s.x.float()).sum((0, 1)).expand(s.gate.shape), when=SEVERAL),
     _fault("mJ27", "dresidual_gate is summed from the sum in place of x", ("dresidual_gate",),
            dgate=lambda s: (s.ds * s.stored.float()).sum(1)),
     _fault("mJ28", "dresidual_gate misses the rows of a sample that fill no tile", ("dresidual_gate",),
-           dgate=lambda s: (s.ds * s.x.float())[:, : s.x.shape[1] // _TILE * _TILE or s.x.shape[1]].sum(1),
+           dgate=lambda s: (s.ds * s.x.float())[:, : s.x.shape[1] // TILE * TILE or s.x.shape[1]].sum(1),
            when="S above 8, and S % 8 != 0"),
     _fault("mJ29", "partial sums of dresidual_gate are rounded to the dtype of x", ("dresidual_gate",), dtypes=HALF,
            dgate=lambda s: chain_in((s.ds * s.x.float()).transpose(0, 1).reshape(s.x.shape[1], -1), s.x.dtype)
