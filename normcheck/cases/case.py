@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from normcheck.cases.split import Split, divisor_near_root, least_prime, split_of
+from normcheck.cases.ops import HEAD_COUNTS
+from normcheck.cases.split import Heads, Split, divisor_near_root, heads_of, least_prime, split_of
 
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
@@ -93,7 +94,9 @@ class Case:
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
     a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data. ``samples``, of a
     modulated op: one of SAMPLES, or a number; ``weights`` and ``weight_dtype`` are those of its scale and shift.
-    ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers.
+    ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers. ``head``,
+    ``kv_heads`` and ``rotary``, of a rotary op: one of HEAD_COLUMNS, KV_HEADS and ROTARY_PARTS, or numbers; ``angles``:
+    a kind of cosines and sines, which have the dtype of the weights.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
@@ -119,6 +122,10 @@ class Case:
     samples: str = ""
     channels: str = ""
     groups: str = ""
+    head: str = ""
+    kv_heads: str = ""
+    rotary: str = ""
+    angles: str = ""
 
     def __post_init__(self) -> None:
         if self.weights == NO_WEIGHT and self.weight_dtype != "same":
@@ -142,8 +149,15 @@ class Case:
 
     @property
     def split(self) -> Split:
-        """How N is split; one group of N channels of an op that is not grouped."""
+        """How N is split; one group of N channels of an op that is not grouped; the heads that a rotary one norms."""
+        if self.head:
+            return Split(self.of_heads.normed, self.N, 1)
         return split_of(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
+
+    @property
+    def of_heads(self) -> Heads:
+        """The heads of a token of a rotary op."""
+        return heads_of(self.N, self.head, self.kv_heads, self.rotary)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -210,6 +224,11 @@ class Case:
         return self.N * (6 if self.gaps["dy"] else 1)
 
     @property
+    def angle_stride(self) -> int:
+        """The row stride of cos and sin: that of one half of a cache of both if dy is strided, else they are packed."""
+        return self.of_heads.pairs * (2 if self.gaps["dy"] else 1)
+
+    @property
     def room(self) -> int:
         """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
@@ -262,6 +281,7 @@ class Case:
         """The op's own numbers by name, as forward and backward get them."""
         limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
         count = {"groups": self.split.groups} if self.channels else {}
+        count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.head else {}
         return MappingProxyType({**dict(self.options), **limit, **count})
 
     def __str__(self) -> str:
@@ -287,6 +307,8 @@ class Case:
             words.append(f"samples={self.samples}")
         if self.channels:
             words += [f"channels={self.channels}", f"groups={self.groups}"]
+        if self.head:
+            words += [f"{name}={getattr(self, name)}" for name in ("head", "kv_heads", "rotary", "angles")]
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 

@@ -17,31 +17,43 @@ from normcheck.cases import fused_inputs
 from normcheck.cases.case import CHANNELS_LAST, EXPANDED, GIVEN_SCALES, HEADS, NO_WEIGHT, Case
 from normcheck.cases.data_kinds import (
     DY_VALUES,
-    GATE_VALUES,
     ONLY_ROW,
     RESIDUAL_VALUES,
     ROW_VALUES,
-    ROWS,
     SCALE_VALUES,
     SPECIAL_ROWS,
     WEIGHT_KINDS,
     Field,
-    modulation,
-    residual_gate,
     weights,
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, RESIDUAL_GATE, Op
+from normcheck.cases.named_inputs import (
+    Stream,
+    fill_gate,
+    fill_modulation,
+    fill_residual_gate,
+    fill_rotation,
+    slab_height,
+)
+from normcheck.cases.ops import (
+    BY_NAME,
+    COS,
+    DSCALE,
+    GATE,
+    K_WEIGHT,
+    OPS,
+    Q_WEIGHT,
+    RELU6,
+    RESIDUAL,
+    RESIDUAL_GATE,
+    SIN,
+    Op,
+)
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
-
-SLAB_ELEMENTS = 1 << 22
-_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE, _OF_SAMPLES, _RESIDUAL_GATE = range(
-    11
-)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +68,9 @@ class Inputs:
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
     Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
-    ``residual_gate`` of one that adds a residual; weight and bias are None. Each lies in a buffer of its own, with NaN
-    in its gaps, and where other heads lie, and in bands before and behind it.
+    ``residual_gate`` of one that adds a residual; weight and bias are None. So they are of a rotary op,
+    whose ``q_weight`` and ``k_weight`` are (D,), ``cos`` and ``sin`` (M, pairs) with one row stride. Each lies in a
+    buffer of its own, with NaN in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
     x: Tensor
@@ -70,6 +83,10 @@ class Inputs:
     gate: Tensor | None = None
     shift: Tensor | None = None
     residual_gate: Tensor | None = None
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each input, without those that are None."""
@@ -123,7 +140,7 @@ def inputs_of(named: Mapping[str, Tensor]) -> Inputs:
     return Inputs(named["x"], dy=named.get("dy", named["x"]), **optional)
 
 
-_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items()}
+_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items() if gradient}
 GRADIENT_OF = MappingProxyType({"dx": "x", **_OF_NAMED, "dw": "weight", "db": "bias"})
 """Gradient -> the input of which it is one."""
 
@@ -153,13 +170,15 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     else:
         fill(case, op, made)
     if made.gate is not None:
-        _fill_gate(case, made.gate)
+        fill_gate(case, made.gate)
+    if made.cos is not None:
+        fill_rotation(case, op, dict(made.named()))
     if made.scale is not None and made.shift is not None:
-        _fill_modulation(case, op, made.scale, made.shift)
+        fill_modulation(case, op, made.scale, made.shift)
         if made.residual_gate is not None:
-            _fill_residual_gate(case, made.residual_gate)
+            fill_residual_gate(case, made.residual_gate)
     elif made.scale is not None:
-        u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
+        u = float(uniform(hashed(case.seed, [(Stream.SCALE, 0, 1)], "cpu")))
         made.scale.fill_(SCALE_VALUES[case.scale](u))
     if made.residual is not None:
         _fill_residual(case, made)
@@ -226,7 +245,7 @@ def _fill_residual(case: Case, made: Inputs) -> None:
     for first in range(0, case.M, height):
         rows = slice(first, min(first + height, case.M))
         count = (rows.stop - rows.start) * case.N
-        pieces = [(_RESIDUAL, first * case.N, count), (_DRESIDUAL_OUT, first * case.N, count)]
+        pieces = [(Stream.RESIDUAL, first * case.N, count), (Stream.DRESIDUAL_OUT, first * case.N, count)]
         own, cotangents = normal(hashed(case.seed, pieces, device)).view(2, -1, case.N)
         x = made.x[rows].double()
         if made.residual_gate is not None:  # a residual that cancels what is added to it cancels that product
@@ -244,41 +263,6 @@ def _of_rows(case: Case, gate: Tensor, rows: slice) -> Tensor:
     return gate[torch.arange(rows.start, rows.stop, device=gate.device) // (case.M // case.batch)].double()
 
 
-def _fill_gate(case: Case, gate: Tensor) -> None:
-    """Write the gate, which is (M, N) yet."""
-    device, height = gate.device.type, slab_height(case)
-    for first in range(0, case.M, height):
-        rows = slice(first, min(first + height, case.M))
-        count = (rows.stop - rows.start) * case.N
-        bits = hashed(case.seed, [(_GATE, first * case.N, count)], device)
-        n, u = normal(bits).view(-1, case.N), uniform(bits).view(-1, case.N)
-        gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
-
-
-def _fill_modulation(case: Case, op: Op, scale: Tensor, shift: Tensor) -> None:
-    """Write scale and shift (B, N)."""
-    n = scale.shape[1]
-    height = max(1, SLAB_ELEMENTS // n)
-    for first in range(0, scale.shape[0], height):
-        samples = slice(first, min(first + height, scale.shape[0]))
-        count = (samples.stop - samples.start) * n
-        pieces = [(_OF_SAMPLES, (part * scale.shape[0] + first) * n, count) for part in range(2)]
-        own = normal(hashed(case.seed, pieces, scale.device.type)).view(2, -1, n)
-        for tensor, values in zip((scale, shift), modulation(case, op, own, first), strict=True):
-            tensor[samples] = values.float()  # rounded to fp32 first, as a weight
-
-
-def _fill_residual_gate(case: Case, gate: Tensor) -> None:
-    """Write the gates (B, N) of x, the magnitudes of which are those of scale and shift: each sample has its own."""
-    n = gate.shape[1]
-    height = max(1, SLAB_ELEMENTS // n)
-    for first in range(0, gate.shape[0], height):
-        samples = slice(first, min(first + height, gate.shape[0]))
-        pieces = [(_RESIDUAL_GATE, first * n, (samples.stop - first) * n)]
-        own = normal(hashed(case.seed, pieces, gate.device.type)).view(-1, n)
-        gate[samples] = residual_gate(case, own, first).float()
-
-
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
     {"nan": _NAN, "inf": {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}}
 )
@@ -293,11 +277,6 @@ def nan_bits(case: Case) -> int:
     """The bits of a NaN in x and dy, as a signed integer of their size."""
     io = torch_dtype(case.dtype)
     return _NAN[io] - (case.seed % 2 << (8 * io.itemsize - 1))
-
-
-def slab_height(case: Case) -> int:
-    """How many rows ``fill`` makes at a time: "blend" repeats after as many rows as there are kinds."""
-    return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
 
 
 @cache
@@ -336,10 +315,20 @@ def _unfilled(case: Case, device: str) -> Inputs:
         names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
         own = {name: placed(*where, wide, device, shift=_shift(case)) for name in names}
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
+    if op.rotary:
+        return Inputs(x, None, None, dy, **_of_heads(case, device))
     weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
     gate = _placed(case, GATE, io, device) if op.gated else None
     return _with_residual(case, Inputs(x, weight, bias, dy, scale=scale, gate=gate), device)
+
+
+def _of_heads(case: Case, device: str) -> dict[str, Tensor]:
+    """The weights of q and k (D,), and cos and sin (M, pairs), unfilled, all in the dtype of weights."""
+    wide, heads = torch_dtype(case.weight_format), case.of_heads
+    of_tokens = (case.M, heads.pairs), (case.angle_stride, 1)
+    places = dict.fromkeys((Q_WEIGHT, K_WEIGHT), ((heads.columns,), (1,))) | dict.fromkeys((COS, SIN), of_tokens)
+    return {name: placed(shape, stride, wide, device, shift=_shift(case)) for name, (shape, stride) in places.items()}
 
 
 def _with_residual(case: Case, made: Inputs, device: str) -> Inputs:
@@ -381,8 +370,8 @@ def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]
     """x and dy (rows, N) of a slab in fp32, which the copy into place rounds; the numbers of weight and bias (2, N)."""
     n, height = case.N, rows.stop - rows.start
     elements, first = height * n, rows.start * n
-    pieces = [(_X, first, elements), (_DY, first, elements), (_WEIGHT, 0, n), (_BIAS, 0, n)]
-    bits = hashed(case.seed, [*pieces, (_ROW, rows.start, height)], device)
+    pieces = [(Stream.X, first, elements), (Stream.DY, first, elements), (Stream.WEIGHT, 0, n), (Stream.BIAS, 0, n)]
+    bits = hashed(case.seed, [*pieces, (Stream.ROW, rows.start, height)], device)
     gauss = normal(bits[: 2 * (elements + n)])
     nx, ndy = gauss[: 2 * elements].view(2, height, n)
     if case.rows == "normal":

@@ -109,7 +109,7 @@ def within(all_: Choices, case: Case) -> Choices:
 
 def _others(op: Op) -> tuple[str, ...]:
     """What else of an op has axes of its own."""
-    return (*({*op.by_name} - {*_ALWAYS_DRAWN}), *[GROUPS] * op.grouped)
+    return (*(name for name in op.by_name if name not in _ALWAYS_DRAWN), *[GROUPS] * op.grouped)
 
 
 def _of_input(claims: Claims, name: str) -> tuple[Mapping[str, Any], ...]:

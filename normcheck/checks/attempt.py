@@ -15,7 +15,8 @@ from normcheck.cases.case import HUGE_ELEMENTS, Case
 from normcheck.cases.claims import layouts_of, unclaimed
 from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.depth import Depth
-from normcheck.cases.inputs import SLAB_ELEMENTS, torch_dtype
+from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.named_inputs import SLAB_ELEMENTS
 from normcheck.cases.ops import OPS
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask
