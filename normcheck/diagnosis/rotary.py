@@ -56,7 +56,7 @@ OF_INPUTS = (
     Instead("angles_swapped", "cos and sin are swapped", inputs=_changed(cos=_of(SIN), sin=_of(COS))),
     Instead("turned_back", "heads are rotated the other way", inputs=_changed(sin=lambda named: -named[SIN])),
     Instead("never_turned", "heads are never rotated",
-            inputs=_changed(cos=lambda named: torch.ones_like(named[COS]), sin=lambda named: torch.zeros_like(named[SIN]))),
+            inputs=_changed(cos=lambda n: torch.ones_like(n[COS]), sin=lambda n: torch.zeros_like(n[SIN]))),
     Instead("angles_of_first_token", "every token has the angles of the first one",
             inputs=_angles(lambda table: table[:1].expand_as(table))),
     Instead("angles_of_next_token", "each token has the angles of the next one",

@@ -212,13 +212,13 @@ def _turned(rules: Rules, of: Rotation, n: _Near, io: Format, *, back: bool = Fa
 
 
 def _turned_back(rules: Rules, of: Rotation, dy: Tensor, io: Format) -> _Near:
-    """The cotangent of n, of ``dy`` shaped as the rows. What rounds n, or each step, may round this as well."""
+    """The cotangent of n, of ``dy`` shaped as the rows. What rounds n, or each step, may round this as well, and both
+    products: autograd does, if n is multiplied as it is stored.
+    """
     exact = _turned(rules, replace(of, rounding=ONCE), _Near(dy, torch.zeros_like(dy)), io, back=True)
     if of.rounding == ONCE:
         return exact
-    off, size = exact.off, exact.value.abs()
-    if of.rounding == EACH:
-        off = off + _product_stores(rules, of, dy, io)
+    off, size = exact.off + _product_stores(rules, of, dy, io), exact.value.abs()
     return _Near(exact.value, off + store(rules, size + off, io, "dx"))
 
 
