@@ -109,7 +109,7 @@ def output_y(op: Op, rules: Rules, rows: Rows, given: StatisticsBound, io: Forma
 
     def terms() -> Mapping[str, Tensor]:
         stored = store(rules, y.abs() + e, io, "y") * torch.ones_like(e)
-        return {"store": of_v(stored), "norm": of_v(by_norm), "rotation": of_v((e - by_norm).clamp_(min=0))}
+        return {"store": of_v(stored), "n": of_v(by_norm), "rotation": of_v((e - by_norm).clamp_(min=0))}
 
     result = whole(rows, y, of.rest)
     return Forward(result, result, result), YBound(of_v(e), Bound(whole(rows, upper, _unchanged(of.rest)), None, terms))
