@@ -77,10 +77,8 @@ def given(
             raise UsageError(f"{name}.shape={tuple(tensor.shape)}: expected {tuple(shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise UsageError(f"{name}: expected finite numbers; normcheck verify judges NaN and infinities")
-    weight, io = (
-        there.get("weight", there.get("bias", there.get("scale", there.get("q_weight")))),
-        format_of(x.dtype).name,
-    )
+    weight = next((there[name] for name in ("weight", "bias", "scale", Q_WEIGHT) if name in there), None)
+    io = format_of(x.dtype).name
     for name in _OF_SAMPLES[1:] if row.modulated else ():
         if name in there and there[name].dtype != there["scale"].dtype:
             raise UsageError(f"{name}.dtype={there[name].dtype}: expected that of scale, {there['scale'].dtype}")

@@ -261,6 +261,7 @@ class Case:
             f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
             f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, *EXPANDED),
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
+            f"head={self.head}": bool(self.head) and self.of_heads.columns.bit_count() > 1,
             "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
         }
         return tuple(words for words, unusual in refusable.items() if unusual)
@@ -322,6 +323,7 @@ def without_unusual(case: Case) -> Case:
     """``case`` without what many kernels refuse, see ``Case.unusual``; a long row stays as long."""
     plain = replace(case, M=max(case.M, 1), weight_dtype="same", residual_dtype="same")
     plain = replace(plain, N=max(plain.N, 2)) if case.channels else plain
+    plain = replace(plain, head="64") if f"head={case.head}" in case.unusual else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
     return replace(plain, layout="contiguous") if case.layout in ("misaligned", CHANNELS_LAST) else plain

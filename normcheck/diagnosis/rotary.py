@@ -46,27 +46,31 @@ def _of(name: str) -> Callable[[dict[str, Tensor]], Tensor]:
     return lambda named: named[name]
 
 
+def _told(name: str, words: str, *, inputs: Callable[[Inputs], Inputs]) -> Instead:
+    return Instead(name, words, inputs=inputs, forward=True)
+
+
 OF_INPUTS = (
-    Instead("weights_crossed", "q has the weight of k, and k that of q",
+    _told("weights_crossed", "q has the weight of k, and k that of q",
             inputs=_changed(q_weight=_of(K_WEIGHT), k_weight=_of(Q_WEIGHT))),
-    Instead("weight_of_q", "k has the weight of q", inputs=_changed(k_weight=_of(Q_WEIGHT))),
-    Instead("weight_of_k", "q has the weight of k", inputs=_changed(q_weight=_of(K_WEIGHT))),
-    Instead("weights_missing", "the weights are never applied", inputs=_weights(torch.ones_like)),
-    Instead("weights_plus_one", "1 + weight multiplies xhat", inputs=_weights(lambda weight: weight.double() + 1)),
-    Instead("angles_swapped", "cos and sin are swapped", inputs=_changed(cos=_of(SIN), sin=_of(COS))),
-    Instead("turned_back", "heads are rotated the other way", inputs=_changed(sin=lambda named: -named[SIN])),
-    Instead("never_turned", "heads are never rotated",
+    _told("weight_of_q", "k has the weight of q", inputs=_changed(k_weight=_of(Q_WEIGHT))),
+    _told("weight_of_k", "q has the weight of k", inputs=_changed(q_weight=_of(K_WEIGHT))),
+    _told("weights_missing", "the weights are never applied", inputs=_weights(torch.ones_like)),
+    _told("weights_plus_one", "1 + weight multiplies xhat", inputs=_weights(lambda weight: weight.double() + 1)),
+    _told("angles_swapped", "cos and sin are swapped", inputs=_changed(cos=_of(SIN), sin=_of(COS))),
+    _told("turned_back", "heads are rotated the other way", inputs=_changed(sin=lambda named: -named[SIN])),
+    _told("never_turned", "heads are never rotated",
             inputs=_changed(cos=lambda n: torch.ones_like(n[COS]), sin=lambda n: torch.zeros_like(n[SIN]))),
-    Instead("angles_of_first_token", "every token has the angles of the first one",
+    _told("angles_of_first_token", "every token has the angles of the first one",
             inputs=_angles(lambda table: table[:1].expand_as(table))),
-    Instead("angles_of_next_token", "each token has the angles of the next one",
+    _told("angles_of_next_token", "each token has the angles of the next one",
             inputs=_angles(lambda table: table.roll(-1, 0))),
-    Instead("angles_of_previous_token", "each token has the angles of the one before",
+    _told("angles_of_previous_token", "each token has the angles of the one before",
             inputs=_angles(lambda table: table.roll(1, 0))),
-    Instead("angle_stride_ignored", "the row stride of cos and sin is ignored: they are read as packed",
+    _told("angle_stride_ignored", "the row stride of cos and sin is ignored: they are read as packed",
             inputs=_angles(_packed)),
-    Instead("angles_in_bf16", "cos and sin are rounded to bf16", inputs=_angles(_in(torch.bfloat16))),
-    Instead("angles_in_fp16", "cos and sin are rounded to fp16", inputs=_angles(_in(torch.float16))),
+    _told("angles_in_bf16", "cos and sin are rounded to bf16", inputs=_angles(_in(torch.bfloat16))),
+    _told("angles_in_fp16", "cos and sin are rounded to fp16", inputs=_angles(_in(torch.float16))),
 )  # fmt: skip
 
 

@@ -244,7 +244,7 @@ def _sizes(of: Rotation, size: Tensor) -> Tensor:
 
 def _unchanged(t: Tensor) -> Tensor:
     """The bound of what is copied."""
-    return torch.where(torch.isfinite(t), NO_ROOM, torch.inf)
+    return torch.full_like(t, NO_ROOM).masked_fill_(~torch.isfinite(t), torch.inf)
 
 
 def _of(rows: Rows) -> Rotation:

@@ -76,8 +76,7 @@ class Call:
 
     def narrow(self, t: Tensor, *conventions: str) -> Tensor:
         """``t``, rounded to the dtype of x if the rounding is one of these."""
-        wide = self.weights[0].dtype != self.x_io.dtype and "normed" not in conventions
-        return rounded(t, self.x_io.dtype) if self.kernel.rounding in conventions and not wide else t
+        return rounded(t, self.x_io.dtype) if self.kernel.rounding in conventions else t
 
     def mean_of(self, t: Tensor) -> Tensor:
         """(T, G, D) -> (T, G, 1)."""
