@@ -80,8 +80,8 @@ _RIGHT = {
     "group_0": "mG05",
     "gate_swapped": "mG09",
     "gate_of_next_row": "mG20",
-    "rounding_each": "mG22 mM15 mP22",
-    "rounding_once": "mG23 mM16",
+    "rounding_each": "mG22 mM15 mP22 mT29",
+    "rounding_once": "mG23 mM16 mT30",
     # modulations
     "first_sample": "mM01",
     "modulation_swapped": "mM02",
@@ -122,6 +122,17 @@ _RIGHT = {
     # groups of channels
     "groups_ignored": "mP13",
     "groups_of_channels": "mP14",
+    # heads that are rotated
+    "pairs_interleaved": "mT01",
+    "weights_crossed": "mT05",
+    "weight_of_q": "mT06",
+    "turned_back": "mT09",
+    "angles_swapped": "mT10",
+    "angles_of_next_token": "mT12",
+    "angles_of_first_token": "mT13",
+    "angle_stride_ignored": "mT14",
+    "angles_in_bf16": "mT15",
+    "rounding_normed": "mT28",
     # bits
     "bits_ge_lower": "mB01",
     "bits_le_upper": "mB03 mB12",
