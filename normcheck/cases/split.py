@@ -103,10 +103,15 @@ def heads_of(columns: int, head: str, kv_heads: str, rotary: str) -> Heads:
     """
     size = int(head)
     if columns % size or columns < 3 * size:
-        size = next((d for d in range(min(64, columns // 3), 1, -1) if d % 2 == 0 and columns % d == 0), 2)
-    count = max(columns // size, 3)
+        size = max((d for d in range(1, min(64, columns // 3) + 1) if columns % d == 0), key=_as_head, default=1)
+    count = columns // size
     of_k = int(kv_heads) if kv_heads.isdigit() else {"sixth": count // 6, "third": count // 3, "one": 1}[kv_heads]
     of_k = min(max(of_k, 1), (count - 1) // 2)
     share = {"all": 1, "half": 2, "quarter": 4}
     pairs = (int(rotary) if rotary.isdigit() else size // share[rotary]) // 2
     return Heads(count - 2 * of_k, of_k, of_k, size, min(max(pairs, 1), size // 2))
+
+
+def _as_head(size: int) -> tuple[bool, int]:
+    """An even number before an odd one, then the largest."""
+    return size % 2 == 0, size
