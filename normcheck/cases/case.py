@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from normcheck.cases.ops import HEAD_COUNTS
+from normcheck.cases.ops import HEAD_COUNTS, OPS
 from normcheck.cases.split import Heads, Split, divisor_near_root, heads_of, least_prime, split_of
 
 EXPANDED = ("dy_expanded", "dy_scalar")
@@ -150,14 +150,19 @@ class Case:
     @property
     def split(self) -> Split:
         """How N is split; one group of N channels of an op that is not grouped; the heads that a rotary one norms."""
-        if self.head:
+        if self.rotates:
             return Split(self.of_heads.normed, self.N, 1)
         return split_of(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
 
     @property
+    def rotates(self) -> bool:
+        """Whether its op is a rotary one."""
+        return OPS[self.op].rotary
+
+    @property
     def of_heads(self) -> Heads:
-        """The heads of a token of a rotary op."""
-        return heads_of(self.N, self.head, self.kv_heads, self.rotary)
+        """The heads of a token of a rotary op; the simplest words stand for those that are not said."""
+        return heads_of(self.N, self.head or "64", self.kv_heads or "sixth", self.rotary or "all")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -261,7 +266,7 @@ class Case:
             f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
             f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, *EXPANDED),
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
-            f"head={self.head}": bool(self.head) and self.of_heads.columns.bit_count() > 1,
+            f"head={self.head}": self.rotates and self.of_heads.columns.bit_count() > 1,
             "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
         }
         return tuple(words for words, unusual in refusable.items() if unusual)
@@ -282,7 +287,7 @@ class Case:
         """The op's own numbers by name, as forward and backward get them."""
         limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
         count = {"groups": self.split.groups} if self.channels else {}
-        count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.head else {}
+        count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.rotates else {}
         return MappingProxyType({**dict(self.options), **limit, **count})
 
     def __str__(self) -> str:
@@ -308,8 +313,8 @@ class Case:
             words.append(f"samples={self.samples}")
         if self.channels:
             words += [f"channels={self.channels}", f"groups={self.groups}"]
-        if self.head:
-            words += [f"{name}={getattr(self, name)}" for name in ("head", "kv_heads", "rotary", "angles")]
+        own = ((name, getattr(self, name)) for name in ("head", "kv_heads", "rotary", "angles"))
+        words += [f"{name}={value}" for name, value in own if value]
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 

@@ -152,7 +152,7 @@ def _validate_heads(case: Case) -> None:
         raise UsageError(f"layout={case.layout}: expected {one_of(OF_SAMPLES)} for {case.op}, whose x is (T, N)")
     if not case.weight:
         raise UsageError(f"weights=none: expected a kind of data, of the weights of q and k of {case.op}")
-    if case.N % own.columns or 3 * own.columns > case.N or int(case.head) % 2:
+    if own.columns % 2 or 3 * own.columns > case.N or int(case.head) % 2:
         raise UsageError(f"head={case.head} N={case.N}: expected an even number of columns, and three heads or more")
     if case.kv_heads.isdigit() and own.k != int(case.kv_heads):
         most = (case.N // own.columns - 1) // 2

@@ -84,12 +84,12 @@ def fill_rotation(case: Case, op: Op, named: Mapping[str, Tensor]) -> None:
     of_q, of_k = weights(case, op, own)[0][: 2 * case.of_heads.columns].chunk(2)
     named[Q_WEIGHT].copy_(of_q.float())
     named[K_WEIGHT].copy_((of_k * 4).float())
-    height = max(1, SLAB_ELEMENTS // pairs)
+    height = max(1, SLAB_ELEMENTS // max(pairs, 1))
     for first in range(0, case.M, height):
         rows = slice(first, min(first + height, case.M))
         count = (rows.stop - first) * pairs
         bits = hashed(case.seed, [(Stream.ANGLES, first * pairs, count)], device).view(-1, pairs)
-        both = ANGLE_VALUES[case.angles](
+        both = ANGLE_VALUES[case.angles or "normal"](
             uniform(bits), uniform(bits >> 32), torch.arange(first, rows.stop, device=device)
         )
         for name, values in zip((COS, SIN), both, strict=True):

@@ -197,7 +197,7 @@ def plainest(convention: Convention, case: Case) -> Convention:
         first[_ROUND_GATED], values[_ROUND_GATED] = first[_ROUND_FACTOR], ROUND_PRODUCT[0]
     if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
         first[_EPS], values[_EPS] = True, SUM
-    if case.head and (case.of_heads.pairs == 1 or case.angles == "zero"):
+    if case.rotates and (case.of_heads.pairs == 1 or case.angles == "zero"):
         first[_PAIRS], values[_PAIRS] = True, rotary.NEOX
     if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
         first[_GROUP] = True

@@ -124,7 +124,7 @@ def _of_elements(of_rows: Tensor, like: Tensor, case: Case) -> Tensor:
     """
     if of_rows.shape[0] == like.shape[0]:
         return of_rows
-    if case.head:
+    if case.rotates:
         of_heads = of_rows.expand(-1, case.of_heads.columns).reshape(case.M, -1)
         return torch.nn.functional.pad(of_heads, (0, case.N - of_heads.shape[1]), value=of_rows.dtype == torch.bool)
     return of_rows.expand(-1, like.numel() // of_rows.shape[0]).reshape(like.shape)
@@ -140,7 +140,7 @@ def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case, *, silu: boo
     none = torch.zeros_like(nan).sum()
     columns = nan if not case.M else nan.view(case.M, -1).sum(0)
     added = {"dw": none}
-    if case.M and not case.head:
+    if case.M and not case.rotates:
         added["dw"] = columns.repeat_interleave(case.split.channels // columns.numel())
     added |= {"db": added["dw"] if silu else none, DSHIFT: none, RESIDUAL_OUT: none}
     if case.samples:
