@@ -216,10 +216,11 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
 
 def columns_of(op: Op, implementation: Declared) -> int:
     """What N is a multiple of: the columns of a group, if a gated op declares them for all cases, or the channels that
-    a grouped one declares, or has because of its groups; HEADS_SPAN of a rotary one.
+    a grouped one declares, or has because of its groups; HEADS_SPAN of a rotary one, unless it
+    declares its shapes.
     """
     if op.rotary:
-        return HEADS_SPAN
+        return 1 if implementation.shapes else HEADS_SPAN
     if op.grouped:
         return implementation.channels or _CHANNELS_A_GROUP * implementation.groups or 1
     declared = implementation.model

@@ -88,7 +88,9 @@ def fill_rotation(case: Case, op: Op, named: Mapping[str, Tensor]) -> None:
     for first in range(0, case.M, height):
         rows = slice(first, min(first + height, case.M))
         count = (rows.stop - first) * pairs
-        bits = hashed(case.seed, [(Stream.ANGLES, first * pairs, count)], device).view(-1, pairs)
+        bits = hashed(case.seed, [(Stream.ANGLES, first * pairs, count)], device).view(
+            -1 if count else rows.stop - first, pairs
+        )
         both = ANGLE_VALUES[case.angles or "normal"](
             uniform(bits), uniform(bits >> 32), torch.arange(first, rows.stop, device=device)
         )
