@@ -1,3 +1,4 @@
+# mypy: disable-error-code="assignment, no-untyped-def, no-untyped-call, untyped-decorator"
 """Triton kernels that norm the heads of q and k and rotate them, forward and backward; v is copied.
 
 A row here is a head of a token. A program takes several, each whole. The other column of a pair is read again, and not
