@@ -161,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mT18", "v passes through bf16", Turned(
            values=lambda c: c.rest(c.x_io).to(torch.bfloat16)), _Y, dtypes=("fp16", "fp32")),
     _fault("mT19", "columns of a head behind the first 192 are never written", Turned(output=_unwritten), _Y,
-           source="sparkinfer#518", when="heads of more than 192 columns"),
+           when="heads of more than 192 columns"),
     _fault("mT20", "what is not rotated of a head is not normed either", Turned(output=lambda c: _rest(c, c.x)), _Y,
            when=_PARTIAL),
     _fault("mT21", "what is not rotated of a head has no weight", Turned(output=lambda c: _rest(c, c.xh)), _Y,
