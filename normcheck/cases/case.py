@@ -287,7 +287,7 @@ class Case:
         """The op's own numbers by name, as forward and backward get them."""
         limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
         count = {"groups": self.split.groups} if self.channels else {}
-        count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.rotates else {}
+        count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.head else {}
         return MappingProxyType({**dict(self.options), **limit, **count})
 
     def __str__(self) -> str:

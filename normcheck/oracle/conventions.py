@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from normcheck.cases.case import Case
+from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.ops import OPS, Op
 from normcheck.oracle import residual, rotary
 from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
@@ -197,7 +198,8 @@ def plainest(convention: Convention, case: Case) -> Convention:
         first[_ROUND_GATED], values[_ROUND_GATED] = first[_ROUND_FACTOR], ROUND_PRODUCT[0]
     if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
         first[_EPS], values[_EPS] = True, SUM
-    if case.rotates and (case.of_heads.pairs == 1 or case.angles == "zero"):
+    still = case.angles == "zero" and case.rows not in NOT_FINITE  # infinity times 0 is NaN in the other column
+    if case.rotates and (case.of_heads.pairs == 1 or still):
         first[_PAIRS], values[_PAIRS] = True, rotary.NEOX
     if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
         first[_GROUP] = True
