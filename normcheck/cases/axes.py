@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.case import EXPANDED, OF_WEIGHTS, Case
 from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS, RELU6
@@ -197,7 +197,7 @@ def covered(case: Case, probe: Depth) -> Mapping[str, tuple[Any, ...]]:
         "band": (band_of(case.M),) if band_of(case.M) else (),
         "octave": (octave_of(case.N),),
         "shape": ((case.M, case.N),),
-        "layout": (case.layout,),
+        "layout": (case.layout,) if case.weight or case.layout not in OF_WEIGHTS else (),
         "rows": ORDINARY[: case.M] if case.rows == "blend" else (case.rows,),
         "dy": () if case.layout in EXPANDED or op.quantises else (case.dy,),
         "weight": (case.weight,),

@@ -10,10 +10,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from normcheck.cases.ops import HEAD_COUNTS, OPS
-from normcheck.cases.split import Heads, Split, divisor_near_root, heads_of, least_prime, split_of
+from normcheck.cases.split import (
+    Heads,
+    Split,
+    divisor_near_root,
+    heads_of,
+    least_prime,
+    row_groups_of,
+    split_of,
+    token_heads,
+)
 
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
@@ -27,16 +36,27 @@ HEADS = "heads"
 CHANNELS_LAST = "channels_last"
 """The layout of an x (B, C, L) whose memory is that of (B, L, C)."""
 
+WEIGHT_STRIDED, WEIGHT_STACKED, WEIGHT_INTERLEAVED = "weight_strided", "weight_stacked", "weight_interleaved"
+"""The layouts of weight and bias that are every second element of a buffer, and of those that groups of rows have."""
+
+OF_ROW_GROUPS = (WEIGHT_STACKED, WEIGHT_INTERLEAVED)
+"""The layouts in which each group of rows has a weight and a bias of its own, see ``Case.row_groups``."""
+
+OF_WEIGHTS = (WEIGHT_STRIDED, *OF_ROW_GROUPS)
+"""The layouts that say how weight and bias lie. Without a weight they say nothing, or that x has rank 3."""
+
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, CHANNELS_LAST, HEADS),
+    *(RANK4, TRAILING, CHANNELS_LAST, *OF_WEIGHTS, HEADS),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
 row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``; ``heads``: x is
 (T, H, N), the first H heads of each of T tokens in a buffer that has other heads behind them, see ``Case.heads``;
 ``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements;
-``channels_last``: x and dy (B, C, L) have the strides of (B, L, C)."""
+``channels_last``: x and dy (B, C, L) have the strides of (B, L, C); ``weight_strided``: weight and bias have stride 2;
+``weight_stacked``: x is (G, S, N) and weight (G, N), row (g, s) has weight g; ``weight_interleaved``: x is (S, G, N),
+row (s, g) has weight g."""
 
 STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 """Layouts with a ``gap``. That of ``heads`` may be 0."""
@@ -44,13 +64,12 @@ STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
 OF_SAMPLES = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)
 """The layouts of a modulated op, whose x is (B, S, N) in each."""
 
-OF_CHANNELS = (*OF_SAMPLES, CHANNELS_LAST)
+OF_CHANNELS = (*OF_SAMPLES, CHANNELS_LAST, WEIGHT_STRIDED)
 """The layouts of a grouped op, whose x is (B, C, L) in each; a gap is behind each sample."""
 
 HEAD_SIZES = (64, 128, 256, 512)
 """The N of cases of heads that are not a user's own: attention has heads of these sizes, and kernels take no others."""
 
-_FEW_HEADS, _MANY_HEADS, _MANY_ROWS = 8, 32, 64
 _HEADS_OF_A_KEY = 4  # heads of q that share one head of k and one of v
 
 RETURNED, LIMITED = "none", "limited"
@@ -97,6 +116,7 @@ class Case:
     ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers. ``head``,
     ``kv_heads`` and ``rotary``, of a rotary op: one of HEAD_COLUMNS, KV_HEADS and ROTARY_PARTS, or numbers; ``angles``:
     a kind of cosines and sines, which have the dtype of the weights.
+    ``weight_groups``: how many groups of rows have a weight of their own, in OF_ROW_GROUPS; 0: as M has it.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
     """
@@ -126,6 +146,7 @@ class Case:
     kv_heads: str = ""
     rotary: str = ""
     angles: str = ""
+    weight_groups: int = 0
 
     def __post_init__(self) -> None:
         if self.weights == NO_WEIGHT and self.weight_dtype != "same":
@@ -139,13 +160,13 @@ class Case:
     @property
     def rank(self) -> int:
         """Rank of x: 2 for (M, N), 3 for (B, S, N) with B*S == M, (T, H, N) with T*H == M, or (M, A, B) with A*B == N,
-        and 4 for (B, S, T, N) with B*S*T == M.
+        and 4 for (B, S, T, N) with B*S*T == M. In OF_ROW_GROUPS 3 as well.
         """
         if self.samples or self.channels:
             return 3
         if self.layout == RANK4:
             return 4
-        return 3 if self.layout in ("rank3", "rank3_strided", HEADS, TRAILING) else 2
+        return 3 if self.layout in ("rank3", "rank3_strided", HEADS, TRAILING, *OF_ROW_GROUPS) else 2
 
     @property
     def split(self) -> Split:
@@ -162,7 +183,7 @@ class Case:
     @property
     def of_heads(self) -> Heads:
         """The heads of a token of a rotary op; the simplest words stand for those that are not said."""
-        return heads_of(self.N, self.head or "64", self.kv_heads or "sixth", self.rotary or "all")
+        return token_heads(self.N, self.head or "64", self.kv_heads or "sixth", self.rotary or "all")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -173,6 +194,9 @@ class Case:
             return self.M // self.heads, self.heads, self.N
         if self.layout == TRAILING:
             return self.M, *self.sides
+        if self.layout in OF_ROW_GROUPS:
+            sides = self.row_groups, self.M // self.row_groups
+            return *(sides if self.layout == WEIGHT_STACKED else sides[::-1]), self.N
         if self.layout == RANK4:
             rest = self.M // self.batch
             inner = divisor_near_root(rest)
@@ -181,24 +205,33 @@ class Case:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shape of weight and bias: (N,), or (C,), or (A, B) in the layout ``trailing``.
+        """The shape of weight and bias: (N,), or (C,), or (G, N) in OF_ROW_GROUPS, or (A, B) in ``trailing``.
 
         A is the largest divisor of N up to its square root, so 1 if N is a prime.
         """
+        if self.layout in OF_ROW_GROUPS:
+            return self.row_groups, self.N
         if self.layout != TRAILING:
             return (self.split.channels,)
         side = divisor_near_root(self.N)
         return side, self.N // side
 
+    def group_of(self, row: Any) -> Any:
+        """The one of ``row_groups`` to which a row belongs, an int or a tensor of them."""
+        return row % self.row_groups if self.layout == WEIGHT_INTERLEAVED else row // max(self.M // self.row_groups, 1)
+
     @property
     def heads(self) -> int:
-        """H of the layout ``heads``. One token of H = M heads for M up to 3; else at least two tokens, each with as
-        many heads as fit, up to 8, or 32 from M = 64 on: H is the largest divisor of M up to that and M / 2, so 1 if M
-        is a prime.
-        """
-        fit = _FEW_HEADS if self.M < _MANY_ROWS else _MANY_HEADS
-        most = max(self.M, 1) if self.M <= 3 else min(fit, self.M // 2)
-        return next(h for h in range(most, 0, -1) if self.M % h == 0)
+        """H of the layout ``heads``."""
+        return heads_of(self.M)
+
+    @property
+    def row_groups(self) -> int:
+        """G of OF_ROW_GROUPS, in which each of G groups of M / G rows has a weight of its own; 1 in other layouts."""
+        if self.layout not in OF_ROW_GROUPS:
+            return 1
+        given = self.weight_groups and self.M % self.weight_groups == 0
+        return self.weight_groups if given else row_groups_of(self.M)
 
     @property
     def other_heads(self) -> int:
@@ -264,7 +297,7 @@ class Case:
         refusable = {
             "M=0": self.M == 0,
             f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
-            f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, *EXPANDED),
+            f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED, *EXPANDED),
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
             f"head={self.head}": self.rotates and self.of_heads.columns.bit_count() > 1,
             "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
@@ -315,6 +348,8 @@ class Case:
             words += [f"channels={self.channels}", f"groups={self.groups}"]
         own = ((name, getattr(self, name)) for name in ("head", "kv_heads", "rotary", "angles"))
         words += [f"{name}={value}" for name, value in own if value]
+        if self.weight_groups:
+            words.append(f"weight_groups={self.weight_groups}")
         words += [f"{name}={value!r}" for name, value in self.options]
         return " ".join(words)
 
@@ -331,7 +366,8 @@ def without_unusual(case: Case) -> Case:
     plain = replace(plain, head="64") if f"head={case.head}" in case.unusual else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
-    return replace(plain, layout="contiguous") if case.layout in ("misaligned", CHANNELS_LAST) else plain
+    unusual = case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED)
+    return replace(plain, layout="contiguous") if unusual else plain
 
 
 def without_seed(case: Case) -> Case:
@@ -342,8 +378,10 @@ def without_seed(case: Case) -> Case:
 def with_rows(case: Case, rows: int) -> Case:
     """The case of so many of its rows, packed; x keeps its rank."""
     packed = "rank3" if case.layout == "rank3_strided" else case.layout
-    packed = packed if packed in ("rank3", RANK4, TRAILING, HEADS, CHANNELS_LAST) else "contiguous"
-    return replace(case, M=rows, layout=packed, gap=0, samples="one" if case.samples else "")
+    kept = ("rank3", RANK4, TRAILING, HEADS, CHANNELS_LAST, *OF_WEIGHTS)
+    packed = packed if packed in kept else "contiguous"
+    samples, groups = "one" if case.samples else "", int(packed in OF_ROW_GROUPS)
+    return replace(case, M=rows, layout=packed, gap=0, samples=samples, weight_groups=groups)
 
 
 class Parameters(NamedTuple):

@@ -16,11 +16,13 @@ from normcheck.cases.case import (
     MAX_ELEMENTS,
     NO_WEIGHT,
     OF_CHANNELS,
+    OF_ROW_GROUPS,
     OF_SAMPLES,
     RETURNED,
     SAMPLES,
     STRIDED,
     TRAILING,
+    WEIGHT_STRIDED,
     Case,
 )
 from normcheck.cases.data_kinds import ANGLE_KINDS, DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
@@ -89,6 +91,7 @@ def parse(line: str) -> Case:
         kv_heads=_part(named, "kv_heads", KV_HEADS) if OPS[op].rotary else "",
         rotary=_part(named, "rotary", ROTARY_PARTS) if OPS[op].rotary else "",
         angles=_choice(named, "angles", ANGLE_KINDS) if OPS[op].rotary else "",
+        weight_groups=_integer(named, "weight_groups", 0),
     )
     _validate(case)
     return case
@@ -119,6 +122,7 @@ def _validate(case: Case) -> None:
         raise UsageError(f"layout={case.layout}: expected another one for {case.op}, whose x has no channels")
     if case.head:
         _validate_heads(case)
+    _validate_weights(case)
     if case.layout == TRAILING and not case.weight:
         raise UsageError(f"weights=none layout={TRAILING}: expected one of the two, the weight says what is normed")
     if bool(case.gap) != (case.layout in STRIDED) and case.layout != HEADS:
@@ -130,6 +134,19 @@ def _validate(case: Case) -> None:
         raise UsageError(f"lower_clip, upper_clip={list(clips.values())}: expected fp32 numbers")
     if "lower_clip" in clips and not clips["lower_clip"] < clips["upper_clip"]:
         raise UsageError(f"lower_clip={clips['lower_clip']!r}: expected less than upper_clip={clips['upper_clip']!r}")
+
+
+def _validate_weights(case: Case) -> None:
+    """Raise UsageError if weight and bias cannot lie as the layout says."""
+    op = OPS[case.op]
+    if case.layout == WEIGHT_STRIDED and True not in op.weights_of((True, False)):
+        raise UsageError(f"layout={case.layout}: expected another one for {case.op}, which has no weight")
+    if case.layout in OF_ROW_GROUPS and not op.of_row_groups:
+        raise UsageError(f"layout={case.layout}: expected another one for {case.op}, of which no row groups are made")
+    if case.weight_groups and case.layout not in OF_ROW_GROUPS:
+        raise UsageError(f"weight_groups={case.weight_groups} layout={case.layout}: expected {one_of(OF_ROW_GROUPS)}")
+    if case.weight_groups and case.M % case.weight_groups:
+        raise UsageError(f"weight_groups={case.weight_groups}: expected a number that divides M={case.M}")
 
 
 def _validate_channels(case: Case) -> None:

@@ -16,16 +16,18 @@ from normcheck.cases.case import (
     LIMITED,
     OF_CHANNELS,
     OF_SAMPLES,
+    OF_WEIGHTS,
     RANK4,
     RETURNED,
     SAMPLES,
     STRIDED,
     TRAILING,
+    WEIGHT_STRIDED,
     Case,
     Parameters,
     head_size_near,
 )
-from normcheck.cases.declared import Declared
+from normcheck.cases.declared import WEIGHT_LAYOUTS, Declared
 from normcheck.cases.ops import OPS, Op
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 
@@ -255,6 +257,9 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
     layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * trailing
     if implementation.backward is not None and "dy_scalar" in layouts:
         layouts.remove("dy_scalar")  # an own backward is promised a dy whose last stride is 1
+    if True in op.weights_of(implementation.weights):
+        taken = [weight_layout(name) for name in WEIGHT_LAYOUTS if name in implementation.weight_layouts]
+        layouts += [layout for layout in taken if op.of_row_groups or layout == WEIGHT_STRIDED]
     layouts += [HEADS] * (implementation.heads and not op.by_name)
     if op.modulated or op.rotary:
         layouts = [layout for layout in layouts if layout in OF_SAMPLES]
@@ -262,6 +267,11 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
         of_channels = [CHANNELS_LAST] * implementation.strided
         layouts = [layout for layout in (*layouts, *of_channels) if layout in OF_CHANNELS]
     return tuple(layout for layout in layouts if not only or layout in only)
+
+
+def weight_layout(name: str) -> str:
+    """The layout that one of ``declared.WEIGHT_LAYOUTS`` stands for."""
+    return f"weight_{name}"
 
 
 def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
@@ -287,6 +297,9 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
     elif case.layout == TRAILING:
         if not implementation.trailing:
             return f"layout={TRAILING}: trailing=False is declared"
+    elif case.layout in OF_WEIGHTS:
+        if case.layout not in map(weight_layout, implementation.weight_layouts):
+            return f"layout={case.layout}: weight_layouts={implementation.weight_layouts} is declared"
     elif case.rank not in implementation.ranks and not (case.samples or case.channels):
         return f"layout={case.layout}: ranks={implementation.ranks} is declared"
     if case.weight_dtype == "fp32" and "fp32" not in implementation.weight_dtypes:

@@ -30,6 +30,9 @@ CONTEXT_NAMES = (
 )
 """The contexts that an implementation may declare to hold in, see ``contexts.catalogue``."""
 
+WEIGHT_LAYOUTS = ("strided", "stacked", "interleaved")
+"""How weight and bias may come beside packed (N,), if that is declared: the layouts ``weight_strided`` and so on."""
+
 OVERWRITABLE = ("x", "dy", "residual")
 """The inputs that an implementation may declare to overwrite."""
 
@@ -131,6 +134,7 @@ _FLAGS = Rule("a tuple with False, True or both", _tuple_of(_is_flag, least=1))
 _DTYPES = Rule(f"a tuple with {one_of(DTYPES)}", _tuple_of(lambda dtype: True, least=1), _each(named))
 _RANKS = Rule("(2,), (2, 3) or (2, 3, 4)", _one_of((2,), (2, 3), (2, 3, 4)))
 _IO_OR_WIDER = Rule(f"{WEIGHT_DTYPES[:1]} or {WEIGHT_DTYPES}", _one_of(WEIGHT_DTYPES[:1], WEIGHT_DTYPES))
+_LAYOUTS_OF_WEIGHTS = Rule(f"a tuple with {one_of(WEIGHT_LAYOUTS)}, or ()", _tuple_of(_one_of(*WEIGHT_LAYOUTS)))
 _INPUTS = Rule(f"a tuple with {one_of(OVERWRITABLE)}, or ()", _tuple_of(_one_of(*OVERWRITABLE)))
 _OUTPUTS = Rule(f"True, False or a tuple with {one_of(INVARIANT)}", lambda v: _is_flag(v) or _are_outputs(v))
 _DEVICES = Rule(f"a tuple with {one_of(DEVICES)}, or ()", _tuple_of(_one_of(*DEVICES)))
@@ -160,6 +164,7 @@ class Declared:
     strided: Annotated[bool, _FLAG] = True
     heads: Annotated[bool, _FLAG] = False
     trailing: Annotated[bool, _FLAG] = False
+    weight_layouts: Annotated[tuple[str, ...], _LAYOUTS_OF_WEIGHTS] = ()
     weight_dtypes: Annotated[tuple[str, ...], _IO_OR_WIDER] = WEIGHT_DTYPES
     residual_dtypes: Annotated[tuple[str, ...], _IO_OR_WIDER] = WEIGHT_DTYPES[:1]
     overwrites: Annotated[tuple[str, ...], _INPUTS] = ()

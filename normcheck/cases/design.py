@@ -17,7 +17,7 @@ from normcheck.cases.axes import (
     Value,
     row_class,
 )
-from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, STRIDED, Case
+from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, OF_WEIGHTS, STRIDED, Case
 from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
@@ -170,7 +170,8 @@ class Design:
 
     def _choice(self, axis: str, size: Size, chosen: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> Any:
         options: Sequence[Any] = self._claims.values(axis) if axis == "weight" else self.axes[axis]
-        if axis == "weight" and (len(options) == 1 or not values.keys().isdisjoint(OF_WEIGHT)):
+        said = not values.keys().isdisjoint(OF_WEIGHT) or values.get("layout") in OF_WEIGHTS
+        if axis == "weight" and (len(options) == 1 or said):
             return options[0]  # with a weight, if there may be one: a fixed value says something of it
         if axis == "layout":
             options = tuple(layout for layout in options if self._claims.fits(layout, size.N))

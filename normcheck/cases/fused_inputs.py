@@ -47,7 +47,7 @@ def fill(
         *map(_bits, (8.0 / n, op.weight_offset, lower, upper)),
     )
     like = weight if weight is not None else x if bias is None else bias
-    made = [like.new_empty(case.N) if t is None or len(t) != case.N else t for t in (weight, bias)]
+    made = [like.new_empty(case.N) if t is None or len(t) != case.N or t.stride(0) != 1 else t for t in (weight, bias)]
     tensors = x, dy, made[0], made[0] if bias is None else made[1]  # the kernel always makes a weight
     library = c_library.loaded(_SOURCE, _lines())
     if library is None:
@@ -55,7 +55,7 @@ def fill(
     of_tensors = (number for tensor in tensors for number in (tensor.data_ptr(), TYPES[tensor.dtype]))
     c_library.call(library, "make", (*of_tensors, *numbers))
     for tensor, whole in zip((weight, bias), made, strict=True):
-        if tensor is not None and tensor is not whole:  # of a grouped op, (C,)
+        if tensor is not None and tensor is not whole:  # of a grouped op (C,), or strided
             tensor.copy_(whole[: len(tensor)])
 
 

@@ -33,7 +33,7 @@ from normcheck.cases.axes import (
     octave_of,
     row_class,
 )
-from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS
+from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS, OF_WEIGHTS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, weight_kinds
 from normcheck.cases.depth import Depth
@@ -178,6 +178,8 @@ def _belongs(one: str, a: Any, other: str, b: Any, sizes: Sizes, extent: Extent)
         return pair["special"] in own and rows in (None, 2, 9, 64)
     if pair.get("layout") in EXPANDED and "dy" in pair:
         return False  # such a dy has no kind of its own
+    if pair.get("layout") in OF_WEIGHTS and not pair.get("weight", True):
+        return False  # without a weight there is nothing that could lie so
     if pair.get("layout") == HEADS and not sizes.shapes and not _of_heads(pair, sizes, extent):
         return False
     return (one, other) not in sizes.meeting or (a, b) in sizes.meeting[one, other]

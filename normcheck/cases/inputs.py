@@ -14,12 +14,24 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import CHANNELS_LAST, EXPANDED, GIVEN_SCALES, HEADS, NO_WEIGHT, Case
+from normcheck.cases.case import (
+    CHANNELS_LAST,
+    EXPANDED,
+    GIVEN_SCALES,
+    HEADS,
+    NO_WEIGHT,
+    OF_ROW_GROUPS,
+    TRAILING,
+    WEIGHT_STRIDED,
+    Case,
+)
 from normcheck.cases.data_kinds import (
     DY_VALUES,
+    GATE_VALUES,
     ONLY_ROW,
     RESIDUAL_VALUES,
     ROW_VALUES,
+    ROWS,
     SCALE_VALUES,
     SPECIAL_ROWS,
     WEIGHT_KINDS,
@@ -28,32 +40,14 @@ from normcheck.cases.data_kinds import (
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.named_inputs import (
-    Stream,
-    fill_gate,
-    fill_modulation,
-    fill_residual_gate,
-    fill_rotation,
-    slab_height,
-)
-from normcheck.cases.ops import (
-    BY_NAME,
-    COS,
-    DSCALE,
-    GATE,
-    K_WEIGHT,
-    OPS,
-    Q_WEIGHT,
-    RELU6,
-    RESIDUAL,
-    RESIDUAL_GATE,
-    SIN,
-    Op,
-)
+from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate, fill_rotation, heads_unfilled
+from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, RESIDUAL_GATE, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
+
+_X, _DY, _ROW, _WEIGHT, _BIAS, _RESIDUAL, _DRESIDUAL_OUT, _SCALE, _GATE = range(9)  # independent streams of one seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +56,15 @@ class Inputs:
 
     ``x``, ``dy``: ``Case.shape``, (M, N) in most cases, in the io dtype; last stride 1, row stride N, or N + gap if
     strided. An expanded dy has row stride 0, a scalar dy has strides of 0 only. Of heads x has ``Case.head_strides``,
-    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases; each None if the case has none. Of a grouped
-    op x and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and bias are (C,), in numbers the
-    first ones of (N,).
+    dy is packed. ``weight``, ``bias``: ``Case.sides``, (N,) in most cases, with stride 2 in one layout; None if the
+    case has none. Of a grouped op x and dy are (B, C, L), with the strides of (B, L, C) in one layout, and weight and
+    bias are (C,), in numbers the first ones of (N,).
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
     Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
-    ``residual_gate`` of one that adds a residual; weight and bias are None. So they are of a rotary op,
-    whose ``q_weight`` and ``k_weight`` are (D,), ``cos`` and ``sin`` (M, pairs) with one row stride. Each lies in a
-    buffer of its own, with NaN in its gaps, and where other heads lie, and in bands before and behind it.
+    ``residual_gate`` of one that adds a residual; weight and bias are None; of a rotary op the
+    weights (D,), ``cos`` and ``sin`` (M, pairs) with one row stride. Each lies in a buffer of its own, with NaN
+    in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
     x: Tensor
@@ -99,11 +93,14 @@ class Inputs:
         """These inputs with ``change`` applied to every tensor."""
         return replace(self, **{name: change(tensor) for name, tensor in self.named()})
 
-    @property
-    def flat(self) -> Inputs:
-        """These inputs with weight and bias (N,), of which a norm over several dimensions has more dimensions."""
-        both = {name: tensor.reshape(-1) for name, tensor in self.named() if name in ("weight", "bias")}
-        return replace(self, **both) if self.weight is not None and self.weight.dim() > 1 else self
+    def flat(self, case: Case) -> Inputs:
+        """These inputs with weight and bias packed, in as many dimensions as they have for rows of one dimension: (N,),
+        or (G, N) if groups of rows have their own.
+        """
+        if case.layout not in (TRAILING, WEIGHT_STRIDED):
+            return self
+        both = {name: t.reshape(-1).contiguous() for name, t in self.named() if name in ("weight", "bias")}
+        return replace(self, **both)
 
     @property
     def cotangents(self) -> dict[str, Tensor]:
@@ -161,6 +158,8 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), on a CPU by one kernel if that works."""
     if case.layout == HEADS:
         return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
+    if case.layout in OF_ROW_GROUPS:
+        return _with_row_groups(case, op, make(replace(case, layout="contiguous", weight_groups=0), op, device), device)
     if case.layout == CHANNELS_LAST:
         return _with_channels_last(make(replace(case, layout="contiguous"), op, device), device)
     made = _unfilled(case, device)
@@ -170,15 +169,15 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     else:
         fill(case, op, made)
     if made.gate is not None:
-        fill_gate(case, made.gate)
+        _fill_gate(case, made.gate)
     if made.cos is not None:
         fill_rotation(case, op, dict(made.named()))
     if made.scale is not None and made.shift is not None:
-        fill_modulation(case, op, made.scale, made.shift)
+        fill_both(case, op, made.scale, made.shift)
         if made.residual_gate is not None:
             fill_residual_gate(case, made.residual_gate)
     elif made.scale is not None:
-        u = float(uniform(hashed(case.seed, [(Stream.SCALE, 0, 1)], "cpu")))
+        u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
         made.scale.fill_(SCALE_VALUES[case.scale](u))
     if made.residual is not None:
         _fill_residual(case, made)
@@ -195,6 +194,14 @@ def _with_heads(case: Case, packed: Inputs, device: str) -> Inputs:
     x = placed(case.shape, (*case.head_strides, 1), packed.x.dtype, device)
     as_integers(x).copy_(as_integers(packed.x.view(case.shape)))
     return replace(packed, x=x, dy=packed.dy.view(case.shape))
+
+
+def _with_row_groups(case: Case, op: Op, packed: Inputs, device: str) -> Inputs:
+    """The same rows in three dimensions, with a weight and a bias (G, N)."""
+    made = [placed(case.sides, (case.N, 1), torch_dtype(case.weight_format), device) for _ in range(2)]
+    fill_both(case, op, *made)
+    both = {name: own for name, own in zip(("weight", "bias"), made, strict=True) if getattr(packed, name) is not None}
+    return replace(packed, x=packed.x.view(case.shape), dy=packed.dy.view(case.shape), **both)
 
 
 def _with_channels_last(packed: Inputs, device: str) -> Inputs:
@@ -245,7 +252,7 @@ def _fill_residual(case: Case, made: Inputs) -> None:
     for first in range(0, case.M, height):
         rows = slice(first, min(first + height, case.M))
         count = (rows.stop - rows.start) * case.N
-        pieces = [(Stream.RESIDUAL, first * case.N, count), (Stream.DRESIDUAL_OUT, first * case.N, count)]
+        pieces = [(_RESIDUAL, first * case.N, count), (_DRESIDUAL_OUT, first * case.N, count)]
         own, cotangents = normal(hashed(case.seed, pieces, device)).view(2, -1, case.N)
         x = made.x[rows].double()
         if made.residual_gate is not None:  # a residual that cancels what is added to it cancels that product
@@ -263,6 +270,17 @@ def _of_rows(case: Case, gate: Tensor, rows: slice) -> Tensor:
     return gate[torch.arange(rows.start, rows.stop, device=gate.device) // (case.M // case.batch)].double()
 
 
+def _fill_gate(case: Case, gate: Tensor) -> None:
+    """Write the gate, which is (M, N) yet."""
+    device, height = gate.device.type, slab_height(case)
+    for first in range(0, case.M, height):
+        rows = slice(first, min(first + height, case.M))
+        count = (rows.stop - rows.start) * case.N
+        bits = hashed(case.seed, [(_GATE, first * case.N, count)], device)
+        n, u = normal(bits).view(-1, case.N), uniform(bits).view(-1, case.N)
+        gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
+
+
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
     {"nan": _NAN, "inf": {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000}}
 )
@@ -277,6 +295,11 @@ def nan_bits(case: Case) -> int:
     """The bits of a NaN in x and dy, as a signed integer of their size."""
     io = torch_dtype(case.dtype)
     return _NAN[io] - (case.seed % 2 << (8 * io.itemsize - 1))
+
+
+def slab_height(case: Case) -> int:
+    """How many rows ``fill`` makes at a time: "blend" repeats after as many rows as there are kinds."""
+    return max(1, SLAB_ELEMENTS // (case.N * len(ROWS))) * len(ROWS)
 
 
 @cache
@@ -316,19 +339,11 @@ def _unfilled(case: Case, device: str) -> Inputs:
         own = {name: placed(*where, wide, device, shift=_shift(case)) for name in names}
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
     if op.rotary:
-        return Inputs(x, None, None, dy, **_of_heads(case, device))
+        return Inputs(x, None, None, dy, **heads_unfilled(case, torch_dtype(case.weight_format), device))
     weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
     gate = _placed(case, GATE, io, device) if op.gated else None
     return _with_residual(case, Inputs(x, weight, bias, dy, scale=scale, gate=gate), device)
-
-
-def _of_heads(case: Case, device: str) -> dict[str, Tensor]:
-    """The weights of q and k (D,), and cos and sin (M, pairs), unfilled, all in the dtype of weights."""
-    wide, heads = torch_dtype(case.weight_format), case.of_heads
-    of_tokens = (case.M, heads.pairs), (case.angle_stride, 1)
-    places = dict.fromkeys((Q_WEIGHT, K_WEIGHT), ((heads.columns,), (1,))) | dict.fromkeys((COS, SIN), of_tokens)
-    return {name: placed(shape, stride, wide, device, shift=_shift(case)) for name, (shape, stride) in places.items()}
 
 
 def _with_residual(case: Case, made: Inputs, device: str) -> Inputs:
@@ -363,15 +378,16 @@ def _shift(case: Case) -> int:
 
 def _parameter(case: Case, device: str) -> Tensor:
     """An unfilled weight or bias (N,), or (C,)."""
-    return placed((case.split.channels,), (1,), torch_dtype(case.weight_format), device, shift=_shift(case))
+    stride = 2 if case.layout == WEIGHT_STRIDED else 1
+    return placed((case.split.channels,), (stride,), torch_dtype(case.weight_format), device, shift=_shift(case))
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """x and dy (rows, N) of a slab in fp32, which the copy into place rounds; the numbers of weight and bias (2, N)."""
     n, height = case.N, rows.stop - rows.start
     elements, first = height * n, rows.start * n
-    pieces = [(Stream.X, first, elements), (Stream.DY, first, elements), (Stream.WEIGHT, 0, n), (Stream.BIAS, 0, n)]
-    bits = hashed(case.seed, [*pieces, (Stream.ROW, rows.start, height)], device)
+    pieces = [(_X, first, elements), (_DY, first, elements), (_WEIGHT, 0, n), (_BIAS, 0, n)]
+    bits = hashed(case.seed, [*pieces, (_ROW, rows.start, height)], device)
     gauss = normal(bits[: 2 * (elements + n)])
     nx, ndy = gauss[: 2 * elements].view(2, height, n)
     if case.rows == "normal":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normcheck.cases.case import HEADS
+from normcheck.cases.case import HEADS, OF_ROW_GROUPS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import CODE_WEIGHTS
 from normcheck.cases.depth import Depth
@@ -69,7 +69,8 @@ def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str,
         yield 5, 24, "normal", {**NEUTRAL, "weight_dtype": weight_dtype}
     for layout in claims.layouts[1:]:
         if layout != HEADS:
-            yield 5, 24, "shifted", {**NEUTRAL, "layout": layout}
+            rows = 20 if layout in OF_ROW_GROUPS else 5  # several rows in each of several groups
+            yield rows, 24, "shifted", {**NEUTRAL, "layout": layout}
     if HEADS in claims.layouts:
         for m, n, gap in _OF_HEADS:
             yield m, n, "shifted", {**NEUTRAL, "layout": HEADS, "gap": gap}

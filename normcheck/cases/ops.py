@@ -169,6 +169,11 @@ class Op:
         return not (self.centered or self.clamped or self.takes_bias or self.by_name)
 
     @property
+    def of_row_groups(self) -> bool:
+        """Whether groups of rows may each have a weight: the op has one, for each column, and gets nothing by name."""
+        return not (self.by_name or self.l2 or self.grouped)
+
+    @property
     def by_name(self) -> tuple[str, ...]:
         """The inputs of BY_NAME that the op has."""
         has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises or self.modulated}

@@ -49,6 +49,27 @@ def _part(whole: int, word: str) -> int:
     return {"root": divisor_near_root(whole), "one": 1, "few": least, "many": several, "each": whole}[word]
 
 
+def heads_of(rows: int) -> int:
+    """How many heads each token has whose heads are so many rows: one token of all of them up to 3; else at least two
+    tokens, each with as many as fit, up to 8, or 32 from 64 rows on: the largest divisor up to that and half of the
+    rows, so 1 if they are a prime.
+    """
+    most = max(rows, 1) if rows <= 3 else min(_most_parts(rows), rows // 2)
+    return next(h for h in range(most, 0, -1) if rows % h == 0)
+
+
+def row_groups_of(rows: int) -> int:
+    """How many groups of rows have a weight of their own: as many as there are heads, but each row its own if they are
+    a prime up to 8.
+    """
+    groups = heads_of(rows)
+    return rows if groups == 1 and 1 < rows <= _most_parts(rows) else groups
+
+
+def _most_parts(rows: int) -> int:
+    return 8 if rows < 64 else 32
+
+
 def divisor_near_root(n: int) -> int:
     """The largest divisor of n >= 0 up to its square root, 1 for 0."""
     return next(d for d in range(max(math.isqrt(n), 1), 0, -1) if n % d == 0)
@@ -97,7 +118,7 @@ class Heads(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def heads_of(columns: int, head: str, kv_heads: str, rotary: str) -> Heads:
+def token_heads(columns: int, head: str, kv_heads: str, rotary: str) -> Heads:
     """How the columns of a token are split into heads, by a number, a word of KV_HEADS and one of ROTARY_PARTS, or
     numbers. A head is as wide as said if there are three of them; else it has 64 columns, or as many as are possible.
     """

@@ -16,7 +16,7 @@ from normcheck.cases.claims import layouts_of, unclaimed
 from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import torch_dtype
-from normcheck.cases.named_inputs import SLAB_ELEMENTS
+from normcheck.cases.of_samples import SLAB_ELEMENTS
 from normcheck.cases.ops import OPS
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case, with_rows
+from normcheck.cases.case import OF_ROW_GROUPS, WEIGHT_INTERLEAVED, WEIGHT_STACKED, Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, K_WEIGHT, Q_WEIGHT, RESIDUAL_GATE, ROOT_FIRST
@@ -35,7 +35,8 @@ a kernel that declares batch invariance. Of another one it is the first."""
 def among_other_rows(subject: Subject, probed: Probed) -> Probed:
     """Run the case again with its rows rolled by one, in the memory of the first run; then some rows by themselves.
 
-    The rows of a batch of several samples are rolled by those of one, with what each sample has of its own.
+    The rows of a batch of several samples are rolled by those of one, with what each sample has of its own; so are
+    groups of rows with the weight of each.
     """
     if subject.case.M < 2:
         return probed
@@ -44,8 +45,8 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
     if latest is not None:
         return replace(probed, problems=(latest,))
     subject.refill(rolled)
-    bits = None if subject.bits is None else subject.bits.roll(1, 0)
     by = _rolled_by(subject.case)
+    bits = None if subject.bits is None else subject.bits.roll(by, 0)
     case, op, implementation = subject.case, subject.op, subject.implementation
     moved, problems = observe_in_place(implementation, op, case, subject.given, bits)
     invariant = {
@@ -81,8 +82,8 @@ def _batches(subject: Subject) -> Iterator[slice]:
     case = subject.case
     row = case.seed % case.M
     yield slice(row, row + 1)
-    of_sample = case.M // case.batch if case.samples else case.M
-    if of_sample > _BATCH:
+    of_sample = case.M // _parts(case)
+    if of_sample > _BATCH and case.layout != WEIGHT_INTERLEAVED:
         starts = (range(end - of_sample, end, _BATCH) for end in range(of_sample, case.M + 1, of_sample))
         batches = [slice(i, min(i + _BATCH, own.stop)) for own in starts for i in own]
         yield from batches[:_MOST_BATCHES] if subject.implementation.batch_invariant else batches[:1]
@@ -100,10 +101,10 @@ def _in_batch(subject: Subject, batch: slice) -> dict[str, bool]:
         return guard_bands.in_bands(own.reshape(part.shape) if own.shape[1] == case.N else own, NAN)
 
     def of_sample(both: Tensor) -> Tensor:
-        sample = batch.start * case.batch // case.M
+        sample = case.group_of(batch.start) if case.layout in OF_ROW_GROUPS else batch.start * case.batch // case.M
         return guard_bands.in_bands(both[sample : sample + 1], NAN)
 
-    inputs = _of_rows(subject.inputs, own, of_sample)
+    inputs = _of_rows(subject.inputs, case, own, of_sample)
     bits = None if subject.bits is None else subject.bits[batch]
     started = start(subject.implementation, part, inputs, Surroundings())
     seen, _ = observe(subject.implementation, subject.op, part, started, bits)
@@ -114,9 +115,14 @@ def _in_batch(subject: Subject, batch: slice) -> dict[str, bool]:
     }
 
 
+def _parts(case: Case) -> int:
+    """How many parts of so many rows each lie one behind the other: samples, or groups that have their own weight."""
+    return case.batch if case.samples else case.row_groups if case.layout == WEIGHT_STACKED else 1
+
+
 def _rolled_by(case: Case) -> int:
-    """By how many rows a case is rolled: those of a sample if it has several."""
-    return case.M // case.batch if case.samples and case.batch > 1 else 1
+    """By how many rows a case is rolled: those of a part if it has several."""
+    return case.M // _parts(case) if _parts(case) > 1 else 1
 
 
 def _rolled(inputs: Inputs, case: Case) -> Inputs:
@@ -125,7 +131,7 @@ def _rolled(inputs: Inputs, case: Case) -> Inputs:
     def roll(t: Tensor) -> Tensor:
         return t.reshape(case.M, -1).roll(_rolled_by(case), 0).reshape(t.shape)
 
-    return _of_rows(inputs, roll, lambda t: t.roll(1, 0))
+    return _of_rows(inputs, case, roll, lambda t: t.roll(1, 0))
 
 
 def _rows_rolled(t: Tensor, by: int) -> Tensor:
@@ -133,10 +139,15 @@ def _rows_rolled(t: Tensor, by: int) -> Tensor:
     return guard_bands.as_integers(t).roll(by, 0).view(t.dtype)
 
 
-def _of_rows(inputs: Inputs, change: Callable[[Tensor], Tensor], of_samples: Callable[[Tensor], Tensor]) -> Inputs:
-    """The inputs with ``change`` applied to those that have rows, ``of_samples`` to what each sample has of its own."""
+def _of_rows(
+    inputs: Inputs, case: Case, change: Callable[[Tensor], Tensor], of_samples: Callable[[Tensor], Tensor]
+) -> Inputs:
+    """The inputs with ``change`` applied to those that have rows, ``of_samples`` to what each sample, or each group of
+    rows, has of its own.
+    """
     fixed = ("weight", "bias", "scale", "shift", RESIDUAL_GATE, Q_WEIGHT, K_WEIGHT)
-    both = {} if inputs.shift is None else {n: of_samples(t) for n, t in inputs.named() if n in fixed}
+    shared = inputs.shift is None and case.layout not in OF_ROW_GROUPS
+    both = {} if shared else {n: of_samples(t) for n, t in inputs.named() if n in fixed}
     return replace(inputs, **both, **{n: change(t) for n, t in inputs.named() if n not in fixed})
 
 

@@ -60,7 +60,8 @@ def _roundings_suffice(op: Op, result: Result) -> bool:
 
 def _parts(judge: Judge, block: slice, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x through y itself, through the variance and through the mean: each (m, N), their sum is dx."""
-    rows, g, shape = judge.truth(block).rows, judge.scale.g, dy.shape
+    rows, shape = judge.truth(block).rows, dy.shape
+    g = judge.formula.of(rows).scale.g
     if rows.grouping is not None:
         dy = grouped.cotangent(judge.op, judge.rules, rows, judge.scale, judge.formula.bias, dy.reshape(rows.x.shape))
         g = rows.of_channels(g)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from normcheck.cases.case import EXPANDED, HEADS, Case
+from normcheck.cases.case import EXPANDED, HEADS, OF_ROW_GROUPS, WEIGHT_STACKED, WEIGHT_STRIDED, Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.depth import Depth
@@ -214,6 +214,12 @@ def _strides_in_words(case: Case, *, backward: bool) -> str:
         return f"dy has strides {strides} here: does the backward use dy.stride(0), and dy.stride(1)?" * backward
     if case.layout == HEADS:
         return _head_strides(case)
+    if case.layout == WEIGHT_STRIDED and case.N > 1:
+        both = "weight and bias have" if case.bias else "weight has"
+        return f"{both} stride 2 here: does it use weight.stride(0), or weight.contiguous()?"
+    if case.layout in OF_ROW_GROUPS and case.row_groups > 1:
+        row, lies = ("(g, s)", "G, S, N") if case.layout == WEIGHT_STACKED else ("(s, g)", "S, G, N")
+        return f"x is ({lies}) = {case.shape} here, weight {case.sides}: does row {row} have weight[g]?"
     names = [name for name, gap in case.gaps.items() if gap and (backward or name == "x")]
     if not names:
         return ""
@@ -280,7 +286,7 @@ def _where(output: str, c: Comparison, case: Case) -> Where:
     if output in STATISTICS:
         shape: tuple[int, ...] = (-1, 1)
     else:
-        shape = (1, -1) if output in ("dw", "db") or c.wrong.dim() != 2 else tuple(c.wrong.shape)
+        shape = (1, -1) if c.wrong.dim() != 2 else tuple(c.wrong.shape)
     heads = case.heads if case.layout == HEADS and output not in ("dw", "db") else 1
     return locate(c.wrong.reshape(shape), None if c.ratios is None else c.ratios.reshape(shape), heads=heads)
 
@@ -302,6 +308,9 @@ def _message(first: Checked, c: Comparison, mismatched: int, case: Case) -> str:
     if case.layout == HEADS and first.output not in ("dw", "db"):
         token, head = divmod(c.worst.index[0], case.heads)
         at += f" (head {head} of token {token})"
+    if case.layout in OF_ROW_GROUPS:
+        row = c.worst.index[0]
+        at += f" (group {row if first.output in ('dw', 'db') else case.group_of(row)})"
     if first.output == "bitmask":
         return f"bitmask: {mismatched} of {c.numel} bits differ from lower_clip < z < upper_clip"
     return (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case, with_rows
+from normcheck.cases.case import OF_ROW_GROUPS, Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import COTANGENTS, Inputs
 from normcheck.checks.contract import Problem
@@ -32,7 +32,8 @@ def among_padding_rows(subject: Subject, probed: Probed) -> Probed:
     """
     case = subject.case
     held = [name for name in SUMS if subject.implementation.holds_among_rows(name)]
-    if case.M < _FEWEST or case.samples or not any(name in subject.first.named for name in SUMS):
+    apart = case.samples or case.layout in OF_ROW_GROUPS  # what is padded is a batch of rows with one weight
+    if case.M < _FEWEST or apart or not any(name in subject.first.named for name in SUMS):
         return probed
     half = case.M // 2
     behind = torch.arange(case.M) % half

@@ -45,6 +45,7 @@ class Both:
             shapes = tuple(shape for shape in a.shapes if shape in b.shapes)
         fields: dict[str, Any] = {name: _both(getattr(a, name), getattr(b, name)) for name in _TUPLES}
         fields |= {name: getattr(a, name) and getattr(b, name) for name in _FLAGS}
+        fields |= {"weight_layouts": _both(a.weight_layouts, b.weight_layouts)}
         both = replace(a, **fields, shapes=shapes)
         return replace(self.a, implementation=both)
 

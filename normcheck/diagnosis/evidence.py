@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from normcheck.cases.case import TRAILING, Case
+from normcheck.cases.case import OF_ROW_GROUPS, TRAILING, Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import SCALE, Op
@@ -73,7 +73,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         or op.main_output not in outputs
         or case.room > _MOST
         or not case.M
-        or case.layout == TRAILING
+        or case.layout in (TRAILING, *OF_ROW_GROUPS)
         or op.gated
         or op.l2
         or op.modulated

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from normcheck.cases.case import NO_WEIGHT, Case, parameters_of, with_parameters
+from normcheck.cases.case import NO_WEIGHT, OF_ROW_GROUPS, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
 from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, ROTARY, Op
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
-from normcheck.diagnosis import gated, grouped, instead, l2norm, modulated, rotary
+from normcheck.diagnosis import gated, grouped, instead, l2norm, modulated, rotary, row_groups
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
@@ -80,6 +80,12 @@ def explanation(
         if cell.op.l2:
             return l2norm.explained(failed, others)
         return instead.explained(_INSTEAD[cell.op.name], cell.op, failed, others)
+    if failed.case.layout in OF_ROW_GROUPS:
+        sizes = _usual_cases(cell.claims, failed.case)
+        more = (replace(case, layout=failed.case.layout, gap=0) for case in sizes)
+        of_groups = instead.explained(row_groups.instead, cell.op, failed, _results(cell, more, setting, end))
+        if of_groups is not None:
+            return of_groups
     own_backward = cell.implementation.backward is not None
     every = _candidates(cell.claims, failed, own_backward=own_backward, settled=settled)
     if earlier:
@@ -113,6 +119,8 @@ def tells(cell: Cell, result: Result, name: str) -> bool:
         return l2norm.tells(result, name)
     if cell.op.name in _INSTEAD:
         return instead.tells(_INSTEAD[cell.op.name], cell.op, result, name)
+    if result.case.layout in OF_ROW_GROUPS:
+        return instead.tells(row_groups.instead, cell.op, result, name)
     own_backward = cell.implementation.backward is not None
     found = None if is_special(result.case) else evidence(cell.op, result, own_backward=own_backward)
     if found is None:

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import torch
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import OF_ROW_GROUPS, Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import make
@@ -120,7 +120,8 @@ def index_of(op: Op, case: Case, output: str, at: str) -> tuple[int, ...]:
         said = one_line(output, 60) or shown(output)
         raise UsageError(f"output={said}: expected {one_of(names)}, which {op.name} has in this case")
     of_row, of_column = {"ROW": case.M * case.split.groups}, {"COLUMN": case.split.channels}
-    sizes = {"mean": of_row, "rstd": of_row, "dw": of_column, "db": of_column}
+    of_weight = {"GROUP": case.row_groups, **of_column} if case.layout in OF_ROW_GROUPS else of_column
+    sizes = {"mean": of_row, "rstd": of_row, "dw": of_weight, "db": of_weight}
     sizes |= {name: {"SAMPLE": case.batch, "COLUMN": case.N} for name in OF_SAMPLES}
     sizes[SCALE] = {"ROW": case.M, "COLUMN": max(scale_columns(case, name) for name in BLOCKS)}
     size = sizes.get(output, {"ROW": case.M, "COLUMN": case.N})

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from normcheck.cases.case import HEADS, RANK4, TRAILING, Case
+from normcheck.cases.claims import weight_layout
+from normcheck.cases.declared import WEIGHT_LAYOUTS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
 from normcheck.cases.ops import OPS
@@ -264,7 +266,10 @@ def asked_for(layouts: Sequence[str], spec: str, implementation: Implementation)
     if spec in discovery.implementations():
         return implementation
     ranks = (2, 3, 4) if RANK4 in layouts else implementation.ranks
-    asked = replace(implementation, ranks=ranks, heads=HEADS in layouts or implementation.heads)
+    own = implementation.weight_layouts
+    of_weight = tuple(name for name in WEIGHT_LAYOUTS if weight_layout(name) in layouts or name in own)
+    heads = HEADS in layouts or implementation.heads
+    asked = replace(implementation, ranks=ranks, heads=heads, weight_layouts=of_weight)
     if TRAILING in layouts and True in implementation.weights:
         return replace(asked, trailing=True, weights=(True,))
     return asked

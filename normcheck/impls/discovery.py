@@ -243,6 +243,11 @@ def validated(item: object, spec: str) -> Implementation:
     if item.trailing and item.weights != (True,):
         expected = "weights=(True,) with it: the shape of the weight says what is normed"
         raise UsageError(f"trailing=True weights={item.weights} {where}: expected {expected}")
+    if len({*item.weight_layouts} & {"stacked", "interleaved"}) + item.trailing > 1:
+        expected = (
+            "expected stacked, interleaved or trailing alone: an x of rank 3 and a weight of rank 2 do not say which"
+        )
+        raise UsageError(f"weight_layouts={item.weight_layouts} trailing={item.trailing} {where}: {expected}")
     fields = {name: rule.read(getattr(item, name)) for name, rule in rules(type(item)).items()}
     return replace(item, op=with_residual(item.op, _required(item.forward)), **fields)
 

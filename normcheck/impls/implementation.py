@@ -57,7 +57,10 @@ class Implementation(Declared):
     an op that norms groups of channels, if it has one number of them alone. ``heads``: x also comes as heads, (T, H, N)
     with a row stride and a head stride of its own, as q in a fused projection to q, k and v.
     ``trailing``: x also comes as (M, A, B), with weight, bias, dw and db (A, B).
-    Their shape says that both dimensions are normed, so there is always a weight. ``source`` is a link or a path.
+    Their shape says that both dimensions are normed, so there is always a weight. ``weight_layouts``: weight and bias
+    also come as every second element of a buffer (``strided``), or (G, N) for groups of rows: beside an x (G, S, N), of
+    which row (g, s) has weight g (``stacked``), or (S, G, N), of which row (s, g) has it (``interleaved``). dw and db
+    are (G, N) then. ``source`` is a link or a path.
 
     ``weights``: with a weight, or without one (False), or both. Without one weight and bias are None, the factor of
     xhat is 1, and a backward returns no dw; ``biases`` is about cases with a weight. ``lone_bias``: without a weight

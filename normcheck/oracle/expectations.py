@@ -33,7 +33,7 @@ def expectations(
     watched = replace(judge, watch=seen.append)
     stored = {RESIDUAL_OUT: y} if judge.op.adds_residual else {}
     judge_forward(watched, {"y": y, **stored, **_outputs(saved), **(statistics or {})})
-    vector = torch.zeros(case.split.channels, dtype=torch_dtype(judge.weight.name), device=device)
+    vector = torch.zeros(case.sides, dtype=torch_dtype(judge.weight.name), device=device)
     names = judge.op.gradients(weight=case.weight, bias=judge.stored_bias is not None)
     of_samples = torch.zeros((case.batch, case.N), dtype=vector.dtype, device=device)
     shaped = {"dw": vector, "db": vector, DSCALE: of_samples, DSHIFT: of_samples, DRESIDUAL_GATE: of_samples}

@@ -17,10 +17,12 @@ from normcheck.oracle.rounding import Bound, Rules
 
 
 def summed_over(op: Op, case: Case) -> int:
-    """The elements over which dw and db are summed: a column of all rows, or those of a sample, or of a channel."""
+    """The elements over which dw and db are summed: a column of all rows, of those of a sample, or of a group with a
+    weight of its own, or a channel.
+    """
     if op.grouped:
         return case.M * case.split.length
-    return modulated.rows_of_sample(case) if op.modulated else case.M
+    return modulated.rows_of_sample(case) if op.modulated else case.M // case.row_groups
 
 
 @dataclass(frozen=True, slots=True)

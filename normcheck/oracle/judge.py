@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import HEADS, Case
+from normcheck.cases.case import HEADS, OF_ROW_GROUPS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
@@ -94,7 +94,7 @@ class Truth:
 @dataclass(frozen=True)
 class Judge:
     """The judge of one case: ``x``, ``dy`` (M, N) as stored (an x of heads is (T, H, N)), ``scale``, ``stored_bias``
-    (N,), its rules and options.
+    (N,), (G, N) if groups of rows have their own, its rules and options.
 
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
@@ -216,7 +216,7 @@ def judge_of(
     fused: bool = False,
 ) -> Judge:
     """The judge of ``case`` for a kernel of this ``model``; see ``Judge`` for the rest."""
-    shape, inputs = (case.M, case.N), inputs.flat
+    shape, inputs = (case.M, case.N), inputs.flat(case)
     how = (residual.ROUNDED if model.sum == "any" else model.sum) if op.adds_residual else ""
     rules, scale = rounding.rules(op, model, weight=case.weight), reference.scale_of(op, inputs)
     product = sum_of(case, inputs, rules, how) if op.gates_residual else None
@@ -252,6 +252,9 @@ def judge_of(
             rows = reference.renormalised(rows, x[first:end].double())
         if op.modulated:
             rows = modulated.modulated(rules, case, rows, inputs, first, end)
+        if case.layout in OF_ROW_GROUPS:
+            rows = reference.stacked(case, rows, first, end)
+        own = formula.of(rows)
 
         def added() -> Added | GatedAdded | None:
             if product is not None:
@@ -264,7 +267,7 @@ def judge_of(
             checkable,
             lambda: formula.forward(rows, statistics, io),
             lambda: gradient_truth(
-                op, rules, rows, statistics, scale, io, summed, dy[first:end].double(), added=added(), bias=formula.bias
+                op, rules, rows, statistics, own.scale, io, summed, dy[first:end].double(), added=added(), bias=own.bias
             ),
         )
 

@@ -84,7 +84,8 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
         normed = judge.normed(block)
         mean = None if saved.mean is None else saved.mean[normed].double()
         rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[normed].double()), EXACT
-    of_case = judge.scale, judge.io, judge.summed
+    own = judge.formula.of(rows)
+    of_case = own.scale, judge.io, judge.summed
     return gradient_truth(
         judge.op,
         judge.rules,
@@ -94,7 +95,7 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
         dy,
         in_doubt,
         judge.added(block.start, block.stop),
-        judge.formula.bias,
+        own.bias,
     )
 
 
@@ -131,9 +132,11 @@ def _sums_checks(
     if "dw" in gradients:
         bound = backward_bounds.output_dw(judge.rules, m, share.dw, sums, dw_doubt, weight)
         held = Expectation("dw", check, 0, share.dw, bound, weight)
-        yield Checked("dw", check, compared(judge, gradients["dw"].reshape(-1), held, ok))
+        yield Checked("dw", check, compared(judge, gradients["dw"].reshape(share.dw.shape), held, ok))
     if "db" in gradients:
         bound = backward_bounds.output_db(judge.rules, m, share.db, sums, db_doubt, weight)
         held = Expectation("db", check, 0, share.db, bound, weight)
         ok = ok if judge.op.grouped else None  # of others db does not depend on x
-        yield Checked("db", check, compared(judge, gradients["db"].reshape(-1), held, ok, finite=not unbounded))
+        yield Checked(
+            "db", check, compared(judge, gradients["db"].reshape(share.db.shape), held, ok, finite=not unbounded)
+        )

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
 from normcheck.cases.split import Heads, Split
@@ -90,6 +91,18 @@ class Rotation:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Of rows whose groups have weights of their own: the group of each row, ``at`` (m,); how many there are."""
+
+    at: Tensor
+    groups: int
+
+    def total(self, t: Tensor) -> Tensor:
+        """The sums of ``t`` (m, N) over the rows of each group, (G, N)."""
+        return t.new_zeros((self.groups, t.shape[1])).index_add_(0, self.at, t)
+
+
+@dataclass(frozen=True)
 class Rows:
     """Normalised rows: ``x``, ``xh`` = (x - mean) * rstd (m, N); ``mean``, ``var``, ``rstd`` (m, 1).
 
@@ -97,7 +110,8 @@ class Rows:
     these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
     ``floor``: None unless the op divides by eps at least. ``modulation``: what such an op multiplies them by and adds,
     None if it is not modulated. ``grouping``: of an op that norms groups of channels; ``rotation``: of one that rotates
-    heads. ``off`` (m, N): how far what a kernel norms may be from ``x``; None if that is given.
+    heads. ``off`` (m, N): how far what a kernel norms may be from ``x``; None if that is given. ``stack``: None unless
+    groups of rows have their own weights.
     """
 
     x: Tensor
@@ -111,6 +125,7 @@ class Rows:
     grouping: Grouping | None = None
     off: Tensor | None = None
     rotation: Rotation | None = None
+    stack: Stack | None = None
 
     @property
     def groups(self) -> int:
@@ -123,8 +138,10 @@ class Rows:
 
     def total(self, t: Tensor) -> Tensor:
         """The sum of ``t``, shaped as these rows, over the rows of the case: (N,), or of each sample: (samples, N); of
-        each channel: (C,).
+        each channel: (C,); of each group of rows: (G, N).
         """
+        if self.stack is not None:
+            return self.stack.total(t)
         if self.grouping is not None:
             return t.reshape(-1, self.grouping.split.channels, self.grouping.split.length).sum((0, 2))
         if self.modulation is not None:
@@ -193,7 +210,8 @@ class Forward:
 class Backward:
     """``wd`` = dy * g, ``dx`` (m, N); ``c1`` = mean(xh * wd), ``c2`` = mean(wd) or None (m, 1).
 
-    ``dw``, ``db`` (N,) are this block's share of the sums over all rows, or (samples, N) over those of each sample.
+    ``dw``, ``db`` (N,) are this block's share of the sums over all rows, or (samples, N) over those of each sample, or
+    (G, N) over those of each group.
     """
 
     wd: Tensor
@@ -231,6 +249,12 @@ def normalise(op: Op, x: Tensor, eps: float) -> Rows:
     var = (xc * xc).mean(1, keepdim=True)
     rstd = (var + eps).rsqrt_()
     return Rows(x, mean, var, rstd, xc * rstd)
+
+
+def stacked(case: Case, rows: Rows, first: int, end: int) -> Rows:
+    """``rows``, those from ``first`` to ``end`` of a case whose groups of rows have weights of their own."""
+    at = torch.arange(first, end, device=rows.x.device)
+    return replace(rows, stack=Stack(case.group_of(at), case.row_groups))
 
 
 def normalise_with(rows: Rows, mean: Tensor | None, rstd: Tensor) -> Rows:

@@ -22,7 +22,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import OF_ROW_GROUPS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
@@ -58,7 +58,7 @@ def judge_special(
     ``doubt``: bool (M, N), the bits that a correct kernel may set or not; None if the op has no bits. ``inputs``: with
     the sum in place of x, if the op adds a residual.
     """
-    inputs = inputs.flat
+    inputs = inputs.flat(case)
     if op.gated:
         rows, allowed, sizes = _of_gate(op, case, inputs, model)
     elif op.l2:
@@ -74,7 +74,7 @@ def judge_special(
         allowed, sizes = list(_allowed(op, case, inputs, rows, doubt)), _sizes(op, case, inputs, rows, doubt)
     if model.special == "row":
         spoilt, silu = ~torch.isfinite(rows.x).all(1), rows.grouping is not None and rows.grouping.silu
-        allowed += [_with_spoilt_rows(one, spoilt, case, silu=silu) for one in allowed]
+        allowed += [_with_spoilt_rows(one, spoilt, case, rows, silu=silu) for one in allowed]
     no_overflow = ~_may_overflow(op, case, rows, model)
     checks = []
     for name, expected in allowed[0].items():
@@ -86,6 +86,8 @@ def judge_special(
             in_reach = sizes[name] < torch.finfo(actual.dtype).max / 2
             if name in (DSCALE, DRESIDUAL_GATE):
                 in_reach = in_reach & no_overflow.view(case.batch, -1).all(1, keepdim=True)
+            elif name == "dw" and rows.stack is not None:
+                in_reach = in_reach & (rows.stack.total((~no_overflow).double()) == 0)
             elif name not in ("db", DSHIFT) or rows.grouping is not None:
                 in_reach = in_reach & (
                     _of_elements(no_overflow, expected, case)
@@ -101,7 +103,7 @@ def what_an_infinity_does(op: Op, case: Case, inputs: Inputs, returned: Outputs)
     """SPOILS_ROW or LEAVES_ROW, what an infinity in x did to its row of y; "" if the formula leaves no choice."""
     if case.rows != "inf" or "y" not in returned:
         return ""
-    inputs = inputs.flat
+    inputs = inputs.flat(case)
     each = [torch.isfinite(one["y"]) for one in _allowed(op, case, inputs, _rows(op, case, inputs), None)]
     exact = reduce(torch.logical_and, each)
     rest = exact & ~torch.isfinite(inputs.x.reshape(case.M, case.N)).all(1, keepdim=True)
@@ -130,7 +132,9 @@ def _of_elements(of_rows: Tensor, like: Tensor, case: Case) -> Tensor:
     return of_rows.expand(-1, like.numel() // of_rows.shape[0]).reshape(like.shape)
 
 
-def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case, *, silu: bool) -> dict[str, Tensor]:
+def _with_spoilt_rows(
+    outputs: Outputs, spoilt: Tensor, case: Case, rows: reference.Rows, *, silu: bool
+) -> dict[str, Tensor]:
     """``outputs`` with NaN in the rows, or groups, that are ``spoilt``, bool (m,), and in dw, which sums over them.
 
     Neither db, dshift nor residual_out depends on other elements of x, but db with ``silu`` does; dscale
@@ -143,6 +147,8 @@ def _with_spoilt_rows(outputs: Outputs, spoilt: Tensor, case: Case, *, silu: boo
     if case.M and not case.rotates:
         added["dw"] = columns.repeat_interleave(case.split.channels // columns.numel())
     added |= {"db": added["dw"] if silu else none, DSHIFT: none, RESIDUAL_OUT: none}
+    if rows.stack is not None:
+        added["dw"] = rows.stack.total(nan)
     if case.samples:
         added[DSCALE] = added[DRESIDUAL_GATE] = nan.view(case.batch, -1).sum(1, keepdim=True)
     return {name: t + (added[name] if name in added else _of_elements(nan, t, case)) for name, t in outputs.items()}
@@ -237,7 +243,17 @@ within twice the reference's. Constant rows with a tiny eps have thousands: then
 
 
 def _rows(op: Op, case: Case, inputs: Inputs) -> reference.Rows:
-    return reference.normalise(op, inputs.x.reshape(case.M, case.N).double(), case.eps)
+    rows = reference.normalise(op, inputs.x.reshape(case.M, case.N).double(), case.eps)
+    return reference.stacked(case, rows, 0, case.M) if case.layout in OF_ROW_GROUPS else rows
+
+
+def _parameters(op: Op, inputs: Inputs, rows: reference.Rows) -> tuple[Tensor, Tensor | None]:
+    """The factor and the bias of these rows in fp64, (N,), or (M, N) if groups of rows have their own."""
+    g, bias = reference.scale_of(op, inputs).g, None if inputs.bias is None else inputs.bias.double()
+    if rows.stack is None:
+        return g, bias
+    at = rows.stack.at
+    return g[at] if g.dim() > 1 else g, None if bias is None else bias[at]
 
 
 def _may_overflow(op: Op, case: Case, rows: reference.Rows, model: Model) -> Tensor:
@@ -269,8 +285,7 @@ def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Te
     Bits in ``doubt`` are all 0 in one reading and all 1 in another: so most, or least, of the gradients is finite.
     """
     dy = inputs.dy.reshape(case.M, case.N).double()
-    g = reference.scale_of(op, inputs).g
-    bias = None if inputs.bias is None else inputs.bias.double()
+    g, bias = _parameters(op, inputs, rows)
     forward = reference.forward(op, rows, g, bias, case.option_values)
     statistics = {"mean": rows.mean, "rstd": rows.rstd}
     saved = {name: statistics[name] for name in op.statistics}
@@ -290,7 +305,7 @@ def _allowed(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Te
         for masked in (dy * bits, torch.where(bits, dy, 0.0)):
             whole = _with_gradients(op, rows, g, masked, {**saved, "y": y})
             yield whole
-            yield {**whole, "dw": torch.where(bits, dy * rows.xh, 0.0).sum(0)}
+            yield {**whole, "dw": rows.total(torch.where(bits, dy * rows.xh, 0.0))}
 
 
 def _sizes(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Tensor | None) -> dict[str, Tensor]:
@@ -299,7 +314,7 @@ def _sizes(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Tens
     What cancels in fp64 need not in a correct kernel: next to the largest number of a format it may be infinite.
     """
     dy = inputs.dy.reshape(case.M, case.N).double()
-    g, bias = reference.scale_of(op, inputs).g, None if inputs.bias is None else inputs.bias.double()
+    g, bias = _parameters(op, inputs, rows)
     forward = reference.forward(op, rows, g, bias, case.option_values)
     if op.clamped:
         bits = reference.bits(forward.z, case.option_values)
@@ -310,8 +325,8 @@ def _sizes(op: Op, case: Case, inputs: Inputs, rows: reference.Rows, doubt: Tens
         "rstd": rows.rstd,
         "y": (rows.xh * g).abs() + (0.0 if bias is None else bias.abs()),
         "dx": rows.rstd * (wd + xh * (xh * wd).mean(1, keepdim=True) + mean),
-        "dw": (dy.abs() * xh).sum(0),
-        "db": dy.abs().sum(0),
+        "dw": rows.total(dy.abs() * xh),
+        "db": rows.total(dy.abs()),
     }
     if inputs.residual is not None and inputs.dresidual_out is not None:
         found["dx"] = found["dx"] + inputs.dresidual_out.reshape(case.M, case.N).double().abs()

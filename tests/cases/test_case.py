@@ -18,10 +18,13 @@ from normcheck.cases.case import (
     MAX_ELEMENTS,
     NO_WEIGHT,
     OF_CHANNELS,
+    OF_ROW_GROUPS,
     OF_SAMPLES,
     RETURNED,
     SAMPLES,
+    STRIDED,
     TRAILING,
+    WEIGHT_STRIDED,
     Case,
     Parameters,
     parameters_of,
@@ -78,15 +81,18 @@ def cases(draw: st.DrawFn) -> Case:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
     if OPS[op].l2:
-        layout, weights = "strided" if layout == TRAILING else layout, NO_WEIGHT
+        layout, weights = "strided" if layout in (TRAILING, WEIGHT_STRIDED) else layout, NO_WEIGHT
     else:
         always = layout == TRAILING or OPS[op].modulated or OPS[op].rotary
         weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (not always))))
     has_weight = weights != NO_WEIGHT
+    layout = layout if OPS[op].of_row_groups or layout not in OF_ROW_GROUPS else "strided"
+    rows = draw(st.integers(0, 10**5))
+    divisors = [0, *(d for d in (1, 2, 3, 7) if rows % d == 0)]
     return Case(
         op=op,
         dtype=dtype,
-        M=draw(st.integers(0, 10**5)),
+        M=rows,
         N=n,
         eps=draw(st.just(0.0) | st.floats(2.0**-100, 2.0**100)),
         rows=draw(st.sampled_from(ROW_KINDS)),
@@ -96,7 +102,8 @@ def cases(draw: st.DrawFn) -> Case:
         weights=weights,
         weight_dtype=draw(st.sampled_from(("same", "fp32"))) if has_weight and dtype != "fp32" else "same",
         bias=draw(st.booleans()),
-        gap=draw(st.integers(1, 1000)) if "strided" in layout else 0,
+        gap=draw(st.integers(1, 1000)) if layout in STRIDED else 0,
+        weight_groups=draw(st.sampled_from(divisors)) if layout in OF_ROW_GROUPS else 0,
         options=options,
         scale=scale,
         gate=gate,

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.cases import fused_inputs, inputs, named_inputs
+from normcheck.cases import fused_inputs, inputs
 from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
@@ -23,8 +23,7 @@ from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WE
 from normcheck.cases.declared import Declared
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
-from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits
-from normcheck.cases.named_inputs import slab_height
+from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
 from normcheck.cases.ops import OPS, Op
 from normcheck.gate.plan import PROFILES
 from tests.some import some
@@ -120,7 +119,7 @@ def test_the_bias_of_a_clamped_op_with_an_offset() -> None:
 @pytest.mark.parametrize("kind", [*NOT_FINITE, "largest"])
 def test_slabs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each slab has a row, or an element, with special values."""
-    monkeypatch.setattr(named_inputs, "SLAB_ELEMENTS", 1)
+    monkeypatch.setattr(inputs, "SLAB_ELEMENTS", 1)
     for seed, (m, n) in enumerate([(2 * len(ROWS), 7), (2 * len(ROWS) + 1, 30), (len(ROWS) + 2, STEP + 1)]):
         case = case_of(rows=kind, M=m, N=n, dy=kind if kind in DY_KINDS else "normal", seed=seed)
         assert slab_height(case) == len(ROWS)

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.cases import named_inputs
-from normcheck.cases.case import CHANNELS_LAST, EXPANDED, HEADS, LAYOUTS, RANK4, TRAILING, Case
+from normcheck.cases import inputs
+from normcheck.cases.case import CHANNELS_LAST, EXPANDED, HEADS, LAYOUTS, OF_ROW_GROUPS, RANK4, STRIDED, TRAILING, Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
@@ -59,8 +59,9 @@ def golden_cases() -> Iterator[Case]:
     yield case_of("rmsnorm_modulate", "bf16", M=20, weights="probe", weight_dtype="fp32", samples="few")
 
 
-OF_ROWS = tuple(layout for layout in LAYOUTS if layout != CHANNELS_LAST)
-"""The layouts of x (M, N); that of channels: tests/oracle/test_grouped.py."""
+OF_ROWS = tuple(layout for layout in LAYOUTS if layout not in (CHANNELS_LAST, *OF_ROW_GROUPS))
+"""The layouts of x (M, N), with one weight; that of channels: tests/oracle/test_grouped.py, those of groups of rows:
+tests/checks/test_weight_layouts.py."""
 
 CASES = {str(case): case for case in golden_cases()}
 
@@ -99,7 +100,7 @@ def test_slabs_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: str) -> Non
     cases = [case_of(rows=rows, M=3 * len(ROWS) + 5, N=5, dy=dy) for dy in FINITE_DY]
     whole = [digests(case) for case in cases]
     for elements in (1, 5 * len(ROWS) * 2):
-        monkeypatch.setattr(named_inputs, "SLAB_ELEMENTS", elements)
+        monkeypatch.setattr(inputs, "SLAB_ELEMENTS", elements)
         assert [digests(case) for case in cases] == whole
 
 
@@ -158,7 +159,7 @@ def test_what_one_field_changes(field: str) -> None:
 
 @pytest.mark.parametrize("layout", OF_ROWS)
 def test_layouts_hold_the_same_values(layout: str) -> None:
-    gap = 3 if "strided" in layout else 0
+    gap = 3 if layout in STRIDED else 0
     case = case_of(rows="blend", layout=layout, gap=gap, M=24)
     tensors = made(case)
     plain = digests(replace(case, layout="contiguous", gap=0))
@@ -197,7 +198,7 @@ SHAPES_WITHOUT_ROWS |= {RANK4: (1, 1, 0, 37), TRAILING: (0, 1, 37)}
 @pytest.mark.parametrize("layout", OF_ROWS)
 def test_no_rows(layout: str) -> None:
     for rows, dy in itertools.product(ROW_KINDS, DY_KINDS):
-        tensors = made(case_of(M=0, layout=layout, gap=3 if "strided" in layout else 0, rows=rows, dy=dy))
+        tensors = made(case_of(M=0, layout=layout, gap=3 if layout in STRIDED else 0, rows=rows, dy=dy))
         assert tensors.x.shape == tensors.dy.shape == SHAPES_WITHOUT_ROWS.get(layout, (0, 37))
         assert digest(tensors.weight) == digest(made(case_of()).weight)
 
@@ -255,7 +256,7 @@ def test_signed_zeros_and_the_largest_numbers(dtype: str) -> None:
 @pytest.mark.parametrize("layout", OF_ROWS)
 def test_guard_bands_hold_what_no_computation_makes(layout: str) -> None:
     """Before and behind every tensor, a row and more of a NaN whose payload is its own."""
-    tensors = made(case_of(layout=layout, gap=3 if "strided" in layout else 0))
+    tensors = made(case_of(layout=layout, gap=3 if layout in STRIDED else 0))
     for _, tensor in some(tensors.named()):
         whole = tensor.as_strided((tensor.untyped_storage().nbytes() // 2,), (1,), 0).view(torch.int16)
         start = tensor.storage_offset()

@@ -66,7 +66,8 @@ def test_two_dimensions_are_normed(columns: int, sides: tuple[int, int]) -> None
     inputs = make(case, OPS["layernorm"], "cpu")
     assert inputs.weight is not None and inputs.bias is not None
     assert tuple(inputs.x.shape) == (3, *sides) and tuple(inputs.weight.shape) == tuple(inputs.bias.shape) == sides
-    assert inputs.flat.weight is not None and inputs.flat.weight.shape == (columns,)
+    flat = inputs.flat(case).weight
+    assert flat is not None and flat.shape == (columns,)
     assert with_rows(case, 1).shape == (1, *sides)
     usual = make(Case(op="layernorm", dtype="fp16", M=3, N=columns), OPS["layernorm"], "cpu")
     assert torch.equal(inputs.x.reshape(3, columns), usual.x)

@@ -40,7 +40,7 @@ class Mutant:
     ``not_exercised``: why it cannot be run at all, such as an op that this project does not have. ``kernel`` returns
     the kernel of steps behind ``make``; None if there is none. ``widest``: the last N at which the fault exceeds the
     error of fp32 additions in any order; None if every N does. ``weights``: whether its calls have a weight. ``heads``:
-    it shows in heads, and in no other layout.
+    it shows in heads, and in no other layout; ``weight_layouts``: in these layouts of the weight, and in no other.
     """
 
     id: str
@@ -60,6 +60,7 @@ class Mutant:
     widest: int | None = None
     weights: tuple[bool, ...] = (True,)
     heads: bool = False
+    weight_layouts: tuple[str, ...] = ()
 
 
 def mutant(
@@ -69,12 +70,13 @@ def mutant(
     model: Mapping[str, Any] | None = None,
     weights: tuple[bool, ...] = (True,),
     heads: bool = False,
+    weight_layouts: tuple[str, ...] = (),
     overwrites: tuple[str, ...] = (),
     **fields: Any,
 ) -> Mutant:
     """A mutant of the clean torch kernel: ``kernel`` differs from it by the faulty steps. ``fields`` are Mutant's.
 
-    ``model``, ``heads`` and ``overwrites`` are what its implementations declare.
+    ``model``, ``heads``, ``weight_layouts`` and ``overwrites`` are what its implementations declare.
     Pass a kernel that keeps state as a function that returns a new one, so that each ``make`` starts without state.
     """
 
@@ -82,10 +84,10 @@ def mutant(
         return kernel if isinstance(kernel, Kernel) else kernel()
 
     def make(op: str) -> Implementation:
-        fields_of = {"weights": weights, "heads": heads, "overwrites": overwrites}
-        return new_kernel().implementation(id, op, model=model or {}, **fields_of)
+        return new_kernel().implementation(id, op, model=model or {}, overwrites=overwrites, **shown_in)
 
-    return Mutant(id=id, make=make, kernel=new_kernel, weights=weights, heads=heads, **fields)
+    shown_in: dict[str, Any] = {"weights": weights, "heads": heads, "weight_layouts": weight_layouts}
+    return Mutant(id=id, make=make, kernel=new_kernel, **shown_in, **fields)
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:

@@ -128,72 +128,72 @@ _Y, _BOTH, _ALL = ("y",), ("y", "dx"), ("rstd", "y", "dx")
 _PARTIAL, _SEVERAL = "less than all of a head is rotated", "several tokens"
 
 MUTANTS: tuple[Mutant, ...] = (
-    _fault("mT01", "columns side by side are rotated, though halves are declared", Turned(interleaved=True), _BOTH,
+    _fault("mK01", "columns side by side are rotated, though halves are declared", Turned(interleaved=True), _BOTH,
            source="NVIDIA/TensorRT-LLM#13052", model=_CLEAN.declared),
-    _fault("mT02", "columns side by side are rotated, and stored as halves", Turned(output=_written_in_halves), _Y,
+    _fault("mK02", "columns side by side are rotated, and stored as halves", Turned(output=_written_in_halves), _Y,
            source="NVIDIA/TensorRT-LLM#13052"),
-    _fault("mT03", "the partner of a column is half a head away, though less is rotated", Turned(
+    _fault("mK03", "the partner of a column is half a head away, though less is rotated", Turned(
            output=_half_a_head_away), _Y, source="vllm-project/vllm#51049", when=_PARTIAL),
-    _fault("mT04", "all of a head is rotated, whatever cos has columns for", Turned(output=_all_of_it), _Y,
+    _fault("mK04", "all of a head is rotated, whatever cos has columns for", Turned(output=_all_of_it), _Y,
            source="vllm-project/vllm#43676", when=_PARTIAL),
-    _fault("mT05", "q has the weight of k, and k that of q", Turned(
+    _fault("mK05", "q has the weight of k, and k that of q", Turned(
            weight=lambda c: c.of_heads(c.weights[1], c.weights[0])), _BOTH, source="hpcaitech/ColossalAI#6444"),
-    _fault("mT06", "k has the weight of q", Turned(weight=lambda c: c.of_heads(c.weights[0], c.weights[0])), _BOTH),
-    _fault("mT07", "a tile of four heads has the weight of its first", Turned(weight=_weight_of_tile), _BOTH,
+    _fault("mK06", "k has the weight of q", Turned(weight=lambda c: c.of_heads(c.weights[0], c.weights[0])), _BOTH),
+    _fault("mK07", "a tile of four heads has the weight of its first", Turned(weight=_weight_of_tile), _BOTH,
            when="q and k share a tile of four heads"),
-    _fault("mT08", "the mean is over all heads of q, or of k", Turned(rstd=_of_row), _ALL, when="several heads of q"),
-    _fault("mT09", "the sign of sin is wrong in both columns", Turned(output=lambda c: turn(c, c.n, -c.sin)), _Y),
-    _fault("mT10", "cos and sin are swapped", Turned(angles=lambda c: c.both_tables()[::-1]), _BOTH),
-    _fault("mT11", "the second column of a pair is made of the rotated first one", Turned(
+    _fault("mK08", "the mean is over all heads of q, or of k", Turned(rstd=_of_row), _ALL, when="several heads of q"),
+    _fault("mK09", "the sign of sin is wrong in both columns", Turned(output=lambda c: turn(c, c.n, -c.sin)), _Y),
+    _fault("mK10", "cos and sin are swapped", Turned(angles=lambda c: c.both_tables()[::-1]), _BOTH),
+    _fault("mK11", "the second column of a pair is made of the rotated first one", Turned(
            output=_one_after_the_other), _Y),
-    _fault("mT12", "each token has the angles of the next one", Turned(
+    _fault("mK12", "each token has the angles of the next one", Turned(
            angles=lambda c: c.both_tables(lambda t: t.roll(-1, 0))), _BOTH, when=_SEVERAL),
-    _fault("mT13", "every token has the angles of the first one", Turned(
+    _fault("mK13", "every token has the angles of the first one", Turned(
            angles=lambda c: c.both_tables(lambda t: t[:1].expand_as(t))), _BOTH, source="sgl-project/sglang#35744",
            when=_SEVERAL),
-    _fault("mT14", "the row stride of cos and sin is ignored", Turned(
+    _fault("mK14", "the row stride of cos and sin is ignored", Turned(
            angles=lambda c: c.both_tables(lambda t: _spelled(c, t))), (*_BOTH, ""),
            kinds=("mismatch", "non_finite", "out_of_bounds_read"), when="strided cos and sin of several tokens"),
-    _fault("mT15", "cos and sin are rounded to bf16", Turned(
+    _fault("mK15", "cos and sin are rounded to bf16", Turned(
            angles=lambda c: c.both_tables(lambda t: rounded(t, torch.bfloat16))), _BOTH, dtypes=("fp16", "fp32")),
-    _fault("mT16", "v is rotated as well", Turned(values=lambda c: _v_as_k(c, normed=False)), _Y),
-    _fault("mT17", "v is normed as well", Turned(values=lambda c: _v_as_k(c, normed=True)), _Y),
-    _fault("mT18", "v passes through bf16", Turned(
+    _fault("mK16", "v is rotated as well", Turned(values=lambda c: _v_as_k(c, normed=False)), _Y),
+    _fault("mK17", "v is normed as well", Turned(values=lambda c: _v_as_k(c, normed=True)), _Y),
+    _fault("mK18", "v passes through bf16", Turned(
            values=lambda c: c.rest(c.x_io).to(torch.bfloat16)), _Y, dtypes=("fp16", "fp32")),
-    _fault("mT19", "columns of a head behind the first 192 are never written", Turned(output=_unwritten), _Y,
+    _fault("mK19", "columns of a head behind the first 192 are never written", Turned(output=_unwritten), _Y,
            when="heads of more than 192 columns"),
-    _fault("mT20", "what is not rotated of a head is not normed either", Turned(output=lambda c: _rest(c, c.x)), _Y,
+    _fault("mK20", "what is not rotated of a head is not normed either", Turned(output=lambda c: _rest(c, c.x)), _Y,
            when=_PARTIAL),
-    _fault("mT21", "what is not rotated of a head has no weight", Turned(output=lambda c: _rest(c, c.xh)), _Y,
+    _fault("mK21", "what is not rotated of a head has no weight", Turned(output=lambda c: _rest(c, c.xh)), _Y,
            when=_PARTIAL),
-    _fault("mT22", "k is normed, and never rotated", Turned(output=lambda c: _only(c, 0, c.Q)), _Y),
-    _fault("mT23", "as many heads of k are rotated as fit those of q: the last one is left out", Turned(
+    _fault("mK22", "k is normed, and never rotated", Turned(output=lambda c: _only(c, 0, c.Q)), _Y),
+    _fault("mK23", "as many heads of k are rotated as fit those of q: the last one is left out", Turned(
            output=lambda c: _only(c, 0, c.G - 1)), _Y, source="hpcaitech/ColossalAI#6444"),
-    _fault("mT24", "the weight is applied after the rotation", Turned(output=_weighted_last), _Y),
-    _fault("mT25", "eps is left out", Turned(rstd=lambda c: torch.rsqrt(c.mean_of(c.x * c.x))), (*_ALL, "")),
-    _fault("mT26", "eps is added outside the root", Turned(
+    _fault("mK24", "the weight is applied after the rotation", Turned(output=_weighted_last), _Y),
+    _fault("mK25", "eps is left out", Turned(rstd=lambda c: torch.rsqrt(c.mean_of(c.x * c.x))), (*_ALL, "")),
+    _fault("mK26", "eps is added outside the root", Turned(
            rstd=lambda c: 1 / (c.mean_of(c.x * c.x).sqrt() + c.eps)), _ALL),
-    _fault("mT27", "squares are summed in the dtype of x", Turned(rstd=_squares_in_io), _ALL, dtypes=HALF),
-    _fault("mT28", "n is rounded before it is rotated, though once is declared", Turned(rounding="normed"), _BOTH,
+    _fault("mK27", "squares are summed in the dtype of x", Turned(rstd=_squares_in_io), _ALL, dtypes=HALF),
+    _fault("mK28", "n is rounded before it is rotated, though once is declared", Turned(rounding="normed"), _BOTH,
            model=_CLEAN.declared, dtypes=HALF),
-    _fault("mT29", "each step is rounded, though n alone is declared", Turned(rounding="each"), _BOTH,
+    _fault("mK29", "each step is rounded, though n alone is declared", Turned(rounding="each"), _BOTH,
            model=Turned(rounding="normed").declared, dtypes=HALF),
-    _fault("mT30", "n is not rounded before it is rotated, though that is declared", _CLEAN, _BOTH,
+    _fault("mK30", "n is not rounded before it is rotated, though that is declared", _CLEAN, _BOTH,
            model=Turned(rounding="normed").declared, dtypes=HALF),
-    _fault("mT31", "the last token of an odd number is left as it is", Turned(output=_whole_tiles), _Y,
+    _fault("mK31", "the last token of an odd number is left as it is", Turned(output=_whole_tiles), _Y,
            when="an odd number of tokens, above 1"),
-    _fault("mT32", "dy is rotated forward, not back", Turned(cotangent=lambda c: turn(c, c.dy, c.sin)), ("dx",)),
-    _fault("mT33", "dy is not rotated back", Turned(cotangent=lambda c: c.dy), ("dx",)),
-    _fault("mT34", "dx lacks the term of the mean", Turned(dx=lambda c: c.g * c.w * c.r), ("dx",)),
-    _fault("mT35", "dx forgets the weight", Turned(
+    _fault("mK32", "dy is rotated forward, not back", Turned(cotangent=lambda c: turn(c, c.dy, c.sin)), ("dx",)),
+    _fault("mK33", "dy is not rotated back", Turned(cotangent=lambda c: c.dy), ("dx",)),
+    _fault("mK34", "dx lacks the term of the mean", Turned(dx=lambda c: c.g * c.w * c.r), ("dx",)),
+    _fault("mK35", "dx forgets the weight", Turned(
            dx=lambda c: (c.g - c.xh * c.mean_of(c.xh * c.g)) * c.r), ("dx",)),
-    _fault("mT36", "the mean of dx is over all heads of a token", Turned(
+    _fault("mK36", "the mean of dx is over all heads of a token", Turned(
            dx=lambda c: _other_c1(c, (c.xh * c.g * c.w).mean((1, 2), keepdim=True))), ("dx",)),
-    _fault("mT37", "the mean of dx is over the rotated columns alone", Turned(
+    _fault("mK37", "the mean of dx is over the rotated columns alone", Turned(
            dx=lambda c: _other_c1(c, (c.xh * c.g * c.w)[..., : 2 * c.P].sum(-1, keepdim=True) / c.D)), ("dx",),
            when=_PARTIAL),
-    _fault("mT38", "dx of v is 0", Turned(dvalues=lambda c: torch.zeros_like(c.rest(c.x_io))), ("dx",)),
-    _fault("mT39", "dx of k has the weight of q", Turned(
+    _fault("mK38", "dx of v is 0", Turned(dvalues=lambda c: torch.zeros_like(c.rest(c.x_io))), ("dx",)),
+    _fault("mK39", "dx of k has the weight of q", Turned(
            dx=lambda c: ((wd := c.g * c.of_heads(c.weights[0], c.weights[0])) - c.xh * c.mean_of(c.xh * wd)) * c.r),
            ("dx",)),
 )  # fmt: skip

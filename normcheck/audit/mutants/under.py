@@ -29,8 +29,8 @@ def why_not(regime: Regime, mutant: Mutant) -> str:
         return "regimes are those of ops of one input, which return y"
     if False in mutant.weights:
         return "its fault is in calls without a weight, which are a regime of their own"
-    if mutant.heads:
-        return "it shows in heads only, and regimes have few of them"
+    if mutant.heads or mutant.weight_layouts:
+        return f"it shows in {'heads' if mutant.heads else 'one layout'} only, and regimes have few of them"
     if regime.holds_dy is not None and not set(mutant.outputs) <= set(_OF_BACKWARD):
         return "it may be a fault of forward, which is not given dy"
     if mutant.widest is not None and regime.width > mutant.widest:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import OF_ROW_GROUPS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import format_of
@@ -53,8 +53,8 @@ _GROUP_ROWS = 32
 
 
 def suits(judge: Judge) -> bool:
-    """Whether the fused judge can judge this case: x has one row stride, the op gets no more inputs by name and norms
-    a mean, nobody watches what is compared, and on a GPU every bound is finite.
+    """Whether the fused judge can judge this case: x has one row stride, all rows one weight, the op gets no more
+    inputs by name and norms a mean, nobody watches what is compared, and on a GPU every bound is finite.
     """
     case = judge.case
     on_gpu = judge.x.is_cuda or launcher(judge.x.device) is not on_cpu.launch
@@ -63,6 +63,7 @@ def suits(judge: Judge) -> bool:
         judge.bounded
         and (finite or not on_gpu)
         and judge.x.dim() == 2
+        and case.layout not in OF_ROW_GROUPS
         and case.M > 0
         and judge.watch is None
         and judge.rules.safety == 1.0

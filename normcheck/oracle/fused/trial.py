@@ -194,7 +194,7 @@ def _passes(judge: Judge, kernel: Kernel, name: str) -> bool:
 
 def right_kernel(op: Op, case: Case, inputs: Inputs) -> Kernel:
     """The outputs of a kernel that computes in fp64 and rounds once, with the statistics that it saves."""
-    inputs = inputs.flat
+    inputs = inputs.flat(case)
     x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
     io, g = torch_dtype(case.dtype), reference.scale_of(op, inputs).g
     bias = None if inputs.bias is None else inputs.bias.double()
