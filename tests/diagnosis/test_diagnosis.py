@@ -350,7 +350,7 @@ def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
     }
     of_gates |= {f"{key}_{value}" for key, values in keys(OPS["groupnorm"]).items() for value in values}
     of_gates |= {f"{key}_{value}" for key, values in keys(OPS["qk_norm_rope"]).items() for value in values}
-    of_gates |= {told.name for told in (*rotary.OF_INPUTS, *row_groups.OF_INPUTS)}
+    of_gates |= {told.name for told in (*rotary.OF_INPUTS, *row_groups._EVERY)}
     assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways | of_gates | NAMES
     assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())
     for (one, its), (other, others) in product(RIGHT.items(), repeat=2):
