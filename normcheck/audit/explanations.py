@@ -80,8 +80,8 @@ _RIGHT = {
     "group_0": "mG05",
     "gate_swapped": "mG09",
     "gate_of_next_row": "mG20",
-    "rounding_each": "mG22 mM15 mP22",
-    "rounding_once": "mG23 mM16",
+    "rounding_each": "mG22 mM15 mP22 mK29",
+    "rounding_once": "mG23 mM16 mK30",
     # modulations
     "first_sample": "mM01",
     "modulation_swapped": "mM02",
@@ -126,6 +126,17 @@ _RIGHT = {
     # groups of channels
     "groups_ignored": "mP13",
     "groups_of_channels": "mP14",
+    # heads that are rotated
+    "pairs_interleaved": "mK01",
+    "weights_crossed": "mK05",
+    "weight_of_q": "mK06",
+    "turned_back": "mK09",
+    "angles_swapped": "mK10",
+    "angles_of_next_token": "mK12",
+    "angles_of_first_token": "mK13",
+    "angle_stride_ignored": "mK14",
+    "angles_in_bf16": "mK15",
+    "rounding_normed": "mK28",
     # bits
     "bits_ge_lower": "mB01",
     "bits_le_upper": "mB03 mB12",

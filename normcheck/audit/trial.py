@@ -24,6 +24,7 @@ from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.quantised import Quantising
 from normcheck.audit.mutants.regimes import REGIMES, Regime
 from normcheck.audit.mutants.residual import Adding
+from normcheck.audit.mutants.turned import Turned
 from normcheck.audit.mutants.under import under
 from normcheck.audit.mutants.under import why_not as why_not_under
 from normcheck.audit.recipe_judge import CAUGHT, Judgement, judge_kernel, judge_mutant
@@ -281,6 +282,8 @@ def _clean(op: str) -> Implementation:
         return Length().implementation("clean", op)
     if facts.grouped:
         return Grouped().implementation("clean", op)
+    if facts.rotary:
+        return Turned().implementation("clean", op)
     if facts.gates_residual:
         return GatedAdding().implementation("clean", op)
     if facts.modulated:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from normcheck.bench.speed import Point
 from normcheck.cases.case import GIVEN_SCALES, NO_WEIGHT, RETURNED, Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.cases.split import HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case, too_large
@@ -75,8 +77,18 @@ def case_of(point: Point, *, rows: int = 0, seed: int = 0) -> Case:
         samples="few" if OPS[point.op].modulated else "",
         channels="root" if OPS[point.op].grouped else "",
         groups="few" if OPS[point.op].grouped else "",
+        **(_HEADS if OPS[point.op].rotary else {}),
         seed=seed,
     )
+
+
+_HEADS: Mapping[str, Any] = {
+    "head": HEAD_COLUMNS[1],
+    "kv_heads": KV_HEADS[0],
+    "rotary": ROTARY_PARTS[0],
+    "angles": "normal",
+}
+"""How a token of a point is split: heads of 128 columns, four of q to one of k, all of it rotated."""
 
 
 def scale_of(implementation: Implementation) -> str:

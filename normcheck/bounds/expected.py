@@ -43,6 +43,12 @@ def bound(
     shift: Tensor | None = None,
     residual_gate: Tensor | None = None,
     groups: int | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    q_heads: int | None = None,
+    k_heads: int | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> dict[str, Expected]:
@@ -50,7 +56,9 @@ def bound(
 
     ``x``, ``dy``, ``residual``, ``dresidual_out``, ``gate``: (..., N) on one device, in fp16, bf16 or fp32; ``weight``,
     ``bias``: (N,), in the dtype of x or fp32; ``scale``, ``shift``, ``residual_gate``: (B, N) beside an x (B, S, N), in
-    one of these too. ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,). ``clips``: the
+    one of these too. ``groups``: of the channels of an x (B, C, ...), whose weight and bias are (C,). ``q_heads``,
+    ``k_heads``: of an x (T, N) of heads, as many of v as of k, with ``q_weight``, ``k_weight`` (D,) and ``cos``,
+    ``sin`` (T, pairs), the four in one of these dtypes. ``clips``: the
     limits of a clamped op. ``model``: what a kernel declares, as in an ``Implementation``; if ``op`` leaves a
     convention open it must say which. The bounds are those of ``normcheck verify`` for a kernel that computes in fp32
     (docs/bounds.md derives them). No process is started.
@@ -60,7 +68,9 @@ def bound(
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
     of_samples = {"scale": scale, "shift": shift, "residual_gate": residual_gate}
     tensors |= {**of_samples, "dresidual_out": dresidual_out}
-    about = given(op, tensors, eps=eps, groups=groups, clips=clips, model=model)
+    tensors |= {"q_weight": q_weight, "k_weight": k_weight, "cos": cos, "sin": sin}
+    counts = {"groups": groups, "q_heads": q_heads, "k_heads": k_heads}
+    about = given(op, tensors, eps=eps, counts=counts, clips=clips, model=model)
     return expected_of(about, parts_of(about, gradients=dy is not None))
 
 

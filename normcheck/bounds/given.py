@@ -12,13 +12,14 @@ from torch import Tensor
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import Inputs, format_of, inputs_of
-from normcheck.cases.ops import OPS, RELU6, RESIDUAL, Op
+from normcheck.cases.ops import COS, GROUPS, HEAD_COUNTS, K_WEIGHT, OPS, Q_WEIGHT, RELU6, RESIDUAL, SIN, Op
 from normcheck.errors import UsageError, one_of, shown
 from normcheck.oracle.conventions import candidates, keys, plainest, with_convention
 from normcheck.oracle.tolerances import Model, declared_model, table
 
 _SIDES = ("weight", "bias")
 _OF_SAMPLES = ("scale", "shift", "residual_gate")
+_OF_HEADS = (Q_WEIGHT, K_WEIGHT, COS, SIN)
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ def given(
     tensors: Mapping[str, Tensor | None],
     *,
     eps: float,
-    groups: int | None,
+    counts: Mapping[str, int | None],
     clips: tuple[float, float] | None,
     model: Mapping[str, Any] | None,
 ) -> Given:
     """``tensors``: x (..., N), and by name those of its shape, and weight and bias (N,); None is one that is not there.
 
-    Of norms of ``groups`` x is (B, C, ...), weight and bias are (C,).
+    ``counts``: the numbers of ``Op.counts``, None for those that the op has not. Of norms of groups x is (B, C, ...),
+    weight and bias are (C,).
     Raises UsageError, also if the op returns codes, and if what the kernel computes is open: see ``Model``.
     """
     if op not in OPS:
@@ -53,32 +55,37 @@ def given(
         raise UsageError(f"op={op}: expected one that returns y; codes are judged by normcheck verify")
     x = there["x"]
     _require_floats(there)
-    _require_groups(row, groups, x)
+    groups = _counted(row, counts, x)
     wanted = {*row.by_name, "x", "dy", *_SIDES, *["dresidual_out"] * row.adds_residual}
     for name in [name for name in there if name not in wanted]:
         raise UsageError(f"{name}: expected none, as {op} has no {name}")
     for name in [name for name in row.by_name if name not in there]:
         raise UsageError(f"{name}=None: expected a tensor, as {op} takes one")
-    if "weight" in there and (row.l2 or row.modulated):
+    if "weight" in there and (row.l2 or row.modulated or row.rotary):
         raise UsageError(f"weight: expected None, as {op} has no weight")
     if "bias" in there and not row.takes_bias:
         raise UsageError(f"bias: expected None, as {op} has no bias")
     if row.modulated and (x.dim() != 3 or not x.shape[0]):
         raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, S, N) with B >= 1, as {op} modulates samples")
+    heads = _heads(there, counts) if row.rotary else {}
     of_sides = x.shape[1:2] if row.grouped else x.shape[-1:]
     for name, tensor in there.items():
+        if name in _OF_HEADS:
+            continue
         shape = of_sides if name in _SIDES else (x.shape[0], x.shape[-1]) if name in _OF_SAMPLES else x.shape
         if tensor.shape != shape:
             raise UsageError(f"{name}.shape={tuple(tensor.shape)}: expected {tuple(shape)}")
         if not bool(torch.isfinite(tensor).all()):
             raise UsageError(f"{name}: expected finite numbers; normcheck verify judges NaN and infinities")
-    weight, io = there.get("weight", there.get("bias", there.get("scale"))), format_of(x.dtype).name
+    weight = next((there[name] for name in ("weight", "bias", "scale", Q_WEIGHT) if name in there), None)
+    io = format_of(x.dtype).name
     for name in _OF_SAMPLES[1:] if row.modulated else ():
         if name in there and there[name].dtype != there["scale"].dtype:
             raise UsageError(f"{name}.dtype={there[name].dtype}: expected that of scale, {there['scale'].dtype}")
     if "residual" in there and "dresidual_out" not in there:
         there["dresidual_out"] = torch.zeros_like(there["residual"])
-    whole = (*_SIDES, *_OF_SAMPLES)
+    whole = (*_SIDES, *_OF_SAMPLES, *_OF_HEADS)
+    weighted = "weight" in there or row.modulated or row.rotary
     rows = (*x.shape[:2], x.shape[2:].numel()) if row.grouped else (-1, x.shape[-1])
     flat = {name: t.detach() if name in whole else t.detach().reshape(rows) for name, t in there.items()}
     case = Case(
@@ -87,11 +94,12 @@ def given(
         M=flat["x"].shape[0],
         N=x.shape[1:].numel() if row.grouped else x.shape[-1],
         eps=eps,
-        weights="normal" if "weight" in there or row.modulated else NO_WEIGHT,
-        weight_dtype=_relative(weight, x) if "weight" in there or row.modulated else "same",
+        weights="normal" if weighted else NO_WEIGHT,
+        weight_dtype=_relative(weight, x) if weighted else "same",
         samples=str(x.shape[0]) if row.modulated else "",
         channels=str(x.shape[1]) if row.grouped else "",
         groups=str(groups) if row.grouped else "",
+        **heads,
         bias="bias" in there,
         residual_dtype=_relative(there.get(RESIDUAL), x),
         options=row.clips(clips or RELU6) if row.clamped else (),
@@ -100,16 +108,40 @@ def given(
     return Given(row, case, inputs_of(flat), closed(row, case, base), tuple(x.shape))
 
 
-def _require_groups(op: Op, groups: int | None, x: Tensor) -> None:
-    """Raise UsageError unless ``groups`` divides the channels of x (B, C, ...), or is None for an op that has none."""
+def _heads(there: Mapping[str, Tensor], counts: Mapping[str, int | None]) -> dict[str, Any]:
+    """The fields of a case whose x (T, N) is so many heads. Raises UsageError unless all fit together."""
+    x, size = there["x"], there[Q_WEIGHT].numel()
+    q, k = (counts[name] or 0 for name in HEAD_COUNTS)
+    if x.dim() != 2 or min(q, k) < 1 or x.shape[1] != (q + 2 * k) * size:
+        expected = f"(T, (q_heads + 2 k_heads) D), as k and v have as many heads, with q_weight ({size},)"
+        raise UsageError(f"x.shape={tuple(x.shape)}, q_heads={q}, k_heads={k}: expected {expected}")
+    pairs = there[COS].shape[-1]
+    shapes = {Q_WEIGHT: (size,), K_WEIGHT: (size,), COS: (x.shape[0], pairs), SIN: (x.shape[0], pairs)}
+    for name, shape in shapes.items():
+        own = there[name]
+        if own.shape != shape or own.dtype != there[Q_WEIGHT].dtype or not bool(torch.isfinite(own).all()):
+            expected = f"finite numbers {shape} in {there[Q_WEIGHT].dtype}"
+            raise UsageError(f"{name}: {tuple(own.shape)} in {own.dtype}; expected {expected}")
+    if not 1 <= pairs <= size // 2:
+        raise UsageError(f"cos.shape={tuple(there[COS].shape)}: expected (T, pairs), up to half of {size} columns")
+    return {"head": str(size), "kv_heads": str(k), "rotary": str(2 * pairs), "angles": "normal"}
+
+
+def _counted(op: Op, counts: Mapping[str, int | None], x: Tensor) -> int | None:
+    """How many groups there are. Raises UsageError for a number that the op has not, and unless that of groups divides
+    the channels of x (B, C, ...).
+    """
+    for name, count in counts.items():
+        if count is not None and name not in op.counts:
+            raise UsageError(f"{name}={shown(count)}: expected None, as {op.name} has none")
+    groups = counts[GROUPS]
     if not op.grouped:
-        if groups is not None:
-            raise UsageError(f"groups={shown(groups)}: expected None, as {op.name} has none")
-        return
+        return None
     if x.dim() < 2 or not x.shape[1:].numel():
         raise UsageError(f"x.shape={tuple(x.shape)}: expected (B, C, ...) with elements, as {op.name} norms channels")
     if not isinstance(groups, int) or groups < 1 or x.shape[1] % groups:
         raise UsageError(f"groups={shown(groups)}: expected a divisor of the channels of x, {x.shape[1]}")
+    return groups
 
 
 def _relative(tensor: Tensor | None, x: Tensor) -> str:

@@ -38,6 +38,12 @@ def assert_within(
     shift: Tensor | None = None,
     residual_gate: Tensor | None = None,
     groups: int | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    q_heads: int | None = None,
+    k_heads: int | None = None,
     clips: tuple[float, float] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> None:
@@ -49,7 +55,9 @@ def assert_within(
     """
     tensors = {"x": x, "weight": weight, "bias": bias, "dy": dy, "residual": residual, "gate": gate}
     tensors |= {"scale": scale, "shift": shift, "residual_gate": residual_gate, "dresidual_out": dresidual_out}
-    about = given(op, tensors, eps=eps, groups=groups, clips=clips, model=model)
+    tensors |= {"q_weight": q_weight, "k_weight": k_weight, "cos": cos, "sin": sin}
+    counts = {"groups": groups, "q_heads": q_heads, "k_heads": k_heads}
+    about = given(op, tensors, eps=eps, counts=counts, clips=clips, model=model)
     held: dict[str, list[Expectation]] = {}
     for part in parts_of(about, gradients=dy is not None):
         held.setdefault(part.output, []).append(part)

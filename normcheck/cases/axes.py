@@ -159,6 +159,9 @@ PAIRS = (
     ("n", "channels"), ("layout", "channels"), ("channels", "groups"), ("channels", "dy"), ("channels", "probe"),
     ("n", "groups"), ("m", "groups"), ("layout", "groups"), ("groups", "rows"), ("groups", "dy"), ("groups", "probe"),
     ("groups", "weights"), ("weight_dtype", "groups"),
+    ("n", "head"), ("layout", "head"), ("head", "kv_heads"), ("head", "rotary"), ("m", "head"), ("m", "kv_heads"),
+    ("layout", "rotary"), ("rotary", "angles"), ("kv_heads", "rotary"), ("layout", "angles"), ("m", "angles"),
+    ("weight_dtype", "angles"), ("weight_dtype", "rotary"), ("angles", "rows"), ("angles", "dy"), ("head", "probe"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "whole" is one N of each
 width, as in WHOLE, "n" a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a

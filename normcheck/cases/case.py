@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from normcheck.cases.split import Split, divisor_near_root, heads_of, least_prime, row_groups_of, split_of
+from normcheck.cases.ops import HEAD_COUNTS, OPS
+from normcheck.cases.split import (
+    Heads,
+    Split,
+    divisor_near_root,
+    heads_of,
+    least_prime,
+    row_groups_of,
+    split_of,
+    token_heads,
+)
 
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
@@ -103,7 +113,9 @@ class Case:
     ``residual_dtype`` is ``same`` or ``fp32``, both of an op that adds a residual. ``scale``, of an op that quantises:
     a kind of given scales, or RETURNED, or LIMITED. ``gate``, of a gated op: a kind of data. ``samples``, of a
     modulated op: one of SAMPLES, or a number; ``weights`` and ``weight_dtype`` are those of its scale and shift.
-    ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers.
+    ``channels`` and ``groups``, of a grouped op: one of CHANNEL_COUNTS and of GROUP_COUNTS, or numbers. ``head``,
+    ``kv_heads`` and ``rotary``, of a rotary op: one of HEAD_COLUMNS, KV_HEADS and ROTARY_PARTS, or numbers; ``angles``:
+    a kind of cosines and sines, which have the dtype of the weights.
     ``weight_groups``: how many groups of rows have a weight of their own, in OF_ROW_GROUPS; 0: as M has it.
 
     With ``weights`` NO_WEIGHT there is no weight. Raises ValueError if such a case has a dtype of weights.
@@ -130,6 +142,10 @@ class Case:
     samples: str = ""
     channels: str = ""
     groups: str = ""
+    head: str = ""
+    kv_heads: str = ""
+    rotary: str = ""
+    angles: str = ""
     weight_groups: int = 0
 
     def __post_init__(self) -> None:
@@ -154,8 +170,20 @@ class Case:
 
     @property
     def split(self) -> Split:
-        """How N is split; one group of N channels of an op that is not grouped."""
+        """How N is split; one group of N channels of an op that is not grouped; the heads that a rotary one norms."""
+        if self.rotates:
+            return Split(self.of_heads.normed, self.N, 1)
         return split_of(self.N, self.channels, self.groups) if self.channels else Split(1, self.N, 1)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether its op is a rotary one."""
+        return OPS[self.op].rotary
+
+    @property
+    def of_heads(self) -> Heads:
+        """The heads of a token of a rotary op; the simplest words stand for those that are not said."""
+        return token_heads(self.N, self.head or "64", self.kv_heads or "sixth", self.rotary or "all")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -234,6 +262,11 @@ class Case:
         return self.N * (6 if self.gaps["dy"] else 1)
 
     @property
+    def angle_stride(self) -> int:
+        """The row stride of cos and sin: that of one half of a cache of both if dy is strided, else they are packed."""
+        return self.of_heads.pairs * (2 if self.gaps["dy"] else 1)
+
+    @property
     def room(self) -> int:
         """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
@@ -266,6 +299,7 @@ class Case:
             f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
             f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED, *EXPANDED),
             "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
+            f"head={self.head}": self.rotates and self.of_heads.columns.bit_count() > 1,
             "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
         }
         return tuple(words for words, unusual in refusable.items() if unusual)
@@ -286,6 +320,7 @@ class Case:
         """The op's own numbers by name, as forward and backward get them."""
         limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
         count = {"groups": self.split.groups} if self.channels else {}
+        count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.head else {}
         return MappingProxyType({**dict(self.options), **limit, **count})
 
     def __str__(self) -> str:
@@ -311,6 +346,8 @@ class Case:
             words.append(f"samples={self.samples}")
         if self.channels:
             words += [f"channels={self.channels}", f"groups={self.groups}"]
+        own = ((name, getattr(self, name)) for name in ("head", "kv_heads", "rotary", "angles"))
+        words += [f"{name}={value}" for name, value in own if value]
         if self.weight_groups:
             words.append(f"weight_groups={self.weight_groups}")
         words += [f"{name}={value!r}" for name, value in self.options]
@@ -326,6 +363,7 @@ def without_unusual(case: Case) -> Case:
     """``case`` without what many kernels refuse, see ``Case.unusual``; a long row stays as long."""
     plain = replace(case, M=max(case.M, 1), weight_dtype="same", residual_dtype="same")
     plain = replace(plain, N=max(plain.N, 2)) if case.channels else plain
+    plain = replace(plain, head="64") if f"head={case.head}" in case.unusual else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
     unusual = case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED)

@@ -25,10 +25,10 @@ from normcheck.cases.case import (
     WEIGHT_STRIDED,
     Case,
 )
-from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.data_kinds import ANGLE_KINDS, DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
-from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
 from normcheck.errors import UsageError, one_line, one_of, shown
 
 _REQUIRED = ("M", "N")
@@ -87,6 +87,10 @@ def parse(line: str) -> Case:
         samples=_part(named, "samples", SAMPLES) if OPS[op].modulated else "",
         channels=_part(named, "channels", CHANNEL_COUNTS) if OPS[op].grouped else "",
         groups=_part(named, "groups", GROUP_COUNTS) if OPS[op].grouped else "",
+        head=_part(named, "head", HEAD_COLUMNS) if OPS[op].rotary else "",
+        kv_heads=_part(named, "kv_heads", KV_HEADS) if OPS[op].rotary else "",
+        rotary=_part(named, "rotary", ROTARY_PARTS) if OPS[op].rotary else "",
+        angles=_choice(named, "angles", ANGLE_KINDS) if OPS[op].rotary else "",
         weight_groups=_integer(named, "weight_groups", 0),
     )
     _validate(case)
@@ -116,6 +120,8 @@ def _validate(case: Case) -> None:
         _validate_channels(case)
     elif case.layout == CHANNELS_LAST:
         raise UsageError(f"layout={case.layout}: expected another one for {case.op}, whose x has no channels")
+    if case.head:
+        _validate_heads(case)
     _validate_weights(case)
     if case.layout == TRAILING and not case.weight:
         raise UsageError(f"weights=none layout={TRAILING}: expected one of the two, the weight says what is normed")
@@ -154,6 +160,23 @@ def _validate_channels(case: Case) -> None:
     if case.groups.isdigit() and count % int(case.groups):
         expected = f"{one_of(GROUP_COUNTS)}, or a number that divides the {count} channels"
         raise UsageError(f"groups={case.groups}: expected {expected}")
+
+
+def _validate_heads(case: Case) -> None:
+    """Raise UsageError unless the columns of a case are heads of q, of k and of v, and a head has what is rotated."""
+    own = case.of_heads
+    if case.layout not in OF_SAMPLES:
+        raise UsageError(f"layout={case.layout}: expected {one_of(OF_SAMPLES)} for {case.op}, whose x is (T, N)")
+    if not case.weight:
+        raise UsageError(f"weights=none: expected a kind of data, of the weights of q and k of {case.op}")
+    if own.columns % 2 or 3 * own.columns > case.N or int(case.head) % 2:
+        raise UsageError(f"head={case.head} N={case.N}: expected an even number of columns, and three heads or more")
+    if case.kv_heads.isdigit() and own.k != int(case.kv_heads):
+        most = (case.N // own.columns - 1) // 2
+        raise UsageError(f"kv_heads={case.kv_heads}: expected {one_of(KV_HEADS)}, or a number up to {most}")
+    if case.rotary.isdigit() and 2 * own.pairs != int(case.rotary):
+        expected = f"{one_of(ROTARY_PARTS)}, or an even number up to {own.columns}"
+        raise UsageError(f"rotary={case.rotary}: expected {expected}, the columns of a head")
 
 
 def _expect_names(named: Mapping[str, str], op: str, own: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ from normcheck.cases.case import (
 )
 from normcheck.cases.declared import WEIGHT_LAYOUTS, Declared
 from normcheck.cases.ops import OPS, Op
-from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 
 _GAP = 8
 
@@ -124,7 +124,11 @@ class Claims:
     @property
     def own(self) -> dict[str, tuple[Any, ...]]:
         """Each of ``Op.axes`` with its values."""
-        from normcheck.cases.data_kinds import GATE_KINDS, RESIDUAL_KINDS  # torch, which a command line does without
+        from normcheck.cases.data_kinds import (
+            ANGLE_KINDS,
+            GATE_KINDS,
+            RESIDUAL_KINDS,
+        )  # torch, which a command line does without
 
         every = {
             "residual": RESIDUAL_KINDS,
@@ -134,6 +138,10 @@ class Claims:
             "samples": SAMPLES,
             "channels": self.channels,
             "groups": self.groups,
+            "head": HEAD_COLUMNS,
+            "kv_heads": KV_HEADS,
+            "rotary": ROTARY_PARTS,
+            "angles": ANGLE_KINDS,
         }
         return {axis: every[axis] for axis in self.op.axes}
 
@@ -210,8 +218,11 @@ def _relative(declared: Sequence[str], dtype: str) -> tuple[str, ...]:
 
 def columns_of(op: Op, implementation: Declared) -> int:
     """What N is a multiple of: the columns of a group, if a gated op declares them for all cases, or the channels that
-    a grouped one declares, or has because of its groups.
+    a grouped one declares, or has because of its groups; HEADS_SPAN of a rotary one, unless it
+    declares its shapes.
     """
+    if op.rotary:
+        return 1 if implementation.shapes else HEADS_SPAN
     if op.grouped:
         return implementation.channels or _CHANNELS_A_GROUP * implementation.groups or 1
     declared = implementation.model
@@ -250,7 +261,7 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
         taken = [weight_layout(name) for name in WEIGHT_LAYOUTS if name in implementation.weight_layouts]
         layouts += [layout for layout in taken if op.of_row_groups or layout == WEIGHT_STRIDED]
     layouts += [HEADS] * (implementation.heads and not op.by_name)
-    if op.modulated:
+    if op.modulated or op.rotary:
         layouts = [layout for layout in layouts if layout in OF_SAMPLES]
     if op.grouped:
         of_channels = [CHANNELS_LAST] * implementation.strided
@@ -298,7 +309,7 @@ def unclaimed(op: Op, implementation: Declared, case: Case) -> str:
     for name, own in (("channels", implementation.channels), ("groups", implementation.groups)):
         if own and getattr(case.split, name) != own:
             return f"{name}={getattr(case, name)}: {name}={own} is declared"
-    if case.N % columns_of(op, implementation):
+    if case.N % columns_of(op, implementation) and not op.rotary:
         return f"N={case.N}: model declares groups of {columns_of(op, implementation)} columns"
     if case.scale not in scales_of(op, implementation):
         return f"scale={case.scale}: model declares that the scale is {_scale_in_words(op, implementation)}"

@@ -71,6 +71,8 @@ class CoreSizes:
         """The size in place of (m, n) in the case of this ``number``; None if all sizes of its class were refused."""
         if self.claims.shapes:
             return self.candidates[number % len(self.candidates)] if m and self.candidates else None
+        if self.claims.columns > 1:  # no N but its multiples
+            n = min((own for widths in self.sizes.widths.values() for own in widths), key=lambda own: abs(own - n))
         rows, columns = self.sizes.heights.get(row_class(m), ()), self.sizes.widths.get(key_of(n), ())
         if not rows or not columns:
             return None
@@ -83,7 +85,9 @@ class CoreSizes:
 
         Without a seed of the run it is ``size`` itself, if this core has it.
         """
-        return size if size in own and not self.seed else own[min(every.index(size), len(own) - 1)]
+        return (
+            size if size in own and not self.seed else own[min(every.index(size) if size in every else 0, len(own) - 1)]
+        )
 
     def in_turn(self, size: Size, number: int) -> Size:
         """``size``; if there are only heads, its M with another N at each turn."""

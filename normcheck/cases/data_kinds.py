@@ -237,6 +237,39 @@ infinite."""
 GATE_KINDS = tuple(GATE_VALUES)
 """Kinds of gates, simplest first."""
 
+Angles = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""cos and sin (M, pairs) in fp64, from two numbers in [0, 1) of each, and from the number of each row, int64 (M,)."""
+
+
+def _turned(u: Tensor, signs: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """Any angle, of which no library has to make a cosine: t = tan(angle / 2) gives both."""
+    square, size = u * u, 1.0 / (1.0 + u * u)
+    cosine, sine = (1.0 - square) * size, 2.0 * u * size
+    quadrant = (signs * 4).long()
+    return torch.where(quadrant % 2 == 0, cosine, -cosine), torch.where(quadrant < 2, sine, -sine)
+
+
+def _scaled_turns(u: Tensor, signs: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    size = _power_of_two(row % _MAGNITUDES - 1)[:, None]
+    cosine, sine = _turned(u, signs, row)
+    return cosine * size, sine * size
+
+
+ANGLE_VALUES: Mapping[str, Angles] = MappingProxyType(
+    {
+        "normal": _turned,
+        "scaled": _scaled_turns,
+        "right": lambda u, signs, row: (torch.zeros_like(u), torch.where(signs < 0.5, 1.0, -1.0).double()),
+        "zero": lambda u, signs, row: (torch.ones_like(u), torch.zeros_like(u)),
+    }
+)
+"""Every kind of angles: name -> cos and sin. ``scaled``: as with a scaling of attention, twice as large for the next
+token, so that no other token's will do; ``right``: a head's columns change places; ``zero``: position 0, where the norm
+of each head is left."""
+
+ANGLE_KINDS = tuple(ANGLE_VALUES)
+"""Kinds of angles, simplest first."""
+
 CODE_WEIGHTS = "codes"
 """Weights of an op that quantises: on rows of one magnitude, such as ``alternating``, every y lies in the middle of two
 codes, but for one that is the largest code, if the scale is TIE_SCALE; if it is ``power``, some are between those of
@@ -317,7 +350,7 @@ def residual_gate(case: Case, n: Tensor, first: int = 0) -> Tensor:
 
 
 _MAGNITUDES = 4
-"""How many samples of a modulation differ in their exponents."""
+"""How many samples of a modulation, or tokens, differ in their exponents."""
 
 
 def _middles_of_codes(columns: int, seed: int, n: Tensor) -> Tensor:

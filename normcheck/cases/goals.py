@@ -258,7 +258,7 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
         chosen = [*first, *(size for size in sizes if size not in first)][: max(most, len(first))]
         return tuple(size for size in sizes if size in chosen)
 
-    tallest = min(extent.rows, extent.elements // min(HEAD_SIZES)) if claims.only_heads else extent.rows
+    tallest = min(extent.rows, extent.elements // (min(HEAD_SIZES) if claims.only_heads else claims.columns))
     longest = min(extent.columns, extent.elements)
     heights = {low: some("M", own, extent.heights, tallest, COMMON_ROWS) for low, own in ROWS_OF_CLASS.items()}
     of_groups = {n: octave_of(n) for n in claims.multiples}

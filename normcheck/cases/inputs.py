@@ -40,7 +40,7 @@ from normcheck.cases.data_kinds import (
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate
+from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate, fill_rotation, heads_unfilled
 from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, RESIDUAL_GATE, Op
 from normcheck.cases.rng import hashed, normal, uniform
 
@@ -62,7 +62,8 @@ class Inputs:
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
     Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
-    ``residual_gate`` of one that adds a residual; weight and bias are None. Each lies in a buffer of its own, with NaN
+    ``residual_gate`` of one that adds a residual; weight and bias are None; of a rotary op the
+    weights (D,), ``cos`` and ``sin`` (M, pairs) with one row stride. Each lies in a buffer of its own, with NaN
     in its gaps, and where other heads lie, and in bands before and behind it.
     """
 
@@ -76,6 +77,10 @@ class Inputs:
     gate: Tensor | None = None
     shift: Tensor | None = None
     residual_gate: Tensor | None = None
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor of each input, without those that are None."""
@@ -132,7 +137,7 @@ def inputs_of(named: Mapping[str, Tensor]) -> Inputs:
     return Inputs(named["x"], dy=named.get("dy", named["x"]), **optional)
 
 
-_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items()}
+_OF_NAMED = {gradient: name for name, gradient in BY_NAME.items() if gradient}
 GRADIENT_OF = MappingProxyType({"dx": "x", **_OF_NAMED, "dw": "weight", "db": "bias"})
 """Gradient -> the input of which it is one."""
 
@@ -165,6 +170,8 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         fill(case, op, made)
     if made.gate is not None:
         _fill_gate(case, made.gate)
+    if made.cos is not None:
+        fill_rotation(case, op, dict(made.named()))
     if made.scale is not None and made.shift is not None:
         fill_both(case, op, made.scale, made.shift)
         if made.residual_gate is not None:
@@ -331,6 +338,8 @@ def _unfilled(case: Case, device: str) -> Inputs:
         names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
         own = {name: placed(*where, wide, device, shift=_shift(case)) for name in names}
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
+    if op.rotary:
+        return Inputs(x, None, None, dy, **heads_unfilled(case, torch_dtype(case.weight_format), device))
     weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
     gate = _placed(case, GATE, io, device) if op.gated else None

@@ -12,7 +12,8 @@ _MOST_NAMED = 6
 
 _PLAIN = (
     "layout", "rows", "dy", "special", "weight", "weights", "weight_dtype", "bias", "eps", "clips", "residual",
-    "residual_dtype", "scale", "gate", "samples", "channels", "groups", "probe",
+    "residual_dtype", "scale", "gate", "samples", "channels", "groups", "head", "kv_heads", "rotary", "angles",
+    "probe",
 )  # fmt: skip
 
 

@@ -34,13 +34,21 @@ RESIDUAL_GATE, DRESIDUAL_GATE = "residual_gate", "dresidual_gate"
 GROUPS = "groups"
 """The number that a grouped op gets by name: how many groups of channels there are, each normed by itself."""
 
+COS, SIN, Q_WEIGHT, K_WEIGHT = "cos", "sin", "q_weight", "k_weight"
+"""What a rotary op gets: the cosine and the sine of each token and pair of columns, the weights of the heads of q and
+of k."""
+
+HEAD_COUNTS = ("q_heads", "k_heads")
+"""The numbers that a rotary op gets by name: how many heads of a row are of q, and how many behind those of k."""
+
 BLOCKS: Mapping[str, int] = MappingProxyType({"block64": 64, "block128": 128})
 """What shares a scale, if a block of columns does, as a model's ``scale`` -> the columns of a block."""
 
 BY_NAME: Mapping[str, str] = MappingProxyType(
     {RESIDUAL: DRESIDUAL, RESIDUAL_GATE: DRESIDUAL_GATE, GATE: DGATE, SCALE: DSCALE, SHIFT: DSHIFT}
+    | dict.fromkeys((COS, SIN, Q_WEIGHT, K_WEIGHT), "")
 )
-"""Every input that a function gets by name -> its gradient. The scale of codes has none."""
+"""Every input that a function gets by name -> its gradient, "" if none is asked. The scale of codes has none."""
 
 OF_SAMPLES = (DRESIDUAL_GATE, DSCALE, DSHIFT)
 """The gradients of what each sample has of its own, each (B, N)."""
@@ -97,10 +105,14 @@ class Op:
     If it is ``grouped``, x is (B, C, L), so M = B and N = C * L, and it norms each group of channels of a sample, with
     weight and bias (C,), which ``oracle/grouped.py`` explains: an activation behind it is a convention.
 
+    If it is ``rotary``, a row is a token's heads of q, of k and of v; it norms each head of q and of k, with a weight
+    of q and one of k, and rotates pairs of their columns, which ``oracle/rotary.py`` explains: which are a pair, and
+    what is rounded, are conventions. Of its gradients dx alone is asked.
+
     The rounding of xhat, to the dtype of x with a residual as well, passes gradients through unchanged. Raises
     ValueError for an op that rounds xhat and is centred, zero-centred, clamped, biased or quantises, and for one that
-    is clamped and adds a residual or quantises, or that is gated, l2, modulated or grouped and not plain: no bound is
-    derived.
+    is clamped and adds a residual or quantises, or that is gated, l2, modulated, grouped or rotary and not plain: no
+    bound is derived.
     """
 
     name: str
@@ -114,6 +126,7 @@ class Op:
     l2: bool = False
     modulated: bool = False
     grouped: bool = False
+    rotary: bool = False
     biases: tuple[bool, ...] = (True, False)
     formula: str
     source: str
@@ -135,6 +148,9 @@ class Op:
             raise ValueError(f"op={self.name}: expected modulated=True with no other fact of it but {facts}")
         if self.grouped and (self.zero_centered or self.clamped or self.rounds_xhat or self.l2 or self.by_name):
             raise ValueError(f"op={self.name}: expected grouped=True with no other fact of it but centered and a bias")
+        plain = not (any(more) or self.zero_centered or self.rounds_xhat or self.l2 or self.grouped or self.modulated)
+        if self.rotary and not (plain and not self.gated and not self.adds_residual):
+            raise ValueError(f"op={self.name}: expected rotary=True with no other fact of it")
 
     @property
     def takes_bias(self) -> bool:
@@ -142,8 +158,10 @@ class Op:
         return True in self.biases
 
     def weights_of(self, declared: tuple[bool, ...]) -> tuple[bool, ...]:
-        """The values of ``Case.weight``: those ``declared``; False of a norm by length, True of a modulated one."""
-        return (False,) if self.l2 else (True,) if self.modulated else declared
+        """The values of ``Case.weight``: those ``declared``; False of a norm by length, True of one whose weights have
+        names of their own.
+        """
+        return (False,) if self.l2 else (True,) if self.modulated or self.rotary else declared
 
     @property
     def of_models(self) -> bool:
@@ -160,12 +178,18 @@ class Op:
         """The inputs of BY_NAME that the op has."""
         has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises or self.modulated}
         has |= {SHIFT: self.modulated, RESIDUAL_GATE: self.gates_residual}
+        has |= dict.fromkeys((COS, SIN, Q_WEIGHT, K_WEIGHT), self.rotary)
         return tuple(name for name in BY_NAME if has[name])
 
     @property
     def gates_residual(self) -> bool:
         """Whether what the op adds to the residual is x times a gate of each sample."""
         return self.modulated and self.adds_residual
+
+    @property
+    def counts(self) -> tuple[str, ...]:
+        """The numbers that a function of the op gets by name, as it gets tensors."""
+        return (GROUPS,) * self.grouped + HEAD_COUNTS * self.rotary
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -205,8 +229,8 @@ class Op:
         """The gradients that a backward returns, if the op is called with a weight, and a bias, or without."""
         if self.quantises:
             return ()
-        named = (BY_NAME[name] for name in self.by_name)
-        if self.modulated:
+        named = filter(None, (BY_NAME[name] for name in self.by_name))
+        if self.modulated or self.rotary:
             return ("dx", *named)
         return ("dx", *named, *GRADIENTS[1:2] * weight, *GRADIENTS[2:] * bias)
 
@@ -231,6 +255,7 @@ class Op:
 AXES_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {RESIDUAL: (RESIDUAL, "residual_dtype"), RESIDUAL_GATE: (), GATE: (GATE,), SCALE: (SCALE,), SHIFT: ("samples",)}
     | {GROUPS: ("channels", "groups")}
+    | {COS: ("head", "kv_heads", "rotary", "angles"), SIN: (), Q_WEIGHT: (), K_WEIGHT: ()}
 )
 """Each input of BY_NAME, and GROUPS -> the axes of a case that say something of it."""
 
@@ -432,10 +457,25 @@ GROUPED = (
 )
 """The ops that norm groups of channels."""
 
+ROTARY = (
+    Op(
+        name="qk_norm_rope",
+        centered=False,
+        rotary=True,
+        biases=(False,),
+        formula="of each head of q and k: n = x * rstd * weight,  rstd = 1 / sqrt(mean(x^2) + eps) over the head;  "
+        "y_a = n_a * cos - n_b * sin,  y_b = n_b * cos + n_a * sin  for each pair a, b of its first columns, "
+        "y = n in the rest;  y = x in the heads of v",
+        source="the attention of Qwen3, Gemma3 and OLMo2, fused in vLLM, SGLang, TensorRT-LLM and flashinfer; "
+        "dx alone of its gradients",
+    ),
+)
+"""The ops that norm and rotate heads."""
+
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         op.name: op
-        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, MODULATED_ADD, GROUPED)
+        for table in (TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, MODULATED_ADD, GROUPED, ROTARY)
         for op in sorted(table, key=lambda op: op.name)
     }
 )

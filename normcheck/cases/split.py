@@ -1,4 +1,4 @@
-"""How a number of rows or columns is split: the channels, and the groups of channels, of what a sample has."""
+"""How the columns of a row are split: the channels, and the groups of channels, of a sample; the heads of a token."""
 
 from __future__ import annotations
 
@@ -78,3 +78,61 @@ def divisor_near_root(n: int) -> int:
 def least_prime(n: int) -> int:
     """The least prime that divides n, 1 for n below 2."""
     return next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), max(n, 1))
+
+
+HEADS_SPAN = 192
+"""N of a rotary op is a multiple of it: three heads of the 64 columns that every N can have."""
+
+HEAD_COLUMNS = ("64", "128", "256", "96")
+"""How many columns a head of a rotary op has, those that every kernel takes first. A case line may have another even
+number of which N has three at least."""
+
+KV_HEADS = ("sixth", "third", "one")
+"""How many of the H heads of a token are of k, and as many of v, simplest first: a sixth, as of four heads of q that
+share one of k; a third, as many as of q; 1. A case line may also have a number."""
+
+ROTARY_PARTS = ("all", "half", "quarter")
+"""How many of the columns of a head are rotated, its first ones. A case line may also have an even number."""
+
+
+class Heads(NamedTuple):
+    """A row is the heads of a token, of ``columns`` columns each: so many of ``q``, then of ``k``, then of ``v``. The
+    first 2 * ``pairs`` columns of those of q and k are rotated.
+    """
+
+    q: int
+    k: int
+    v: int
+    columns: int
+    pairs: int
+
+    @property
+    def normed(self) -> int:
+        """The heads of q and k."""
+        return self.q + self.k
+
+    @property
+    def width(self) -> int:
+        """The columns of q and k."""
+        return self.normed * self.columns
+
+
+@lru_cache(maxsize=1024)
+def token_heads(columns: int, head: str, kv_heads: str, rotary: str) -> Heads:
+    """How the columns of a token are split into heads, by a number, a word of KV_HEADS and one of ROTARY_PARTS, or
+    numbers. A head is as wide as said if there are three of them; else it has 64 columns, or as many as are possible.
+    """
+    size = int(head)
+    if columns % size or columns < 3 * size:
+        size = max((d for d in range(1, min(64, columns // 3) + 1) if columns % d == 0), key=_as_head, default=1)
+    count = columns // size
+    of_k = int(kv_heads) if kv_heads.isdigit() else {"sixth": count // 6, "third": count // 3, "one": 1}[kv_heads]
+    of_k = min(max(of_k, 1), (count - 1) // 2)
+    share = {"all": 1, "half": 2, "quarter": 4}
+    pairs = (int(rotary) if rotary.isdigit() else size // share[rotary]) // 2
+    return Heads(count - 2 * of_k, of_k, of_k, size, min(max(pairs, 1), size // 2))
+
+
+def _as_head(size: int) -> tuple[bool, int]:
+    """An even number before an odd one, then the largest."""
+    return size % 2 == 0, size

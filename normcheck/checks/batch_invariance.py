@@ -15,7 +15,7 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import OF_ROW_GROUPS, WEIGHT_INTERLEAVED, WEIGHT_STACKED, Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_GATE, ROOT_FIRST
+from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, K_WEIGHT, Q_WEIGHT, RESIDUAL_GATE, ROOT_FIRST
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe, observe_in_place, start
 from normcheck.checks.rerun import Probed, Subject
@@ -97,7 +97,8 @@ def _in_batch(subject: Subject, batch: slice) -> dict[str, bool]:
         return {}
 
     def own(rows: Tensor) -> Tensor:
-        return guard_bands.in_bands(rows.reshape(case.M, case.N)[batch].reshape(part.shape), NAN)
+        own = rows.reshape(case.M, -1)[batch]
+        return guard_bands.in_bands(own.reshape(part.shape) if own.shape[1] == case.N else own, NAN)
 
     def of_sample(both: Tensor) -> Tensor:
         sample = case.group_of(batch.start) if case.layout in OF_ROW_GROUPS else batch.start * case.batch // case.M
@@ -144,7 +145,7 @@ def _of_rows(
     """The inputs with ``change`` applied to those that have rows, ``of_samples`` to what each sample, or each group of
     rows, has of its own.
     """
-    fixed = ("weight", "bias", "scale", "shift", RESIDUAL_GATE)
+    fixed = ("weight", "bias", "scale", "shift", RESIDUAL_GATE, Q_WEIGHT, K_WEIGHT)
     shared = inputs.shift is None and case.layout not in OF_ROW_GROUPS
     both = {} if shared else {n: of_samples(t) for n, t in inputs.named() if n in fixed}
     return replace(inputs, **both, **{n: change(t) for n, t in inputs.named() if n not in fixed})

@@ -12,7 +12,7 @@ from normcheck.cases.inputs import make
 from normcheck.cases.ops import Op
 from normcheck.checks.check import Result
 from normcheck.checks.gradients import autograd_checks
-from normcheck.oracle import grouped, reference
+from normcheck.oracle import grouped, reference, rotary
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.judge import Judge, judge_forward, judge_of
 from normcheck.oracle.rounding import half_ulp
@@ -65,9 +65,14 @@ def _parts(judge: Judge, block: slice, dy: Tensor) -> tuple[Tensor, Tensor, Tens
     if rows.grouping is not None:
         dy = grouped.cotangent(judge.op, judge.rules, rows, judge.scale, judge.formula.bias, dy.reshape(rows.x.shape))
         g = rows.of_channels(g)
+    if rows.rotation is not None:
+        dy, g = rotary.cotangent(judge.rules, rows, dy), rows.rotation.factor
     backward = reference.backward(judge.op, rows, g, dy)
     by_y, by_variance = backward.wd * rows.rstd, -rows.xh * backward.c1 * rows.rstd
     by_mean = torch.zeros_like(by_y) if backward.c2 is None else -backward.c2 * rows.rstd + 0 * by_y
+    if rows.rotation is not None:
+        v = torch.zeros_like(rows.rotation.rest)  # the gradient of v is dy itself: no part of it is rounded apart
+        return rotary.whole(rows, by_y, v), rotary.whole(rows, by_variance, v), rotary.whole(rows, by_mean, v)
     return by_y.reshape(shape), by_variance.reshape(shape), by_mean.reshape(shape)
 
 

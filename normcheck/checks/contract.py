@@ -100,7 +100,8 @@ def usable_gradients(
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
     named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in inputs.leaves)
-    gives = f"dx{named}" if inputs.shift is not None else f"dx{named}, dw and, with a bias, db"
+    bare = inputs.shift is not None or inputs.cos is not None
+    gives = f"dx{named}" if bare else f"dx{named}, dw and, with a bias, db"
     for name, like in inputs.leaves.items():
         if name not in returned and name == DRESIDUAL_GATE and not by_graph:
             continue
@@ -130,7 +131,7 @@ def _tensor_problem(
 
 def _groups(op: Op, case: Case, statistic: Tensor, model: Model | None) -> int:
     """How many statistics a row has; without a model, of an op that leaves that open, as many as were returned."""
-    if not (op.gated or op.grouped):
+    if not (op.gated or op.grouped or op.rotary):
         return 1
     if op.gated and (model is None or model.group == OPEN):
         return statistic.numel() // max(case.M, 1)

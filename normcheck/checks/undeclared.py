@@ -14,7 +14,7 @@ from normcheck.oracle.tolerances import is_wider
 
 _NOT_WIDER = (
     *("sum", "scale", "scale_floor", "scale_limit", "round_before_quant", "scaling"),
-    *("gate", "activation", "rounding", "round_gated", "group", "eps", "round_factor"),
+    *("gate", "activation", "rounding", "round_gated", "group", "eps", "round_factor", "pairs"),
 )
 """Keys of a model that say what is computed, and widen no bound."""
 

@@ -169,6 +169,7 @@ def _twin(op: Op, **changed: bool) -> Op | None:
         "l2",
         "modulated",
         "grouped",
+        "rotary",
     )
     wanted = {name: changed.get(name, getattr(op, name)) for name in facts}
     return next((row for row in OPS.values() if all(getattr(row, name) == wanted[name] for name in facts)), None)

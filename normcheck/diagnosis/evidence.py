@@ -78,6 +78,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         or op.l2
         or op.modulated
         or op.grouped
+        or op.rotary
     ):
         return None
     inputs, shared = make(case, op, "cpu"), ""

@@ -16,12 +16,12 @@ from typing import Any
 
 from normcheck.cases.case import NO_WEIGHT, OF_ROW_GROUPS, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, Op
+from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, ROTARY, Op
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting
 from normcheck.checks.check import Result
-from normcheck.diagnosis import gated, grouped, instead, l2norm, modulated, row_groups
+from normcheck.diagnosis import gated, grouped, instead, l2norm, modulated, rotary, row_groups
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
@@ -53,7 +53,7 @@ _ALIKE_ELEMENTS = 1 << 17
 _INSTEAD = {op.name: gated.instead for op in GATED} | {
     op.name: modulated.instead for op in (*MODULATED, *MODULATED_ADD)
 }
-_INSTEAD |= {op.name: grouped.instead for op in GROUPED}
+_INSTEAD |= {op.name: grouped.instead for op in GROUPED} | {op.name: rotary.instead for op in ROTARY}
 """Op -> what its kernels may do instead, of those that have no formulas of faults."""
 
 _Candidate = tuple[Fault, Way]

@@ -1,7 +1,7 @@
 """What a kernel does instead: the convention, or the inputs, for which all that it returned is right.
 
 No formula of its own is needed: the judge says of each of these whether the kernel is within its bounds. ``gated.py``,
-``grouped.py`` and ``modulated.py`` have what kernels of their ops may do.
+``grouped.py``, ``modulated.py`` and ``rotary.py`` have what kernels of their ops may do.
 """
 
 from __future__ import annotations

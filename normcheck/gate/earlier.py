@@ -159,6 +159,8 @@ class Search:
         tried = set[Case]()
         for changes in ({**_PLAIN, "layout": "contiguous", "gap": 0}, _PLAIN, *_SMALL):
             (first,), last = self.needed, self.failed.case
+            if last.rotates and "N" in changes:  # so few columns are no heads
+                continue
             one, other = (replace(case, **_common(first, last, changes)) for case in (first, last))
             if other == last or other in tried or other.M > last.M or other.N > last.N:
                 continue

@@ -132,6 +132,8 @@ def shrunk(cell: Cell, plan: Plan, failed: Result, *, alone: bool = False) -> Re
         for axis, sizes in (("N", every.n), ("M", every.m)):
             if every.shapes or best.case.layout == HEADS or not seconds:
                 break
+            if axis == "N" and cell.claims.columns > 1:  # those between its multiples are no cases
+                continue
             _to_edge(best.case, axis, sizes, fails)
     if depth == Depth.OFF and best is not failed:
         probed = run_case(cell, best.case, plan)  # with the probes, which may show the reason
@@ -171,7 +173,7 @@ def clearer(cell: Cell, plan: Plan, smallest: Result, tells: Callable[[Result], 
     for m, n in sizes[1:]:
         if time.perf_counter() > end:
             break
-        result = run_alone(cell, replace(case, M=m, N=n), plan, UNPROBED)
+        result = run_alone(cell, cell.claims.nearest(replace(case, M=m, N=n)), plan, UNPROBED)
         if result.failed and signature(result) == signature(smallest) and tells(result):
             return result
     return smallest

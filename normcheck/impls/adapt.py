@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normcheck.cases.ops import BY_NAME, GROUPS, OPS, SCALE, SHIFT, Op
+from normcheck.cases.ops import BY_NAME, GROUPS, HEAD_COUNTS, OPS, SCALE, SHIFT, Op
 from normcheck.errors import UsageError, error_text, one_line
 from normcheck.impls.implementation import ONE_MODULE
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OPTIONS = ("lower_clip", "upper_clip")
 _SCALE_LIMIT = "scale_ub"
 _NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
-_NAMED = (*BY_NAME, GROUPS)
+_NAMED = (*BY_NAME, GROUPS, *HEAD_COUNTS)
 """What a function takes by name if its op has it, and only then; a scale of codes may be returned instead, so one
 counts beside a shift alone."""
 _GROUP_COUNTS = ("num_groups", GROUPS)
@@ -70,7 +70,7 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round; or must
     have a weight, and the op has none.
     """
-    wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated) + (GROUPS,) * op.grouped
+    wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated) + op.counts
     name = one_line(str(getattr(target, "__name__", "f")), 60)
     if op.l2 and False not in adapted.weights:
         raise UsageError(f"impl={spec}: op={op.name}: expected {name}(x, eps) -> y, as {op.name} has no weight")
@@ -80,11 +80,11 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
         bias = ", bias" if op.takes_bias else ""
         returned = "(y, residual_out)" if op.adds_residual else "y"
         own = ", ".join(wanted)
-        weight = "" if op.modulated else f", weight{bias}"
+        weight = "" if op.modulated or op.rotary else f", weight{bias}"
         words = f"a parameter named {' and '.join(wanted)}: {name}(x, {own}{weight}, eps) -> {returned}"
     else:
         alike = [o for o in OPS.values() if o.quantises == op.quantises]
-        having = (o.name for o in alike if {*adapted.named} <= {*o.by_name, *[GROUPS] * o.grouped})
+        having = (o.name for o in alike if {*adapted.named} <= {*o.by_name, *o.counts})
         words = f"no parameter named {' or '.join(adapted.named)}, or --op {'|'.join(having)}"
     raise UsageError(f"impl={spec}: op={op.name}: expected {words}")
 

@@ -23,6 +23,7 @@ from normcheck.cases.ops import (
     MODULATED,
     OPS,
     QUANTISED,
+    ROTARY,
     names_of,
 )
 from normcheck.impls.implementation import Implementation
@@ -41,6 +42,8 @@ from normcheck.impls.triton_calls import (
     modulated_forward,
     own_kernels,
     quantise,
+    rotary_backward,
+    rotary_forward,
 )
 
 if TYPE_CHECKING:
@@ -211,6 +214,25 @@ def grouped(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementa
     )
 
 
+PAIRED: Mapping[str, bool] = MappingProxyType({"triton": False, "triton_interleaved": True})
+"""Name -> whether the columns of a pair lie side by side."""
+
+
+def rotary(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementation:
+    """An op that rotates heads, with the pairs that ``name`` of ``PAIRED`` has."""
+    own: dict[str, Any] = {"interleaved": PAIRED[name], "kernels": kernels}
+    return Implementation(
+        name=name,
+        op=op,
+        forward=partial(rotary_forward, **own),
+        backward=partial(rotary_backward, **own),
+        unavailable=unavailable,
+        model={"pairs": "interleaved" if PAIRED[name] else "neox", "rounding": "once"},
+        by_default=ON_GPUS if name == "triton" else (),
+        source="normcheck/impls/kernels/rotary.py",
+    )
+
+
 IMPLEMENTATIONS = (
     *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
     *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
@@ -219,4 +241,5 @@ IMPLEMENTATIONS = (
     *(length(op.name, name=name) for op in LENGTHS for name in EPS_OF),
     *(modulated(op.name) for op in MODULATED),
     *(grouped(op.name, name=name) for op in GROUPED for name in AFTER),
+    *(rotary(op.name, name=name) for op in ROTARY for name in PAIRED),
 )

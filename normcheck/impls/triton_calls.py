@@ -265,6 +265,34 @@ def grouped_backward(
     return gradients
 
 
+def rotary_forward(
+    x: Tensor, weight: None, bias: None, *, interleaved: bool, kernels: Kernels = own_kernels, **named: Any
+) -> dict[str, Tensor]:
+    """y (T, N) as x, and rstd of each head of q and k. ``named``: eps and what a rotary op gets by name."""
+    interpret_on_cpu(x)
+    outputs: dict[str, Tensor] = kernels("rotary").forward(x, interleaved=interleaved, **named)
+    return outputs
+
+
+def rotary_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: None,
+    bias: None,
+    saved: Mapping[str, Tensor],
+    *,
+    eps: float,
+    interleaved: bool,
+    kernels: Kernels = own_kernels,
+    **named: Any,
+) -> dict[str, Tensor]:
+    """dx (T, N); ``named``: what a rotary op gets by name."""
+    interpret_on_cpu(x)
+    own = {"rstd": saved["rstd"], "interleaved": interleaved}
+    gradients: dict[str, Tensor] = kernels("rotary").backward(dy, x, **own, **named)
+    return gradients
+
+
 def _shaped_as(x: Tensor, returned: dict[str, Tensor]) -> dict[str, Tensor]:
     """``returned`` with its matrices (M, N) in the shape of x."""
     if x.dim() == 2:

@@ -328,6 +328,9 @@ def shared_bytes(case: Case) -> int:
         wide = torch_dtype(case.weight_format).itemsize
         inputs += (2 + op.gates_residual) * ((case.batch + 1) * case.modulation_stride + band) * wide
         outputs += (2 + op.gates_residual) * (case.batch * case.N + band) * wide
+    if op.rotary:
+        wide = torch_dtype(case.weight_format).itemsize
+        inputs += 2 * ((case.M + 1) * case.angle_stride + 2 * band) * wide
     saved = case.M * case.N * op.clamped + 12 * case.M * case.split.groups * len(op.statistics)  # a bitmask may be bool
     return inputs + outputs + saved + 32 * case.N * case.row_groups + _OTHER_BYTES
 

@@ -2,7 +2,8 @@
 
 Each is a key of a model: the sum that is normed (``residual.py``), what codes are made of, and how (``quantised.py``),
 when a gate is applied, and what of it (``gated.py``), what eps does (``l2norm.py``), which steps of a modulation are
-rounded (``modulated.py``), and what follows a norm of groups (``grouped.py``).
+rounded (``modulated.py``), what follows a norm of groups (``grouped.py``), and which columns of a head are rotated
+together (``rotary.py``).
 A kernel that declares one is judged by that. Of one that declares none, every case says which ways it fits.
 """
 
@@ -15,8 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from normcheck.cases.case import Case
+from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.ops import OPS, Op
-from normcheck.oracle import residual
+from normcheck.oracle import residual, rotary
 from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.gated_sum import ROUND_PRODUCT
 from normcheck.oracle.l2norm import EPS, MEAN, SUM
@@ -32,7 +34,7 @@ OPEN = "any"
 
 _SUM, _ROUND, _SCALING = "sum", "round_before_quant", "scaling"
 _GATE, _ACTIVATION, _ROUNDING, _ROUND_GATED = "gate", "activation", "rounding", "round_gated"
-_GROUP, _EPS, _ROUND_FACTOR = "group", "eps", "round_factor"
+_GROUP, _EPS, _ROUND_FACTOR, _PAIRS = "group", "eps", "round_factor", "pairs"
 
 IN_WORDS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
     {
@@ -122,9 +124,32 @@ OF_GROUPS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
 """The same for the keys of ops that norm groups of channels."""
 
 
+OF_ROTATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
+    {
+        _PAIRS: MappingProxyType(
+            {
+                rotary.NEOX: "rotates column j with the one half of the rotated ones behind it, as GPT-NeoX does",
+                rotary.INTERLEAVED: "rotates columns 2 j and 2 j + 1, as GPT-J does",
+            }
+        ),
+        _ROUNDING: MappingProxyType(
+            {
+                "once": "rounds y alone, as vLLM does",
+                rotary.NORMED: "rounds the normed heads before it rotates them, as two kernels do",
+                "each": "rounds xhat, its product, both products of the rotation and y, as Hugging Face does",
+            }
+        ),
+    }
+)
+"""The same for the keys of ops that rotate heads."""
+
+_WORDS = (IN_WORDS, OF_MODULATIONS, OF_GROUPS, OF_ROTATIONS)
+
+
 def words_of(op: Op) -> Mapping[str, Mapping[Any, str]]:
     """Key -> value -> what a kernel of ``op`` does that has it."""
-    return OF_MODULATIONS if op.modulated else OF_GROUPS if op.grouped else IN_WORDS
+    other = OF_GROUPS if op.grouped else OF_ROTATIONS if op.rotary else IN_WORDS
+    return OF_MODULATIONS if op.modulated else other
 
 
 def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
@@ -134,6 +159,8 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     of_gate |= {_ROUND_GATED: ROUND_GATED, _GROUP: GROUPS}
     if op.grouped:
         return {_ACTIVATION: AFTER_NORM, _ROUNDING: ROUNDINGS}
+    if op.rotary:
+        return {_PAIRS: rotary.PAIRS, _ROUNDING: rotary.ROUNDINGS}
     if op.modulated:
         of_product: dict[str, Sequence[str | int]] = {_ROUND_GATED: ROUND_PRODUCT} if op.gates_residual else {}
         return of_sum | of_product | {_ROUNDING: ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
@@ -146,7 +173,7 @@ def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
     """Every convention that a kernel of this ``model`` may have; one, (), if it leaves nothing open."""
     left = {key: values for key, values in keys(op).items() if getattr(model, key) == OPEN}
     every = (tuple(zip(left, values, strict=True)) for values in product(*left.values()))
-    return tuple(dict.fromkeys(each if op.modulated else _without_idle(each, model) for each in every))
+    return tuple(dict.fromkeys(each if op.modulated or op.rotary else _without_idle(each, model) for each in every))
 
 
 def _without_idle(convention: Convention, model: Model) -> Convention:
@@ -171,6 +198,9 @@ def plainest(convention: Convention, case: Case) -> Convention:
         first[_ROUND_GATED], values[_ROUND_GATED] = first[_ROUND_FACTOR], ROUND_PRODUCT[0]
     if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
         first[_EPS], values[_EPS] = True, SUM
+    still = case.angles == "zero" and case.rows not in NOT_FINITE  # infinity times 0 is NaN in the other column
+    if case.rotates and (case.of_heads.pairs == 1 or still):
+        first[_PAIRS], values[_PAIRS] = True, rotary.NEOX
     if isinstance(group, int) and group and (case.N % group or group == case.N):  # there is no other group in a row
         first[_GROUP] = True
     plain = ((key, values[key] if first.get(key) else value) for key, value in convention)
@@ -200,7 +230,7 @@ def in_words(op: Op, left: Iterable[Convention]) -> list[str]:
 
 def told_in_fp32(left: Iterable[Convention]) -> tuple[Convention, ...]:
     """The conventions that are ``left``, without what fp32 cannot tell apart: roundings, and stored sums."""
-    return tuple(tuple(pair for pair in each if pair[0] in (_GATE, _ACTIVATION, _GROUP, _EPS)) for each in left)
+    return tuple(tuple(pair for pair in each if pair[0] in (_GATE, _ACTIVATION, _GROUP, _EPS, _PAIRS)) for each in left)
 
 
 def _of_key(words: Mapping[str, Mapping[Any, str]], key: str, left: list[str | int]) -> str:
@@ -210,6 +240,7 @@ def _of_key(words: Mapping[str, Mapping[Any, str]], key: str, left: list[str | i
         return words[key][exact[0]]
     what = {_SUM: "the sums", _ROUND: "the values of round_before_quant", _ROUNDING: "the values of rounding"}
     what |= {_GATE: "a gate", _ACTIVATION: "the activations", _EPS: "the values of eps"}
+    what[_PAIRS] = "the values of pairs"
     what |= {_ROUND_FACTOR: "the values of round_factor", _ROUND_GATED: "the values of round_gated"}
     return f"no case tells {what[key]} {', '.join(map(str, exact))} apart" if key in what else ""
 
@@ -217,7 +248,7 @@ def _of_key(words: Mapping[str, Mapping[Any, str]], key: str, left: list[str | i
 def disagreeing(notes: Iterable[str]) -> list[str]:
     """Of several cells' ``notes``, those that say of one key what only one of them can be; [] if there are none."""
     said = set(notes)
-    for words in (*IN_WORDS.values(), *OF_MODULATIONS.values(), *OF_GROUPS.values()):
+    for words in (of_key for table in _WORDS for of_key in table.values()):
         both = [text for text in words.values() if text in said]
         if len(both) > 1:
             return both

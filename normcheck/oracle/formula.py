@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import casting, forward_bounds, gated, grouped, l2norm, modulated, reference
+from normcheck.oracle import casting, forward_bounds, gated, grouped, l2norm, modulated, reference, rotary
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Rules
 
@@ -60,6 +60,8 @@ class Formula:
             return grouped.output_y(self.op, self.rules, rows, self.scale, self.bias, given, self.io, fmt)
         if rows.modulation is not None:
             return modulated.output_y(self.op, self.rules, rows, given, self.io, fmt)
+        if rows.rotation is not None:
+            return rotary.output_y(self.op, self.rules, rows, given, self.io)
         own = self.of(rows)
         if casting.casts(self.op, self.rules, self.io):
             return casting.output_y(self.rules, casting.cast(self.rules, rows, given, self.io), own.scale, fmt)

@@ -45,8 +45,8 @@ def group_of(case: Case, model: Model) -> int:
 
 
 def groups_of(op: Op, case: Case, model: Model) -> int:
-    """How many rows are normed for each row of the case: groups of columns, or of channels."""
-    return case.split.groups if op.grouped else case.N // group_of(case, model)
+    """How many rows are normed for each row of the case: groups of columns, or of channels, or heads."""
+    return case.split.groups if op.grouped or op.rotary else case.N // group_of(case, model)
 
 
 def why_no_groups(case: Case, model: Model) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.ops import Op
-from normcheck.oracle import backward_bounds, casting, gated, gated_sum, grouped, l2norm, modulated, reference
+from normcheck.oracle import backward_bounds, casting, gated, gated_sum, grouped, l2norm, modulated, reference, rotary
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.gated_sum import GatedAdded, GateShare
@@ -92,6 +92,9 @@ def gradient_truth(
         whole, bound, part, of_silu, sums = own
         both = None if of_silu is None else (of_silu.dw, of_silu.db)
         return GradientTruth(whole, bound, Share(part.backward.dw, part.backward.db, sums, both))
+    if rows.rotation is not None:
+        whole, bound, sums = rotary.gradients(op, rules, rows, given, io, dy)
+        return GradientTruth(whole, bound, Share(sums.dy_abs, sums.dy_abs, sums, None))
     if rows.gating is not None:
         (dx, bound), of_gate, part, moved, sums = gated.gradients(op, rules, rows, given, scale, io, m, dy)
         share = Share(part.backward.dw, part.backward.db, sums, (moved.dw, moved.db))

@@ -18,7 +18,18 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
 from normcheck.cases.ops import RESIDUAL_OUT, STATISTICS, Op
-from normcheck.oracle import bitmask, forward_bounds, gated, grouped, l2norm, modulated, reference, residual, rounding
+from normcheck.oracle import (
+    bitmask,
+    forward_bounds,
+    gated,
+    grouped,
+    l2norm,
+    modulated,
+    reference,
+    residual,
+    rotary,
+    rounding,
+)
 from normcheck.oracle.backward_bounds import Added
 from normcheck.oracle.compare import Comparison, Expectation, compare, merge
 from normcheck.oracle.formula import Formula
@@ -227,12 +238,16 @@ def judge_of(
             rows, statistics = l2norm.normalised(rules, block, case.eps)
         elif op.grouped:
             rows, statistics = grouped.normalised(op, rules, case, block)
+        elif op.rotary:
+            rows, statistics = rotary.normalised(op, rules, case, block, inputs, first)
+            checkable = rotary.checkable(rows, case)
         elif gate is None:
             rows = reference.normalise(op, block, case.eps)
             statistics = forward_bounds.statistics(rules, rows, case.eps)
         else:
             rows, statistics = gated.normalised(op, rules, case, block, gate[first:end].double())
-        checkable = forward_bounds.checkable_rows(rows, case) if product is None else checkable
+        if product is None and not op.rotary:
+            checkable = forward_bounds.checkable_rows(rows, case)
         if source is not x:
             rows = reference.renormalised(rows, x[first:end].double())
         if op.modulated:
@@ -291,7 +306,9 @@ def compared(
     """
     expected, bound = held.expected, held.bound
     if ok is not None and ok.shape[0] != expected.shape[0]:  # of groups of columns
-        ok = ok.expand(-1, expected.numel() // ok.shape[0]).reshape(expected.shape)
+        columns = expected.numel() // ok.shape[0]
+        of_heads = judge.op.rotary and rotary.of_elements(ok, expected, judge.case.of_heads)
+        ok = of_heads if isinstance(of_heads, Tensor) else ok.expand(-1, columns).reshape(expected.shape)
     if ok is not None:
         upper = torch.where(ok, bound.upper, math.inf)
         lower = None if bound.lower is None else torch.where(ok, bound.lower, math.inf)

@@ -17,7 +17,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import Op
-from normcheck.cases.split import Split
+from normcheck.cases.split import Heads, Split
 from normcheck.oracle.activation import Gating
 
 
@@ -60,6 +60,37 @@ class Grouping:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """What rotates rows that are heads of q and k, of m tokens: ``cos``, ``sin`` (m, 1, pairs), after each was
+    multiplied by its ``factor``, shaped as the rows. ``rest``: the heads of v of each token.
+
+    ``side_by_side``: which columns are a pair; ``rounding``: what is rounded to the dtype of x; ``wide``: what the
+    weights, the cosines and the sines are multiplied to may be left in fp32, as they are.
+    """
+
+    heads: Heads
+    cos: Tensor
+    sin: Tensor
+    factor: Tensor
+    rest: Tensor
+    side_by_side: bool
+    rounding: str
+    wide: bool
+
+    def parts(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The first and the second columns of pairs of ``t``, shaped as the rows, (m, heads, pairs), and the rest."""
+        own, turned = t.reshape(-1, self.heads.normed, self.heads.columns), 2 * self.heads.pairs
+        if self.side_by_side:
+            return own[..., 0:turned:2], own[..., 1:turned:2], own[..., turned:]
+        return own[..., : self.heads.pairs], own[..., self.heads.pairs : turned], own[..., turned:]
+
+    def joined(self, first: Tensor, second: Tensor, rest: Tensor) -> Tensor:
+        """What ``parts`` took apart."""
+        both = torch.stack((first, second), -1).flatten(-2) if self.side_by_side else torch.cat((first, second), -1)
+        return torch.cat((both, rest), -1).reshape(-1, self.heads.columns)
+
+
+@dataclass(frozen=True)
 class Stack:
     """Of rows whose groups have weights of their own: the group of each row, ``at`` (m,); how many there are."""
 
@@ -78,8 +109,9 @@ class Rows:
     ``mean`` is None if the op is not centred, ``var`` if the statistics were given. ``gating``: what a gate does to
     these rows, None if the op is not gated. A row may be one of ``groups`` groups of columns of a row of the case.
     ``floor``: None unless the op divides by eps at least. ``modulation``: what such an op multiplies them by and adds,
-    None if it is not modulated. ``grouping``: of an op that norms groups of channels. ``off`` (m, N): how far what a
-    kernel norms may be from ``x``; None if that is given. ``stack``: None unless groups of rows have their own weights.
+    None if it is not modulated. ``grouping``: of an op that norms groups of channels; ``rotation``: of one that rotates
+    heads. ``off`` (m, N): how far what a kernel norms may be from ``x``; None if that is given. ``stack``: None unless
+    groups of rows have their own weights.
     """
 
     x: Tensor
@@ -92,6 +124,7 @@ class Rows:
     modulation: Modulation | None = None
     grouping: Grouping | None = None
     off: Tensor | None = None
+    rotation: Rotation | None = None
     stack: Stack | None = None
 
     @property
@@ -99,6 +132,8 @@ class Rows:
         """How many of these rows are one of the case."""
         if self.grouping is not None:
             return self.grouping.split.groups
+        if self.rotation is not None:
+            return self.rotation.heads.normed
         return 1 if self.gating is None else self.gating.groups
 
     def total(self, t: Tensor) -> Tensor:
@@ -138,7 +173,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scale:
-    """The factor of xhat, ``weight`` (N,) plus ``offset``; ``weight`` is as stored, or what stands in for none."""
+    """The factor of xhat, ``weight`` (N,), or (2, D) of q and k, plus ``offset``; ``weight`` is as stored, or what
+    stands in for none.
+    """
 
     weight: Tensor
     offset: float = 0.0
@@ -194,6 +231,8 @@ def scale_of(op: Op, inputs: Inputs) -> Scale:
     """The factor of xhat in ``inputs``; exactly 1 for every op if they have no weight."""
     if inputs.weight is not None:
         return scale(op, inputs.weight)
+    if inputs.q_weight is not None and inputs.k_weight is not None:
+        return Scale(torch.stack((inputs.q_weight, inputs.k_weight)))
     columns = inputs.x.shape[1] if op.grouped else inputs.x.shape[-1]
     return scale(op, inputs.x.new_full((columns,), 1.0 - op.weight_offset))
 

@@ -73,6 +73,8 @@ def rules(op: Op, model: Model, *, weight: bool = True) -> Rules:
         if op.modulated
         else "silu"
         if op.grouped
+        else "rotation"
+        if op.rotary
         else "roundings to the io dtype",
         u=accumulate.u,
         eta=2.0 ** (accumulate.emin if model.ftz else accumulate.emin - accumulate.p),

@@ -27,7 +27,7 @@ from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT, Op
-from normcheck.oracle import forward_bounds, gated, grouped, l2norm, modulated, reference, rounding
+from normcheck.oracle import forward_bounds, gated, grouped, l2norm, modulated, reference, rotary, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows
 from normcheck.oracle.gated_sum import sum_of
@@ -67,6 +67,8 @@ def judge_special(
         rows, allowed, sizes = _of_samples(op, case, inputs, model)
     elif op.grouped:
         rows, allowed, sizes = _of_groups(op, case, inputs, model)
+    elif op.rotary:
+        rows, allowed, sizes = _of_heads(op, case, inputs, model)
     else:
         rows = _rows(op, case, inputs)
         allowed, sizes = list(_allowed(op, case, inputs, rows, doubt)), _sizes(op, case, inputs, rows, doubt)
@@ -88,7 +90,7 @@ def judge_special(
                 in_reach = in_reach & (rows.stack.total((~no_overflow).double()) == 0)
             elif name not in ("db", DSHIFT) or rows.grouping is not None:
                 in_reach = in_reach & (
-                    _of_elements(no_overflow, expected)
+                    _of_elements(no_overflow, expected, case)
                     if expected.dim() == 2
                     else _of_sums(no_overflow, rows, expected)
                 )
@@ -118,10 +120,15 @@ def _of_sums(of_rows: Tensor, rows: reference.Rows, like: Tensor) -> Tensor:
     return of_rows.view(-1, rows.groups).all(0).repeat_interleave(like.numel() // rows.groups)
 
 
-def _of_elements(of_rows: Tensor, like: Tensor) -> Tensor:
-    """What is said of rows, (m, 1), for each element of ``like``, (m, 1) or (M, N), of which they may be groups."""
+def _of_elements(of_rows: Tensor, like: Tensor, case: Case) -> Tensor:
+    """What is said of rows, (m, 1), for each element of ``like``, (m, 1) or (M, N), of which they may be groups, or
+    heads: of those of v it is not said.
+    """
     if of_rows.shape[0] == like.shape[0]:
         return of_rows
+    if case.rotates:
+        of_heads = of_rows.expand(-1, case.of_heads.columns).reshape(case.M, -1)
+        return torch.nn.functional.pad(of_heads, (0, case.N - of_heads.shape[1]), value=of_rows.dtype == torch.bool)
     return of_rows.expand(-1, like.numel() // of_rows.shape[0]).reshape(like.shape)
 
 
@@ -136,13 +143,15 @@ def _with_spoilt_rows(
     nan = torch.where(spoilt, math.nan, 0.0)[:, None]
     none = torch.zeros_like(nan).sum()
     columns = nan if not case.M else nan.view(case.M, -1).sum(0)
-    added = {"dw": columns.repeat_interleave(case.split.channels // columns.numel()) if case.M else none}
+    added = {"dw": none}
+    if case.M and not case.rotates:
+        added["dw"] = columns.repeat_interleave(case.split.channels // columns.numel())
     added |= {"db": added["dw"] if silu else none, DSHIFT: none, RESIDUAL_OUT: none}
     if rows.stack is not None:
         added["dw"] = rows.stack.total(nan)
     if case.samples:
         added[DSCALE] = added[DRESIDUAL_GATE] = nan.view(case.batch, -1).sum(1, keepdim=True)
-    return {name: t + (added[name] if name in added else _of_elements(nan, t)) for name, t in outputs.items()}
+    return {name: t + (added[name] if name in added else _of_elements(nan, t, case)) for name, t in outputs.items()}
 
 
 def _of_gate(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
@@ -217,6 +226,15 @@ def _of_groups(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[refere
     assert rows.mean is not None
     found = {"mean": rows.mean, "rstd": rows.rstd, "y": y, "dx": dx, "dw": part.backward.dw, "db": part.backward.db}
     return rows, [found], grouped.sizes(op, rows, scale, bias, dy)
+
+
+def _of_heads(op: Op, case: Case, inputs: Inputs, model: Model) -> tuple[reference.Rows, list[Outputs], Outputs]:
+    """The heads of an op that norms and rotates them; its outputs and dx in fp64, of which there is one reading."""
+    rules, io = rounding.rules(op, model), FORMATS[case.dtype]
+    x, dy = (t.reshape(case.M, case.N).double() for t in (inputs.x, inputs.dy))
+    rows, statistics = rotary.normalised(op, rules, case, x, inputs, 0)
+    y, dx = rotary.output_y(op, rules, rows, statistics, io)[0].y, rotary.gradients(op, rules, rows, statistics, io, dy)
+    return rows, [{"rstd": rows.rstd, "y": y, "dx": dx[0]}], rotary.sizes(rows, dy)
 
 
 _STEADY = 0.25

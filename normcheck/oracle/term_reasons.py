@@ -83,6 +83,12 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("dshift", "store"): _STORE,
     ("dshift", "sum over M"): "gam(H(S) + db) * sum |dy| over the S rows of a sample",
     ("dshift", "underflow"): _ETA,
+    ("y", "n"): "|n_a cos| and |n_b sin| with the error of n in place of n, or what n within that may round to",
+    ("y", "rotation"): "gam(count.rotation) * (|n_a cos| + |n_b sin|): each product and the sum, or their roundings",
+    (
+        "dx",
+        "rotation",
+    ): "what that rotation of dy, and roundings of it to {fmt}, do to rstd (g w - xhat mean(xhat g w))",
     ("y", "silu of the norm"): "|slope of silu| * the error of the norm, and a quarter of its square: |silu''| <= 1/2",
     ("y", "silu"): "the error of silu itself, at any number within that of the norm: count.exp, sigmoid, activation",
     ("dx", "silu"): _SILU,

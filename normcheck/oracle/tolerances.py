@@ -38,6 +38,7 @@ class Model:
     gate: str = "any"
     activation: str = "any"
     rounding: str = "any"
+    pairs: str = "any"
     round_gated: str = "any"
     round_factor: str = "any"
     group: int | str = "any"
@@ -58,7 +59,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "scaling": ("any", "division", "reciprocal"),
     "gate": ("any", "after", "before"),
     "activation": ("any", "silu", "sigmoid", "none"),
-    "rounding": ("any", "once", "each"),
+    "rounding": ("any", "once", "each", "normed"),
+    "pairs": ("any", "neox", "interleaved"),
     "round_gated": ("any", "io", "none"),
     "eps": ("any", "sum", "max", "mean"),
     "round_factor": ("any", "none", "io"),

@@ -18,7 +18,7 @@ from normcheck.planner.record import Record
 
 _SIZES = 6  # new sizes that are considered
 
-_BY_KIND = ("rows", "dy", "weights", "special", "probe", "residual", "scale", "gate")
+_BY_KIND = ("rows", "dy", "weights", "special", "probe", "residual", "scale", "gate", "angles")
 """The axes that a case at any place may cover."""
 
 

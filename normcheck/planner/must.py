@@ -32,7 +32,7 @@ EMPTY: Value = ("m", 0)
 """The goal of a case without rows."""
 
 _KEYS = (*PARAMETERS, "layout")
-_KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale", "gate")
+_KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale", "gate", "angles")
 _FEW_EPS = 2
 _TELLING_ROWS = 20
 """A case of more rows shows a facet only if it blends all kinds of rows."""

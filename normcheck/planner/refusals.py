@@ -17,7 +17,7 @@ from normcheck.cases.planned import GAPS, Planned, goals_of
 
 _FRUITLESS = 20  # refusals that gave no new pair
 _OFTEN = 8
-_DATA = ("rows", "dy", "special", "weights", "residual", "gate")
+_DATA = ("rows", "dy", "special", "weights", "residual", "gate", "angles")
 _STRUCTURAL = ("N", "m", "n", "width", "fit", "whole", "band", "octave", "several", "layout", *PARAMETERS, "shape")
 
 

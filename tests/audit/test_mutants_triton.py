@@ -49,6 +49,7 @@ IMPLEMENTATIONS = [
     for own in EVERY
     if own.backward is not None
     and not (OPS[own.op].gated or OPS[own.op].modulated or OPS[own.op].l2 or OPS[own.op].grouped)
+    and not OPS[own.op].rotary
 ]
 OURS = {own.op: own for own in IMPLEMENTATIONS}
 OPTIONS = {"layernorm_relu_bitmask": {"lower_clip": -0.5, "upper_clip": 1.0}}

@@ -34,6 +34,7 @@ CLOSED: dict[str, dict[str, Any]] = {
     "gate": {"gate": "after", "activation": "silu", "rounding": "once", "group": 0, "round_gated": "none"},
     "activation": {"activation": "silu", "rounding": "once"},
     "modulation": {"rounding": "each", "round_factor": "io"},
+    "rotation": {"pairs": "interleaved", "rounding": "normed"},
 }
 JUDGED = [op for op in OPS.values() if not op.quantises]
 
@@ -44,6 +45,8 @@ def model_for(op: str) -> dict[str, Any]:
         return CLOSED["length"]
     if OPS[op].grouped:
         return CLOSED["activation"]
+    if OPS[op].rotary:
+        return CLOSED["rotation"]
     if OPS[op].modulated:
         own = {**CLOSED["sum"], "round_gated": "none"} if OPS[op].adds_residual else {}
         return {**CLOSED["modulation"], **own}
@@ -62,9 +65,9 @@ def cases(op: str, dtype: str, every: int) -> Iterator[Case]:
 
 def arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
     named = {name: tensor for name, tensor in inputs.flat(case).named() if name != "scale" or OPS[case.op].modulated}
-    clips = tuple(case.option_values.values()) or None
-    groups = case.split.groups if OPS[case.op].grouped else None
-    return {**named, "eps": case.eps, "groups": groups, "clips": clips, "model": model_for(case.op)}
+    clips = tuple(v for _, v in case.options) or None
+    counts = {name: value for name, value in case.option_values.items() if name in OPS[case.op].counts}
+    return {**named, **counts, "eps": case.eps, "clips": clips, "model": model_for(case.op)}
 
 
 def require_the_judges(case: Case) -> None:

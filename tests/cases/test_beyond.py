@@ -22,7 +22,8 @@ def claims(op: str = "layernorm", dtype: str = "fp16", **fields: object) -> Clai
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_huge_case_is_contiguous_and_its_last_row_begins_at_the_power(op: str, dtype: str) -> None:
     cases = tuple(huge(claims(op, dtype, strided=False), (31, 32)))
-    assert [(case.M - 1) * case.N for case in cases] == [2**31, 2**32]
+    begins, beyond = [(case.M - 1) * case.N for case in cases], 1.05 if OPS[op].rotary else 1.0  # of heads N is larger
+    assert all(power <= first <= power * beyond for first, power in zip(begins, (2**31, 2**32), strict=True))
     for case in cases:
         assert (case.layout, case.gap, case.huge) == ("contiguous", 0, True)
         assert parse(str(case)) == case

@@ -31,10 +31,10 @@ from normcheck.cases.case import (
     with_parameters,
 )
 from normcheck.cases.case_line import parsed
-from normcheck.cases.data_kinds import DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.data_kinds import ANGLE_KINDS, DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.ops import OPS
-from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
 from normcheck.errors import UsageError
 from normcheck.planner.refusals import with_value
 from tests.case_lines import OPTIONS
@@ -70,13 +70,20 @@ def cases(draw: st.DrawFn) -> Case:
         split = {"channels": draw(st.sampled_from(CHANNEL_COUNTS)), "groups": draw(st.sampled_from(GROUP_COUNTS))}
     elif layout == CHANNELS_LAST:
         layout = "strided"
+    if OPS[op].rotary:
+        layout, n = layout if layout in OF_SAMPLES else "strided", n * 6
+        split = {
+            "head": draw(st.sampled_from((*HEAD_COLUMNS, "2"))),
+            "kv_heads": draw(st.sampled_from((*KV_HEADS, "1"))),
+        }
+        split |= {"rotary": draw(st.sampled_from((*ROTARY_PARTS, "2"))), "angles": draw(st.sampled_from(ANGLE_KINDS))}
     if OPS[op].quantises:
         layout = "strided" if layout == HEADS else layout
         scale = draw(st.sampled_from((RETURNED, LIMITED, *GIVEN_SCALES)))
     if OPS[op].l2:
         layout, weights = "strided" if layout in (TRAILING, WEIGHT_STRIDED) else layout, NO_WEIGHT
     else:
-        always = layout == TRAILING or OPS[op].modulated
+        always = layout == TRAILING or OPS[op].modulated or OPS[op].rotary
         weights = draw(st.sampled_from((*weight_kinds(OPS[op]), *[NO_WEIGHT] * (not always))))
     has_weight = weights != NO_WEIGHT
     layout = layout if OPS[op].of_row_groups or layout not in OF_ROW_GROUPS else "strided"
@@ -114,7 +121,7 @@ def test_round_trip(case: Case) -> None:
     assert str(read(line)) == line
 
 
-@pytest.mark.parametrize("op", [name for name, op in OPS.items() if not op.modulated])
+@pytest.mark.parametrize("op", [name for name, op in OPS.items() if not (op.modulated or op.rotary)])
 def test_a_line_without_a_weight_need_not_say_that_there_is_no_bias(op: str) -> None:
     line = " ".join(
         [f"{op} bf16 M=3 N=9", *(f"{name}={value}" for name, value in zip(OPTIONS[op], (0, 1), strict=False))]

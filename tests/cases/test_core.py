@@ -25,12 +25,14 @@ from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import core, drawn
+from normcheck.cases.data_kinds import ANGLE_KINDS
 from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned, goals_of
+from normcheck.cases.split import HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 from normcheck.cases.strategies import choices, endless
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
@@ -140,7 +142,22 @@ def test_bias_layout_and_rank_do_not_go_in_step(op: str, biases: tuple[bool, ...
     assert asked >= {(bias, layout) for bias in own for layout in every}
 
 
-@pytest.mark.parametrize("op", OPS)
+OF_ANY_SIZE = [name for name, op in OPS.items() if not op.rotary]
+"""The ops whose rows may have any length."""
+
+
+def test_a_core_of_heads_has_every_split_early_and_no_other_rows() -> None:
+    found = [planned.case for planned in core(claims("qk_norm_rope"), QUICK, 0)]
+    first = found[:30]
+    assert {case.M for case in first} >= {0, 1, 2, 65, 300} and not any(case.N % HEADS_SPAN for case in found)
+    assert {case.N for case in first} >= {192, 768, 1152, 1536, 6144}
+    assert {case.of_heads.columns for case in first} == set(map(int, HEAD_COLUMNS))
+    for axis, words in (("kv_heads", KV_HEADS), ("rotary", ROTARY_PARTS), ("angles", ANGLE_KINDS)):
+        assert {getattr(case, axis) for case in first} == set(words), axis
+    assert all(case_of(str(case)) == case for case in found) and len(found) < 200
+
+
+@pytest.mark.parametrize("op", OF_ANY_SIZE)
 def test_the_sizes_that_find_most_are_within_the_first_thirty(op: str) -> None:
     first = [planned.case for planned in itertools.islice(drawn(claims(op), QUICK, 0), 30)]
     assert {case.M for case in first} >= {1, 2, 65, 300}
@@ -157,7 +174,7 @@ def rows_by_octave(found: Iterable[Planned]) -> dict[tuple[int, str], dict[int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", OF_ANY_SIZE)
 def test_no_seed_is_unlucky_and_each_line_of_a_core_is_a_case(op: str) -> None:
     """Whatever the seed: one row, a few and more of each octave, round, a multiple of 8 and ragged, come in a core.
 

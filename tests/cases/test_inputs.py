@@ -45,7 +45,7 @@ def golden_cases() -> Iterator[Case]:
         for weights in WEIGHT_KINDS:
             for op in OPS:
                 if not (
-                    OPS[op].l2 or OPS[op].modulated or OPS[op].grouped
+                    OPS[op].l2 or OPS[op].modulated or OPS[op].grouped or OPS[op].rotary
                 ):  # x and dy of norms by length are those of any other
                     yield case_of(op, dtype, weights=weights)
         for seed in (0, 999_999_999_999):

@@ -21,7 +21,7 @@ from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
-from normcheck.diagnosis import explain, gated, grouped, modulated
+from normcheck.diagnosis import explain, gated, grouped, modulated, rotary, row_groups
 from normcheck.diagnosis.evidence import Evidence, evidence, ways
 from normcheck.diagnosis.explain import explanation
 from normcheck.diagnosis.fit import explains
@@ -349,6 +349,8 @@ def test_what_is_right_for_a_planted_fault_is_a_name_that_exists() -> None:
         told.name for told in (*gated.OF_INPUTS, *modulated.OF_INPUTS, *modulated.OF_GATES, *grouped.OF_INPUTS)
     }
     of_gates |= {f"{key}_{value}" for key, values in keys(OPS["groupnorm"]).items() for value in values}
+    of_gates |= {f"{key}_{value}" for key, values in keys(OPS["qk_norm_rope"]).items() for value in values}
+    of_gates |= {told.name for told in (*rotary.OF_INPUTS, *row_groups._EVERY)}
     assert set(RIGHT) <= {fault.name for fault in FAULTS} | of_ways | of_gates | NAMES
     assert {id for ids in RIGHT.values() for id in ids} <= set(catalogue.mutants())
     for (one, its), (other, others) in product(RIGHT.items(), repeat=2):

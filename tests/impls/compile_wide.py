@@ -13,7 +13,7 @@ import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
-from normcheck.impls.kernels import backward, forward, gated, grouped, l2norm, modulated
+from normcheck.impls.kernels import backward, forward, gated, grouped, l2norm, modulated, rotary
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8"}
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
@@ -61,6 +61,12 @@ def calls(M: int, N: int, dtype: torch.dtype) -> Iterator[Any]:
     yield lambda: modulated.backward(x, x, of(1, N), rstd=rstd, mean=mean)
     split, one = of(M, 1, N), of(1, own=torch.float32)  # made, as a torch without CUDA cuts none of a fake tensor
     yield lambda: grouped.forward(split, one, one, eps=1e-5, groups=1, silu=True)
+    heads, weight, angles = of(M, 2048), of(512, own=torch.float32), of(M, 128, own=torch.float32)
+    of_heads: dict[str, Any] = {"q_heads": 2, "k_heads": 1}
+    for paired in (False, True):
+        own = (heads, weight, weight, angles, angles), {**of_heads, "interleaved": paired}
+        yield lambda own=own: rotary.forward(*own[0], eps=1e-5, **own[1])
+        yield lambda own=own: rotary.backward(heads, *own[0], rstd=of(M, 3, own=torch.float32), **own[1])
     yield lambda: grouped.backward(split, split, one, one, mean=mean, rstd=rstd, groups=1, silu=True)
 
 
@@ -73,7 +79,7 @@ def every(shapes: tuple[tuple[int, int], ...], dtype: torch.dtype) -> Iterator[t
         kinds = [a.dtype if isinstance(a, torch.Tensor) else a for a in arguments]
         launched.setdefault(f"{kernel.fn.__name__} {kinds} {constants}", (kernel, arguments, constants, *at))
 
-    for module in (backward, forward, gated, grouped, l2norm, modulated):
+    for module in (backward, forward, gated, grouped, l2norm, modulated, rotary):
         module.launch = note  # type: ignore[attr-defined]
     backward._starts_early = lambda device: True  # type: ignore[assignment]
     with FakeTensorMode(allow_non_fake_inputs=True):

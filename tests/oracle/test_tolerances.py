@@ -30,7 +30,7 @@ from normcheck.oracle.tolerances import Model, declared_model, is_wider
 from normcheck.oracle.tolerances import table as read_table
 
 LAYERNORM = OPS["layernorm"]
-NORMED = [op for op in OPS.values() if not (op.modulated or op.grouped)]
+NORMED = [op for op in OPS.values() if not (op.modulated or op.grouped or op.rotary)]
 """Ops with a weight of their own, for each column; others: test_modulated.py and test_grouped.py."""
 FP16, FP32 = FORMATS["fp16"], FORMATS["fp32"]
 TOML = tomllib.loads(files("normcheck.oracle").joinpath("tolerances.toml").read_text(encoding="utf-8"))
@@ -178,8 +178,9 @@ def wider(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 END_TO_END = {"rstd", "rstd_lo", "y", "dx", "dw"}
 OF_GATES = {"exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate"}
 OF_LENGTHS = {"y_l2norm", "eps"}
-ELSEWHERE = {"xhat", "dresidual", "scale", "code", "factor", "xhat_centered"} | OF_GATES | OF_LENGTHS
-"""Counts that test_casting, test_residual, test_quantised, test_gated, test_l2norm and test_modulated are about."""
+ELSEWHERE = {"xhat", "dresidual", "scale", "code", "factor", "xhat_centered", "rotation"} | OF_GATES | OF_LENGTHS
+"""Counts that test_casting, test_residual, test_quantised, test_gated, test_l2norm, test_modulated and test_rotary are
+about."""
 
 
 @pytest.mark.parametrize("name", sorted(set(TOML["count"]) - ELSEWHERE))

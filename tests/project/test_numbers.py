@@ -99,6 +99,10 @@ def test_the_faults_and_the_correct_kernels_are_counted() -> None:
     right_grouped = len({control.name for control in controls() if control.op in GROUPING})
     assert numbers("docs/groupnorm.md", r"(\d+) correct kernels stand beside them") == [right_grouped]
     assert numbers("docs/audit.md", r"nor the (\d+) of \[norms of groups\]") == [planted(*GROUPING)]
+    assert numbers("docs/qk-norm-rope.md", r"plants (\d+) faults") == [planted("qk_norm_rope")]
+    right_rotary = len({control.name for control in controls() if control.op == "qk_norm_rope"})
+    assert numbers("docs/qk-norm-rope.md", r"(\d+) correct kernels stand beside") == [right_rotary]
+    assert numbers("docs/audit.md", r"nor the (\d+) of\s+\[heads that are rotated\]") == [planted("qk_norm_rope")]
     assert numbers("docs/fused-add.md", r"(\d+) correct kernels stand beside them") == [right_adding]
     assert numbers("docs/quantised.md", r"(\d+) correct kernels stand beside them") == [right_quantising]
     assert numbers("docs/audit.md", r"no recipe has, (\d+) those of .*? and (\d+) those of") == [adding, quantising]

@@ -101,6 +101,7 @@ def test_the_examples_are_found() -> None:
         "my_modulate.py",
         "my_gated_add.py",
         "my_groupnorm.py",
+        "my_rope.py",
         "my_l2norm.py",
         "my_quant.py",
         "my_frozen.py",

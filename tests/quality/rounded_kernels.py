@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from operator import add
+from operator import add, mul
 from typing import Any, Protocol
 
 from normcheck.oracle.rounding import Rules
@@ -194,6 +194,13 @@ def db(arithmetic: Arithmetic, adding: Sum, n: int) -> Number:
     return adding([arithmetic.leaf(f"dy{i}") for i in range(n)])
 
 
+def rotation(arithmetic: Arithmetic, *, fused: bool) -> Number:
+    """The first column of a pair: n_a * cos - n_b * sin."""
+    first, second = (arithmetic.leaf(name) for name in ("na", "nb"))
+    one = arithmetic.fused if fused else mul
+    return one(first, arithmetic.leaf("c")) - second * arithmetic.leaf("s")
+
+
 # what the bounds leave to them
 
 
@@ -211,6 +218,11 @@ def _summed(count: str, n: int, chain: int | str, rules: Rules) -> float:
     """A sum of n terms: the sum of their magnitudes times this."""
     rules = replace(rules, model=replace(rules.model, chain=chain))
     return rules.gam(rules.chain(n) + rules.count[count])
+
+
+def _rotation(rules: Rules) -> float:
+    """y: |n_a cos| + |n_b sin| times this, of an n without an error (rotary.output_y)."""
+    return rules.gam(rules.count["rotation"])
 
 
 def _dx(rules: Rules) -> float:
@@ -236,6 +248,9 @@ def _forward_orders() -> list[Order]:
         found.append(Order(count, "times rstd", times, allowed))
         found.append(Order(count, "divided by the root", divided, allowed, divides_by="root"))
         found.append(Order(count, "divided by the root, statistics in fp64", divided, allowed, divides_by="fp64"))
+    for name, fused in (("two products and their sum", False), ("FMA", True)):
+        kernel = partial(rotation, fused=fused)
+        found.append(Order("rotation", name, kernel, _rotation, ("na", "nb"), ("nb",)))
     return found
 
 

@@ -16,7 +16,19 @@ from typing import Any
 import pytest
 
 import normcheck
-from normcheck.cases.ops import FUSED_ADD, GATED, GROUPED, LENGTHS, MODULATED, MODULATED_ADD, OPS, QUANTISED, TABLE, Op
+from normcheck.cases.ops import (
+    FUSED_ADD,
+    GATED,
+    GROUPED,
+    LENGTHS,
+    MODULATED,
+    MODULATED_ADD,
+    OPS,
+    QUANTISED,
+    ROTARY,
+    TABLE,
+    Op,
+)
 
 NEW = "rmsnorm_relu_bitmask"
 ROW = f"""
@@ -138,5 +150,5 @@ def test_a_row_without_a_bound_is_refused(fact: str) -> None:
 
 
 def test_every_row_has_a_name_of_its_own() -> None:
-    tables = TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, MODULATED_ADD, GROUPED
+    tables = TABLE, FUSED_ADD, QUANTISED, GATED, LENGTHS, MODULATED, MODULATED_ADD, GROUPED, ROTARY
     assert len(OPS) == sum(map(len, tables))

@@ -71,6 +71,7 @@ def suits(judge: Judge) -> bool:
         and not judge.op.by_name
         and not judge.op.l2
         and not judge.op.grouped
+        and not judge.op.rotary
     )
 
 
