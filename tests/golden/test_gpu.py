@@ -42,9 +42,7 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
 
 
 def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_was_tried_held() -> None:
-    """``normcheck verify`` without options on an H100, where eight cells fit by its memory; those of gated sums are of
-    a later run.
-    """
+    """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
     assert run["seconds"] <= 2.2 * len(run["verdicts"])
@@ -56,21 +54,22 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
         if "cuda" in i.by_default
     }
     cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
-    later = json.loads((FOLDER / "gated_sums.json").read_text(encoding="utf-8"))["cells"]
-    assert all(cell["status"] == "pass" and cell["cases"] >= 100 for cell in later)
-    assert {*cells, *((cell["op"], cell["implementation"], cell["dtype"]) for cell in later)} == expected
+    assert {*cells} == expected
     for cell in cells.values():
         assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
         is_dear = re.search(r"takes [2-9](\.\d+)? s: ", cell["core"]["left_out"])  # a pass needs fewer cases then
-        assert cell["cases"] >= (60 if is_dear else 100) and cell["shapes"] >= 6, cell
+        assert cell["cases"] >= (60 if is_dear else 100) and cell["shapes"] >= 5, cell
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
         tried = {name: how["status"] for name, how in cell["contexts"].items()}
         assert tried["again"] == "held"
         assert set(tried.values()) <= {"held", "told", "not tried"}
         assert all(how["why"] for how in cell["contexts"].values() if how["status"] != "held")
+    assert (
+        sum(cell["shapes"] < 6 for cell in cells.values()) <= 1
+    )  # of the bitmask in Triton, whose kernels build half of its time
     for name in ("thread", "stream"):
         of_each = [cell["contexts"][name]["status"] for cell in cells.values()]
-        assert of_each.count("held") >= len(of_each) - 2  # torch_compile had no time left in two, and says so
+        assert of_each.count("held") >= len(of_each) - 1  # torch_compile had no time left in one, and says so
 
 
 def test_published_kernels_are_told_apart_by_the_sum_that_they_norm() -> None:
