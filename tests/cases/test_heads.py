@@ -14,6 +14,7 @@ from normcheck.cases.case import CHANNELS_LAST, HEAD_SIZES, HEADS, LAYOUTS, Case
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import core
 from normcheck.cases.data_kinds import ROW_KINDS
+from normcheck.cases.declared import WEIGHT_LAYOUTS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.guard_bands import NAN
@@ -175,7 +176,9 @@ def test_a_core_has_tokens_of_one_head_and_of_several_and_a_single_token(only: t
 
 @parametrize("layout", [layout for layout in LAYOUTS if layout not in (HEADS, CHANNELS_LAST)], inner=2)
 def test_a_core_of_one_layout_is_finished(layout: str) -> None:
-    declared = claims((layout,), ranks=(2, 3, 4), trailing=True)
+    name = layout.removeprefix("weight_")
+    of_weights: dict[str, Any] = {"weight_layouts": (name,)} if name in WEIGHT_LAYOUTS else {"trailing": True}
+    declared = claims((layout,), ranks=(2, 3, 4), **of_weights)
     planned = core(declared, QUICK, 0)
     left = goals(declared, QUICK).difference(*map(goals_of, planned))
     assert not left, in_words(left)

@@ -217,6 +217,7 @@ def test_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "triton_max",
         "triton_mean",
         "triton_silu",
+        "triton_interleaved",
         "triton_tutorial",
         "triton_tutorial_no_barrier",
         "triton_mine.py",
