@@ -34,6 +34,9 @@ So a program takes a row, or few, and no loop. With few warps, which wait less f
 multiprocessor, and rows are read in their order: on an H100 that is up to 9 % faster than few programs, each of which
 loops over rows of its own and loads the next ones early."""
 
+CLAMPED_COLUMNS = 4096
+"""Up to so many columns, of a clamp each thread has half as many: it packs bits besides."""
+
 WIDE = Tile(rows=1, block=8192, warps=32)
 
 HELD_FROM = 2049
@@ -173,11 +176,12 @@ def forward_kernel(
 
 
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, clamped: bool = False) -> Tile:
     """The tile for rows of N elements."""
     if on_gpu and N > MAX_BLOCK:
         return WIDE
-    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, per_warp=ELEMENTS, max_block=max_block)
+    per_warp = ELEMENTS // 2 if clamped and N <= CLAMPED_COLUMNS else ELEMENTS
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, per_warp=per_warp, max_block=max_block)
 
 
 @cache
@@ -233,7 +237,7 @@ def forward(
         itemsize = max(matrix.element_size() for matrix in (x, *added))
         if how is None and not clips and x.is_cuda and room_on(x.device) and can_hold(N, x, *added):
             how = hold(N, itemsize, sum(matrix.element_size() for matrix in (x, *added)))
-        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+        t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, clamped=bool(clips))
         strides = (x.stride(0), None if residual is None else residual.stride(0))
         arguments = (
             x, weight, bias, y, mean, rstd, bitmask, residual, sums, *strides, M, N, eps, *(clips or (0.0, 0.0))

@@ -26,16 +26,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.backward import TILES, WIDE, sum_groups
+from normcheck.impls.kernels.backward import WIDE, sum_groups
 from normcheck.impls.kernels.forward import load_scale, load_tile
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile, turns
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile, tiles, turns
 
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read twice."""
 
-ELEMENTS = 4096
-"""Elements for each program of narrow rows on a GPU."""
+ELEMENTS = 2048
+"""Elements for each program on a GPU, if rows are narrower."""
+
+TILES = tiles(
+    Tile(rows=4, block=512, warps=2, stages=3, groups=528),
+    *(Tile(rows=1, block=block, warps=8, stages=3, groups=264) for block in (1024, 2048, 4096)),
+    Tile(rows=1, block=8192, warps=16, stages=3, groups=132),
+)
+"""Those of the gradients, whose programs loop over rows. Chosen from ten each on an H100."""
 
 
 @triton.jit
@@ -181,9 +188,14 @@ _ON_THE_WAY = 192 << 10
 
 
 @cache
-def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, itemsize: int) -> Tile:
+def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block)
+
+
+@cache
+def _gradients_tile(M: int, N: int, *, on_gpu: bool, max_block: int, itemsize: int) -> Tile:
     """The tile for rows of N elements of ``itemsize`` bytes; fewer stages if what they load ahead has no room."""
-    t = tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+    t = tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
     ahead = _ON_THE_WAY // (_LOADED * t.rows * t.block * itemsize)
     return replace(t, stages=max(1, min(t.stages, 1 + ahead)))
 
@@ -206,7 +218,7 @@ def forward(
     y = torch.empty((M, N), dtype=x.dtype, device=x.device)
     rstd = torch.empty((M,), dtype=torch.float32, device=x.device)
     if M:
-        t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
+        t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         launch(
             gated_kernel, (ceil_div(M, t.rows),), x, gate, weight, y, rstd, x.stride(0), gate.stride(0), M, N, eps,
             BEFORE=before, SIGMOID=sigmoid, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
@@ -235,7 +247,7 @@ def backward(
     out = {"dx": dx, "dgate": dgate} if dw is None else {"dx": dx, "dgate": dgate, "dw": dw}
     if not M:
         return out
-    t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
+    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
     groups = turns(M, t.rows, t.groups)
     parts = dw
     if dw is not None and groups > 1:

@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.backward import TILES, WIDE
 from normcheck.impls.kernels.forward import load_tile
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile
@@ -29,8 +28,8 @@ from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read twice."""
 
-ELEMENTS = 4096
-"""Elements for each program of narrow rows on a GPU."""
+ELEMENTS = 2048
+"""Elements for each program on a GPU, if rows are narrower."""
 
 
 @triton.jit(do_not_specialize=ROW_COUNTS)
@@ -107,7 +106,7 @@ def store_dx(y, dy, c, rstd, dx_ptr, rows, cols, M, N):
 
 @cache
 def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
-    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block)
 
 
 def _added(eps: float, how: str, columns: int) -> float:

@@ -32,8 +32,8 @@ from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read again."""
 
-ELEMENTS = 4096
-"""Elements for each program of narrow rows on a GPU."""
+ELEMENTS = 2048
+"""Elements for each program on a GPU, if rows are narrower; those of the gradients, which loop, are of ``TILES``."""
 
 FEW_ROWS = 16
 """Samples of fewer rows are not summed by a program each."""
@@ -199,7 +199,12 @@ def sum_parts_kernel(
 
 @cache
 def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
-    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block)
+
+
+@cache
+def _gradients_tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
 
 
 def forward(
@@ -252,7 +257,7 @@ def backward(
     if not M:
         return out
     S, rstd, mean = M // B, rstd.contiguous(), None if mean is None else mean.contiguous()
-    t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
+    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
     by_sample = few_rows <= S
     per_group = group_rows(S, t.rows, max(t.groups // B, 1)) if by_sample else t.rows
     groups = ceil_div(S, per_group) if by_sample else S
