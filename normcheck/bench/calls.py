@@ -57,7 +57,7 @@ def _after_one_call(run: Call, device: str) -> Times:
 
 
 def _forward(implementation: Implementation, point: Point, inputs: Inputs) -> Call:
-    options = {**call.named(inputs), **dict(point.options)}
+    options = {**call.named(inputs), **case_of(point).option_values}
     x, weight, bias = inputs.x, inputs.weight, inputs.bias
     return lambda: implementation.forward(x, weight, bias, eps=point.eps, **options)
 
@@ -67,7 +67,7 @@ def _backward(implementation: Implementation, point: Point, inputs: Inputs) -> C
     saved = call.forward(implementation, case_of(point), inputs, plain)
     dy, x, weight, bias = inputs.dy, inputs.x, inputs.weight, inputs.bias
     own = implementation.backward
-    options = {**call.named(inputs, cotangents=True), **dict(point.options)}
+    options = {**call.named(inputs, cotangents=True), **case_of(point).option_values}
     if own is not None:
         kept = {**(plain.beside or {}), **saved}
         return lambda: own(dy, x, weight, bias, kept, eps=point.eps, **options)

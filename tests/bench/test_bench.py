@@ -195,6 +195,15 @@ def test_disturbed_times_are_taken_again(
 # only what was verified
 
 
+def test_every_op_is_called_with_all_that_it_takes(
+    run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, speeds = measured(run, "--impl", "torch", "--sizes", "16,64")
+    assert code == 0, out
+    assert {speed["op"] for speed in speeds} == OPS.keys()
+
+
 def test_what_passes_gets_numbers_beside_a_copy(run: Cli, kernels: str) -> None:
     code, out, speeds = measured(run, "--impl", f"{kernels}:right", "--op", "layernorm", "--sizes", "8,64")
     assert code == 0 and out.splitlines()[-1].startswith("MEASURED  2 of 2 speeds")

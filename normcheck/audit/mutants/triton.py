@@ -250,8 +250,8 @@ MUTANTS = (
         source="invented",
         backward=(
             Lines(
-                old="dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)\n        xhat",
-                new="dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, (cols < N)[None, :])\n        xhat",
+                old="dy_stride, mask, left, M,",
+                new="dy_stride, (cols < N)[None, :], left, M,",
             ),
         ),
         outputs=("dw", "db"),

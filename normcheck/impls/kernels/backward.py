@@ -63,13 +63,16 @@ each of which waits. Seven others took as long on an H200, within the spread."""
 
 
 @triton.jit
-def load_dy(dy_ptr, bits_ptr, rows, cols, stride, N, mask):
-    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero bit."""
+def load_dy(dy_ptr, bits_ptr, rows, cols, stride, mask, start, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero bit; ``start``: its first column."""
     dy = load_tile(dy_ptr, rows, cols, stride, mask)
     if bits_ptr is not None:
         width = (N + 7) // 8
-        byte = tl.load(bits_ptr + rows[:, None] * width + (cols // 8)[None, :], mask=mask, other=0).to(tl.int32)
-        dy = tl.where((byte >> (cols % 8)[None, :]) & 1 != 0, dy, 0.0)
+        at = start // 8 + tl.arange(0, BLOCK // 8)
+        here = (rows < M)[:, None] & (at < width)[None, :]
+        byte = tl.load(bits_ptr + rows[:, None] * width + at[None, :], mask=here, other=0)
+        bits = (byte[:, :, None] >> tl.arange(0, 8).to(tl.uint8)[None, None, :]) & 1
+        dy = tl.where(tl.reshape(bits, (ROWS, BLOCK)) != 0, dy, 0.0)
     return dy
 
 
@@ -96,7 +99,7 @@ def row_sums_kernel(
         cols = start + tl.arange(0, BLOCK)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         x = load_tile(x_ptr, rows, cols, x_stride, mask)
-        wdy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
+        wdy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, mask, start, M, N, ROWS, BLOCK)
         wdy *= load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
         sum1 += tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0) * wdy
         sum2 += wdy
@@ -118,7 +121,8 @@ def gradients_kernel(
     there is no residual, dresidual_ptr if dx is its gradient too.
     """
     group = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    left = tl.program_id(1) * BLOCK
+    cols = left + tl.arange(0, BLOCK)
     scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
     n = tl.full((ROWS,), N, tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -128,7 +132,7 @@ def gradients_kernel(
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
         x = load_tile(x_ptr, rows, cols, x_stride, mask)
-        dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, N, mask)
+        dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, mask, left, M, N, ROWS, BLOCK)
         xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
         wdy = dy * scale[None, :]
         c2 = tl.zeros((ROWS,), tl.float32)
@@ -159,24 +163,27 @@ def sum_groups_kernel(
     parts_ptr, out_ptr, bias_parts_ptr, bias_out_ptr, groups, N,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum parts (groups, N) fp32 over the groups, ROWS at a time, into out (N,); those of the bias too, if not None.
+    """Sum parts (samples, groups, N) fp32 over the groups, ROWS at a time, into out (samples, N).
 
-    One program: BLOCK columns. EARLY: it may start before the kernel that writes parts has ended, and waits for it.
+    Those of the bias too, if not None. One program: BLOCK columns of one sample. EARLY: it may start before the kernel
+    that writes parts has ended, and waits for it.
     """
     if EARLY:
         gdc_wait()
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    sample = tl.program_id(1).to(tl.int64)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     bias_total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, groups, ROWS):
-        rows = start + tl.arange(0, ROWS).to(tl.int64)
-        mask = (rows < groups)[:, None] & (cols < N)[None, :]
+        rows = sample * groups + start + tl.arange(0, ROWS)
+        mask = (rows < (sample + 1) * groups)[:, None] & (cols < N)[None, :]
         total += load_tile(parts_ptr, rows, cols, N, mask)
         if bias_parts_ptr is not None:
             bias_total += load_tile(bias_parts_ptr, rows, cols, N, mask)
+    out_ptr += sample * N
     tl.store(out_ptr + cols, tl.sum(total, axis=0), mask=cols < N)
     if bias_parts_ptr is not None:
-        tl.store(bias_out_ptr + cols, tl.sum(bias_total, axis=0), mask=cols < N)
+        tl.store(bias_out_ptr + sample * N + cols, tl.sum(bias_total, axis=0), mask=cols < N)
 
 
 @cache
@@ -272,14 +279,19 @@ def backward(
     return {**gradients, **sums}
 
 
-def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor]) -> None:
-    """Sum parts (groups, N) fp32 of dw, and of db if there is one, over the groups into sums (N,), in a fixed order."""
-    dw = parts["dw"]
-    groups, N = dw.shape
-    t = SUMS if dw.is_cuda else tile(groups, N, on_gpu=False, elements=ELEMENTS, max_block=MAX_BLOCK)
-    early = dw.is_cuda and _starts_early(dw.device)
+def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor], samples: int = 1) -> None:
+    """Sum parts (samples * groups, N) fp32 over the groups of each sample into sums (samples, N), in a fixed order.
+
+    ``parts`` and ``sums``: one or two of each, of the same names.
+    """
+    first, second = (*parts, "")[:2]
+    groups, N = parts[first].shape[0] // samples, parts[first].shape[1]
+    on_gpu, device = parts[first].is_cuda, parts[first].device
+    t = SUMS if on_gpu else tile(groups, N, on_gpu=False, elements=ELEMENTS, max_block=MAX_BLOCK)
+    early = on_gpu and _starts_early(device)
     launch(
-        sum_groups_kernel, (ceil_div(N, t.block),), dw, sums["dw"], parts.get("db"), sums.get("db"), groups, N,
+        sum_groups_kernel, (ceil_div(N, t.block), samples),
+        parts[first], sums[first], parts.get(second), sums.get(second), groups, N,
         ROWS=t.rows, BLOCK=t.block, EARLY=early, num_warps=t.warps, launch_pdl=early,
     )  # fmt: skip
 

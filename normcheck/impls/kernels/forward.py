@@ -35,7 +35,8 @@ multiprocessor, and rows are read in their order: on an H100 that is up to 9 % f
 loops over rows of its own and loads the next ones early."""
 
 CLAMPED_COLUMNS = 4096
-"""Up to so many columns, of a clamp each thread has half as many: it packs bits besides."""
+"""Columns of a clamp that a program keeps at most, half as many to a thread: it packs bits besides. The second pass
+over wider rows finds them in the cache."""
 
 WIDE = Tile(rows=1, block=8192, warps=32)
 
@@ -178,9 +179,11 @@ def forward_kernel(
 @cache
 def _tile(M: int, N: int, *, on_gpu: bool, max_block: int, clamped: bool = False) -> Tile:
     """The tile for rows of N elements."""
+    if on_gpu and clamped and N > CLAMPED_COLUMNS:
+        return Tile(rows=1, block=CLAMPED_COLUMNS // 2 if N <= 2 * CLAMPED_COLUMNS else CLAMPED_COLUMNS, warps=8)
     if on_gpu and N > MAX_BLOCK:
         return WIDE
-    per_warp = ELEMENTS // 2 if clamped and N <= CLAMPED_COLUMNS else ELEMENTS
+    per_warp = ELEMENTS // 2 if clamped else ELEMENTS
     return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, per_warp=per_warp, max_block=max_block)
 
 

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.backward import TILES, WIDE, load_statistics
+from normcheck.impls.kernels.backward import TILES, WIDE, load_statistics, sum_groups
 from normcheck.impls.kernels.forward import load_tile
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile
@@ -276,7 +276,10 @@ def backward(
         modulated_gradients_kernel, (programs, ceil_div(N, t.block)), dy, x, scale, mean, rstd, c1, c2, dx, *parts,
         *strides, M, N, S, per_group, groups, SUMS=by_sample, **shared, STAGES=t.stages,
     )  # fmt: skip
-    if groups > 1:
+    if groups > 1 and by_sample:  # a sample has many groups, and there are few samples
+        names = ("dscale", "dshift")
+        sum_groups(dict(zip(names, parts, strict=True)), {name: out[name] for name in names}, samples=B)
+    elif groups > 1:
         of_sums = _tile(B, N, on_gpu=x.is_cuda, max_block=max_block)
         grid = (ceil_div(B, of_sums.rows), ceil_div(N, of_sums.block))
         size = {"ROWS": of_sums.rows, "BLOCK": of_sums.block, "num_warps": of_sums.warps}
