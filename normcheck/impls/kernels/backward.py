@@ -17,6 +17,7 @@ from memory, and on a GPU those that ``held`` has room for; for other rows a fir
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -287,7 +288,10 @@ def sum_groups(parts: Mapping[str, Tensor], sums: Mapping[str, Tensor], samples:
     first, second = (*parts, "")[:2]
     groups, N = parts[first].shape[0] // samples, parts[first].shape[1]
     on_gpu, device = parts[first].is_cuda, parts[first].device
-    t = SUMS if on_gpu else tile(groups, N, on_gpu=False, elements=ELEMENTS, max_block=MAX_BLOCK)
+    t = tile(groups, N, on_gpu=False, elements=ELEMENTS, max_block=MAX_BLOCK)
+    if on_gpu:
+        rows = min(SUMS.rows, power_of_two(groups))
+        t = replace(SUMS, rows=rows, block=min(SUMS.rows * SUMS.block // rows, SUMS.rows))
     early = on_gpu and _starts_early(device)
     launch(
         sum_groups_kernel, (ceil_div(N, t.block), samples),

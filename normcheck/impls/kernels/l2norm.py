@@ -25,11 +25,11 @@ from normcheck.impls.kernels.forward import load_tile
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile
 
-MAX_BLOCK = 8192
+MAX_BLOCK = 16384
 """Columns of the widest rows that one program holds; wider ones are read twice."""
 
 ELEMENTS = 2048
-"""Elements for each program on a GPU, if rows are narrower."""
+"""Elements for each program on a GPU, if rows are narrower, and for each warp."""
 
 
 @triton.jit(do_not_specialize=ROW_COUNTS)
@@ -106,7 +106,7 @@ def store_dx(y, dy, c, rstd, dx_ptr, rows, cols, M, N):
 
 @cache
 def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
-    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block)
+    return tile(M, N, on_gpu=on_gpu, elements=ELEMENTS, per_warp=ELEMENTS, max_block=max_block)
 
 
 def _added(eps: float, how: str, columns: int) -> float:
