@@ -34,16 +34,24 @@ ELEMENTS = 4096
 _COUNTS = ("R", "G", "CHANNELS", "L", "B", "C")
 
 
+DENSE, CHANNELS_FIRST, CHANNELS_LAST = (tl.constexpr(order) for order in range(3))
+"""How the elements of x and dy lie: those of a group without gaps, which are loaded many at a time; else by strides."""
+
+
 @triton.jit
-def places(rows, at, G, CHANNELS, L, b_stride, c_stride, l_stride, LAST: tl.constexpr):
+def places(rows, at, G, CHANNELS, L, b_stride, c_stride, l_stride, ORDER: tl.constexpr):
     """Where the elements ``at`` (BLOCK,) of groups (ROWS,) lie, and their channels, both int64 (ROWS, BLOCK)."""
-    if LAST:
+    if ORDER == CHANNELS_LAST:
         channel, along = at % CHANNELS, at // CHANNELS
     else:
         channel, along = at // L, at % L
     channels = ((rows % G) * CHANNELS)[:, None] + channel.to(tl.int64)[None, :]
-    start = (rows // G * b_stride)[:, None] + channels * c_stride
-    return start + (along.to(tl.int64) * l_stride)[None, :], channels
+    if ORDER == DENSE:
+        place = (rows * CHANNELS * L)[:, None] + at[None, :]
+    else:
+        start = (rows // G * b_stride)[:, None] + channels * c_stride
+        place = start + (along.to(tl.int64) * l_stride)[None, :]
+    return place, channels
 
 
 @triton.jit
@@ -74,20 +82,20 @@ def through(dy, z, SILU: tl.constexpr):
 @triton.jit(do_not_specialize=_COUNTS)
 def grouped_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, xb, xc, xl, yb, yc, yl, R, G, CHANNELS, L, eps,
-    SILU: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SILU: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS whole groups, the first BLOCK elements of which stay in registers."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here, K = (rows < R)[:, None], CHANNELS * L
     first_at = tl.arange(0, BLOCK)
     first_mask = here & (first_at < K)[None, :]
-    place, _channels = places(rows, first_at, G, CHANNELS, L, xb, xc, xl, LAST)
+    place, _channels = places(rows, first_at, G, CHANNELS, L, xb, xc, xl, ORDER)
     first = tl.load(x_ptr + place, mask=first_mask, other=0.0).to(tl.float32)
     n = tl.full((ROWS,), K, tl.float32)
     total = first
     for start in range(BLOCK, K, BLOCK):
         at = start + first_at
-        place, _channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, LAST)
+        place, _channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, ORDER)
         total += tl.load(x_ptr + place, mask=here & (at < K)[None, :], other=0.0).to(tl.float32)
     mean = tl.div_rn(tl.sum(total, axis=1), n)
     tl.store(mean_ptr + rows, mean, mask=rows < R)
@@ -96,7 +104,7 @@ def grouped_kernel(
     for start in range(BLOCK, K, BLOCK):
         at = start + first_at
         mask = here & (at < K)[None, :]
-        place, _channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, LAST)
+        place, _channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, ORDER)
         x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
         centered = tl.where(mask, x - mean[:, None], 0.0)
         squares += centered * centered
@@ -106,13 +114,13 @@ def grouped_kernel(
     for start in range(0, K, BLOCK):
         at = start + first_at
         mask = here & (at < K)[None, :]
-        place, channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, LAST)
+        place, channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, ORDER)
         x = first
         if start > 0:
             x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
         z = (x - mean[:, None]) * rstd[:, None] * load_of_channels(weight_ptr, channels, mask, 1.0)
         z += load_of_channels(bias_ptr, channels, mask, 0.0)
-        place, _channels = places(rows, at, G, CHANNELS, L, yb, yc, yl, LAST)
+        place, _channels = places(rows, at, G, CHANNELS, L, yb, yc, yl, ORDER)
         tl.store(y_ptr + place, activated(z, SILU), mask=mask)
 
 
@@ -172,7 +180,7 @@ def group_means_kernel(
 @triton.jit(do_not_specialize=_COUNTS)
 def grouped_dx_kernel(
     dy_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, dx_ptr, db, dc, dl, xb, xc, xl,
-    ob, oc, ol, R, G, CHANNELS, L, SILU: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ob, oc, ol, R, G, CHANNELS, L, SILU: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """dx. One program: BLOCK elements of ROWS groups; R = B * G."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -182,14 +190,14 @@ def grouped_dx_kernel(
     rstd = tl.load(rstd_ptr + rows, mask=rows < R, other=0.0)[:, None]
     c1 = tl.load(c1_ptr + rows, mask=rows < R, other=0.0)[:, None]
     c2 = tl.load(c2_ptr + rows, mask=rows < R, other=0.0)[:, None]
-    place, channels = places(rows, at, G, CHANNELS, L, db, dc, dl, LAST)
+    place, channels = places(rows, at, G, CHANNELS, L, db, dc, dl, ORDER)
     dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    place, channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, LAST)
+    place, channels = places(rows, at, G, CHANNELS, L, xb, xc, xl, ORDER)
     x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
     weight = load_of_channels(weight_ptr, channels, mask, 1.0)
     xhat = (x - mean) * rstd
     dz = through(dy, xhat * weight + load_of_channels(bias_ptr, channels, mask, 0.0), SILU)
-    place, channels = places(rows, at, G, CHANNELS, L, ob, oc, ol, LAST)
+    place, channels = places(rows, at, G, CHANNELS, L, ob, oc, ol, ORDER)
     tl.store(dx_ptr + place, (dz * weight - (xhat * c1 + c2)) * rstd, mask=mask)
 
 
@@ -216,9 +224,13 @@ def _tile(rows: int, columns: int, *, on_gpu: bool, max_block: int) -> Tile:
     return tile(rows, columns, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block)
 
 
-def _is_last(x: Tensor) -> bool:
-    """Whether the channels of x lie nearer to each other than the elements along L."""
-    return x.stride(1) < x.stride(2) and x.shape[2] > 1
+def _order(*tensors: Tensor) -> int:
+    """How the elements of x, the first one, and of all others lie."""
+    x = tensors[0]
+    if all(t.is_contiguous() for t in tensors):
+        return int(DENSE.value)
+    last = x.stride(1) < x.stride(2) and x.shape[2] > 1
+    return int((CHANNELS_LAST if last else CHANNELS_FIRST).value)
 
 
 def forward(
@@ -244,7 +256,7 @@ def forward(
         t = _tile(rows, channels * L, on_gpu=x.is_cuda, max_block=max_block)
         launch(
             grouped_kernel, (ceil_div(rows, t.rows),), x, weight, bias, y, mean, rstd, *x.stride(), *y.stride(),
-            rows, groups, channels, L, eps, SILU=silu, LAST=_is_last(x), ROWS=t.rows, BLOCK=t.block,
+            rows, groups, channels, L, eps, SILU=silu, ORDER=_order(x, y), ROWS=t.rows, BLOCK=t.block,
             num_warps=t.warps,
         )  # fmt: skip
     return {"y": y, "mean": mean, "rstd": rstd}
@@ -290,7 +302,7 @@ def backward(
     t = _tile(B * groups, channels * L, on_gpu=on_gpu, max_block=max_block)
     launch(
         grouped_dx_kernel, (ceil_div(B * groups, t.rows), ceil_div(channels * L, t.block)), *of_all, c1, c2, dx,
-        *dy.stride(), *x.stride(), *dx.stride(), B * groups, groups, channels, L, SILU=silu, LAST=_is_last(x),
+        *dy.stride(), *x.stride(), *dx.stride(), B * groups, groups, channels, L, SILU=silu, ORDER=_order(x, dy, dx),
         ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
     )  # fmt: skip
     if dw is not None or db is not None:
