@@ -22,16 +22,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normcheck.impls.kernels.backward import sum_groups
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import Tile, ceil_div, tile
 
 MAX_BLOCK = 8192
 """Elements of the longest groups that one program holds; longer ones are read again."""
 
-ELEMENTS = 4096
-"""Elements for each program of short groups on a GPU."""
+ELEMENTS, FORWARD_ELEMENTS = 4096, 1024
+"""Elements for each program of short groups on a GPU; in the forward also for each warp."""
 
-_COUNTS = ("R", "G", "CHANNELS", "L", "B", "C")
+_SUMMED = 256
+"""Samples that a program sums at most, if there are more."""
+
+_COUNTS = ("R", "G", "CHANNELS", "L", "C")
 
 
 DENSE, CHANNELS_FIRST, CHANNELS_LAST = (tl.constexpr(order) for order in range(3))
@@ -201,27 +205,14 @@ def grouped_dx_kernel(
     tl.store(dx_ptr + place, (dz * weight - (xhat * c1 + c2)) * rstd, mask=mask)
 
 
-@triton.jit(do_not_specialize=_COUNTS)
-def sum_samples_kernel(s1_ptr, s2_ptr, dw_ptr, db_ptr, B, C, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """dw and db (C,) from sums (B, C). One program: BLOCK channels, ROWS samples at a time. dw_ptr, db_ptr: or None."""
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    dw = tl.zeros((ROWS, BLOCK), tl.float32)
-    db = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, B, ROWS):
-        samples = start + tl.arange(0, ROWS)
-        mask = (samples < B)[:, None] & (cols < C)[None, :]
-        place = samples.to(tl.int64)[:, None] * C + cols[None, :]
-        dw += tl.load(s1_ptr + place, mask=mask, other=0.0)
-        db += tl.load(s2_ptr + place, mask=mask, other=0.0)
-    if dw_ptr is not None:
-        tl.store(dw_ptr + cols, tl.sum(dw, axis=0), mask=cols < C)
-    if db_ptr is not None:
-        tl.store(db_ptr + cols, tl.sum(db, axis=0), mask=cols < C)
-
-
 @cache
 def _tile(rows: int, columns: int, *, on_gpu: bool, max_block: int) -> Tile:
     return tile(rows, columns, on_gpu=on_gpu, elements=ELEMENTS, max_block=max_block)
+
+
+@cache
+def _forward_tile(rows: int, columns: int, *, on_gpu: bool, max_block: int) -> Tile:
+    return tile(rows, columns, on_gpu=on_gpu, elements=FORWARD_ELEMENTS, per_warp=FORWARD_ELEMENTS, max_block=max_block)
 
 
 def _order(*tensors: Tensor) -> int:
@@ -253,7 +244,7 @@ def forward(
     mean, rstd = (torch.empty((B, groups), dtype=torch.float32, device=x.device) for _ in range(2))
     if B:
         rows, channels = B * groups, C // groups
-        t = _tile(rows, channels * L, on_gpu=x.is_cuda, max_block=max_block)
+        t = _forward_tile(rows, channels * L, on_gpu=x.is_cuda, max_block=max_block)
         launch(
             grouped_kernel, (ceil_div(rows, t.rows),), x, weight, bias, y, mean, rstd, *x.stride(), *y.stride(),
             rows, groups, channels, L, eps, SILU=silu, ORDER=_order(x, y), ROWS=t.rows, BLOCK=t.block,
@@ -286,7 +277,9 @@ def backward(
     if not B:
         return out
     mean, rstd, channels, on_gpu = mean.contiguous(), rstd.contiguous(), C // groups, x.is_cuda
-    s1, s2 = (torch.empty((B, C), dtype=torch.float32, device=x.device) for _ in range(2))
+    many = ceil_div(B, _SUMMED)
+    of_samples = torch.zeros if B % many else torch.empty
+    s1, s2 = (of_samples((many * ceil_div(B, many), C), dtype=torch.float32, device=x.device) for _ in range(2))
     c1, c2 = (torch.empty((B, groups), dtype=torch.float32, device=x.device) for _ in range(2))
     of_all = (dy, x, weight, bias, mean, rstd)
     t = _tile(B * C, L, on_gpu=on_gpu, max_block=max_block)
@@ -305,10 +298,12 @@ def backward(
         *dy.stride(), *x.stride(), *dx.stride(), B * groups, groups, channels, L, SILU=silu, ORDER=_order(x, dy, dx),
         ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
     )  # fmt: skip
-    if dw is not None or db is not None:
-        t = _tile(B, C, on_gpu=on_gpu, max_block=min(max_block, 1024))
-        launch(
-            sum_samples_kernel, (ceil_div(C, t.block),), s1, s2, dw, db, B, C,
-            ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
-        )  # fmt: skip
+    sums: dict[str, Tensor] = {name: out[name] for name in ("dw", "db") if name in out}
+    parts: dict[str, Tensor] = {name: s1 if name == "dw" else s2 for name in sums}
+    if sums and many > 1:
+        fewer: dict[str, Tensor] = {name: torch.empty((many, C), dtype=torch.float32, device=x.device) for name in sums}
+        sum_groups(parts, fewer, samples=many)
+        parts = fewer
+    if sums:
+        sum_groups(parts, sums)
     return out

@@ -17,8 +17,8 @@ from torch import Tensor
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import Tile, ceil_div, tile
 
-ELEMENTS = 4096
-"""Elements for each program on a GPU."""
+FORWARD_ELEMENTS, ELEMENTS = 1024, 4096
+"""Elements for each program on a GPU, in the forward and of the gradients."""
 
 _LONGEST = 65536
 """Columns of the widest heads, which one program holds."""
@@ -111,8 +111,8 @@ def rotary_gradient_kernel(
 
 
 @cache
-def _tile(M: int, D: int, *, on_gpu: bool) -> Tile:
-    return tile(M, D, on_gpu=on_gpu, elements=ELEMENTS, max_block=_LONGEST)
+def _tile(M: int, D: int, *, on_gpu: bool, elements: int) -> Tile:
+    return tile(M, D, on_gpu=on_gpu, elements=elements, max_block=_LONGEST)
 
 
 def forward(
@@ -137,7 +137,7 @@ def forward(
     rstd = torch.empty((T, normed), dtype=torch.float32, device=x.device)
     H = N // D
     if T:
-        t = _tile(T * H, D, on_gpu=x.is_cuda)
+        t = _tile(T * H, D, on_gpu=x.is_cuda, elements=FORWARD_ELEMENTS)
         launch(
             rotary_kernel, (ceil_div(T * H, t.rows),), x, q_weight, k_weight, cos, sin, y, rstd, x.stride(0),
             cos.stride(0), T * H, H, q_heads, normed, D, cos.shape[1], eps, PAIRED=interleaved, ROWS=t.rows,
@@ -164,7 +164,7 @@ def backward(
     dx = torch.empty((T, N), dtype=x.dtype, device=x.device)
     H = N // D
     if T:
-        t = _tile(T * H, D, on_gpu=x.is_cuda)
+        t = _tile(T * H, D, on_gpu=x.is_cuda, elements=ELEMENTS)
         launch(
             rotary_gradient_kernel, (ceil_div(T * H, t.rows),), dy, x, q_weight, k_weight, cos, sin,
             rstd.contiguous(), dx, dy.stride(0), x.stride(0), cos.stride(0), T * H, H, q_heads, normed, D,
