@@ -96,7 +96,8 @@ class Cost:
 class Rates:
     """The costs of small cases: milliseconds to judge one and to make its inputs, and cases a second of a cell.
 
-    ``overhead``: seconds of a cell of isolated cases over those of the calls that it makes of the kernel, by kernel.
+    ``overhead``: seconds of a cell of isolated cases over those of the calls that it makes of the kernel, by kernel; of
+    none that is compiled, since its cell waits for that, and not its calls.
     """
 
     fused: float
@@ -244,17 +245,16 @@ def _rates(device: str, timeout: float) -> Rates:
             checks()
 
     isolated = _cases_a_second(device, timeout, isolated=True)
-    of_triton = _cases_a_second(device, timeout, isolated=True, kernel="triton")
+    rates = {"plain torch": (_KERNEL, isolated)}
+    if device == "cpu":  # there it is interpreted
+        rates["triton"] = "triton", _cases_a_second(device, timeout, isolated=True, kernel="triton")
     return Rates(
         fused=_host(partial(judge, True), device),
         plain=_host(partial(judge, False), device),
         inputs=_host(lambda: make(case, op, device), device),
         isolated=isolated,
         in_process=_cases_a_second(device, timeout, isolated=False),
-        overhead={
-            "plain torch": 1 / (isolated * _bare_seconds(device, timeout, _KERNEL)),
-            "triton": 1 / (of_triton * _bare_seconds(device, timeout, "triton")),
-        },
+        overhead={n: 1 / (rate * _bare_seconds(device, timeout, kernel)) for n, (kernel, rate) in rates.items()},
     )
 
 
