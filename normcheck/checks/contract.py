@@ -99,10 +99,11 @@ def usable_gradients(
     """
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
-    named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in inputs.leaves)
+    leaves = inputs.leaves
+    named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in leaves)
     bare = inputs.shift is not None or inputs.cos is not None
     gives = f"dx{named}" if bare else f"dx{named}, dw and, with a bias, db"
-    for name, like in inputs.leaves.items():
+    for name, like in leaves.items():
         if name not in returned and name == DRESIDUAL_GATE and not by_graph:
             continue
         if name not in returned:

@@ -6,6 +6,8 @@ runs change one thing each, to find the reason.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from normcheck.cases.case import HEADS, Case
@@ -31,8 +33,13 @@ def _everywhere(pattern: Pattern) -> Surroundings:
 def _wrongly_not_finite(subject: Subject) -> set[str]:
     """The outputs of the first run with a NaN or an infinity that is wrong: a large number read may make the same."""
     named = subject.first.named
-    found = {name for name, t in named.items() if t.dtype.is_floating_point and not torch.isfinite(t.float()).all()}
+    found = {name for name, t in named.items() if t.dtype.is_floating_point and not _is_finite(t.detach().float())}
     return found.intersection(subject.wrong_values(subject.inputs, subject.first)) if found else found
+
+
+def _is_finite(t: torch.Tensor) -> bool:
+    """Whether all of t is finite; its sum, which is quicker, tells if it is finite itself."""
+    return math.isfinite(float(t.sum())) or bool(torch.isfinite(t).all())
 
 
 def repeated(subject: Subject) -> Probed:

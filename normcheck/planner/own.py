@@ -34,7 +34,7 @@ class Own:
         self._few = math.inf  # a run of few rows or elements
         self._seen: dict[bool, dict[str, dict[tuple[int, int], float]]] = {
             new: {"row": {}, "column": {}, "element": {}} for new in (False, True)
-        }  # whether something was new -> unit -> M and N -> the fastest run
+        }  # whether something was new -> unit -> rows, and how many of the unit -> the fastest run
         self._rates: dict[bool, dict[str, float]] = {False: {}, True: {}}
 
     @property
@@ -74,7 +74,8 @@ class Own:
             for kept in {True, new}:
                 fastest = self._seen[kept][unit]
                 own = run - self._judging(case) / runs if unit == "column" else run
-                fastest[case.M, case.N] = min(own, fastest.get((case.M, case.N), own))
+                place = case.M, sizes[unit]
+                fastest[place] = min(own, fastest.get(place, own))
         self._rates = {new: self._rates_of(seen) for new, seen in self._seen.items()}
 
     def _rates_of(self, seen: dict[str, dict[tuple[int, int], float]]) -> dict[str, float]:
@@ -82,9 +83,8 @@ class Own:
         few, rates = self._few if self._few < math.inf else 0.0, dict[str, float]()
         for unit, fastest in seen.items():
             rows = rates.get("row", 0.0) if unit == "column" else 0.0
-            beyond = [(run - few - rows * m) / _sizes(m, n)[unit] for (m, n), run in fastest.items()]
-            if beyond:
-                rates[unit] = max(0.0, min(beyond))
+            if fastest:
+                rates[unit] = max(0.0, min((run - few - rows * m) / size for (m, size), run in fastest.items()))
         return rates
 
     def _judging(self, case: Case) -> float:

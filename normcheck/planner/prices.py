@@ -119,6 +119,7 @@ class Prices:
         self._shared: dict[str, deque[_Sample]] = defaultdict(lambda: deque(maxlen=_LATEST))
         self._runs = Runs()
         self._known: dict[Hashable, float] = {}  # prices since the latest case
+        self._medians: dict[Hashable, float] = {}  # of samples, as long as these are the same
         self._beyonds: dict[_Sample, float] = {}  # by what is known of a case's own runs
 
     @property
@@ -130,7 +131,7 @@ class Prices:
     def dearest(self) -> float:
         """Seconds of the dearest price of an axis."""
         if "dearest" not in self._known:
-            own = [self._median(key) for key in list(self._alone)]
+            own = map(self._median, self._alone)
             shared = [_lower_median(map(self._beyond, samples)) for samples in self._shared.values()]
             self._known["dearest"] = max([*own, *shared], default=0.0)
         return self._known["dearest"]
@@ -161,7 +162,9 @@ class Prices:
         return 0.0 if trust == "sure" else _TRIAL * self.dearest
 
     def _median(self, key: Hashable) -> float:
-        return _lower_median(map(self._beyond, self._alone[key]))
+        if key not in self._medians:
+            self._medians[key] = _lower_median(map(self._beyond, self._alone[key]))
+        return self._medians[key]
 
     def _share(self, sample: _Sample) -> float:
         guilty = [axis for axis in sample.new if axis not in self._alone or self._median(axis) > 0]
@@ -224,8 +227,8 @@ class Prices:
         known = self.own.known
         self.own.saw(planned, seconds, new=bool(new))
         if self.own.known != known:
-            self._beyonds.clear()
-        self._known.clear()
+            for changed in (self._beyonds, self._medians, self._known):
+                changed.clear()
         sample = _Sample(planned, seconds, new)
         beyond = self._beyond(sample)
         self.slow, self.is_new = bool(beyond and new), bool(new)
@@ -245,6 +248,7 @@ class Prices:
             apart = given[axis] in _APART.get(axis, ())
             for key in (own,) if apart else (axis,) if axis in _APART else (axis, own):
                 self._alone[key].append(sample)
+                self._medians.pop(key, None)
 
     def _new(self, own: _Values) -> tuple[str, ...]:
         """The axes in which a case differs from its nearest neighbour: at the lowest price, then the fewest."""
