@@ -17,6 +17,7 @@ from normcheck.checks.contract import Problem, is_judgeable, usable_gradients, u
 from normcheck.checks.where import locate
 from normcheck.contexts.catalogue import CONTEXTS, PROFILER, Context
 from normcheck.contexts.kernel import Launched, Step
+from normcheck.contexts.perform import Performed
 from normcheck.errors import one_line
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judge import judge_of
@@ -52,6 +53,33 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A case that was called in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of
+    both in eager mode; ``performed``: those in the context.
+    """
+
+    inputs: tuple[Inputs, Inputs]
+    eager: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+    performed: Performed
+
+
+def called_within(implementation: Implementation, op: Op, case: Case, device: str, name: str, *, asked: bool) -> Called:
+    """Call ``case`` in eager mode and in the context ``name``; ``asked``: somebody asked for this context.
+
+    Raises Broken if a call fails, UnsupportedCase.
+    """
+    session, context = session_of(implementation), CONTEXTS[name]
+    home = session.home(case, device)
+    first, second = (make(replace(case, seed=case.seed + more), op, home) for more in (0, 1))
+    if context.one_weight:
+        second = replace(second, weight=first.weight, bias=first.bias)
+    eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
+    copies = (session.copies(first), session.copies(second))
+    performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
+    return Called((first, second), eager, performed)
+
+
+@dataclass(frozen=True, slots=True)
 class _Subject:
     """A case in a context. ``inputs``: of the case, and others of its shape; ``eager``: the results of both.
 
@@ -81,17 +109,13 @@ def tried(
 
     ``models``: those that the case fits. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
     """
-    session, context = session_of(implementation), CONTEXTS[name]
-    home = session.home(case, device)
-    first, second = (make(replace(case, seed=case.seed + more), op, home) for more in (0, 1))
-    if context.one_weight:
-        second = replace(second, weight=first.weight, bias=first.bias)
-    eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
-    copies = (session.copies(first), session.copies(second))
-    performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
-    subject = _Subject(implementation, op, case, models, context, (first, second), eager)
+    done = called_within(implementation, op, case, device, name, asked=asked)
+    performed = done.performed
+    subject = _Subject(implementation, op, case, models, CONTEXTS[name], done.inputs, done.eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))
-    of_second = _outside(subject, Step("with other inputs of its shape", (1,), eager[1]))  # they have not been judged
+    of_second = _outside(
+        subject, Step("with other inputs of its shape", (1,), done.eager[1])
+    )  # they have not been judged
     launched = next((step.launched for step in performed.steps if step.launched is not None), None)
     problem = next(chain(of_second, problems, _not_run(implementation, name, launched)), None)
     return Tried(problem, performed.not_tried, len(performed.steps), performed.prevented, launched)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from normcheck.gate.options import Device, Dtypes, Ops, Profile, Sandboxed, Seed, Timeout, VerifyOptions
+from normcheck.gate.options import Contexts, Device, Dtypes, Ops, Profile, Sandboxed, Seed, Timeout, VerifyOptions
 from normcheck.options import Option, count, several
 
 FORMATS = ("json",)
@@ -37,6 +37,9 @@ class CompareOptions:
             flags=("--same-bits",),
         ),
     ] = False
+    context: Annotated[
+        Contexts, Option(help="Also compare both in this context, such as graph; may repeat. Default: none.")
+    ] = ()
     profile: Profile = "quick"
     max_examples: Annotated[int | None, Option(help="Cases per op and dtype.", check=count)] = None
     seed: Seed = 0

@@ -12,6 +12,7 @@ from normcheck.cases.case import Case
 from normcheck.checks.attempt import why_not
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
+from normcheck.compare.contexts import in_contexts
 from normcheck.compare.results import SKIP, Pair, Side
 from normcheck.compare.rounding import explained
 from normcheck.compare.tally import PairTally
@@ -75,11 +76,19 @@ def _both(one: tuple[object, ...], other: tuple[object, ...]) -> tuple[object, .
     return tuple(value for value in one if value in other)
 
 
-def compared(both: Both, plan: Plan, lines: Listed[Case], progress: Progress, *, same_bits: bool = False) -> Pair:
+def compared(
+    both: Both,
+    plan: Plan,
+    lines: Listed[Case],
+    progress: Progress,
+    *,
+    same_bits: bool = False,
+    contexts: tuple[str, ...] = (),
+) -> Pair:
     """Both sides on the cases of ``lines``, or, without any, on those that verify would draw for A and B takes as well.
 
-    ``same_bits``: whether to find which rounding differs. Nothing that an implementation does makes it raise. Each side
-    has a process of its own.
+    ``same_bits``: whether to find which rounding differs; ``contexts``: in which they are compared as well. Nothing
+    that an implementation does makes it raise. Each side has a process of its own.
     """
     begun = time.perf_counter()
     reason = both.why_not(plan.device)
@@ -105,6 +114,8 @@ def compared(both: Both, plan: Plan, lines: Listed[Case], progress: Progress, *,
         if same_bits and tally.differing:
             left = [side.tally.conventions for side in tally.sides]
             pair = replace(pair, rounding=explained((both.a, both.b), left, plan, tally.differing))
+        if contexts and pair.cases:
+            pair = replace(pair, contexts=in_contexts((both.a, both.b), plan, contexts, tally.right))
     return replace(pair, seconds=time.perf_counter() - begun)
 
 

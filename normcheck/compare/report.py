@@ -10,7 +10,19 @@ from typing import TextIO
 
 from rich.console import Console
 
-from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, SAME, SKIP, Compared, OutputPair, Pair, Rounding, Side
+from normcheck.compare.results import (
+    DIFFER,
+    ERROR,
+    OUTSIDE,
+    SAME,
+    SKIP,
+    Compared,
+    OutputPair,
+    Pair,
+    PairInContext,
+    Rounding,
+    Side,
+)
 from normcheck.reports._cells import name_of
 from normcheck.reports._failure import kind_words, put_failure
 from normcheck.reports._text import STATUS_STYLES, compact, counted, most_ulps, percent, put, put_lines, ratio, short
@@ -92,8 +104,17 @@ def _put_pair(console: Console, pair: Pair) -> None:
         put_lines(console, note, indent=_INDENT, style="dim")
     if pair.rounding is not None:
         _put_rounding(console, pair.rounding)
+    for one in pair.contexts:
+        _put_context(console, one)
     for line in pair.reproduce:
         put(console, "Reproduce: ", line, indent=_INDENT, wrap=False)
+
+
+def _put_context(console: Console, one: PairInContext) -> None:
+    said = {SAME: "the same bits", DIFFER: short(one.detail, 400), SKIP: f"not tried: {short(one.detail, 300)}"}
+    put(console, f"in the context {one.context}: {said[one.status]}", indent=_INDENT, hang=2)
+    if one.status == DIFFER and one.case:
+        put(console, (one.case, "dim"), indent=_INDENT + 2, wrap=False)
 
 
 def _put_rounding(console: Console, found: Rounding) -> None:
@@ -196,6 +217,7 @@ def _put_summary(console: Console, done: Compared) -> None:
     else:
         moved = [output for pair in some for output in pair.outputs if output.differing or output.signs]
         other = [short(name, 20) for pair in some for name in pair.unlike]
+        other += [f"what {one.context} returns" for pair in some for one in pair.contexts if one.status == DIFFER]
         mark, style = ("DIFFER", "bold yellow") if moved or other else ("SAME", "bold green")
         names = ", ".join(dict.fromkeys([*(short(output.output, 20) for output in moved), *other]))
         largest = max((output.of_bound or 0.0 for output in moved), default=0.0)

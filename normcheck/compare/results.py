@@ -89,13 +89,26 @@ class Rounding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairInContext:
+    """A context in which both sides were called. ``status``: SAME; DIFFER; or SKIP, if it was not tried.
+
+    ``detail``: what differs, or why it was not tried; ``case``: the case line, "" if none was called.
+    """
+
+    context: str
+    status: str
+    detail: str = ""
+    case: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pair:
     """Both sides of an op and dtype on ``cases`` cases. ``status``: one of those above; ``detail`` says why it is SKIP
     or ERROR, or why not all cases were run.
 
     ``reproduce``: a line to paste for each side, of the case with the largest difference; () if nothing differs.
     ``unlike``: the outputs that are of another dtype or size, so they have not the same bits. ``rounding``: which one
-    differs, None unless it was asked and something does.
+    differs, None unless it was asked and something does. ``contexts``: those that were asked for.
     """
 
     op: str
@@ -112,6 +125,12 @@ class Pair:
     notes: tuple[str, ...] = ()
     reproduce: tuple[str, ...] = ()
     rounding: Rounding | None = None
+    contexts: tuple[PairInContext, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a bit differs, in eager mode or in a context, or an output is of another kind."""
+        return self.status == DIFFER or bool(self.unlike) or any(one.status == DIFFER for one in self.contexts)
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from normcheck.compare import report
 from normcheck.compare.early import targets_of
 from normcheck.compare.options import CompareOptions
 from normcheck.compare.pair import Both, Progress, bare, compared
-from normcheck.compare.results import DIFFER, ERROR, OUTSIDE, Compared, Pair
+from normcheck.compare.results import ERROR, OUTSIDE, Compared, Pair
 from normcheck.errors import UsageError, itself_failed, one_line, one_of
 from normcheck.gate import decision
 from normcheck.gate.plan import Plan, asked_for, profile_of
@@ -51,7 +51,7 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
     jobs = _jobs((a, b), sides, options, lines, repeat)
     stream = screen(report_targets)
     console = terminal.console_for(stream)
-    pairs, complete = _all(jobs, plan, lines, console, same_bits=options.same_bits)
+    pairs, complete = _all(jobs, plan, lines, console, options)
     done = Compared(
         argv=argv,
         specs=(a, b),
@@ -74,7 +74,7 @@ def compare(a: str, b: str, options: CompareOptions, argv: tuple[str, ...]) -> i
 def _exit_code(pairs: Sequence[Pair], complete: bool, *, same_bits: bool) -> int:
     """``same_bits``: whether a difference is a finding."""
     statuses = {pair.status for pair in pairs}
-    found = OUTSIDE in statuses or (same_bits and any(pair.status == DIFFER or pair.unlike for pair in pairs))
+    found = OUTSIDE in statuses or (same_bits and any(pair.differs for pair in pairs))
     enough = any(pair.cases for pair in pairs)
     return decision.exit_code(found=found, broken=ERROR in statuses, enough=enough, complete=complete)
 
@@ -131,7 +131,7 @@ def _jobs(
 
 
 def _all(
-    jobs: Sequence[Both], plan: Plan, lines: Sequence[Case], console: Console, *, same_bits: bool
+    jobs: Sequence[Both], plan: Plan, lines: Sequence[Case], console: Console, options: CompareOptions
 ) -> tuple[tuple[Pair, ...], bool]:
     """Every pair, and whether the run got to its end without being interrupted (Ctrl-C)."""
     pairs: list[Pair] = []
@@ -144,16 +144,16 @@ def _all(
 
                 progress(0, 0.0)
                 own = [case for case in lines if (case.op, case.dtype) == (job.a.op.name, job.a.dtype)]
-                pairs.append(_pair(job, plan, own, progress, same_bits=same_bits))
+                pairs.append(_pair(job, plan, own, progress, options))
     except KeyboardInterrupt:
         return tuple(pairs), False
     return tuple(pairs), True
 
 
-def _pair(job: Both, plan: Plan, lines: Sequence[Case], progress: Progress, *, same_bits: bool) -> Pair:
+def _pair(job: Both, plan: Plan, lines: Sequence[Case], progress: Progress, options: CompareOptions) -> Pair:
     """The pair; a fault of normcheck itself, or of an interpreter that starts nothing any more, is an ``error``."""
     try:
-        return compared(job, plan, lines, progress, same_bits=same_bits)
+        return compared(job, plan, lines, progress, same_bits=options.same_bits, contexts=options.context)
     except UsageError:
         raise
     except OSError as error:

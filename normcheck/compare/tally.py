@@ -164,6 +164,11 @@ class PairTally:
         """A and B."""
         return self.a, self.b
 
+    @property
+    def right(self) -> list[Case]:
+        """Cases with plain data that are right on both sides."""
+        return [case for case in self.a.tally.plain if case in self.b.tally.plain]
+
     def run(self, case: Case) -> tuple[Result, float]:
         """Run a case on both -> a result that is refused if one side refuses it, and the seconds of both.
 
@@ -224,7 +229,7 @@ class PairTally:
 
     def _launches(self) -> tuple[str, ...]:
         """What B launches on a GPU and A does not, for cases that are right on both sides."""
-        cases = [case for case in self.a.tally.plain if case in self.b.tally.plain]
+        cases = self.right
         if self._plan.device == "cpu" or self.a.ended or self.b.ended:
             return ()
         a, b = (looked(side.cell, self._plan, cases, _LOOKING_SECONDS).ran for side in self.sides)

@@ -151,3 +151,36 @@ def test_outputs_of_another_dtype_are_a_difference(cli: Cli, kernel_file: Kernel
     done = cli("compare", f"{file}:e4m3", f"{file}:int8", "--op", "rmsnorm_quant", *ASKED[:-2], "--max-examples", "3")
     assert done.code == 1 and done.last.startswith("DIFFER")
     assert "q: of another dtype or size, so not the same bits" in " ".join(done.out.split())
+
+
+TWO_WAYS = """
+import torch
+from normcheck import Implementation
+
+def plain(x, weight, bias, *, eps):
+    wide = x.float()
+    n = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (n * weight.float() + (0.0 if bias is None else bias.float())).to(x.dtype)
+
+def two_ways(x, weight, bias, *, eps):
+    y = plain(x, weight, bias, eps=eps)
+    return y if torch.is_grad_enabled() else torch.nextafter(y.float(), torch.zeros(())).to(x.dtype) * 1.001
+
+IMPLEMENTATIONS = [Implementation(name=f.__name__, op="rmsnorm", forward=f) for f in (plain, two_ways)]
+"""
+
+
+@pytest.mark.parametrize(("other", "code"), [("plain", 0), ("two_ways", 1)])
+def test_bits_are_compared_in_the_contexts_that_are_asked_for(
+    cli: Cli, kernel_file: KernelFile, tmp_path: Path, other: str, code: int
+) -> None:
+    file, kept = kernel_file(TWO_WAYS), tmp_path / "found.json"
+    asked = [word for name in ("inference", "again", "graph") for word in ("--context", name)]
+    options = ("--op", "rmsnorm", "--dtype", "fp16", "--max-examples", "12", "--device", "cpu", "--same-bits")
+    done = cli("compare", f"{file}:plain", f"{file}:{other}", *options, *asked, "--report", f"json:{kept}")
+    (found,) = json.loads(kept.read_text(encoding="utf-8"))["pairs"]
+    assert done.code == code, done.out
+    assert found["status"] == "same"
+    told = {one["context"]: one["status"] for one in found["contexts"]}
+    assert told == {"inference": "differ" if code else "same", "again": "same", "graph": "skip"}
+    assert ("in the context inference: y differs in" in done.out) == bool(code)
