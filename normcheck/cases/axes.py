@@ -15,7 +15,8 @@ from typing import Any
 from normcheck.cases.case import EXPANDED, OF_WEIGHTS, Case
 from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
 from normcheck.cases.depth import Depth
-from normcheck.cases.ops import OPS, RELU6
+from normcheck.cases.op import RELU6
+from normcheck.cases.ops import OPS
 
 Value = tuple[str, Any]
 """An axis, and one of its values."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from normcheck.cases.ops import HEAD_COUNTS, OPS
+from normcheck.cases.ops import OPS
 from normcheck.cases.split import (
     Heads,
     Split,
@@ -23,6 +23,7 @@ from normcheck.cases.split import (
     split_of,
     token_heads,
 )
+from normcheck.cases.tensor_names import HEAD_COUNTS
 
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""

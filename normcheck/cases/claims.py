@@ -28,7 +28,8 @@ from normcheck.cases.case import (
     head_size_near,
 )
 from normcheck.cases.declared import WEIGHT_LAYOUTS, Declared
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 
 _GAP = 8

@@ -17,7 +17,7 @@ from normcheck.cases import rng
 from normcheck.cases.case import EXPANDED, Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 
 
 class Unavailable(Exception):

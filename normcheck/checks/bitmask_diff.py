@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import bitmask, reference
 from normcheck.oracle.compare import Element
 from normcheck.oracle.judge import Judge, bits_of, doubtful_bits, judge_of

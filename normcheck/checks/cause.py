@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks.check import Result
 from normcheck.checks.gradients import autograd_checks
 from normcheck.oracle import grouped, reference, rotary

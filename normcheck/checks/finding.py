@@ -11,7 +11,7 @@ from normcheck.cases.case import EXPANDED, HEADS, OF_ROW_GROUPS, WEIGHT_STACKED,
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.depth import Depth
-from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
+from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.ask import Ask
 from normcheck.checks.bitmask_diff import bit_diff

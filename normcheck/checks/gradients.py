@@ -12,7 +12,7 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks.contract import Problem, usable_gradients
 from normcheck.checks.observe import Started, set_apart, start, with_bits
 from normcheck.checks.refusal import refused_clearly, told_as_missing

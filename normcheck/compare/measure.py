@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import ROOT_FIRST
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.checks.check import Result
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.distance import moved

@@ -10,7 +10,8 @@ from torch import Tensor
 from normcheck.cases.case import OF_ROW_GROUPS, TRAILING, Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import SCALE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import SCALE
 from normcheck.checks.check import Result
 from normcheck.diagnosis.expected import Forward
 from normcheck.diagnosis.formula import Way

@@ -16,7 +16,8 @@ from typing import Any
 
 from normcheck.cases.case import NO_WEIGHT, OF_ROW_GROUPS, Case, parameters_of, with_parameters
 from normcheck.cases.claims import Claims
-from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, ROTARY, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, ROTARY
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normcheck.cases.case import OF_ROW_GROUPS, WEIGHT_STACKED, Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.diagnosis.instead import Instead
 from normcheck.oracle.tolerances import Model
 

@@ -14,8 +14,10 @@ from normcheck.cases.case import OF_ROW_GROUPS, Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import BLOCKS, DRESIDUAL, OF_SAMPLES, OPS, SCALE, Op
-from normcheck.cases.ops import CODES as Q
+from normcheck.cases.op import BLOCKS, Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import DRESIDUAL, OF_SAMPLES, SCALE
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
 from normcheck.errors import UsageError, one_line, one_of, shown

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import GRADIENTS, OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import GRADIENTS
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.contract import Problem
 from normcheck.checks.gradients import Gradients, autograd_checks, gradient_names

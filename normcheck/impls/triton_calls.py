@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import CODES
-from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DGATE, DRESIDUAL, RESIDUAL_OUT
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import DGATE, DRESIDUAL, RESIDUAL_OUT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,8 @@ from normcheck.cases.case import HEADS, OF_ROW_GROUPS, Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
-from normcheck.cases.ops import RESIDUAL_OUT, STATISTICS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import RESIDUAL_OUT, STATISTICS
 from normcheck.oracle import (
     bitmask,
     forward_bounds,

@@ -31,8 +31,9 @@ from torch import Tensor
 
 from normcheck.cases.case import LIMITED, SCALE_LIMIT, Case
 from normcheck.cases.dtypes import CODES, FORMATS, Format
-from normcheck.cases.ops import BLOCKS, SCALE
-from normcheck.cases.ops import CODES as Q
+from normcheck.cases.op import BLOCKS
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import SCALE
 from normcheck.oracle import casting
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.judge import END_TO_END, Checked, Judge, Reference, Truth, compared, sum_checks

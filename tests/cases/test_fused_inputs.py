@@ -24,7 +24,8 @@ from normcheck.cases.declared import Declared
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
 from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.gate.plan import PROFILES
 from tests.some import some
 

@@ -32,7 +32,8 @@ from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import OPS, ROOT_FIRST
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.errors import NormcheckError
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation

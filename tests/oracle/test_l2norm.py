@@ -14,7 +14,8 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
 from normcheck.checks.check import check
 from normcheck.gate.explain_bound import element

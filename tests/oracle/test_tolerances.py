@@ -20,7 +20,8 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import ROWS
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import make, torch_dtype
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError
 from normcheck.oracle import backward_bounds, forward_bounds, reference
 from normcheck.oracle.backward_bounds import Block

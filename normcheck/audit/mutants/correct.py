@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from normcheck.audit.mutants.kernel import BOTH, OPS, Kernel, KernelCall
+from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS as ROWS
-from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 
 # --- Orders of summation over the first dimension of a (K, L) tensor. torch.cumsum does not serve: on the CPU it

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import ops
-from normcheck.cases.ops import Op, names_of
+from normcheck.cases.op import Op
+from normcheck.cases.ops import names_of
 from normcheck.impls.implementation import Implementation
 
 LLAMA = names_of(lambda op: op.rounds_xhat)

@@ -19,7 +19,8 @@ from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, rounded, truncated
 from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations
 from normcheck.cases import ops as table
-from normcheck.cases.ops import FUSED_ADD, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import FUSED_ADD
 from normcheck.impls.implementation import Implementation
 
 OPS = tuple(op.name for op in FUSED_ADD)

@@ -17,7 +17,7 @@ from normcheck.audit.mutants._patched import Lines, patched
 from normcheck.audit.mutants.kernel import RELU
 from normcheck.audit.mutants.mutant import STATS, VALUES, Mutant, implementations
 from normcheck.cases.case import Case
-from normcheck.cases.ops import ROOT_FIRST
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import implementation
 from normcheck.impls.triton_calls import own_kernels

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.inputs import Inputs, make, torch_dtype
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.errors import NormcheckError
 from normcheck.oracle import bitmask, reference
 from normcheck.oracle.compare import Comparison
