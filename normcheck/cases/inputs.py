@@ -14,17 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import (
-    CHANNELS_LAST,
-    EXPANDED,
-    GIVEN_SCALES,
-    HEADS,
-    NO_WEIGHT,
-    OF_ROW_GROUPS,
-    TRAILING,
-    WEIGHT_STRIDED,
-    Case,
-)
+from normcheck.cases.case import GIVEN_SCALES, NO_WEIGHT, Case
 from normcheck.cases.data_kinds import (
     DY_VALUES,
     GATE_VALUES,
@@ -40,6 +30,7 @@ from normcheck.cases.data_kinds import (
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
+from normcheck.cases.layouts import CHANNELS_LAST, EXPANDED, HEADS, OF_ROW_GROUPS, TRAILING, WEIGHT_STRIDED
 from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate, fill_rotation, heads_unfilled
 from normcheck.cases.op import RELU6, Op
 from normcheck.cases.ops import OPS

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from normcheck.cases.case import OF_ROW_GROUPS, TRAILING, Case
+from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.layouts import OF_ROW_GROUPS, TRAILING
 from normcheck.cases.op import Op
 from normcheck.cases.tensor_names import SCALE
 from normcheck.checks.check import Result

@@ -10,10 +10,11 @@ from typing import TextIO
 
 import torch
 
-from normcheck.cases.case import OF_ROW_GROUPS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import make
+from normcheck.cases.layouts import OF_ROW_GROUPS
 from normcheck.cases.op import BLOCKS, Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.tensor_names import CODES as Q

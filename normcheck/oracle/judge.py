@@ -13,10 +13,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import HEADS, OF_ROW_GROUPS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, format_of
+from normcheck.cases.layouts import HEADS, OF_ROW_GROUPS
 from normcheck.cases.op import Op
 from normcheck.cases.tensor_names import RESIDUAL_OUT, STATISTICS
 from normcheck.oracle import (

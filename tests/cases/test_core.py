@@ -22,13 +22,14 @@ from normcheck.cases.axes import (
     row_class,
 )
 from normcheck.cases.beyond import far_apart, large, model_sizes
-from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import core, drawn
 from normcheck.cases.data_kinds import ANGLE_KINDS
 from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
+from normcheck.cases.layouts import EXPANDED
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned, goals_of

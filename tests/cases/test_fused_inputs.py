@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs, inputs
-from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
@@ -24,6 +24,7 @@ from normcheck.cases.declared import Declared
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
 from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
+from normcheck.cases.layouts import LAYOUTS
 from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
 from normcheck.gate.plan import PROFILES

@@ -27,11 +27,12 @@ if DEVICE == "cpu":
     interpreter.enable()
 
 from normcheck import c_library
-from normcheck.cases.case import CHANNELS_LAST, HEADS, LAYOUTS, NO_WEIGHT, OF_ROW_GROUPS, STRIDED, Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
+from normcheck.cases.layouts import CHANNELS_LAST, HEADS, LAYOUTS, OF_ROW_GROUPS, STRIDED
 from normcheck.cases.ops import OPS
 from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.errors import NormcheckError

@@ -13,8 +13,8 @@ import pytest
 from typer.main import get_command
 
 from normcheck.audit.recipes import RECIPES
-from normcheck.cases.case import LAYOUTS
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.layouts import LAYOUTS
 from normcheck.cli.app import app
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
