@@ -19,7 +19,8 @@ from normcheck.checks.refusal import refused_clearly, told_as_missing
 from normcheck.checks.repeatability import other_surroundings
 from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference, bits_of
+from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference
+from normcheck.oracle.judge_forward import bits_of
 from normcheck.oracle.judging import Begun, begin_gradients, judge_gradients
 from normcheck.oracle.tolerances import Model
 from normcheck.runner.call import refusal

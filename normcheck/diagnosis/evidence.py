@@ -18,7 +18,7 @@ from normcheck.diagnosis.expected import Forward
 from normcheck.diagnosis.formula import Way
 from normcheck.oracle import reference, residual, rounding
 from normcheck.oracle.conventions import OPEN, keys, with_convention
-from normcheck.oracle.judge import bits_of
+from normcheck.oracle.judge_forward import bits_of
 from normcheck.oracle.quantised import ROUNDS, granularity
 from normcheck.oracle.rounding import Rules
 from normcheck.oracle.tolerances import Model

@@ -29,7 +29,8 @@ from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
 from normcheck.oracle.conventions import shown as convention_shown
 from normcheck.oracle.expectations import code_expectations, expectations
-from normcheck.oracle.judge import GIVEN_OWN, Judge, doubtful_bits, judge_of
+from normcheck.oracle.judge import GIVEN_OWN, Judge, judge_of
+from normcheck.oracle.judge_forward import doubtful_bits
 from normcheck.oracle.quantised import scale_columns
 from normcheck.oracle.special import is_special
 from normcheck.oracle.term_reasons import REASONS

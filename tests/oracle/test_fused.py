@@ -42,8 +42,9 @@ from normcheck.oracle import judging
 from normcheck.oracle.fused import judge as fused
 from normcheck.oracle.fused import launch, on_cpu, trial
 from normcheck.oracle.fused.kept import Found
-from normcheck.oracle.judge import Judge, judge_forward, judge_of
+from normcheck.oracle.judge import Judge, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.tolerances import Model, table
 from tests.case_lines import NORMS
 from tests.inner_loop import parametrize

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normcheck.audit.mutants.channels import OPS, Call, Grouped
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import STATS, VALUES, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, STATS, Mutant, implementations
 
 _BLOCK = 8  # elements that a faulty kernel takes at a time
 
@@ -109,7 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mP03", "the channel is that of the place in memory, as if it were channels-first", Grouped(
            channel=_of_offset), ("y", "dx"), when=_LAST),
     _fault("mP04", "channels-last memory is read as channels-first", Grouped(read=_by_memory),
-           (*_EVERY, ""), source="pytorch/pytorch#140913", kinds=(*VALUES, "out_of_bounds_read"), when=_LAST),
+           (*_EVERY, ""), source="pytorch/pytorch#140913", kinds=READ_BEYOND, when=_LAST),
     _fault("mP05", "the variance is divided by K - 1", Grouped(rstd=_unbiased), _RSTD,
            source="Oneflow-Inc/oneflow#9560", widest=4096),
     _fault("mP06", "the variance is E[x^2] - E[x]^2", Grouped(rstd=_cancelling), _RSTD,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
@@ -350,10 +350,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mM11", "the shift is added before the product", Modulated(product=lambda c: (c.xh + c.t[c.sample]) * c.f,
            output=lambda c: c.p), ("y",)),
     _fault("mM12", "the row stride of scale is ignored: its rows are read as packed",
-           Modulated(read_scale=lambda c: _packed(c.scale_io)), ("y", "dx"), kinds=(*VALUES, "out_of_bounds_read"),
+           Modulated(read_scale=lambda c: _packed(c.scale_io)), ("y", "dx"), kinds=READ_BEYOND,
            when="a strided scale of several samples"),
     _fault("mM13", "the row stride of shift is ignored: its rows are read as packed",
-           Modulated(read_shift=lambda c: _packed(c.shift_io)), ("y",), kinds=(*VALUES, "out_of_bounds_read"),
+           Modulated(read_shift=lambda c: _packed(c.shift_io)), ("y",), kinds=READ_BEYOND,
            when="a strided shift of several samples"),
     _fault("mM14", "the statistics are those of a sample, not of a row", Modulated(
            mean=lambda c: _mean(c, c.x).reshape(c.B, c.S).mean(1).repeat_interleave(c.S)[:, None],

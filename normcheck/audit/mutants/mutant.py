@@ -16,6 +16,9 @@ VALUES = ("mismatch", "non_finite")
 UNWRITTEN = ("unwritten", *VALUES)
 """The kinds of finding that report unwritten memory: by what it held before, or by its values."""
 
+READ_BEYOND, WRITTEN_BEYOND = (*VALUES, "out_of_bounds_read"), (*VALUES, "out_of_bounds_write")
+"""The kinds of finding that report a read or a write beyond a tensor: by its guard bands, or by wrong values."""
+
 WITHIN_ADDITIONS = 4096
 """``widest`` of a sum over N that is divided by N - 1. It is off by 1 / (N - 1). N - 1 additions may be off by
 (N - 1) * 2^-24, which is more from N = 4098 on, and with the other roundings from 4097 on."""

@@ -17,7 +17,7 @@ from normcheck.audit.mutants.casting import IN_FP32, IN_IO
 from normcheck.audit.mutants.casting import MUTANTS as OF_CASTING
 from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, rounded, truncated
-from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.cases.op import Op
 from normcheck.cases.ops import FUSED_ADD
@@ -311,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
            Adding(add=lambda x, r: _added(x, r.reshape(-1, r.shape[-1]).roll(1, 0).reshape(r.shape))),
            (*_STORED, *_Y), when="two rows"),
     _fault("mS11", "the row stride of the residual is ignored: its rows are read as packed",
-           Adding(add=_rows_packed), (*_STORED, *_Y), kinds=(*VALUES, "out_of_bounds_read"), when="a strided residual"),
+           Adding(add=_rows_packed), (*_STORED, *_Y), kinds=READ_BEYOND, when="a strided residual"),
     _fault("mS12", "the residual is not added in the last columns, which fill no vector", Adding(add=_without_tail),
            (*_STORED, *_Y), when="N % 8 != 0"),
     _fault("mS13", "the last columns, which fill no vector, are normed before the sum is stored, the others after it",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.audit.mutants.turned import OPS, Call, Turned, turn
 
 _TILE, _WRITTEN = 4, 192
@@ -153,7 +153,7 @@ MUTANTS: tuple[Mutant, ...] = (
            when=_SEVERAL),
     _fault("mK14", "the row stride of cos and sin is ignored", Turned(
            angles=lambda c: c.both_tables(lambda t: _spelled(c, t))), (*_BOTH, ""),
-           kinds=("mismatch", "non_finite", "out_of_bounds_read"), when="strided cos and sin of several tokens"),
+           kinds=READ_BEYOND, when="strided cos and sin of several tokens"),
     _fault("mK15", "cos and sin are rounded to bf16", Turned(
            angles=lambda c: c.both_tables(lambda t: rounded(t, torch.bfloat16))), _BOTH, dtypes=("fp16", "fp32")),
     _fault("mK16", "v is rotated as well", Turned(values=lambda c: _v_as_k(c, normed=False)), _Y),

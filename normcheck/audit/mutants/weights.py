@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import CLEAN, TILE, Kernel, KernelCall, only
-from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations, mutant
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, Mutant, implementations, mutant
 from normcheck.cases.ops import names_of
 from normcheck.impls.implementation import Implementation
 
@@ -110,7 +110,6 @@ _STRIDE, _STACK, _TURN = (
         (_INTERLEAVED, "several groups of rows"),
     )
 )
-_READ = (*VALUES, "out_of_bounds_read")
 _Y = ("y", "dx", "dw")
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -120,7 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="flashinfer-ai/flashinfer#4060",
         kernel=Kernel(gamma=_gamma_read_as_packed, gamma_b=_gamma_read_as_packed),
         outputs=("y", "dx"),
-        kinds=_READ,
+        kinds=READ_BEYOND,
     ),
     _STRIDE(
         id="mT02",
@@ -128,7 +127,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=Kernel(gamma_b=_gamma_read_as_packed),
         outputs=("dx",),
-        kinds=_READ,
+        kinds=READ_BEYOND,
     ),
     _STRIDE(
         id="mT03",
@@ -136,7 +135,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=Kernel(preact=_bias_read_as_packed),
         outputs=("y",),
-        kinds=_READ,
+        kinds=READ_BEYOND,
     ),
     _STRIDE(
         id="mT04",

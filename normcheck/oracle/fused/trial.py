@@ -16,8 +16,9 @@ from normcheck.errors import NormcheckError
 from normcheck.oracle import bitmask, reference
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.fused import judge as fused
-from normcheck.oracle.judge import Judge, judge_forward, judge_of
+from normcheck.oracle.judge import Judge, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.tolerances import Model
 
 SLIVER = 2.0**-16
