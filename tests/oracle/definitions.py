@@ -81,7 +81,7 @@ def in_blocks(
         patch.setitem(judges.BLOCK_ELEMENTS, "cpu", of_block * case.N)
         apart = of_case()
     assert together.keys() == apart.keys()
-    for (name, _), sides in some(together.items()):
+    for (name, _), sides in together.items():
         for one, other in zip(sides, apart[name, _], strict=True):
             yield name, one, other
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import HALF, rounded
+from normcheck.audit.mutants.kernel import HALF, packed, rounded
 from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
@@ -277,7 +277,7 @@ CONTROLS = (
 
 
 def _rows_packed(c: Call) -> Tensor:
-    return c.gate_io.as_strided((c.M, c.N), (c.N, 1))
+    return packed(c.gate_io)
 
 
 def _rows_as_of_x(c: Call) -> Tensor:

@@ -5,14 +5,14 @@ Each differs from a clean kernel of ``channels.py`` by the steps that it states.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.channels import OPS, Call, Grouped
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import READ_BEYOND, STATS, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, STATS, Mutant, implementations, mutant_of
 
 _BLOCK = 8  # elements that a faulty kernel takes at a time
 
@@ -88,12 +88,7 @@ def _last_group_first(c: Call) -> Tensor:
     return channel
 
 
-def _fault(id: str, what: str, kernel: Grouped, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from a clean one by the steps of ``kernel``; it declares ``model``, or its own."""
-    model = fields.pop("model", kernel.declared)
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
-
+_fault = partial(mutant_of, ops=OPS)
 
 _RSTD = ("rstd", "y", "dx", "dw", "db")
 _EVERY = (*STATS, "db")

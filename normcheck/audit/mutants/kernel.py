@@ -89,6 +89,11 @@ def unpack(mask: Tensor, n: int, *, msb_first: bool = False) -> Tensor:
     return ((mask[:, :, None] >> _places(mask, msb_first)) & 1).bool().flatten(1)[:, :n]
 
 
+def packed(t: Tensor) -> Tensor:
+    """``t`` read as if it were packed: row i begins at i times the columns, whatever the strides are."""
+    return t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride())
+
+
 def only(t: Tensor, *region: EllipsisType | slice) -> Tensor:
     """A copy of t in which only ``region`` is stored: the rest is uninitialised memory of torch.empty."""
     out = torch.empty_like(t)

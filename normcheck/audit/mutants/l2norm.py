@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import blocked, pairwise, reverse, sequential, strided
-from normcheck.audit.mutants.kernel import HALF, rounded
+from normcheck.audit.mutants.kernel import HALF, packed, rounded
 from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
@@ -201,7 +201,7 @@ def _without_tail(c: Call) -> Tensor:
 
 
 def _as_packed(c: Call) -> Tensor:
-    return c.x_io.as_strided((c.M, c.N), (c.N, 1))
+    return packed(c.x_io)
 
 
 def _fault(id: str, what: str, kernel: Length, outputs: tuple[str, ...], **fields: Any) -> Mutant:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import HALF, chain_in, rounded, truncated
+from normcheck.audit.mutants.kernel import HALF, chain_in, packed, rounded, truncated
 from normcheck.audit.mutants.modulated import RAGGED, SEVERAL, TILE, Modulated, plain_norm
 from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
@@ -255,8 +255,7 @@ def _of_tile(s: Sum) -> Tensor:
 
 def _packed(s: Sum) -> Tensor:
     """The gate read as if its rows lay one behind the other."""
-    both = s.gate.as_strided(s.gate.shape, (s.gate.shape[1], 1))
-    return both.float()[:, None].expand(s.x.shape)
+    return packed(s.gate).float()[:, None].expand(s.x.shape)
 
 
 def _fault(id: str, what: str, outputs: tuple[str, ...], *, model: GatedAdding | None = None, **fields: Any) -> Mutant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from normcheck.audit.mutants.kernel import CLEAN, OPS, Kernel
 from normcheck.cases.dtypes import DTYPES
@@ -91,6 +91,31 @@ def mutant(
 
     shown_in: dict[str, Any] = {"weights": weights, "heads": heads, "weight_layouts": weight_layouts}
     return Mutant(id=id, make=make, kernel=new_kernel, **shown_in, **fields)
+
+
+class Steps(Protocol):
+    """A kernel of an op with inputs by name, as steps: a clean one, but for some."""
+
+    def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
+        """This kernel as an implementation of ``op``; it declares its convention unless ``fields`` say another."""
+
+
+def mutant_of(
+    id: str,
+    what: str,
+    kernel: Steps,
+    outputs: tuple[str, ...],
+    *,
+    model: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Mutant:
+    """A mutant whose ``kernel`` has the faulty steps; it declares ``model``, or its own convention."""
+    declared = {} if model is None else {"model": model}
+
+    def make(op: str) -> Implementation:
+        return kernel.implementation(id, op, **declared)
+
+    return Mutant(id=id, what=what, make=make, outputs=outputs, **{"source": "invented", **fields})
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from normcheck.audit.mutants.casting import IN_FP32, IN_IO
 from normcheck.audit.mutants.casting import MUTANTS as OF_CASTING
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, rounded, truncated
-from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, Mutant, implementations
+from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, packed, rounded, truncated
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, Mutant, implementations, mutant_of
 from normcheck.cases import ops as table
 from normcheck.cases.op import Op
 from normcheck.cases.ops import FUSED_ADD
@@ -225,8 +226,7 @@ def _without_tail(x: Tensor, residual: Tensor) -> Tensor:
 
 
 def _rows_packed(x: Tensor, residual: Tensor) -> Tensor:
-    packed = residual.as_strided(residual.shape, (residual.shape[-1], 1))
-    return x.float() + packed.float()
+    return x.float() + packed(residual).float()
 
 
 def _last_row_unwritten(wide: Tensor, x: Tensor, residual: Tensor) -> Tensor:
@@ -269,10 +269,7 @@ def _variance_of_x(op: str) -> Implementation:
 _Y, _STORED, _GRADIENTS = ("y", "mean", "rstd", "dx", "dresidual", "dw"), ("residual_out",), ("dx", "dresidual")
 
 
-def _fault(id: str, what: str, adding: Adding, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from the clean one by the steps of ``adding``; ``fields`` are Mutant's."""
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: adding.implementation(id, op), outputs=outputs, **own)
+_fault = partial(mutant_of, ops=OPS)
 
 
 def _cast_alike(one: Op, other: Op) -> bool:

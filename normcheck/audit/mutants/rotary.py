@@ -5,13 +5,13 @@ Each differs from a clean kernel of ``turned.py`` by the steps that it states.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations, mutant_of
 from normcheck.audit.mutants.turned import OPS, Call, Turned, turn
 
 _TILE, _WRITTEN = 4, 192
@@ -116,12 +116,7 @@ def _other_c1(c: Call, mean: Tensor) -> Tensor:
     return (c.g * c.w - c.xh * mean) * c.r
 
 
-def _fault(id: str, what: str, kernel: Turned, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from a clean one by the steps of ``kernel``; it declares ``model``, or its own."""
-    model = fields.pop("model", kernel.declared)
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
-
+_fault = partial(mutant_of, ops=OPS)
 
 _CLEAN = Turned()
 _Y, _BOTH, _ALL = ("y",), ("y", "dx"), ("rstd", "y", "dx")
