@@ -221,11 +221,9 @@ def test_every_count_widens_what_it_is_about(gate: str, name: str, monkeypatch: 
     assert wider == expected
 
 
-@pytest.mark.parametrize("kind", GATE_KINDS)
 @pytest.mark.parametrize("convention", candidates(OP, WHOLE), ids=str)
-def test_each_convention_has_bounds_that_are_finite_for_ordinary_rows(convention: Any, kind: str) -> None:
-    case = case_of(M=4, N=32, gate=kind)
-    held = held_of(case, with_convention(WHOLE, convention))
-    for name, part in some(held.items()):
-        finite = torch.isfinite(part.bound.upper)
-        assert bool(finite.all()) or kind == "inf", name
+def test_each_convention_has_bounds_that_are_finite_for_ordinary_rows(convention: Any) -> None:
+    for kind in GATE_KINDS:
+        held = held_of(case_of(M=4, N=32, gate=kind), with_convention(WHOLE, convention))
+        for name, part in some(held.items()):
+            assert bool(torch.isfinite(part.bound.upper).all()) or kind == "inf", (name, kind)
