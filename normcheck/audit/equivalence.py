@@ -17,7 +17,7 @@ from normcheck.audit.mutants.regimes import Regime
 from normcheck.audit.mutants.under import under, without_fault
 from normcheck.cases.case import Case
 from normcheck.cases.core import drawn
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell

@@ -19,8 +19,10 @@ from normcheck.audit.recipes import MSE_MEAN, Draw, Drawing, FixedTolerance, Rec
 from normcheck.cases.case import GIVEN_SCALES, RETURNED, Case
 from normcheck.cases.claims import scales_of, unclaimed
 from normcheck.cases.dtypes import CODES, FORMATS
-from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import GRADIENTS, OPS, RESIDUAL_OUT, SCALE, STATISTICS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import GRADIENTS, RESIDUAL_OUT, SCALE, STATISTICS
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.bitmask import unpack
 from normcheck.runner.call import supports

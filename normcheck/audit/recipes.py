@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import BY_NAME, CODES, GRADIENTS, OPS, RELU6, RESIDUAL_OUT, names_of
+from normcheck.cases.op import RELU6
+from normcheck.cases.ops import OPS, names_of
+from normcheck.cases.tensor_names import BY_NAME, CODES, GRADIENTS, RESIDUAL_OUT
 from normcheck.errors import UsageError, one_of
 from normcheck.result import OUTPUTS
 

@@ -31,7 +31,8 @@ from normcheck.audit.recipe_judge import CAUGHT, Judgement, judge_kernel, judge_
 from normcheck.audit.recipe_judge import NOT_EXERCISED as NOT_RUN
 from normcheck.audit.recipes import recipe
 from normcheck.audit.score import ERROR, KILLED, NOT_EXERCISED, SURVIVED, Control, Outcome
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.diagnosis.explain import VALUES
 from normcheck.errors import itself_failed

@@ -11,7 +11,7 @@ from normcheck.bench.speed import BACKWARD, FORWARD, Point, Times
 from normcheck.bench.timing import cache_bytes, in_turn, sets_needed, timed
 from normcheck.bench.verified import case_of
 from normcheck.cases.inputs import Inputs, make, torch_dtype
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call
 from normcheck.runner.kernel_errors import called, guarded

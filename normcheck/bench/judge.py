@@ -25,7 +25,9 @@ from normcheck.bench.report import console_for
 from normcheck.bench.timing import METHOD, timed
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make, torch_dtype
-from normcheck.cases.ops import OPS, RELU6, ROOT_FIRST
+from normcheck.cases.op import RELU6
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.checks.cell import Cell
 from normcheck.errors import ExitCode, UsageError
 from normcheck.gate.plan import PROFILES, Plan

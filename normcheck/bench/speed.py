@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from normcheck.cases.ops import BLOCKS, OPS
+from normcheck.cases.op import BLOCKS
+from normcheck.cases.ops import OPS
 from normcheck.result import Finding
 
 FORWARD, BACKWARD = "forward", "backward"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from normcheck.bench.speed import BACKWARD, FORWARD, Count, Point
-from normcheck.cases.ops import GATE, RELU6, RESIDUAL, Op
+from normcheck.cases.op import RELU6, Op
+from normcheck.cases.tensor_names import GATE, RESIDUAL
 
 
 @dataclass(frozen=True, kw_only=True)

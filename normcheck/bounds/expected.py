@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from normcheck.bounds.given import Given, given
-from normcheck.cases.ops import OF_SAMPLES, STATISTICS
+from normcheck.cases.tensor_names import OF_SAMPLES, STATISTICS
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import expectations, whole
 from normcheck.oracle.judge import END_TO_END, judge_of

@@ -22,7 +22,8 @@ from normcheck.bounds.given import Given, closed
 from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import format_of, make
-from normcheck.cases.ops import OF_SAMPLES, OPS, STATISTICS
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import OF_SAMPLES, STATISTICS
 from normcheck.errors import UsageError, one_line
 from normcheck.files import refuse_existing, write_new
 from normcheck.oracle.compare import Expectation

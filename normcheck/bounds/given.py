@@ -12,7 +12,9 @@ from torch import Tensor
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.inputs import Inputs, format_of, inputs_of
-from normcheck.cases.ops import COS, GROUPS, HEAD_COUNTS, K_WEIGHT, OPS, Q_WEIGHT, RELU6, RESIDUAL, SIN, Op
+from normcheck.cases.op import RELU6, Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import COS, GROUPS, HEAD_COUNTS, K_WEIGHT, Q_WEIGHT, RESIDUAL, SIN
 from normcheck.errors import UsageError, one_of, shown
 from normcheck.oracle.conventions import candidates, keys, plainest, with_convention
 from normcheck.oracle.tolerances import Model, declared_model, table

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normcheck.bounds.expected import parts_of
 from normcheck.bounds.given import Given, given
-from normcheck.cases.ops import OF_SAMPLES, ROOT_FIRST
+from normcheck.cases.tensor_names import OF_SAMPLES, ROOT_FIRST
 from normcheck.checks.finding import mismatch
 from normcheck.errors import UsageError, one_of
 from normcheck.oracle.compare import Expectation, compare, merge

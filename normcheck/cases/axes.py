@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from normcheck.cases.case import EXPANDED, OF_WEIGHTS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE, ROWS, SPECIAL_ROWS
 from normcheck.cases.depth import Depth
-from normcheck.cases.ops import OPS, RELU6
+from normcheck.cases.layouts import EXPANDED, OF_WEIGHTS
+from normcheck.cases.op import RELU6
+from normcheck.cases.ops import OPS
 
 Value = tuple[str, Any]
 """An axis, and one of its values."""

@@ -11,11 +11,12 @@ from itertools import islice
 from typing import Any
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
-from normcheck.cases.case import HEADS, NO_WEIGHT, Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.goals import Extent
+from normcheck.cases.layouts import HEADS
 
 LARGE = {
     "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192)),

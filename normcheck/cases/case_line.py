@@ -7,26 +7,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 
-from normcheck.cases.case import (
+from normcheck.cases.case import GIVEN_SCALES, LIMITED, MAX_ELEMENTS, NO_WEIGHT, RETURNED, SAMPLES, Case
+from normcheck.cases.data_kinds import ANGLE_KINDS, DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.dtypes import DTYPES, FORMATS
+from normcheck.cases.layouts import (
     CHANNELS_LAST,
-    GIVEN_SCALES,
     HEADS,
     LAYOUTS,
-    LIMITED,
-    MAX_ELEMENTS,
-    NO_WEIGHT,
     OF_CHANNELS,
     OF_ROW_GROUPS,
     OF_SAMPLES,
-    RETURNED,
-    SAMPLES,
     STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
-    Case,
 )
-from normcheck.cases.data_kinds import ANGLE_KINDS, DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
-from normcheck.cases.dtypes import DTYPES, FORMATS
 from normcheck.cases.ops import OPS
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
 from normcheck.errors import UsageError, one_line, one_of, shown

@@ -7,28 +7,25 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from normcheck.cases.case import (
+from normcheck.cases.case import GIVEN_SCALES, LIMITED, RETURNED, SAMPLES, Case
+from normcheck.cases.declared import WEIGHT_LAYOUTS, Declared
+from normcheck.cases.layouts import (
     CHANNELS_LAST,
     EXPANDED,
-    GIVEN_SCALES,
     HEAD_SIZES,
     HEADS,
-    LIMITED,
     OF_CHANNELS,
     OF_SAMPLES,
     OF_WEIGHTS,
     RANK4,
-    RETURNED,
-    SAMPLES,
     STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
-    Case,
-    Parameters,
     head_size_near,
 )
-from normcheck.cases.declared import WEIGHT_LAYOUTS, Declared
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.parameters import Parameters
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 
 _GAP = 8

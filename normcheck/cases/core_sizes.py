@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from normcheck.cases.axes import OCTAVES, PAIRS, ROWS_OF_CLASS, band_of, key_of, octave_of, row_class
-from normcheck.cases.case import HEADS
 from normcheck.cases.claims import Claims
 from normcheck.cases.goals import Sizes
+from normcheck.cases.layouts import HEADS
 from normcheck.cases.planned import Size
 
 _HEADS_IN_TURN = (64, 128, 256)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import CODES, FORMATS
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,12 @@ from normcheck.cases.axes import (
     Value,
     row_class,
 )
-from normcheck.cases.case import EXPANDED, HEADS, NO_WEIGHT, OF_WEIGHTS, STRIDED, Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
+from normcheck.cases.layouts import EXPANDED, HEADS, OF_WEIGHTS, STRIDED
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, gap_at, goals_of

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from normcheck import c_library
 from normcheck.cases import rng
-from normcheck.cases.case import EXPANDED, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.ops import Op
+from normcheck.cases.layouts import EXPANDED
+from normcheck.cases.op import Op
 
 
 class Unavailable(Exception):

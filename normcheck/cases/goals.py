@@ -33,10 +33,10 @@ from normcheck.cases.axes import (
     octave_of,
     row_class,
 )
-from normcheck.cases.case import EXPANDED, HEAD_SIZES, HEADS, OF_WEIGHTS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, weight_kinds
 from normcheck.cases.depth import Depth
+from normcheck.cases.layouts import EXPANDED, HEAD_SIZES, HEADS, OF_WEIGHTS
 
 _FEW_HEADS = 6
 """Rows that are several tokens of several heads. If there are only heads, small cases have so many."""

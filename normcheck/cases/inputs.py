@@ -14,17 +14,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs
-from normcheck.cases.case import (
-    CHANNELS_LAST,
-    EXPANDED,
-    GIVEN_SCALES,
-    HEADS,
-    NO_WEIGHT,
-    OF_ROW_GROUPS,
-    TRAILING,
-    WEIGHT_STRIDED,
-    Case,
-)
+from normcheck.cases.case import GIVEN_SCALES, NO_WEIGHT, Case
 from normcheck.cases.data_kinds import (
     DY_VALUES,
     GATE_VALUES,
@@ -40,9 +30,12 @@ from normcheck.cases.data_kinds import (
 )
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
+from normcheck.cases.layouts import CHANNELS_LAST, EXPANDED, HEADS, OF_ROW_GROUPS, TRAILING, WEIGHT_STRIDED
 from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate, fill_rotation, heads_unfilled
-from normcheck.cases.ops import BY_NAME, DSCALE, GATE, OPS, RELU6, RESIDUAL, RESIDUAL_GATE, Op
+from normcheck.cases.op import RELU6, Op
+from normcheck.cases.ops import OPS
 from normcheck.cases.rng import hashed, normal, uniform
+from normcheck.cases.tensor_names import BY_NAME, DSCALE, GATE, RESIDUAL, RESIDUAL_GATE
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""

@@ -11,8 +11,9 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import ANGLE_VALUES, modulation, residual_gate, weights
 from normcheck.cases.guard_bands import placed
-from normcheck.cases.ops import COS, K_WEIGHT, Q_WEIGHT, SIN, Op
+from normcheck.cases.op import Op
 from normcheck.cases.rng import hashed, normal, uniform
+from normcheck.cases.tensor_names import COS, K_WEIGHT, Q_WEIGHT, SIN
 
 SLAB_ELEMENTS = 1 << 22
 """How many elements are made at a time, so that temporary memory stays small."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normcheck.cases.case import HEADS, OF_ROW_GROUPS
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import CODE_WEIGHTS
 from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import CODES
+from normcheck.cases.layouts import HEADS, OF_ROW_GROUPS
 
 BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096, 64))
 """M and N of cases for a kernel that declares batch invariance: many choose another block from 256 rows on."""

@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from normcheck.cases.axes import Pair, Value, covered, pairs_of, values_of
-from normcheck.cases.case import HEADS, LAYOUTS, STRIDED, Case
+from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
+from normcheck.cases.layouts import HEADS, LAYOUTS, STRIDED
 
 GAPS = (3, 8, 1, 64)
 """The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""

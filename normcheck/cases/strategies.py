@@ -16,10 +16,13 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
-from normcheck.cases.case import HEADS, NO_WEIGHT, STRIDED, Case, head_size_near
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, weight_kinds
-from normcheck.cases.ops import GROUPS, OPS, RESIDUAL, SCALE, Op
+from normcheck.cases.layouts import HEADS, STRIDED, head_size_near
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import GROUPS, RESIDUAL, SCALE
 
 T = TypeVar("T")
 

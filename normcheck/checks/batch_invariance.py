@@ -12,10 +12,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import OF_ROW_GROUPS, WEIGHT_INTERLEAVED, WEIGHT_STACKED, Case, with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, K_WEIGHT, Q_WEIGHT, RESIDUAL_GATE, ROOT_FIRST
+from normcheck.cases.layouts import OF_ROW_GROUPS, WEIGHT_INTERLEAVED, WEIGHT_STACKED
+from normcheck.cases.tensor_names import DRESIDUAL_GATE, DSCALE, DSHIFT, K_WEIGHT, Q_WEIGHT, RESIDUAL_GATE, ROOT_FIRST
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe, observe_in_place, start
 from normcheck.checks.rerun import Probed, Subject

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import bitmask, reference
 from normcheck.oracle.compare import Element
-from normcheck.oracle.judge import Judge, bits_of, doubtful_bits, judge_of
+from normcheck.oracle.judge import Judge, judge_of
+from normcheck.oracle.judge_forward import bits_of, doubtful_bits
 from normcheck.oracle.tolerances import Model
 
 _MOST_FIRST = "if they are read most significant bit first"

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import Format
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks.check import Result
 from normcheck.checks.gradients import autograd_checks
 from normcheck.oracle import grouped, reference, rotary
 from normcheck.oracle.compare import Expectation
-from normcheck.oracle.judge import Judge, judge_forward, judge_of
+from normcheck.oracle.judge import Judge, judge_of
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.rounding import half_ulp
 
 

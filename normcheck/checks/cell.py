@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from normcheck.cases.claims import Claims, claims_of
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.impls.implementation import Implementation
 from normcheck.result import CellKey
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import OPS, RESIDUAL_OUT, ROOT_FIRST, SCALE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import RESIDUAL_OUT, ROOT_FIRST, SCALE
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs

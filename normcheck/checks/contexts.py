@@ -12,7 +12,8 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import ROOT_FIRST, STATISTICS
 from normcheck.checks.contract import Problem, is_judgeable, usable_gradients, usable_outputs
 from normcheck.checks.where import locate
 from normcheck.contexts.catalogue import CONTEXTS, PROFILER, Context

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import BY_NAME, CODES, DRESIDUAL_GATE, RESIDUAL_OUT, SCALE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import BY_NAME, CODES, DRESIDUAL_GATE, RESIDUAL_OUT, SCALE
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.oracle.conventions import OPEN
 from normcheck.oracle.gated import groups_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from normcheck.cases.ops import RESIDUAL_OUT, ROOT_FIRST
+from normcheck.cases.tensor_names import RESIDUAL_OUT, ROOT_FIRST
 from normcheck.checks.gradients import InFlight
 from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
 from normcheck.oracle.judge import Judge, judge_of

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from normcheck.cases.case import EXPANDED, HEADS, OF_ROW_GROUPS, WEIGHT_STACKED, WEIGHT_STRIDED, Case
+from normcheck.cases.case import Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.depth import Depth
-from normcheck.cases.ops import GRADIENTS, ROOT_FIRST, STATISTICS
+from normcheck.cases.layouts import EXPANDED, HEADS, OF_ROW_GROUPS, WEIGHT_STACKED, WEIGHT_STRIDED
+from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.ask import Ask
 from normcheck.checks.bitmask_diff import bit_diff

@@ -12,14 +12,15 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks.contract import Problem, usable_gradients
 from normcheck.checks.observe import Started, set_apart, start, with_bits
 from normcheck.checks.refusal import refused_clearly, told_as_missing
 from normcheck.checks.repeatability import other_surroundings
 from normcheck.errors import UnsupportedCase
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference, bits_of
+from normcheck.oracle.judge import GIVEN_REFERENCE, Checked, Judge, Reference
+from normcheck.oracle.judge_forward import bits_of
 from normcheck.oracle.judging import Begun, begin_gradients, judge_gradients
 from normcheck.oracle.tolerances import Model
 from normcheck.runner.call import refusal

@@ -11,7 +11,8 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import NAN, Pattern
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import ROOT_FIRST, STATISTICS
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
 from normcheck.checks.refusal import refused_clearly
 from normcheck.errors import UnsupportedCase

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import OF_ROW_GROUPS, Case, with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import COTANGENTS, Inputs
+from normcheck.cases.layouts import OF_ROW_GROUPS
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe, start
 from normcheck.checks.rerun import Probed, Subject

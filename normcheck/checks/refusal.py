@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks import own_limit
 from normcheck.checks.contract import Problem
 from normcheck.errors import Broken, UnsupportedCase, one_line

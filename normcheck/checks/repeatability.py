@@ -10,8 +10,9 @@ import math
 
 import torch
 
-from normcheck.cases.case import HEADS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import LARGE, NEGATIVE, ONE, Pattern
+from normcheck.cases.layouts import HEADS
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import observe
 from normcheck.checks.rerun import Probed, Subject, changed, first_difference, refused_again, sharing_memory

@@ -10,7 +10,7 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen, Started, observe, start
 from normcheck.impls.implementation import Implementation

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import ROOT_FIRST
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.checks.check import Result
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.distance import moved
 from normcheck.oracle.expectations import whole
-from normcheck.oracle.judge import END_TO_END, bits_of
+from normcheck.oracle.judge import END_TO_END
+from normcheck.oracle.judge_forward import bits_of
 from normcheck.oracle.rounding import NO_ROOM
 
 _BITMASK = "bitmask"

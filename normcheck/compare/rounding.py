@@ -15,7 +15,8 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell

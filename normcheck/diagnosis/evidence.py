@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from normcheck.cases.case import OF_ROW_GROUPS, TRAILING, Case
+from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import SCALE, Op
+from normcheck.cases.layouts import OF_ROW_GROUPS, TRAILING
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import SCALE
 from normcheck.checks.check import Result
 from normcheck.diagnosis.expected import Forward
 from normcheck.diagnosis.formula import Way
 from normcheck.oracle import reference, residual, rounding
 from normcheck.oracle.conventions import OPEN, keys, with_convention
-from normcheck.oracle.judge import bits_of
+from normcheck.oracle.judge_forward import bits_of
 from normcheck.oracle.quantised import ROUNDS, granularity
 from normcheck.oracle.rounding import Rules
 from normcheck.oracle.tolerances import Model

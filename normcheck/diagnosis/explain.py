@@ -14,9 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from normcheck.cases.case import NO_WEIGHT, OF_ROW_GROUPS, Case, parameters_of, with_parameters
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
-from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, ROTARY, Op
+from normcheck.cases.layouts import OF_ROW_GROUPS
+from normcheck.cases.op import Op
+from normcheck.cases.ops import GATED, GROUPED, MODULATED, MODULATED_ADD, ROTARY
+from normcheck.cases.parameters import parameters_of, with_parameters
 from normcheck.checks.ask import UNPROBED
 from normcheck.checks.attempt import died, run_case, timed_out
 from normcheck.checks.cell import Cell, Setting

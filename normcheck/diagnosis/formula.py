@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import BLOCKS, Op
+from normcheck.cases.op import BLOCKS, Op
 from normcheck.oracle import reference
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.quantised import Span, formats, quantised

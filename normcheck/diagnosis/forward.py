@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import format_of
-from normcheck.cases.ops import RESIDUAL_OUT
+from normcheck.cases.tensor_names import RESIDUAL_OUT
 from normcheck.diagnosis.codes import codes
 from normcheck.diagnosis.evidence import Evidence
 from normcheck.diagnosis.expected import Expected, Forward, bounded, moved

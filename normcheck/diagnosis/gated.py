@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.diagnosis.instead import OF_GROUPS, Instead, of_conventions
 from normcheck.oracle.conventions import OPEN
 from normcheck.oracle.tolerances import Model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.ops import DRESIDUAL
+from normcheck.cases.tensor_names import DRESIDUAL
 from normcheck.diagnosis.evidence import Evidence
 from normcheck.diagnosis.expected import Expected, bounded, moved
 from normcheck.diagnosis.formula import Call

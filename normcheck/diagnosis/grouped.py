@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.diagnosis.instead import Instead, of_conventions
 from normcheck.oracle.tolerances import Model
 

@@ -13,7 +13,8 @@ import torch
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import ROOT_FIRST, STATISTICS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import ROOT_FIRST, STATISTICS
 from normcheck.checks.check import Result
 from normcheck.oracle.conventions import OPEN, candidates, keys, plainest, with_convention, words_of
 from normcheck.oracle.gated import groups_of

@@ -6,7 +6,7 @@ the order of its sums, or on what memory held before, is not.
 
 from __future__ import annotations
 
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.diagnosis.faults import adding, affine, bits, codes, dx, statistics, sums
 from normcheck.diagnosis.faults.fault import Fault
 from normcheck.diagnosis.formula import BACKWARD

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.diagnosis.instead import Instead, of_conventions
 from normcheck.oracle.tolerances import Model
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import COS, K_WEIGHT, Q_WEIGHT, SIN, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import COS, K_WEIGHT, Q_WEIGHT, SIN
 from normcheck.diagnosis.instead import Instead, of_conventions
 from normcheck.oracle.tolerances import Model
 

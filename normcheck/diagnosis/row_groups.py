@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from normcheck.cases.case import OF_ROW_GROUPS, WEIGHT_STACKED, Case
+from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.layouts import OF_ROW_GROUPS, WEIGHT_STACKED
+from normcheck.cases.op import Op
 from normcheck.diagnosis.instead import Instead
 from normcheck.oracle.tolerances import Model
 

@@ -15,7 +15,8 @@ from normcheck.checks.check import Result
 from normcheck.files import write_new
 from normcheck.oracle.compare import Expectation
 from normcheck.oracle.expectations import code_expectations, expectations, whole
-from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, bits_of, judge_of
+from normcheck.oracle.judge import END_TO_END, GIVEN_OWN, GIVEN_REFERENCE, judge_of
+from normcheck.oracle.judge_forward import bits_of
 from normcheck.oracle.quantised import GIVEN_SCALE, OWN_SCALE
 
 NAME = "case.safetensors"

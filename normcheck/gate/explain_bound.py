@@ -10,12 +10,15 @@ from typing import TextIO
 
 import torch
 
-from normcheck.cases.case import OF_ROW_GROUPS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import BLOCKS, DRESIDUAL, OF_SAMPLES, OPS, SCALE, Op
-from normcheck.cases.ops import CODES as Q
+from normcheck.cases.layouts import OF_ROW_GROUPS
+from normcheck.cases.op import BLOCKS, Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import DRESIDUAL, OF_SAMPLES, SCALE
 from normcheck.checks.attempt import too_large
 from normcheck.checks.check import model_of
 from normcheck.errors import UsageError, one_line, one_of, shown
@@ -26,7 +29,8 @@ from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
 from normcheck.oracle.conventions import shown as convention_shown
 from normcheck.oracle.expectations import code_expectations, expectations
-from normcheck.oracle.judge import GIVEN_OWN, Judge, doubtful_bits, judge_of
+from normcheck.oracle.judge import GIVEN_OWN, Judge, judge_of
+from normcheck.oracle.judge_forward import doubtful_bits
 from normcheck.oracle.quantised import scale_columns
 from normcheck.oracle.special import is_special
 from normcheck.oracle.term_reasons import REASONS

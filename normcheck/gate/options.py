@@ -21,7 +21,7 @@ def ops() -> Iterable[str]:
 
 def layouts() -> Iterable[str]:
     """Names of layouts."""
-    from normcheck.cases.case import LAYOUTS
+    from normcheck.cases.layouts import LAYOUTS
 
     return LAYOUTS
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from normcheck.cases.case import HEADS, RANK4, TRAILING, Case
+from normcheck.cases.case import Case
 from normcheck.cases.claims import weight_layout
 from normcheck.cases.declared import WEIGHT_LAYOUTS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import Extent
+from normcheck.cases.layouts import HEADS, RANK4, TRAILING
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.contexts.catalogue import contexts_on

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
-from normcheck.cases.case import HEADS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
+from normcheck.cases.layouts import HEADS
 from normcheck.cases.strategies import Choices, cases, choices, within
 from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import CODES, Op
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import CODES
 from normcheck.checks import own_limit
 from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import BY_NAME, GRADIENTS
+from normcheck.cases.tensor_names import BY_NAME, GRADIENTS
 from normcheck.checks.check import Result
 from normcheck.checks.contract import Problem
 from normcheck.gate.tally import Tally

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import RELU6, Op
+from normcheck.cases.op import RELU6, Op
 from normcheck.impls.implementation import Implementation
 
 

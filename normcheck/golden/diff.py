@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops import GRADIENTS, ROOT_FIRST
+from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST
 from normcheck.errors import UsageError
 from normcheck.golden.results import CellChange, Difference, Moved
 from normcheck.golden.schema import BITMASK, FED, GIVEN, Record, RecordedCase

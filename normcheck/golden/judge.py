@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import GRADIENTS, OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import GRADIENTS
 from normcheck.checks.check import Result, undeclared_model
 from normcheck.checks.contract import Problem
 from normcheck.checks.gradients import Gradients, autograd_checks, gradient_names
@@ -18,8 +20,9 @@ from normcheck.checks.observe import Seen
 from normcheck.errors import UsageError
 from normcheck.golden.schema import AUTOGRAD, BITMASK, FED, GIVEN, RecordedCase, digests
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.judge import Checked, Judge, Reference, judge_forward, judge_of
+from normcheck.oracle.judge import Checked, Judge, Reference, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.special import is_special, judge_special, what_an_infinity_does
 from normcheck.oracle.tolerances import Model, declared_model, is_wider
 

@@ -33,7 +33,8 @@ from normcheck.golden.schema import (
     digests,
     geometries,
 )
-from normcheck.oracle.judge import judge_forward, judge_of
+from normcheck.oracle.judge import judge_of
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.environment import environment

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, OPS, RESIDUAL_OUT, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT
 from normcheck.checks.contract import Problem
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.result import CellKey

@@ -19,7 +19,9 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.ops import GRADIENTS, OPS, STATISTICS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import GRADIENTS, STATISTICS
 from normcheck.errors import UnsupportedCase, one_line
 from normcheck.impls import _cudnn_shelf
 from normcheck.impls._cudnn_shelf import StoredPlan

@@ -8,7 +8,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from normcheck.cases.ops import BY_NAME, GROUPS, HEAD_COUNTS, OPS, SCALE, SHIFT, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import BY_NAME, GROUPS, HEAD_COUNTS, SCALE, SHIFT
 from normcheck.errors import UsageError, error_text, one_line
 from normcheck.impls.implementation import ONE_MODULE
 

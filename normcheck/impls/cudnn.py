@@ -27,7 +27,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import OPS, STATISTICS, TABLE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS, TABLE
+from normcheck.cases.tensor_names import STATISTICS
 from normcheck.errors import UnsupportedCase, one_line
 from normcheck.impls import _cudnn_graphs as graphs
 from normcheck.impls._cudnn_graphs import GraphKey

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.declared import rules
 from normcheck.cases.dtypes import DTYPES, named
-from normcheck.cases.ops import OPS, RESIDUAL_GATE, with_residual
+from normcheck.cases.ops import OPS, with_residual
+from normcheck.cases.tensor_names import RESIDUAL_GATE
 from normcheck.errors import ImportFailed, UsageError, error_text, one_line, one_of, shown
 from normcheck.impls import _hub
 from normcheck.impls.implementation import Implementation, NotImported

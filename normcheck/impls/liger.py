@@ -22,7 +22,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import FUSED_ADD, TABLE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import FUSED_ADD, TABLE
 from normcheck.impls import triton
 from normcheck.impls._optional import no_bias, not_working
 from normcheck.impls.implementation import Implementation, Outputs

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from normcheck.cases.declared import DEVICES
 from normcheck.cases.dtypes import CODES
-from normcheck.cases.ops import FUSED_ADD, QUANTISED, TABLE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import FUSED_ADD, QUANTISED, TABLE
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:

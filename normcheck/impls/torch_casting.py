@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from normcheck.cases.ops import FUSED_ADD, TABLE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import FUSED_ADD, TABLE
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from normcheck.cases.ops import TABLE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import TABLE
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:

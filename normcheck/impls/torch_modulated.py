@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.declared import DEVICES
-from normcheck.cases.ops import MODULATED, MODULATED_ADD, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import MODULATED, MODULATED_ADD
 from normcheck.impls.implementation import Implementation
 
 if TYPE_CHECKING:

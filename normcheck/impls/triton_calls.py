@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from normcheck.cases.dtypes import CODES
-from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DGATE, DRESIDUAL, RESIDUAL_OUT
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import DGATE, DRESIDUAL, RESIDUAL_OUT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,14 +50,11 @@ def forward(
     ``residual``, shaped as x, is added first; the sum is residual_out, also in x's shape. ``options``: lower_clip and
     upper_clip, of the op that clamps.
     """
-    interpret_on_cpu(x)
     of_op: dict[str, Any] = {} if residual is None else {"residual": _rows(residual)}
     if options:
         of_op["clips"] = (options["lower_clip"], options["upper_clip"])
-    outputs: dict[str, Tensor] = kernels("forward").forward(
-        _rows(x), weight, bias, eps=eps, centered=centered, zero_centered=zero_centered, **of_op
-    )
-    return _shaped_as(x, outputs)
+    of_op |= {"eps": eps, "centered": centered, "zero_centered": zero_centered}
+    return _called(kernels, "forward", "forward", x, _rows(x), weight, bias, **of_op)
 
 
 def quantise(
@@ -80,8 +77,11 @@ def quantise(
     """
     import torch
 
-    interpret_on_cpu(x)
-    outputs: dict[str, Tensor] = kernels("quantised").forward(
+    return _called(
+        kernels,
+        "quantised",
+        "forward",
+        x,
         _rows(x),
         weight,
         eps=eps,
@@ -92,7 +92,6 @@ def quantise(
         least=LEAST_SCALE,
         residual=None if residual is None else _rows(residual),
     )
-    return _shaped_as(x, outputs)
 
 
 def backward(
@@ -113,9 +112,12 @@ def backward(
 
     With ``dresidual_out``, shaped as x, also dresidual; the sum of x and the residual is the saved residual_out.
     """
-    interpret_on_cpu(x)
     of_op = {} if dresidual_out is None else {"added": _rows(dresidual_out)}
-    gradients: dict[str, Tensor] = kernels("backward").backward(
+    return _called(
+        kernels,
+        "backward",
+        "backward",
+        x,
         _rows(dy),
         _rows(x if dresidual_out is None else saved[RESIDUAL_OUT]),
         weight,
@@ -126,7 +128,6 @@ def backward(
         zero_centered=zero_centered,
         **of_op,
     )
-    return _shaped_as(x, gradients)
 
 
 def gate_forward(
@@ -141,10 +142,8 @@ def gate_forward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """y in the shape of x (M, N) or (B, S, N), gated by ``gate``, shaped as x; and rstd."""
-    interpret_on_cpu(x)
     own = {"eps": eps, "before": before, "sigmoid": sigmoid}
-    outputs: dict[str, Tensor] = kernels("gated").forward(_rows(x), _rows(gate), weight, **own)
-    return _shaped_as(x, outputs)
+    return _called(kernels, "gated", "forward", x, _rows(x), _rows(gate), weight, **own)
 
 
 def gate_backward(
@@ -161,19 +160,15 @@ def gate_backward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """Gradients in the shapes of x, gate and weight."""
-    interpret_on_cpu(x)
     own = {"rstd": saved["rstd"], "before": before, "sigmoid": sigmoid}
-    gradients: dict[str, Tensor] = kernels("gated").backward(_rows(dy), _rows(x), _rows(gate), weight, **own)
-    return _shaped_as(x, gradients)
+    return _called(kernels, "gated", "backward", x, _rows(dy), _rows(x), _rows(gate), weight, **own)
 
 
 def length_forward(
     x: Tensor, weight: None, bias: None, *, eps: float, how: str, kernels: Kernels = own_kernels
 ) -> dict[str, Tensor]:
     """y in the shape of x (M, N) or (B, S, N), each row over its length; and rstd."""
-    interpret_on_cpu(x)
-    outputs: dict[str, Tensor] = kernels("l2norm").forward(_rows(x), eps=eps, how=how)
-    return _shaped_as(x, outputs)
+    return _called(kernels, "l2norm", "forward", x, _rows(x), eps=eps, how=how)
 
 
 def length_backward(
@@ -188,9 +183,7 @@ def length_backward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """dx in the shape of x."""
-    interpret_on_cpu(x)
-    gradients: dict[str, Tensor] = kernels("l2norm").backward(_rows(dy), _rows(x), rstd=saved["rstd"], eps=eps, how=how)
-    return _shaped_as(x, gradients)
+    return _called(kernels, "l2norm", "backward", x, _rows(dy), _rows(x), rstd=saved["rstd"], eps=eps, how=how)
 
 
 def modulated_forward(
@@ -205,10 +198,8 @@ def modulated_forward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """y in the shape of x (B, S, N), modulated by scale and shift (B, N); and the statistics."""
-    interpret_on_cpu(x)
     own = {"eps": eps, "centered": centered}
-    outputs: dict[str, Tensor] = kernels("modulated").forward(_rows(x), scale, shift, **own)
-    return _shaped_as(x, outputs)
+    return _called(kernels, "modulated", "forward", x, _rows(x), scale, shift, **own)
 
 
 def modulated_backward(
@@ -224,10 +215,8 @@ def modulated_backward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """Gradients in the shapes of x and of scale and shift."""
-    interpret_on_cpu(x)
     own = {"rstd": saved["rstd"], "mean": saved.get("mean")}
-    gradients: dict[str, Tensor] = kernels("modulated").backward(_rows(dy), _rows(x), scale, **own)
-    return _shaped_as(x, gradients)
+    return _called(kernels, "modulated", "backward", x, _rows(dy), _rows(x), scale, **own)
 
 
 def grouped_forward(
@@ -241,9 +230,7 @@ def grouped_forward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """y in the shape of x (B, C, L), and the statistics of each group."""
-    interpret_on_cpu(x)
-    outputs: dict[str, Tensor] = kernels("grouped").forward(x, weight, bias, eps=eps, groups=groups, silu=silu)
-    return outputs
+    return _called(kernels, "grouped", "forward", x, x, weight, bias, eps=eps, groups=groups, silu=silu)
 
 
 def grouped_backward(
@@ -259,19 +246,15 @@ def grouped_backward(
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
     """Gradients in the shapes of x, weight and bias."""
-    interpret_on_cpu(x)
     own = {"mean": saved["mean"], "rstd": saved["rstd"], "groups": groups, "silu": silu}
-    gradients: dict[str, Tensor] = kernels("grouped").backward(dy, x, weight, bias, **own)
-    return gradients
+    return _called(kernels, "grouped", "backward", x, dy, x, weight, bias, **own)
 
 
 def rotary_forward(
     x: Tensor, weight: None, bias: None, *, interleaved: bool, kernels: Kernels = own_kernels, **named: Any
 ) -> dict[str, Tensor]:
     """y (T, N) as x, and rstd of each head of q and k. ``named``: eps and what a rotary op gets by name."""
-    interpret_on_cpu(x)
-    outputs: dict[str, Tensor] = kernels("rotary").forward(x, interleaved=interleaved, **named)
-    return outputs
+    return _called(kernels, "rotary", "forward", x, x, interleaved=interleaved, **named)
 
 
 def rotary_backward(
@@ -287,14 +270,14 @@ def rotary_backward(
     **named: Any,
 ) -> dict[str, Tensor]:
     """dx (T, N); ``named``: what a rotary op gets by name."""
-    interpret_on_cpu(x)
     own = {"rstd": saved["rstd"], "interleaved": interleaved}
-    gradients: dict[str, Tensor] = kernels("rotary").backward(dy, x, **own, **named)
-    return gradients
+    return _called(kernels, "rotary", "backward", x, dy, x, **own, **named)
 
 
-def _shaped_as(x: Tensor, returned: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``returned`` with its matrices (M, N) in the shape of x."""
+def _called(kernels: Kernels, part: str, way: str, x: Tensor, *tensors: Tensor | None, **own: Any) -> dict[str, Tensor]:
+    """What ``way`` of ``part``, forward or backward, returns of ``tensors``, its matrices (M, N) in the shape of x."""
+    interpret_on_cpu(x)
+    returned: dict[str, Tensor] = getattr(kernels(part), way)(*tensors, **own)
     if x.dim() == 2:
         return returned
     return {name: t.view(x.shape) if name in _MATRICES else t for name, t in returned.items()}

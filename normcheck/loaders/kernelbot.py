@@ -13,7 +13,8 @@ import torch
 from normcheck.cases.case import MAX_ELEMENTS, Case
 from normcheck.cases.data_kinds import ROW_KINDS
 from normcheck.cases.inputs import format_of, inputs_of, make
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.checks.contract import usable_outputs
 from normcheck.errors import UsageError, check_names, error_text, one_line, shown
 from normcheck.loaders.kernelbot_folder import TENSORS

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from normcheck.cases.axes import EPS
 from normcheck.cases.case import MAX_ELEMENTS
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError, shown
 from normcheck.loaders.documents import Definition, Tensor, Workload
 

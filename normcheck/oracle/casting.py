@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
 from normcheck.oracle.reference import Forward, Rows, Scale

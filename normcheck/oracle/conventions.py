@@ -17,7 +17,8 @@ from typing import Any
 
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.oracle import residual, rotary
 from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.gated_sum import ROUND_PRODUCT

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import CODES
 from normcheck.cases.inputs import torch_dtype
-from normcheck.cases.ops import CODES as Q
-from normcheck.cases.ops import DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT, SCALE
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT, SCALE
 from normcheck.oracle.compare import Expectation
-from normcheck.oracle.judge import Judge, Reference, judge_forward
+from normcheck.oracle.judge import Judge, Reference
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.quantised import judge_codes, scale_columns
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from normcheck.cases.dtypes import Format
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import casting, forward_bounds, gated, grouped, l2norm, modulated, reference, rotary
 from normcheck.oracle.forward_bounds import StatisticsBound
 from normcheck.oracle.rounding import Rules

@@ -23,7 +23,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import backward_bounds, forward_bounds, reference
 from normcheck.oracle.activation import IO
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums

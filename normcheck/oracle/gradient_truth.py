@@ -8,7 +8,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import backward_bounds, casting, gated, gated_sum, grouped, l2norm, modulated, reference, rotary
 from normcheck.oracle.backward_bounds import Added, Block, GradientSums
 from normcheck.oracle.forward_bounds import StatisticsBound

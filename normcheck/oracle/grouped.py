@@ -23,7 +23,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import Format
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import backward_bounds, forward_bounds, reference
 from normcheck.oracle.activation import EACH, SILU, Activated, activated
 from normcheck.oracle.backward_bounds import Block, Doubt, GradientSums, moved_dx, xhat_at_most

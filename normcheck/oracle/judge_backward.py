@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.ops import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT
+from normcheck.cases.tensor_names import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT
 from normcheck.oracle import backward_bounds, modulated, reference
 from normcheck.oracle.compare import Comparison, Expectation, merge
 from normcheck.oracle.forward_bounds import EXACT

@@ -17,10 +17,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from normcheck.oracle import judge as plain
 from normcheck.oracle import quantised
 from normcheck.oracle.judge import Checked, Judge, Reference
 from normcheck.oracle.judge_backward import judge_gradients as plain_gradients
+from normcheck.oracle.judge_forward import judge_forward as plain_forward
 
 PLAIN, FUSED = "plain", "fused"
 JUDGES = (FUSED, PLAIN)
@@ -40,12 +40,12 @@ def begin_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[Begun, R
         checked, saved = quantised.judge_codes(judge, outputs)
         return lambda: checked, saved
     if not can_be_fused(judge, outputs):
-        checked, saved = plain.judge_forward(judge, outputs)
+        checked, saved = plain_forward(judge, outputs)
         return lambda: checked, saved
     from normcheck.oracle.fused import judge as fused
 
     finish, saved = fused.forward(judge, outputs)
-    return _once(lambda: finish() or plain.judge_forward(judge, outputs)[0]), saved
+    return _once(lambda: finish() or plain_forward(judge, outputs)[0]), saved
 
 
 def begin_gradients(
@@ -62,7 +62,7 @@ def begin_gradients(
 
 
 def judge_forward(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
-    """See ``judge.judge_forward``."""
+    """See ``judge_forward.judge_forward``."""
     begun, saved = begin_forward(judge, outputs)
     return begun(), saved
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle import casting, forward_bounds, reference
 from normcheck.oracle.activation import EACH, IO
 from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most

@@ -31,11 +31,13 @@ from torch import Tensor
 
 from normcheck.cases.case import LIMITED, SCALE_LIMIT, Case
 from normcheck.cases.dtypes import CODES, FORMATS, Format
-from normcheck.cases.ops import BLOCKS, SCALE
-from normcheck.cases.ops import CODES as Q
+from normcheck.cases.op import BLOCKS
+from normcheck.cases.tensor_names import CODES as Q
+from normcheck.cases.tensor_names import SCALE
 from normcheck.oracle import casting
 from normcheck.oracle.compare import Comparison, Expectation, merge
-from normcheck.oracle.judge import END_TO_END, Checked, Judge, Reference, Truth, compared, sum_checks
+from normcheck.oracle.judge import END_TO_END, Checked, Judge, Reference, Truth, compared
+from normcheck.oracle.judge_forward import sum_checks
 from normcheck.oracle.rounding import Bound, Rules, half_ulp
 
 ROUNDS = ("none", "io", "xhat")
@@ -154,7 +156,7 @@ def _fp32(t: Tensor) -> Tensor:
 def judge_codes(judge: Judge, outputs: Mapping[str, Tensor]) -> tuple[tuple[Checked, ...], Reference]:
     """Check the scale, unless it was given, and the codes by the scale that was used; and residual_out.
 
-    ``outputs`` has q, and the scale or an implementation that gets it. See ``judge.judge_forward``.
+    ``outputs`` has q, and the scale or an implementation that gets it. See ``judge_forward``.
     """
     case, parts, rstd = judge.case, dict[tuple[str, str], list[tuple[int, Comparison]]](), []
     codes = outputs[Q].reshape(case.M, case.N)

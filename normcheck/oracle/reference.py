@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.cases.split import Heads, Split
 from normcheck.oracle.activation import Gating
 

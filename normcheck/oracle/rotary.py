@@ -25,7 +25,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.cases.split import Heads
 from normcheck.oracle import backward_bounds, casting, forward_bounds, reference
 from normcheck.oracle.activation import EACH, ONCE

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.oracle.tolerances import Model, table
 
 FLT_MAX = FORMATS["fp32"].max

@@ -22,11 +22,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import OF_ROW_GROUPS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs
-from normcheck.cases.ops import DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT, Op
+from normcheck.cases.layouts import OF_ROW_GROUPS
+from normcheck.cases.op import Op
+from normcheck.cases.tensor_names import DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT, RESIDUAL_OUT
 from normcheck.oracle import forward_bounds, gated, grouped, l2norm, modulated, reference, rotary, rounding
 from normcheck.oracle.compare import Comparison, Element
 from normcheck.oracle.forward_bounds import checkable_rows

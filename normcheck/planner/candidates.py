@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from normcheck.cases.axes import ORDINARY
-from normcheck.cases.case import PARAMETERS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
+from normcheck.cases.parameters import PARAMETERS
 from normcheck.cases.planned import Planned, Size
 from normcheck.planner.must import block_of, facets_of
 from normcheck.planner.prices import Prices

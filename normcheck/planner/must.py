@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from normcheck.cases.axes import SPECIAL, Value, octave_of
-from normcheck.cases.case import PARAMETERS
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
+from normcheck.cases.parameters import PARAMETERS
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.limits import DEAR_SECONDS, Limits
 from normcheck.planner.own import RUNS

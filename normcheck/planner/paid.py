@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from normcheck.cases.case import Case, Parameters, place_of, with_parameters
+from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
+from normcheck.cases.parameters import Parameters, place_of, with_parameters
 from normcheck.cases.planned import Planned, gap_at
 from normcheck.planner.prices import Prices, Trust
 from normcheck.planner.record import Record

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import ALL_OPENED, Design
 from normcheck.cases.goals import Extent
+from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, gap_at, goals_of
 from normcheck.planner.account import Account
 from normcheck.planner.limits import Limits

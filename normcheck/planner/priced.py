@@ -6,10 +6,11 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
-from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
+from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.candidates import Candidates
 from normcheck.planner.limits import Limits

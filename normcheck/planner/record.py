@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from normcheck.cases.case import Case, Place, place_of
+from normcheck.cases.case import Case
+from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.must import reached
 

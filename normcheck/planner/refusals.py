@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from normcheck.cases.axes import Pair, Value, band_of, covered, key_of, octave_of, pairs_of, parts_of, row_class
-from normcheck.cases.case import EXPANDED, PARAMETERS, STRIDED, Case, head_size_near, parameters_of, with_parameters
+from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, refusable
 from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Goals, Sizes
+from normcheck.cases.layouts import EXPANDED, STRIDED, head_size_near
 from normcheck.cases.ops import OPS
+from normcheck.cases.parameters import PARAMETERS, parameters_of, with_parameters
 from normcheck.cases.planned import GAPS, Planned, goals_of
 
 _FRUITLESS = 20  # refusals that gave no new pair

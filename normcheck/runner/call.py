@@ -18,7 +18,9 @@ from normcheck.cases import guard_bands
 from normcheck.cases.case import Case, without_seed
 from normcheck.cases.guard_bands import NAN, as_integers, in_memory
 from normcheck.cases.inputs import COTANGENTS, GRADIENT_OF, NAMED, Inputs
-from normcheck.cases.ops import CODES, OPS, RESIDUAL_OUT, SCALE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import CODES, RESIDUAL_OUT, SCALE
 from normcheck.errors import Broken, UnsupportedCase, UsageError, error_text, one_line, shown
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import on_cpu

@@ -13,7 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
 from normcheck.checks import gpu_memory
 from normcheck.checks.attempt import died, timed_out, why_not

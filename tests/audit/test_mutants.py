@@ -14,7 +14,8 @@ from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.mutant import Mutant, mutant
 from normcheck.audit.mutants.residual import Adding
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.ops import BY_NAME, GRADIENTS, OPS
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import BY_NAME, GRADIENTS
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.sweep import run_cell

@@ -19,7 +19,8 @@ if DEVICE == "cpu":
     interpreter.enable()
 
 from normcheck.audit.mutants._patched import Lines, Patched, module_of
-from normcheck.audit.mutants.triton import MUTANTS as OF_ONE_INPUT
+from normcheck.audit.mutants.triton_columns import MUTANTS as OF_COLUMNS
+from normcheck.audit.mutants.triton_grid import MUTANTS as OF_ROWS
 from normcheck.audit.mutants.triton_quantised import MUTANTS as OF_CODES
 from normcheck.audit.mutants.triton_residual import MUTANTS as OF_A_RESIDUAL
 from normcheck.cases.dtypes import DTYPES
@@ -34,7 +35,7 @@ from normcheck.result import Verdict
 from tests.inner_loop import parametrize
 from tests.some import some
 
-MUTANTS = (*OF_ONE_INPUT, *OF_A_RESIDUAL, *OF_CODES)
+MUTANTS = (*OF_COLUMNS, *OF_ROWS, *OF_A_RESIDUAL, *OF_CODES)
 BY_ID = {mutant.id: mutant for mutant in MUTANTS}
 PATCHED = [mutant for mutant in MUTANTS if isinstance(mutant.make, Patched)]
 ON_CPU = [mutant.id for mutant in MUTANTS if not mutant.device and not mutant.not_exercised]
@@ -146,7 +147,7 @@ def test_what_is_not_patched_is_ours() -> None:
 @pytest.mark.slow
 def test_reading_the_catalogue_does_not_import_triton() -> None:
     code = (
-        "import sys, normcheck.audit.mutants.triton as t;"
+        "import sys, normcheck.audit.mutants.triton_grid as t;"
         "[m.make(op) for m in t.MUTANTS for op in m.ops]; print('triton' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -30,7 +30,8 @@ from normcheck.cases.core import core, drawn
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import same_bits
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import OPS, TABLE, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS, TABLE
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import PROFILES, Plan

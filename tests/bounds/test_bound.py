@@ -14,9 +14,10 @@ import torch
 
 import normcheck
 from normcheck.bounds.expected import Expected
-from normcheck.cases.case import HEADS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.core import core
 from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.layouts import HEADS
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.errors import UsageError

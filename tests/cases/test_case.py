@@ -9,31 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normcheck.cases.case import (
-    CHANNELS_LAST,
-    GIVEN_SCALES,
-    HEADS,
-    LAYOUTS,
-    LIMITED,
-    MAX_ELEMENTS,
-    NO_WEIGHT,
-    OF_CHANNELS,
-    OF_ROW_GROUPS,
-    OF_SAMPLES,
-    RETURNED,
-    SAMPLES,
-    STRIDED,
-    TRAILING,
-    WEIGHT_STRIDED,
-    Case,
-    Parameters,
-    parameters_of,
-    with_parameters,
-)
+from normcheck.cases.case import GIVEN_SCALES, LIMITED, MAX_ELEMENTS, NO_WEIGHT, RETURNED, SAMPLES, Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.data_kinds import ANGLE_KINDS, DY_KINDS, GATE_KINDS, RESIDUAL_KINDS, ROW_KINDS, weight_kinds
 from normcheck.cases.dtypes import DTYPES
+from normcheck.cases.layouts import (
+    CHANNELS_LAST,
+    HEADS,
+    LAYOUTS,
+    OF_CHANNELS,
+    OF_ROW_GROUPS,
+    OF_SAMPLES,
+    STRIDED,
+    TRAILING,
+    WEIGHT_STRIDED,
+)
 from normcheck.cases.ops import OPS
+from normcheck.cases.parameters import Parameters, parameters_of, with_parameters
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
 from normcheck.errors import UsageError
 from normcheck.planner.refusals import with_value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import fused_inputs, inputs
-from normcheck.cases.case import LAYOUTS, NO_WEIGHT, Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ROW_KINDS, ROWS, WEIGHT_KINDS
@@ -24,7 +24,9 @@ from normcheck.cases.declared import Declared
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.guard_bands import untouched
 from normcheck.cases.inputs import Inputs, _kernel_fits, _unfilled, fill, nan_bits, slab_height
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.layouts import LAYOUTS
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.gate.plan import PROFILES
 from tests.some import some
 
@@ -99,14 +101,13 @@ def test_sizes(m: int, n: int) -> None:
         assert_same(case_of(dtype=dtype, M=m, N=n, rows=rows, dy=dy, layout=layout, weights=weights))
 
 
-@pytest.mark.parametrize("weights", WEIGHT_KINDS)
 @pytest.mark.parametrize("op", OPS)
-def test_weights(op: str, weights: str) -> None:
+def test_weights(op: str) -> None:
     every = [(dtype, "same") for dtype in DTYPES] + [("fp16", "fp32"), ("bf16", "fp32")]
-    for dtype, weight_dtype in every:
-        for bias in some(OPS[op].biases):
-            assert_same(case_of(op, dtype, M=1, weights=weights, weight_dtype=weight_dtype, bias=bias))
-    assert_same(case_of(op, M=1, N=1025, weights=weights, layout="misaligned"))
+    for weights, (dtype, weight_dtype), bias in some(product(WEIGHT_KINDS, every, OPS[op].biases)):
+        assert_same(case_of(op, dtype, M=1, weights=weights, weight_dtype=weight_dtype, bias=bias))
+    for weights in WEIGHT_KINDS:
+        assert_same(case_of(op, M=1, N=1025, weights=weights, layout="misaligned"))
 
 
 def test_the_bias_of_a_clamped_op_with_an_offset() -> None:

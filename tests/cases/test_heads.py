@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import CHANNELS_LAST, HEAD_SIZES, HEADS, LAYOUTS, Case, with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import core
 from normcheck.cases.data_kinds import ROW_KINDS
@@ -19,6 +19,7 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import make
+from normcheck.cases.layouts import CHANNELS_LAST, HEAD_SIZES, HEADS, LAYOUTS
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import goals_of

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import inputs
-from normcheck.cases.case import CHANNELS_LAST, EXPANDED, HEADS, LAYOUTS, OF_ROW_GROUPS, RANK4, STRIDED, TRAILING, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.layouts import CHANNELS_LAST, EXPANDED, HEADS, LAYOUTS, OF_ROW_GROUPS, RANK4, STRIDED, TRAILING
 from normcheck.cases.ops import OPS
 from tests.inner_loop import parametrize
 from tests.some import some

@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from normcheck.cases.case import HEADS
 from normcheck.cases.claims import claims_of
+from normcheck.cases.layouts import HEADS
 from normcheck.cases.ops import OPS
 from normcheck.cases.strategies import Choices, choices, endless
 from normcheck.impls import discovery

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from normcheck import Implementation
-from normcheck.cases.case import RANK4, TRAILING, Case, with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.case_line import parsed
 from normcheck.cases.inputs import make
+from normcheck.cases.layouts import RANK4, TRAILING
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import check

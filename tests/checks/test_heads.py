@@ -15,8 +15,9 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.check import Result, check
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import judge as judging
-from normcheck.oracle.judge import judge_forward, judge_of
+from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.tolerances import table
 from normcheck.runner.carried import CARRIER, Carrier
 from tests.case_lines import case_of

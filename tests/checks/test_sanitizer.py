@@ -70,7 +70,7 @@ def test_on_a_gpu() -> None:
     if shutil.which("compute-sanitizer") is None:
         pytest.skip("compute-sanitizer is not on the PATH")
     case, problems, _ = sanitizer.examine(
-        cell_of("store-rows.triton", "normcheck.audit.mutants.triton:store-rows.triton")
+        cell_of("store-rows.triton", "normcheck.audit.mutants.triton_grid:store-rows.triton")
     )
     assert case is not None
     assert [p.kind for p in problems] == ["out_of_bounds_write"]

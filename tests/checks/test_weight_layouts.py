@@ -15,12 +15,13 @@ from normcheck import Implementation
 from normcheck.audit import catalogue
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.cases.axes import covered
-from normcheck.cases.case import OF_WEIGHTS, WEIGHT_STACKED, Case, with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.case_line import parsed
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import core
 from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.layouts import OF_WEIGHTS, WEIGHT_STACKED
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
 from normcheck.checks.cell import Cell

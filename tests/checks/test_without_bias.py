@@ -17,7 +17,8 @@ from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.claims import claims_of, unclaimed
 from normcheck.cases.depth import Depth
-from normcheck.cases.ops import OPS, RELU6
+from normcheck.cases.op import RELU6
+from normcheck.cases.ops import OPS
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import check

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import BOTH, CLEAN, Kernel
-from normcheck.cases.case import NO_WEIGHT, Case, Parameters
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import OPS, RELU6
+from normcheck.cases.op import RELU6
+from normcheck.cases.ops import OPS
+from normcheck.cases.parameters import Parameters
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import check

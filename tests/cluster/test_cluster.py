@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
-from distributed import LocalCluster
 
-from normcheck.cluster import engine
-from normcheck.cluster.engine import Cluster
 from normcheck.cluster.judge import answered
 from normcheck.cluster.lines import Answer, CellName, Job, answer_of, job_of, sent
 from normcheck.errors import UsageError
@@ -86,6 +85,12 @@ def until(true: Callable[[], object], seconds: float = 90.0) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.fixture
+def engine() -> ModuleType:
+    """Imported by a test that uses it: every process of a run collects this file, and Dask takes most of a second."""
+    return import_module("normcheck.cluster.engine")
 
 
 @pytest.fixture
@@ -267,17 +272,19 @@ def test_a_worker_killed_in_the_middle_changes_no_verdict(cli: Cli, slow_file: A
             until(lambda p=process: not psutil.Process(p.pid).children())  # type: ignore[misc]
 
 
-def test_who_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: ModuleType) -> None:
     monkeypatch.setattr(engine, "_CONNECT_SECONDS", 0.5)
     done = cli("verify", "--impl", "torch", "--scheduler", "tcp://127.0.0.1:9")
     assert (done.code, done.out) == (2, "")
     assert "scheduler=tcp://127.0.0.1:9: expected a Dask scheduler there" in done.err
 
 
-def test_a_cluster_without_a_gpu_or_without_a_worker(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_a_gpu_or_without_a_worker(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: ModuleType
+) -> None:
     monkeypatch.setattr(engine, "_PATIENCE_SECONDS", 0.5)
     one = ("verify", "--impl", "torch", "--scheduler")
-    with LocalCluster(n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", **QUIET) as cluster:
+    with engine.LocalCluster(n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", **QUIET) as cluster:
         done = cli(*one, cluster.scheduler_address)
         assert (done.code, "no worker has come for 0.5 seconds" in done.err) == (2, True)
         cluster.scale(1)
@@ -289,7 +296,9 @@ def test_a_cluster_without_a_gpu_or_without_a_worker(cli: Cli, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_jobs_of_slurm(cli: Cli, kernel_file: KernelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_slurm(
+    cli: Cli, kernel_file: KernelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: ModuleType
+) -> None:
     """With commands in the place of Slurm's, that run a copy of a job's script at once."""
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -384,14 +393,14 @@ def test_what_a_judge_answers_if_it_cannot_judge(tmp_path: Path) -> None:
 PLAN = Plan((), PROFILES["quick"], 0, "cpu", 60.0)
 
 
-def judged_as(*answers: str) -> list[Verdict]:
+def judged_as(engine: ModuleType, *answers: str) -> list[Verdict]:
     """The verdicts that a client makes of what workers answer about one cell."""
-    cluster = Cluster(None, "", waits=False)  # type: ignore[arg-type]
+    cluster = engine.Cluster(None, "", waits=False)  # type: ignore[arg-type]
     cluster._environment = {"torch": "2.13"}
     cell = engine._cell(CellName("rmsnorm", "mine", "fp16", "mine.py"))
     found = []
     for answer in answers:
-        future: engine.Future[str] = engine.Future()
+        future = engine.Future()
         future.set_result(answer)
         found.append(cluster._verdict(future, cell, PLAN))
     return found
@@ -403,7 +412,7 @@ def right(**changes: Any) -> str:
     return Answer(verdict=known, environment={"torch": changes.pop("torch", "2.13")}).line
 
 
-def test_only_what_fits_the_cell_is_taken() -> None:
+def test_only_what_fits_the_cell_is_taken(engine: ModuleType) -> None:
     for answer, word in (
         ("rubbish", "expected a line of JSON"),
         ("".join(HARM), "expected a line of JSON"),
@@ -413,18 +422,18 @@ def test_only_what_fits_the_cell_is_taken() -> None:
         (Answer(failed=JUDGE_DIED).line, JUDGE_DIED),
         (Answer(usage="impl=x: expected y").line, "impl=x: expected y"),
     ):
-        (found,) = judged_as(answer)
+        (found,) = judged_as(engine, answer)
         assert (found.status, found.failure) == ("error", None)
         assert word in found.detail
         assert (found.op, found.implementation, found.dtype, found.device) == ("rmsnorm", "mine", "fp16", "cpu")
-    assert judged_as(right())[0].status == "pass"
+    assert judged_as(engine, right())[0].status == "pass"
 
 
-def test_versions_and_files_are_never_mixed() -> None:
+def test_versions_and_files_are_never_mixed(engine: ModuleType) -> None:
     other = Answer(verdict=answer_of(right(), "").verdict, environment={"torch": "2.11"}).line
-    (found,) = judged_as(other)
+    (found,) = judged_as(engine, other)
     assert (found.status, found.detail) == ("error", "one has torch=2.11: expected 2.13, as the others")
-    first, second = judged_as(right(), right(source="b" * 64, machine={"host": "two"}))
+    first, second = judged_as(engine, right(), right(source="b" * 64, machine={"host": "two"}))
     assert (first.status, second.status) == ("pass", "error")
     assert second.detail.startswith("mine.py is another one on two (sha256 bbbbbbbbbbbb) than on one (aaaaaaaaaaaa)")
 
@@ -439,18 +448,18 @@ def test_options_that_do_not_go_with_a_cluster(cli: Cli) -> None:
         assert (done.code, word in done.err) == (2, True), done.err
 
 
-def test_a_cell_that_no_worker_is_there_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_no_worker_is_there_for(monkeypatch: pytest.MonkeyPatch, engine: ModuleType) -> None:
     """Its task waits for a worker; the run does not, for ever."""
     monkeypatch.setattr(engine, "_PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(engine, "_LOOK_SECONDS", 0.1)
     cell = engine._cell(CellName("rmsnorm", "mine", "fp16", "mine.py"))
-    with LocalCluster(n_workers=0, processes=False, **QUIET) as local, engine.Client(local) as client:
-        cluster = Cluster(client, "", waits=False)
+    with engine.LocalCluster(n_workers=0, processes=False, **QUIET) as local, engine.Client(local) as client:
+        cluster = engine.Cluster(client, "", waits=False)
         ((index, found),) = cluster.verdicts(replace(PLAN, cells=(cell,)), VerifyOptions(), lambda *_: None)
     assert (index, found.status, found.detail) == (0, "error", "no worker of the cluster was there for 0.3 seconds")
 
 
-def test_names_of_no_op() -> None:
+def test_names_of_no_op(engine: ModuleType) -> None:
     with pytest.raises(UsageError, match="a judge named op=softmax"):
         engine._cell(CellName("softmax", "x", "fp16", "x.py"))
 

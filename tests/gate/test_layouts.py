@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from normcheck import verify
-from normcheck.cases.case import LAYOUTS
 from normcheck.cases.case_line import parsed
+from normcheck.cases.layouts import LAYOUTS
 from normcheck.errors import ExitCode, UsageError
 from normcheck.gate.options import VerifyOptions
 from normcheck.options import options_of

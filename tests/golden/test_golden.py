@@ -30,7 +30,8 @@ from normcheck.golden.schema import AUTOGRAD, BITMASK, FED, GIVEN, OWN, STATISTI
 from normcheck.golden.store import read, write
 from normcheck.golden.verify import verify_record
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.judge import judge_forward, judge_of
+from normcheck.oracle.judge import judge_of
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.result import CellKey
 from tests.command_line import Cli
 from tests.some import some

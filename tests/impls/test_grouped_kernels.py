@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import OF_CHANNELS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.inputs import make
+from normcheck.cases.layouts import OF_CHANNELS
 from normcheck.cases.ops import OPS
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
 from normcheck.checks.ask import Ask

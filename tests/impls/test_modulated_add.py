@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normcheck.audit.mutants.modulated import Modulated
 from normcheck.audit.mutants.modulated_add import GatedAdding
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
@@ -49,10 +50,7 @@ def test_a_modulated_norm_that_must_be_given_a_gate_is_the_op_that_adds() -> Non
     made = GatedAdding().implementation("mine", OP)
     assert validated(replace(made, op="rmsnorm_modulate"), "f.py").op == OP
 
-    def forward(x: Tensor, weight: None, bias: None, *, eps: float, scale: Tensor, shift: Tensor) -> Any:
-        raise NotImplementedError
-
-    plain = Implementation(name="plain", op="rmsnorm_modulate", forward=forward)
+    plain = Modulated().implementation("plain", "rmsnorm_modulate")
     assert validated(plain, "f.py").op == "rmsnorm_modulate"
 
 

@@ -18,7 +18,9 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.where import GRID_COLUMNS, GRID_ROWS, locate
 from normcheck.oracle import judge
 from normcheck.oracle.compare import Comparison, Expectation, compare
+from normcheck.oracle.judge import judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.rounding import NO_ROOM, Bound
 from normcheck.oracle.tolerances import Model
 
@@ -181,8 +183,8 @@ def test_blocks_are_judged_as_one(monkeypatch: pytest.MonkeyPatch, spoil: bool, 
     def judged(elements: int) -> tuple[list[object], list[float]]:
         """What must stay the same, and numbers whose last digits may change with the order of a sum over rows."""
         monkeypatch.setattr(judge, "BLOCK_ELEMENTS", {"cpu": elements})
-        judging = judge.judge_of(op, case, inputs, Model(), {})
-        checked, saved = judge.judge_forward(judging, outputs)
+        judging = judge_of(op, case, inputs, Model(), {})
+        checked, saved = judge_forward(judging, outputs)
         for fed in (True, False):
             checked += judge_gradients(judging, gradients, saved, given=fed)
         same: list[object] = []
@@ -323,9 +325,9 @@ def test_a_judge_and_its_tensors_are_freed_without_the_garbage_collector(op: str
     inputs = make(case, OPS[op], "cpu")
     gc.disable()
     try:
-        judging = judge.judge_of(OPS[op], case, inputs, Model(), {})
+        judging = judge_of(OPS[op], case, inputs, Model(), {})
         outputs = {"y": inputs.x.clone()}
-        _, saved = judge.judge_forward(judging, outputs)
+        _, saved = judge_forward(judging, outputs)
         judge_gradients(judging, {"dx": inputs.x.clone()}, saved, given=False)
         truth = weakref.ref(judging.truth(slice(0, 3)))
         assert truth() is not None

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.golden.sealed_json import parsed
 from normcheck.oracle import reference
 from tests.case_lines import NORMS

@@ -27,12 +27,14 @@ if DEVICE == "cpu":
     interpreter.enable()
 
 from normcheck import c_library
-from normcheck.cases.case import CHANNELS_LAST, HEADS, LAYOUTS, NO_WEIGHT, OF_ROW_GROUPS, STRIDED, Case
+from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import drawn
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import OPS, ROOT_FIRST
+from normcheck.cases.layouts import CHANNELS_LAST, HEADS, LAYOUTS, OF_ROW_GROUPS, STRIDED
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.errors import NormcheckError
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
@@ -40,8 +42,9 @@ from normcheck.oracle import judging
 from normcheck.oracle.fused import judge as fused
 from normcheck.oracle.fused import launch, on_cpu, trial
 from normcheck.oracle.fused.kept import Found
-from normcheck.oracle.judge import Judge, judge_forward, judge_of
+from normcheck.oracle.judge import Judge, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.tolerances import Model, table
 from tests.case_lines import NORMS
 from tests.inner_loop import parametrize

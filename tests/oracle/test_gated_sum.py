@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import mpmath
 import pytest
 import torch
-from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import MODULATED_ADD, OPS
-from normcheck.oracle import judge as judges
 from normcheck.oracle import rounding
-from normcheck.oracle.compare import Expectation
-from normcheck.oracle.conventions import candidates, in_words, plainest, with_convention
-from normcheck.oracle.expectations import expectations, whole
+from normcheck.oracle.conventions import candidates, in_words, with_convention
 from normcheck.oracle.gated_sum import sum_of
-from normcheck.oracle.judge import END_TO_END, judge_of
 from normcheck.oracle.tolerances import Model, table
 from tests.inner_loop import parametrize
+from tests.oracle.definitions import Numbers, assert_held_to, assert_tells, dot, exact, held_of, in_blocks, rows, slopes
 
 NAMES = tuple(op.name for op in MODULATED_ADD)
-STEP = mpmath.mpf("1e-20")
-Matrix = list[list[mpmath.mpf]]
 
 
 def case_of(op: str = NAMES[0], **fields: Any) -> Case:
@@ -44,28 +37,17 @@ def inputs_of(case: Case) -> Inputs:
     return make(case, OPS[case.op], "cpu")
 
 
-def held_of(case: Case, model: Model) -> Mapping[str, Expectation]:
-    """What the outputs of a case, one block, are held against end to end, by name."""
-    parts = expectations(judge_of(OPS[case.op], case, inputs_of(case), model, {}), own_bits=True)
-    return {part.output: part for part in parts if part.check == END_TO_END}
-
-
-def exact(t: Tensor) -> Matrix:
-    return [[mpmath.mpf(value) for value in row] for row in t.double().reshape(-1, t.shape[-1]).tolist()]
-
-
-def definition(
-    case: Case, x: Matrix, residual: Matrix, gate: Matrix, scale: Matrix, shift: Matrix
-) -> tuple[Matrix, Matrix]:
+def definition(case: Case, x: Numbers, residual: Numbers, *modulation: Numbers) -> tuple[Numbers, Numbers]:
     """y and residual_out of a case, in exact numbers: nothing is rounded."""
     y, sums = [], []
-    for number, (row, other) in enumerate(zip(x, residual, strict=True)):
+    gate, scale, shift = (rows(numbers, case.N) for numbers in modulation)
+    for number, (row, other) in enumerate(zip(rows(x, case.N), rows(residual, case.N), strict=True)):
         sample = number // (case.M // case.batch)
         s = [r + g * v for v, r, g in zip(row, other, gate[sample], strict=True)]
         mean = sum(s) / case.N if OPS[case.op].centered else mpmath.mpf(0)
         rstd = 1 / mpmath.sqrt(sum((v - mean) ** 2 for v in s) / case.N + mpmath.mpf(case.eps))
-        y.append([(v - mean) * rstd * (1 + a) + b for v, a, b in zip(s, scale[sample], shift[sample], strict=True)])
-        sums.append(s)
+        y += [(v - mean) * rstd * (1 + a) + b for v, a, b in zip(s, scale[sample], shift[sample], strict=True)]
+        sums += s
     return y, sums
 
 
@@ -89,37 +71,10 @@ def test_the_reference_is_the_definition(op: str, samples: str, weights: str) ->
         cotangents = exact(inputs.dy), exact(inputs.dresidual_out)
 
         def total() -> mpmath.mpf:
-            outputs = definition(case, *leaves.values())
-            return sum(
-                d * v
-                for of_one, output in zip(cotangents, outputs, strict=True)
-                for ds, vs in zip(of_one, output, strict=True)
-                for d, v in zip(ds, vs, strict=True)
-            )
-
-        def slope(leaf: Matrix, row: int, column: int) -> mpmath.mpf:
-            ends, value = [], leaf[row][column]
-            for moved in (value + STEP, value - STEP):
-                leaf[row][column] = moved
-                ends.append(total())
-            leaf[row][column] = value
-            return (ends[0] - ends[1]) / (2 * STEP)
+            return sum(map(dot, cotangents, definition(case, *leaves.values())))
 
         y, sums = definition(case, *leaves.values())
-        right = {"y": y, "residual_out": sums}
-        right |= {
-            name: [[slope(leaf, i, j) for j in range(case.N)] for i in range(len(leaf))]
-            for name, leaf in leaves.items()
-        }
-        for name, values in right.items():
-            part = held[name]
-            limits = part.bound.upper.expand_as(part.expected).tolist()
-            rows = zip(exact(part.expected), values, limits, strict=True)
-            assert all(
-                abs(float(got - want)) <= 1e-6 * limit + 1e-14
-                for one in rows
-                for got, want, limit in zip(*one, strict=True)
-            ), name
+        assert_held_to(held, {"y": y, "residual_out": sums, **slopes(leaves, total)}, least=1e-14)
 
 
 def test_a_sum_in_half_precision_is_one_number_unless_fp32_has_it_not() -> None:
@@ -167,41 +122,24 @@ def test_where_the_gate_is_zero_the_sum_is_the_residual_and_dx_zero() -> None:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_samples_in_several_blocks_have_what_one_block_gives(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for samples, rows in (("few", 4), ("one", 4), ("many", 5)):
+    for samples, rows_of_block in (("few", 4), ("one", 4), ("many", 5)):
         case = case_of(op, M=12, samples=samples)
-
-        def of_case(case: Case = case) -> Mapping[tuple[str, str], tuple[Tensor, ...]]:
-            return whole(expectations(judge_of(OPS[op], case, inputs_of(case), model_of(sum="mixed"), {})))
-
-        together = of_case()
-        monkeypatch.setitem(judges.BLOCK_ELEMENTS, "cpu", rows * case.N)
-        apart = of_case()
-        monkeypatch.undo()
-        assert together.keys() == apart.keys() and ("dresidual_gate", END_TO_END) in apart
-        for key, sides in together.items():
-            for one, other in zip(sides, apart[key], strict=True):
-                if one.shape[0] == case.M or key[0] != "dresidual_gate":
-                    assert torch.allclose(one, other, rtol=1e-12, atol=0), (key, samples)
-                else:
-                    assert torch.allclose(one, other, rtol=1e-4, atol=0), (key, samples)
+        found = list(in_blocks(case, model_of(sum="mixed"), rows_of_block, monkeypatch))
+        assert "dresidual_gate" in {name for name, *_ in found}
+        for name, one, other in found:
+            summed = name == "dresidual_gate" and one.shape[0] != case.M
+            assert torch.allclose(one, other, rtol=1e-4 if summed else 1e-12, atol=0), (name, samples)
 
 
 def test_what_is_rounded_is_told_in_half_precision() -> None:
     op, model = OPS[NAMES[1]], table().model
     every = candidates(op, model)
-    assert len(every) == 24
-    apart = {
-        (dtype, wide, residual): len(
-            {plainest(each, case_of(dtype=dtype, weight_dtype=wide, residual_dtype=residual)) for each in every}
-        )
-        for dtype, wide, residual in (
-            ("bf16", "same", "same"),
-            ("bf16", "fp32", "same"),
-            ("bf16", "same", "fp32"),
-            ("fp32", "same", "same"),
-        )
-    }
-    assert list(apart.values()) == [24, 6, 8, 1]
+    words = ("sum", "round_gated", "rounding", "round_factor")
+    assert all(len({dict(each)[word] for each in every}) > 1 for word in words)
+    assert_tells(case_of(dtype="bf16"), every, words)
+    assert_tells(case_of(dtype="bf16", weight_dtype="fp32"), every, ("sum", "rounding"))
+    assert_tells(case_of(dtype="bf16", residual_dtype="fp32"), every, words[1:])
+    assert_tells(case_of(dtype="fp32"), every, ())
     assert candidates(op, model_of()) == ((),)
     assert in_words(op, every[:1]) == [
         "norms the sum as it is stored, as vLLM and Liger do",

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import mpmath
 import pytest
 import torch
-from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS
-from normcheck.oracle import judge as judges
 from normcheck.oracle import rounding
 from normcheck.oracle.activation import SILU, activated
-from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import candidates, in_words, plainest, with_convention
-from normcheck.oracle.expectations import expectations, whole
 from normcheck.oracle.grouped import SLOPE
-from normcheck.oracle.judge import END_TO_END, judge_of
 from normcheck.oracle.tolerances import Model, table
+from tests.oracle.definitions import Numbers, assert_held_to, dot, exact, held_of, in_blocks, slopes
+from tests.some import some
 
 OP = OPS["groupnorm"]
-STEP = mpmath.mpf("1e-20")
-Numbers = list[mpmath.mpf]
 
 
 def case_of(**fields: Any) -> Case:
@@ -38,16 +32,6 @@ def case_of(**fields: Any) -> Case:
 
 def model_of(**declared: Any) -> Model:
     return replace(table().model, **{"activation": "none", "rounding": "once", **declared})
-
-
-def held_of(case: Case, model: Model, inputs: Inputs | None = None) -> Mapping[str, Expectation]:
-    """What the outputs of a case, one block, are held against end to end, by name."""
-    judge = judge_of(OP, case, make(case, OP, "cpu") if inputs is None else inputs, model, {})
-    return {part.output: part for part in expectations(judge, own_bits=True) if part.check == END_TO_END}
-
-
-def exact(t: Tensor) -> Numbers:
-    return [mpmath.mpf(value) for value in t.double().flatten().tolist()]
 
 
 def definition(case: Case, x: Numbers, weight: Numbers, bias: Numbers, *, silu: bool) -> Numbers:
@@ -80,22 +64,10 @@ def test_the_reference_is_the_definition(activation: str, groups: str, layout: s
         leaves = {"dx": exact(inputs.x), "dw": exact(inputs.weight), "db": exact(inputs.bias)}
         dy, silu = exact(inputs.dy), activation == "silu"
 
-        def slope(leaf: Numbers, at: int) -> mpmath.mpf:
-            ends, value = [], leaf[at]
-            for moved in (value + STEP, value - STEP):
-                leaf[at] = moved
-                y = definition(case, *leaves.values(), silu=silu)
-                ends.append(sum(d * v for d, v in zip(dy, y, strict=True)))
-            leaf[at] = value
-            return (ends[0] - ends[1]) / (2 * STEP)
+        def y() -> Numbers:
+            return definition(case, *leaves.values(), silu=silu)
 
-        right = {"y": definition(case, *leaves.values(), silu=silu)}
-        right |= {name: [slope(leaf, i) for i in range(len(leaf))] for name, leaf in leaves.items()}
-        for name, values in right.items():
-            part = held[name]
-            limits = part.bound.upper.expand_as(part.expected).flatten().tolist()
-            got = exact(part.expected)
-            assert all(abs(float(a - b)) <= 1e-6 * limit for a, b, limit in zip(got, values, limits, strict=True)), name
+        assert_held_to(held, {"y": y(), **slopes(leaves, lambda: dot(dy, y()))})
 
 
 def test_the_statistics_are_those_of_each_group() -> None:
@@ -110,17 +82,8 @@ def test_the_statistics_are_those_of_each_group() -> None:
 @pytest.mark.parametrize("activation", ["none", "silu"])
 def test_samples_in_several_blocks_have_what_one_block_gives(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, model = case_of(M=5, dtype="fp16"), model_of(activation=activation, rounding="each")
-
-    def of_case() -> Mapping[tuple[str, str], tuple[Tensor, ...]]:
-        return whole(expectations(judge_of(OP, case, make(case, OP, "cpu"), model, {})))
-
-    together = of_case()
-    monkeypatch.setitem(judges.BLOCK_ELEMENTS, "cpu", 2 * case.N)
-    apart = of_case()
-    assert together.keys() == apart.keys()
-    for key, sides in together.items():
-        for one, other in zip(sides, apart[key], strict=True):
-            assert torch.allclose(one, other, rtol=1e-12, atol=0), key
+    for name, one, other in some(in_blocks(case, model, 2, monkeypatch)):
+        assert torch.allclose(one, other, rtol=1e-12, atol=0), name
 
 
 def test_the_error_of_silu_is_the_largest_at_any_argument_within_that_of_the_norm() -> None:

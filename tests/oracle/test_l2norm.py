@@ -13,24 +13,21 @@ from torch import Tensor
 
 from normcheck.cases.case import Case
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.inputs import make
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
 from normcheck.checks.check import check
 from normcheck.gate.explain_bound import element
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import rounding
-from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import candidates, in_words, plainest, told_in_fp32
-from normcheck.oracle.judge import judge_of
-from normcheck.oracle.judging import judge_forward, judge_gradients
 from normcheck.oracle.tolerances import Model, table
+from tests.oracle.definitions import Numbers, assert_held_to, dot, exact, held_of, slopes
 from tests.some import some
 
 OP = OPS["l2norm"]
 CONVENTIONS = ("sum", "max", "mean")
-STEP = mpmath.mpf("1e-20")
-Vector = list[mpmath.mpf]
 
 
 def case_of(**fields: Any) -> Case:
@@ -42,21 +39,7 @@ def model_of(eps: str) -> Model:
     return replace(table().model, eps=eps)
 
 
-def held_of(case: Case, model: Model, inputs: Inputs | None = None) -> Mapping[str, Expectation]:
-    """What the outputs of a case, one block, are held against end to end, by name."""
-    seen: list[Expectation] = []
-    inputs = inputs or make(case, OP, "cpu")
-    judge = judge_of(OP, case, inputs, model, {}, watch=seen.append)
-    _, saved = judge_forward(judge, {"y": inputs.x, "rstd": torch.ones(case.M)})
-    judge_gradients(judge, {"dx": inputs.x}, saved, given=False)
-    return {part.output: part for part in seen if part.check == "end to end"}
-
-
-def exact(values: Tensor) -> Vector:
-    return [mpmath.mpf(value) for value in values.double().flatten().tolist()]
-
-
-def definition(case: Case, how: str, x: Vector) -> tuple[Vector, Vector]:
+def definition(case: Case, how: str, x: Numbers) -> tuple[Numbers, Numbers]:
     """y and rstd of a case, in exact numbers."""
     y, rstd, eps = [], [], mpmath.mpf(case.eps)
     for first in range(0, len(x), case.N):
@@ -79,20 +62,8 @@ def test_the_reference_is_the_definition(how: str, kind: str, eps: float) -> Non
     with mpmath.workdps(65):
         x, dy = exact(inputs.x), exact(inputs.dy)
         y, rstd = definition(case, how, x)
-
-        def slope(at: int) -> mpmath.mpf:
-            ends, value = [], x[at]
-            for moved in (value + STEP, value - STEP):
-                x[at] = moved
-                ends.append(sum(d * v for d, v in zip(dy, definition(case, how, x)[0], strict=True)))
-            x[at] = value
-            return (ends[0] - ends[1]) / (2 * STEP)
-
-        for name, values in {"y": y, "rstd": rstd, "dx": [slope(i) for i in range(len(x))]}.items():
-            part = held[name]
-            off = [abs(float(got - want)) for got, want in zip(exact(part.expected), values, strict=True)]
-            tolerance = part.bound.upper.expand_as(part.expected).flatten().tolist()
-            assert all(o <= 1e-6 * t for o, t in zip(off, tolerance, strict=True)), name
+        gradients = slopes({"dx": x}, lambda: dot(dy, definition(case, how, x)[0]))
+        assert_held_to(held, {"y": y, "rstd": rstd, **gradients})
 
 
 @pytest.mark.parametrize("how", CONVENTIONS)

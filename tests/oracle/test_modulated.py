@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import mpmath
 import pytest
 import torch
-from torch import Tensor
 
 from normcheck.cases.case import SAMPLES, Case
 from normcheck.cases.data_kinds import WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.inputs import Inputs, make
+from normcheck.cases.inputs import make
 from normcheck.cases.ops import MODULATED, OPS
 from normcheck.gate.explain_bound import element
-from normcheck.oracle import judge as judges
 from normcheck.oracle import rounding
-from normcheck.oracle.compare import Expectation
-from normcheck.oracle.conventions import candidates, in_words, plainest, told_in_fp32, with_convention
-from normcheck.oracle.expectations import expectations, whole
-from normcheck.oracle.judge import END_TO_END, judge_of
+from normcheck.oracle.conventions import candidates, in_words, told_in_fp32, with_convention
 from normcheck.oracle.tolerances import Model, table
 from tests.inner_loop import parametrize
+from tests.oracle.definitions import Numbers, assert_held_to, assert_tells, dot, exact, held_of, in_blocks, rows, slopes
 from tests.some import some
 
 NAMES = tuple(op.name for op in MODULATED)
-STEP = mpmath.mpf("1e-20")
-Matrix = list[list[mpmath.mpf]]
 OUTPUTS = {"y", "rstd", "dx", "dscale", "dshift"}
 
 
@@ -42,25 +35,15 @@ def model_of(**declared: Any) -> Model:
     return replace(table().model, **{"rounding": "once", "round_factor": "none", **declared})
 
 
-def held_of(case: Case, model: Model, inputs: Inputs | None = None) -> Mapping[str, Expectation]:
-    """What the outputs of a case, one block, are held against end to end, by name."""
-    op = OPS[case.op]
-    judge = judge_of(op, case, make(case, op, "cpu") if inputs is None else inputs, model, {})
-    return {part.output: part for part in expectations(judge, own_bits=True) if part.check == END_TO_END}
-
-
-def exact(t: Tensor) -> Matrix:
-    return [[mpmath.mpf(value) for value in row] for row in t.double().reshape(-1, t.shape[-1]).tolist()]
-
-
-def definition(case: Case, x: Matrix, scale: Matrix, shift: Matrix) -> Matrix:
+def definition(case: Case, x: Numbers, *modulation: Numbers) -> Numbers:
     """y of a case, in exact numbers."""
-    y = []
-    for number, row in enumerate(x):
+    y: Numbers = []
+    scale, shift = (rows(numbers, case.N) for numbers in modulation)
+    for number, row in enumerate(rows(x, case.N)):
         sample = number // (case.M // case.batch)
         mean = sum(row) / case.N if OPS[case.op].centered else mpmath.mpf(0)
         rstd = 1 / mpmath.sqrt(sum((v - mean) ** 2 for v in row) / case.N + mpmath.mpf(case.eps))
-        y.append([(v - mean) * rstd * (1 + a) + b for v, a, b in zip(row, scale[sample], shift[sample], strict=True)])
+        y += [(v - mean) * rstd * (1 + a) + b for v, a, b in zip(row, scale[sample], shift[sample], strict=True)]
     return y
 
 
@@ -78,27 +61,10 @@ def test_the_reference_is_the_definition(op: str, samples: str, weights: str) ->
         leaves = {"dx": exact(inputs.x), "dscale": exact(inputs.scale), "dshift": exact(inputs.shift)}
         dy = exact(inputs.dy)
 
-        def slope(leaf: Matrix, row: int, column: int) -> mpmath.mpf:
-            ends, value = [], leaf[row][column]
-            for moved in (value + STEP, value - STEP):
-                leaf[row][column] = moved
-                y = definition(case, *leaves.values())
-                ends.append(sum(d * v for ds, vs in zip(dy, y, strict=True) for d, v in zip(ds, vs, strict=True)))
-            leaf[row][column] = value
-            return (ends[0] - ends[1]) / (2 * STEP)
+        def y() -> Numbers:
+            return definition(case, *leaves.values())
 
-        right = {"y": definition(case, *leaves.values())}
-        right |= {
-            name: [[slope(leaf, i, j) for j in range(case.N)] for i in range(len(leaf))]
-            for name, leaf in leaves.items()
-        }
-        for name, values in right.items():
-            part = held[name]
-            limits = part.bound.upper.expand_as(part.expected).tolist()
-            rows = zip(exact(part.expected), values, limits, strict=True)
-            assert all(
-                abs(float(got - want)) <= 1e-6 * limit for one in rows for got, want, limit in zip(*one, strict=True)
-            ), name
+        assert_held_to(held, {"y": y(), **slopes(leaves, lambda: dot(dy, y()))})
 
 
 def test_where_scale_is_minus_one_y_is_the_shift() -> None:
@@ -114,20 +80,10 @@ def test_where_scale_is_minus_one_y_is_the_shift() -> None:
 
 @pytest.mark.parametrize("op", NAMES)
 def test_samples_in_several_blocks_have_what_one_block_gives(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for samples, rows in (("few", 4), ("one", 4), ("each", 4), ("many", 5)):
+    for samples, rows_of_block in (("few", 4), ("one", 4), ("each", 4), ("many", 5)):
         case = case_of(op, M=12, samples=samples)
-
-        def of_case(case: Case = case) -> Mapping[tuple[str, str], tuple[Tensor, ...]]:
-            return whole(expectations(judge_of(OPS[op], case, make(case, OPS[op], "cpu"), model_of(), {})))
-
-        together = of_case()
-        monkeypatch.setitem(judges.BLOCK_ELEMENTS, "cpu", rows * case.N)
-        apart = of_case()
-        monkeypatch.undo()
-        assert together.keys() == apart.keys()
-        for key, sides in together.items():
-            for one, other in zip(sides, apart[key], strict=True):
-                assert torch.allclose(one, other, rtol=1e-12, atol=0), (key, samples)
+        for name, one, other in some(in_blocks(case, model_of(), rows_of_block, monkeypatch)):
+            assert torch.allclose(one, other, rtol=1e-12, atol=0), (name, samples)
 
 
 def test_another_samples_numbers_are_far_outside() -> None:
@@ -158,12 +114,10 @@ def test_the_samples_of_rows() -> None:
 def test_what_is_rounded_is_told_in_half_precision() -> None:
     op, model = OPS["rmsnorm_modulate"], table().model
     every = candidates(op, model)
-    assert len(every) == 4
-    apart = {
-        (dtype, wide): len({plainest(each, case_of(dtype=dtype, weight_dtype=wide)) for each in every})
-        for dtype, wide in (("bf16", "same"), ("bf16", "fp32"), ("fp32", "same"))
-    }
-    assert apart == {("bf16", "same"): 4, ("bf16", "fp32"): 2, ("fp32", "same"): 1}
+    assert {len({dict(each)[name] for each in every}) for name in ("rounding", "round_factor")} == {2}
+    assert_tells(case_of(dtype="bf16"), every, ("rounding", "round_factor"))
+    assert_tells(case_of(dtype="bf16", weight_dtype="fp32"), every, ("rounding",))
+    assert_tells(case_of(dtype="fp32"), every, ())
     assert candidates(op, model_of()) == ((),)
     assert in_words(op, every[-1:]) == [
         "rounds xhat, its product and the sum, as eager torch does",

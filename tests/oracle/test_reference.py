@@ -15,7 +15,8 @@ from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.inputs import Inputs, torch_dtype
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.oracle import backward_bounds, forward_bounds, reference, rounding
 from normcheck.oracle.backward_bounds import Block
 from normcheck.oracle.tolerances import Model

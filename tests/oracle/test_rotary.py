@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,19 +18,15 @@ from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.ops import OPS
 from normcheck.cases.split import HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 from normcheck.errors import UsageError
-from normcheck.oracle import judge as judges
 from normcheck.oracle import rounding
-from normcheck.oracle.compare import Expectation
 from normcheck.oracle.conventions import candidates, in_words, plainest, with_convention
-from normcheck.oracle.expectations import expectations, whole
-from normcheck.oracle.judge import END_TO_END, judge_of
 from normcheck.oracle.rotary import PAIRS, ROUNDINGS, normalised, output_y
 from normcheck.oracle.rounding import NO_ROOM
 from normcheck.oracle.tolerances import Model, table
+from tests.oracle.definitions import Numbers, assert_held_to, dot, exact, held_of, in_blocks, slopes
+from tests.some import some
 
 OP = OPS["qk_norm_rope"]
-STEP = mpmath.mpf("1e-20")
-Numbers = list[mpmath.mpf]
 
 
 def case_of(**fields: Any) -> Case:
@@ -41,17 +36,6 @@ def case_of(**fields: Any) -> Case:
 
 def model_of(**declared: Any) -> Model:
     return replace(table().model, **{"pairs": "neox", "rounding": "once", **declared})
-
-
-def held_of(case: Case, model: Model, inputs: Inputs | None = None) -> Mapping[str, Expectation]:
-    """What the outputs of a case, one block, are held against end to end, by name."""
-    judge = judge_of(OP, case, make(case, OP, "cpu") if inputs is None else inputs, model, {})
-    return {part.output: part for part in expectations(judge, own_bits=True) if part.check == END_TO_END}
-
-
-def exact(t: Tensor | None) -> Numbers:
-    assert t is not None
-    return [mpmath.mpf(value) for value in t.double().flatten().tolist()]
 
 
 def definition(case: Case, inputs: Inputs, x: Numbers, pairs: str) -> Numbers:
@@ -83,20 +67,9 @@ def test_the_reference_is_the_definition(pairs: str, rotary: str) -> None:
     assert inputs.cos.stride(0) == int(rotary) and case.option_values == {"q_heads": 3, "k_heads": 1}
     with mpmath.workdps(65):
         x, dy = exact(inputs.x), exact(inputs.dy)
-
-        def slope(at: int) -> mpmath.mpf:
-            ends = []
-            for moved in (STEP, -STEP):
-                y = definition(case, inputs, [v + moved * (i == at) for i, v in enumerate(x)], pairs)
-                ends.append(sum(d * v for d, v in zip(dy, y, strict=True)))
-            return (ends[0] - ends[1]) / (2 * STEP)
-
-        right = {"y": definition(case, inputs, x, pairs), "dx": [slope(i) for i in range(len(x))]}
-        for name, values in right.items():
-            part = held[name]
-            limits = part.bound.upper.expand_as(part.expected).flatten().tolist()
-            for got, value, limit in zip(exact(part.expected), values, limits, strict=True):
-                assert abs(float(got - value)) <= max(1e-6 * limit, 1e-40), name
+        right = {"y": definition(case, inputs, x, pairs)}
+        right |= slopes({"dx": x}, lambda: dot(dy, definition(case, inputs, x, pairs)))
+        assert_held_to(held, right, least=1e-40)
 
 
 def test_v_is_copied_and_its_gradient_as_well() -> None:
@@ -150,17 +123,8 @@ def test_every_term_and_the_count_of_a_rotation_widen_what_they_are_about() -> N
 
 def test_samples_in_several_blocks_have_what_one_block_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     case, model = case_of(M=5, dtype="fp16"), model_of(rounding="each", pairs="interleaved")
-
-    def of_case() -> Mapping[tuple[str, str], tuple[Tensor, ...]]:
-        return whole(expectations(judge_of(OP, case, make(case, OP, "cpu"), model, {})))
-
-    together = of_case()
-    monkeypatch.setitem(judges.BLOCK_ELEMENTS, "cpu", 2 * case.N)
-    apart = of_case()
-    assert together.keys() == apart.keys()
-    for key, sides in together.items():
-        for one, other in zip(sides, apart[key], strict=True):
-            assert torch.allclose(one, other, rtol=1e-12, atol=0), key
+    for name, one, other in some(in_blocks(case, model, 2, monkeypatch)):
+        assert torch.allclose(one, other, rtol=1e-12, atol=0), name
 
 
 def test_conventions_that_a_case_tells_apart() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normcheck.cases.case import STRIDED, Case, with_rows
+from normcheck.cases.case import Case, with_rows
 from normcheck.cases.depth import Depth
+from normcheck.cases.layouts import STRIDED
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell

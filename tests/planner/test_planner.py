@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from normcheck.cases.case import STRIDED, Case, Parameters, with_parameters
+from normcheck.cases.case import Case
 from normcheck.cases.core import core
+from normcheck.cases.layouts import STRIDED
+from normcheck.cases.parameters import Parameters, with_parameters
 from normcheck.gate.plan import PROFILES
 from tests.inner_loop import parametrize
 from tests.planner import simulated as kernels

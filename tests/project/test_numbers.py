@@ -12,7 +12,7 @@ import pytest
 
 from normcheck.audit.catalogue import controls, mutants
 from normcheck.audit.mutants.regimes import REGIMES
-from normcheck.audit.rotation import SAMPLED
+from normcheck.audit.rotation import SAMPLED, by_turns
 from normcheck.cases.claims import claims_of
 from normcheck.cases.core import core
 from normcheck.cases.dtypes import DTYPES
@@ -63,10 +63,12 @@ def test_every_schema_is_named_on_its_page() -> None:
     assert set(re.findall(r"`(normcheck-[a-z-]+/\d+)`", PAGES["docs/json-schema.md"])) == schemas
 
 
+ON_CPU = [m for m in mutants().values() if not m.not_exercised and m.device in ("", "cpu")]
+
+
 def planted(*ops: str) -> int:
     """How many faults an audit plants on a CPU, of all ops or of these."""
-    on_cpu = [m for m in mutants().values() if not m.not_exercised and m.device in ("", "cpu")]
-    return sum(not ops or bool({*ops} & {*m.ops}) for m in on_cpu)
+    return sum(not ops or bool({*ops} & {*m.ops}) for m in ON_CPU)
 
 
 def test_the_faults_and_the_correct_kernels_are_counted() -> None:
@@ -109,6 +111,15 @@ def test_the_faults_and_the_correct_kernels_are_counted() -> None:
     castings = planted("rmsnorm_llama", "rmsnorm_gemma")
     assert numbers("docs/audit.md", r"includes (\d+) faults of `rmsnorm_llama` and `rmsnorm_gemma`") == [castings]
     assert numbers("docs/audit.md", r"faults under each regime, (\d+) in all") == [SAMPLED * len(REGIMES)]
+
+
+def test_the_cells_of_an_audit_are_counted() -> None:
+    page = " ".join(PAGES["docs/audit.md"].split())
+    whole, by_turn = sum(len(m.ops) * len(m.dtypes) for m in ON_CPU), sum(len(by_turns(m, DTYPES)) for m in ON_CPU)
+    assert f"in every op and dtype that has it, {whole:,} cells." in page
+    assert f"in one dtype, by turns, {by_turn:,} cells, as" in page
+    right = controls()
+    assert f"in each op and dtype, {sum(len(c.dtypes) for c in right):,} cells, or {len(right):,} by turns." in page
 
 
 def test_the_known_faults_of_a_report_are_counted() -> None:

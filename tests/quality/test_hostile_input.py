@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 
 from normcheck.audit import catalogue
 from normcheck.audit.recipes import FixedTolerance, recipe
-from normcheck.cases.case import LAYOUTS, MAX_ELEMENTS
+from normcheck.cases.case import MAX_ELEMENTS
 from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, WEIGHT_KINDS
+from normcheck.cases.layouts import LAYOUTS
 from normcheck.errors import UsageError
 from normcheck.oracle.tolerances import Model, declared_model
 from tests.case_lines import OPTIONS, case_of

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import normcheck
+from normcheck.cases.op import Op
 from normcheck.cases.ops import (
     FUSED_ADD,
     GATED,
@@ -27,7 +28,6 @@ from normcheck.cases.ops import (
     QUANTISED,
     ROTARY,
     TABLE,
-    Op,
 )
 
 NEW = "rmsnorm_relu_bitmask"

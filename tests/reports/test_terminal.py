@@ -165,13 +165,13 @@ def test_many_lines_are_cut() -> None:
     assert "lines cut" in text
 
 
-@pytest.mark.parametrize("width", [80, 81, 100, 120, 200])
 @pytest.mark.parametrize("name", [*RUNS, "hostile"])
-def test_width(name: str, width: int) -> None:
-    lines = written({**RUNS, "hostile": hostile}[name](), width=width).rstrip("\n").split("\n")
-    pasteable = ("Explain: ", "Reproduce: ", "  Case: ")
-    long = [line for line in lines[:-1] if cell_len(line) > width and not line.startswith(pasteable)]
-    assert long == []
+def test_width(name: str) -> None:
+    for width in (80, 81, 100, 120, 200):
+        lines = written({**RUNS, "hostile": hostile}[name](), width=width).rstrip("\n").split("\n")
+        pasteable = ("Explain: ", "Reproduce: ", "  Case: ")
+        long = [line for line in lines[:-1] if cell_len(line) > width and not line.startswith(pasteable)]
+        assert long == [], width
 
 
 @pytest.mark.parametrize("width", [80, 200])

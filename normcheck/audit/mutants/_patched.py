@@ -23,6 +23,9 @@ _FOLDER = Path(kernels.__file__).parent
 _SHARED = "from normcheck.impls.kernels.forward import"
 """The import by which the other parts get the functions of forward.py that they use."""
 
+STORE_Y = "tl.store(y_ptr + rows[:, None] * N + cols[None, :], z, mask=mask)"
+"""The line of forward.py that stores y, which faults of columns and of rows replace."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from normcheck.audit.mutants.kernel import BOTH, OPS, Kernel, KernelCall
+from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS as ROWS
-from normcheck.cases.ops import Op
 from normcheck.impls.implementation import Implementation
 
 # --- Orders of summation over the first dimension of a (K, L) tensor. torch.cumsum does not serve: on the CPU it
@@ -257,8 +257,8 @@ def _gamma(op: Op, weight: Tensor) -> Tensor:
     return 1 + weight.float() if op.zero_centered else weight.float()
 
 
-def _by_var(op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
-    """y only, no bits."""
+def by_var(op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float) -> Tensor:
+    """y by its mean and variance (M, 1), of fp32 copies; no bits."""
     xf = x.float()
     if op.centered:
         xhat = (xf - xf.mean(-1, keepdim=True)) * torch.rsqrt(xf.var(-1, unbiased=False, keepdim=True) + eps)
@@ -270,12 +270,12 @@ def _by_var(op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, ep
 
 def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm, x and y (M, N)."""
-    return _by_var(ROWS["layernorm"], x, weight, bias, eps=eps)
+    return by_var(ROWS["layernorm"], x, weight, bias, eps=eps)
 
 
 def layernorm_zero_centered(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm whose weight is stored as gamma - 1."""
-    return _by_var(ROWS["layernorm_zero_centered"], x, weight, bias, eps=eps)
+    return by_var(ROWS["layernorm_zero_centered"], x, weight, bias, eps=eps)
 
 
 def layernorm_relu_bitmask(
@@ -283,12 +283,12 @@ def layernorm_relu_bitmask(
 ) -> Tensor:
     """LayerNorm with a clipped ReLU; y only, no bits."""
     limits = {"lower_clip": lower_clip, "upper_clip": upper_clip}
-    return _by_var(ROWS["layernorm_relu_bitmask"], x, weight, bias, eps=eps, **limits)
+    return by_var(ROWS["layernorm_relu_bitmask"], x, weight, bias, eps=eps, **limits)
 
 
 def rmsnorm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm."""
-    return _by_var(ROWS["rmsnorm"], x, weight, bias, eps=eps)
+    return by_var(ROWS["rmsnorm"], x, weight, bias, eps=eps)
 
 
 def _squares(
@@ -309,7 +309,7 @@ def _squares(
     return out | {"y": z.to(x.dtype)}
 
 
-def _functional(
+def by_functional(
     op: Op, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **limits: float
 ) -> Tensor:
     """torch.nn.functional on fp32 copies."""
@@ -324,7 +324,7 @@ def _functional(
 CONTROLS: tuple[Implementation, ...] = (
     *(kernel.implementation(name, op, **FIELDS.get(name, {})) for name, kernel in KERNELS.items() for op in OPS),
     *(
-        Implementation(name="autograd_var", op=op, forward=partial(_by_var, ROWS[op]), ranks=(2, 3), weights=BOTH)
+        Implementation(name="autograd_var", op=op, forward=partial(by_var, ROWS[op]), ranks=(2, 3), weights=BOTH)
         for op in OPS
     ),
     *(Implementation(name="autograd_squares", op=op, forward=partial(_squares, ROWS[op]), weights=BOTH) for op in OPS),
@@ -333,7 +333,7 @@ CONTROLS: tuple[Implementation, ...] = (
         Implementation(
             name="autograd_functional",
             op=op,
-            forward=partial(_functional, ROWS[op]),
+            forward=partial(by_functional, ROWS[op]),
             model={"bwd_form": "raw"},
             weights=BOTH,
         )

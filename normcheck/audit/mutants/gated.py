@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import HALF, rounded
-from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
+from normcheck.audit.mutants.kernel import HALF, packed, rounded
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
@@ -277,7 +277,7 @@ CONTROLS = (
 
 
 def _rows_packed(c: Call) -> Tensor:
-    return c.gate_io.as_strided((c.M, c.N), (c.N, 1))
+    return packed(c.gate_io)
 
 
 def _rows_as_of_x(c: Call) -> Tensor:
@@ -355,9 +355,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mG14", "dw forgets the gate", Gated(dw=lambda c: c.kernel.reduce_m(c.dy * c.xh)), ("dw",),
            source=_FLA + "1071"),
     _fault("mG15", "the row stride of the gate is ignored: its rows are read as packed", Gated(read_gate=_rows_packed),
-           _Y, kinds=(*VALUES, "out_of_bounds_read"), when="a strided gate"),
+           _Y, kinds=READ_BEYOND, when="a strided gate"),
     _fault("mG16", "the gate is read with the row stride of x", Gated(read_gate=_rows_as_of_x), _Y,
-           kinds=(*VALUES, "out_of_bounds_read"), when="x and the gate have other strides"),
+           kinds=READ_BEYOND, when="x and the gate have other strides"),
     _fault("mG17", "silu is computed in the dtype of x", Gated(act=_act_in_io), ("y",), dtypes=HALF),
     _fault("mG18", "z * sigmoid(1.702 z), which is an estimate of gelu, for silu", Gated(act=_quick), ("y",)),
     _fault("mG19", "the slope is a quotient that overflows for a gate below -88", Gated(slopes=_slope_of_ratio),

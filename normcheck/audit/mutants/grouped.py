@@ -5,14 +5,14 @@ Each differs from a clean kernel of ``channels.py`` by the steps that it states.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.channels import OPS, Call, Grouped
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import STATS, VALUES, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, STATS, Mutant, implementations, mutant_of
 
 _BLOCK = 8  # elements that a faulty kernel takes at a time
 
@@ -88,12 +88,7 @@ def _last_group_first(c: Call) -> Tensor:
     return channel
 
 
-def _fault(id: str, what: str, kernel: Grouped, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from a clean one by the steps of ``kernel``; it declares ``model``, or its own."""
-    model = fields.pop("model", kernel.declared)
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
-
+_fault = partial(mutant_of, ops=OPS)
 
 _RSTD = ("rstd", "y", "dx", "dw", "db")
 _EVERY = (*STATS, "db")
@@ -109,7 +104,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mP03", "the channel is that of the place in memory, as if it were channels-first", Grouped(
            channel=_of_offset), ("y", "dx"), when=_LAST),
     _fault("mP04", "channels-last memory is read as channels-first", Grouped(read=_by_memory),
-           (*_EVERY, ""), source="pytorch/pytorch#140913", kinds=(*VALUES, "out_of_bounds_read"), when=_LAST),
+           (*_EVERY, ""), source="pytorch/pytorch#140913", kinds=READ_BEYOND, when=_LAST),
     _fault("mP05", "the variance is divided by K - 1", Grouped(rstd=_unbiased), _RSTD,
            source="Oneflow-Inc/oneflow#9560", widest=4096),
     _fault("mP06", "the variance is E[x^2] - E[x]^2", Grouped(rstd=_cancelling), _RSTD,

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import CLEAN, Kernel, KernelCall
-from normcheck.audit.mutants.mutant import STATS, UNWRITTEN, VALUES, Mutant, implementations, mutant
+from normcheck.audit.mutants.mutant import READ_BEYOND, STATS, UNWRITTEN, Mutant, implementations, mutant
 from normcheck.impls.implementation import Implementation
 
 _OPS = ("layernorm", "rmsnorm")
-_READ = (*VALUES, "out_of_bounds_read")
 
 
 def _with_strides(strides: Callable[[Tensor], tuple[int, int]]) -> Kernel:
@@ -100,7 +99,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=_with_strides(lambda x: (x.stride(0), x.shape[2])),
         outputs=STATS,
-        kinds=_READ,
+        kinds=READ_BEYOND,
         when="heads with gaps",
     ),
     _planted(
@@ -109,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="vllm-project/vllm#17735",
         kernel=_with_strides(lambda x: (x.shape[1] * x.stride(1), x.stride(1))),
         outputs=STATS,
-        kinds=_READ,
+        kinds=READ_BEYOND,
         when="several tokens of heads",
     ),
     _planted(
@@ -137,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=_with_strides(lambda x: (x.stride(1), x.stride(1)) if x.shape[1] == 1 else (x.stride(0), x.stride(1))),
         outputs=STATS,
-        kinds=_READ,
+        kinds=READ_BEYOND,
         when="several tokens of one head",
     ),
     _planted(
@@ -155,7 +154,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="vllm-project/vllm-xpu-kernels#396",
         kernel=Kernel(load=_rows_by_stride_of_tokens),
         outputs=STATS,
-        kinds=_READ,
+        kinds=READ_BEYOND,
         when="several tokens of several heads",
     ),
     _planted(

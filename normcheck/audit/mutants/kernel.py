@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import ops
-from normcheck.cases.ops import Op, names_of
+from normcheck.cases.op import Op
+from normcheck.cases.ops import names_of
 from normcheck.impls.implementation import Implementation
 
 LLAMA = names_of(lambda op: op.rounds_xhat)
@@ -86,6 +87,11 @@ def unpack(mask: Tensor, n: int, *, msb_first: bool = False) -> Tensor:
         return mask.reshape(-1, n)
     mask = mask.reshape(-1, (n + 7) // 8)
     return ((mask[:, :, None] >> _places(mask, msb_first)) & 1).bool().flatten(1)[:, :n]
+
+
+def packed(t: Tensor) -> Tensor:
+    """``t`` read as if it were packed: row i begins at i times the columns, whatever the strides are."""
+    return t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride())
 
 
 def only(t: Tensor, *region: EllipsisType | slice) -> Tensor:

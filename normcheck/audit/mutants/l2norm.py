@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import blocked, pairwise, reverse, sequential, strided
-from normcheck.audit.mutants.kernel import HALF, rounded
-from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
+from normcheck.audit.mutants.kernel import HALF, packed, rounded
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
@@ -201,7 +201,7 @@ def _without_tail(c: Call) -> Tensor:
 
 
 def _as_packed(c: Call) -> Tensor:
-    return c.x_io.as_strided((c.M, c.N), (c.N, 1))
+    return packed(c.x_io)
 
 
 def _fault(id: str, what: str, kernel: Length, outputs: tuple[str, ...], **fields: Any) -> Mutant:
@@ -249,7 +249,7 @@ MUTANTS: tuple[Mutant, ...] = (
            Length(how="max", coefficient=lambda c: c.total(c.y * c.dy)), ("dx",), when="a row shorter than eps"),
     _fault("mL20", "dx forgets rstd", Length(dx=lambda c: c.dy - c.y * c.c), ("dx",)),
     _fault("mL21", "the row stride of x is ignored: its rows are read as packed", Length(read=_as_packed), _ALL,
-           kinds=(*VALUES, "out_of_bounds_read"), when="a strided x"),
+           kinds=READ_BEYOND, when="a strided x"),
     _fault("mL22", "dx has the sign of the sum wrong", Length(dx=lambda c: (c.dy + c.y * c.c) * c.r), ("dx",)),
     Mutant(id="mL23", what="autograd through the root of a sum of squares of 0, clamped only behind it: dx is NaN",
            source="invented", ops=OPS, weights=(False,), outputs=("dx",), when="a row of zeros",

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
+from normcheck.audit.mutants.kernel import HALF, chain_in, packed, rounded
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations, mutant_of
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
@@ -292,10 +293,6 @@ def _factor_in_bf16(c: Call) -> Tensor:
     return rounded(1 + c.s, torch.bfloat16)[c.sample]
 
 
-def _packed(t: Tensor) -> Tensor:
-    return t.as_strided(t.shape, (t.shape[1], 1))
-
-
 def _without_tail(c: Call, t: Tensor) -> Tensor:
     """The sum over the rows of each sample that fill a tile; over all if none does."""
     whole = t.reshape(c.B, c.S, c.N)
@@ -315,12 +312,7 @@ def _all_rows(c: Call, t: Tensor) -> Tensor:
     return t.sum(0).expand(c.B, -1)
 
 
-def _fault(id: str, what: str, kernel: Modulated, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from a clean one by the steps of ``kernel``; it declares ``model``, or its own."""
-    model = fields.pop("model", kernel.declared)
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
-
+_fault = partial(mutant_of, ops=OPS)
 
 _ONCE, _EACH = Modulated().declared, Modulated(each=True, round_factor=True).declared
 SEVERAL, RAGGED = "several samples", "several samples of S % 8 != 0 rows"
@@ -350,10 +342,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _fault("mM11", "the shift is added before the product", Modulated(product=lambda c: (c.xh + c.t[c.sample]) * c.f,
            output=lambda c: c.p), ("y",)),
     _fault("mM12", "the row stride of scale is ignored: its rows are read as packed",
-           Modulated(read_scale=lambda c: _packed(c.scale_io)), ("y", "dx"), kinds=(*VALUES, "out_of_bounds_read"),
+           Modulated(read_scale=lambda c: packed(c.scale_io)), ("y", "dx"), kinds=READ_BEYOND,
            when="a strided scale of several samples"),
     _fault("mM13", "the row stride of shift is ignored: its rows are read as packed",
-           Modulated(read_shift=lambda c: _packed(c.shift_io)), ("y",), kinds=(*VALUES, "out_of_bounds_read"),
+           Modulated(read_shift=lambda c: packed(c.shift_io)), ("y",), kinds=READ_BEYOND,
            when="a strided shift of several samples"),
     _fault("mM14", "the statistics are those of a sample, not of a row", Modulated(
            mean=lambda c: _mean(c, c.x).reshape(c.B, c.S).mean(1).repeat_interleave(c.S)[:, None],

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import HALF, chain_in, rounded, truncated
+from normcheck.audit.mutants.kernel import HALF, chain_in, packed, rounded, truncated
 from normcheck.audit.mutants.modulated import RAGGED, SEVERAL, TILE, Modulated, plain_norm
-from normcheck.audit.mutants.mutant import VALUES, Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
@@ -255,8 +255,7 @@ def _of_tile(s: Sum) -> Tensor:
 
 def _packed(s: Sum) -> Tensor:
     """The gate read as if its rows lay one behind the other."""
-    both = s.gate.as_strided(s.gate.shape, (s.gate.shape[1], 1))
-    return both.float()[:, None].expand(s.x.shape)
+    return packed(s.gate).float()[:, None].expand(s.x.shape)
 
 
 def _fault(id: str, what: str, outputs: tuple[str, ...], *, model: GatedAdding | None = None, **fields: Any) -> Mutant:
@@ -312,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
            product=lambda s: rounded(s.rows, torch.bfloat16) * s.x.float(), source="NVIDIA/TensorRT-LLM#14773",
            when="a gate that is not in bf16"),
     _fault("mJ18", "the row stride of the gate is ignored: its rows are read as packed", _FORWARD,
-           product=lambda s: _packed(s) * s.x.float(), kinds=(*VALUES, "out_of_bounds_read"),
+           product=lambda s: _packed(s) * s.x.float(), kinds=READ_BEYOND,
            when="a strided gate of several samples"),
     _fault("mJ19", "dx is not multiplied by the gate", ("dx",), dx=lambda s: s.ds),
     _fault("mJ20", "dresidual is multiplied by the gate", ("dresidual",), dresidual=lambda s: s.rows * s.ds),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from normcheck.audit.mutants.kernel import CLEAN, OPS, Kernel
 from normcheck.cases.dtypes import DTYPES
@@ -15,6 +15,9 @@ VALUES = ("mismatch", "non_finite")
 
 UNWRITTEN = ("unwritten", *VALUES)
 """The kinds of finding that report unwritten memory: by what it held before, or by its values."""
+
+READ_BEYOND, WRITTEN_BEYOND = (*VALUES, "out_of_bounds_read"), (*VALUES, "out_of_bounds_write")
+"""The kinds of finding that report a read or a write beyond a tensor: by its guard bands, or by wrong values."""
 
 WITHIN_ADDITIONS = 4096
 """``widest`` of a sum over N that is divided by N - 1. It is off by 1 / (N - 1). N - 1 additions may be off by
@@ -88,6 +91,31 @@ def mutant(
 
     shown_in: dict[str, Any] = {"weights": weights, "heads": heads, "weight_layouts": weight_layouts}
     return Mutant(id=id, make=make, kernel=new_kernel, **shown_in, **fields)
+
+
+class Steps(Protocol):
+    """A kernel of an op with inputs by name, as steps: a clean one, but for some."""
+
+    def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
+        """This kernel as an implementation of ``op``; it declares its convention unless ``fields`` say another."""
+
+
+def mutant_of(
+    id: str,
+    what: str,
+    kernel: Steps,
+    outputs: tuple[str, ...],
+    *,
+    model: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Mutant:
+    """A mutant whose ``kernel`` has the faulty steps; it declares ``model``, or its own convention."""
+    declared = {} if model is None else {"model": model}
+
+    def make(op: str) -> Implementation:
+        return kernel.implementation(id, op, **declared)
+
+    return Mutant(id=id, what=what, make=make, outputs=outputs, **{"source": "invented", **fields})
 
 
 def not_exercised(id: str, *, what: str, source: str, outputs: tuple[str, ...], why: str) -> Mutant:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from torch import Tensor
 from normcheck.audit.mutants.casting import IN_FP32, IN_IO
 from normcheck.audit.mutants.casting import MUTANTS as OF_CASTING
 from normcheck.audit.mutants.correct import pairwise, sequential
-from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, rounded, truncated
-from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations
+from normcheck.audit.mutants.kernel import CLEAN, HALF, Kernel, packed, rounded, truncated
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, Mutant, implementations, mutant_of
 from normcheck.cases import ops as table
-from normcheck.cases.ops import FUSED_ADD, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import FUSED_ADD
 from normcheck.impls.implementation import Implementation
 
 OPS = tuple(op.name for op in FUSED_ADD)
@@ -224,8 +226,7 @@ def _without_tail(x: Tensor, residual: Tensor) -> Tensor:
 
 
 def _rows_packed(x: Tensor, residual: Tensor) -> Tensor:
-    packed = residual.as_strided(residual.shape, (residual.shape[-1], 1))
-    return x.float() + packed.float()
+    return x.float() + packed(residual).float()
 
 
 def _last_row_unwritten(wide: Tensor, x: Tensor, residual: Tensor) -> Tensor:
@@ -268,10 +269,7 @@ def _variance_of_x(op: str) -> Implementation:
 _Y, _STORED, _GRADIENTS = ("y", "mean", "rstd", "dx", "dresidual", "dw"), ("residual_out",), ("dx", "dresidual")
 
 
-def _fault(id: str, what: str, adding: Adding, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from the clean one by the steps of ``adding``; ``fields`` are Mutant's."""
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: adding.implementation(id, op), outputs=outputs, **own)
+_fault = partial(mutant_of, ops=OPS)
 
 
 def _cast_alike(one: Op, other: Op) -> bool:
@@ -310,7 +308,7 @@ MUTANTS: tuple[Mutant, ...] = (
            Adding(add=lambda x, r: _added(x, r.reshape(-1, r.shape[-1]).roll(1, 0).reshape(r.shape))),
            (*_STORED, *_Y), when="two rows"),
     _fault("mS11", "the row stride of the residual is ignored: its rows are read as packed",
-           Adding(add=_rows_packed), (*_STORED, *_Y), kinds=(*VALUES, "out_of_bounds_read"), when="a strided residual"),
+           Adding(add=_rows_packed), (*_STORED, *_Y), kinds=READ_BEYOND, when="a strided residual"),
     _fault("mS12", "the residual is not added in the last columns, which fill no vector", Adding(add=_without_tail),
            (*_STORED, *_Y), when="N % 8 != 0"),
     _fault("mS13", "the last columns, which fill no vector, are normed before the sum is stored, the others after it",

@@ -5,13 +5,13 @@ Each differs from a clean kernel of ``turned.py`` by the steps that it states.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import HALF, chain_in, rounded
-from normcheck.audit.mutants.mutant import Mutant, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations, mutant_of
 from normcheck.audit.mutants.turned import OPS, Call, Turned, turn
 
 _TILE, _WRITTEN = 4, 192
@@ -116,12 +116,7 @@ def _other_c1(c: Call, mean: Tensor) -> Tensor:
     return (c.g * c.w - c.xh * mean) * c.r
 
 
-def _fault(id: str, what: str, kernel: Turned, outputs: tuple[str, ...], **fields: Any) -> Mutant:
-    """A fault whose kernel differs from a clean one by the steps of ``kernel``; it declares ``model``, or its own."""
-    model = fields.pop("model", kernel.declared)
-    own = {"source": "invented", "ops": OPS, **fields}
-    return Mutant(id=id, what=what, make=lambda op: kernel.implementation(id, op, model=model), outputs=outputs, **own)
-
+_fault = partial(mutant_of, ops=OPS)
 
 _CLEAN = Turned()
 _Y, _BOTH, _ALL = ("y",), ("y", "dx"), ("rstd", "y", "dx")
@@ -153,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
            when=_SEVERAL),
     _fault("mK14", "the row stride of cos and sin is ignored", Turned(
            angles=lambda c: c.both_tables(lambda t: _spelled(c, t))), (*_BOTH, ""),
-           kinds=("mismatch", "non_finite", "out_of_bounds_read"), when="strided cos and sin of several tokens"),
+           kinds=READ_BEYOND, when="strided cos and sin of several tokens"),
     _fault("mK15", "cos and sin are rounded to bf16", Turned(
            angles=lambda c: c.both_tables(lambda t: rounded(t, torch.bfloat16))), _BOTH, dtypes=("fp16", "fp32")),
     _fault("mK16", "v is rotated as well", Turned(values=lambda c: _v_as_k(c, normed=False)), _Y),

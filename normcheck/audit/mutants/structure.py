@@ -1,6 +1,6 @@
-"""Faults of structure: buffers, aliasing, state, alignment, types. ``triton.py`` has those of real Triton kernels.
+"""Faults of structure: buffers, aliasing, state, alignment, types. ``triton_grid.py`` has those of real Triton kernels.
 
-X10 is here in torch; ``triton.py`` has the faulty Triton kernel as X10.triton.
+X10 is here in torch; ``triton_grid.py`` has the faulty Triton kernel as X10.triton.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normcheck.audit.mutants.kernel import CLEAN, HALF, LAYERNORMS, TILE, Kernel, KernelCall, only
 from normcheck.audit.mutants.mutant import (
+    READ_BEYOND,
     RSTD,
     STATS,
     UNWRITTEN,
@@ -168,7 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="NVIDIA/TransformerEngine#490",
         kernel=Kernel(load=_from_aligned_address),
         outputs=STATS,
-        kinds=(*VALUES, "out_of_bounds_read"),
+        kinds=READ_BEYOND,
         when="x is not aligned to 16 bytes",
     ),
     mutant(

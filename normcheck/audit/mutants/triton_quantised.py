@@ -6,7 +6,7 @@ Not among them, since no case shows it: e4m3fn that is not saturated before its 
 from __future__ import annotations
 
 from normcheck.audit.mutants._patched import Lines, patched
-from normcheck.audit.mutants.mutant import VALUES, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, implementations
 
 _PLAIN, _ADDING = ("rmsnorm_quant",), ("fused_add_rmsnorm_quant",)
 _CODES, _SCALES = ("q",), ("scale", "q")
@@ -75,7 +75,7 @@ MUTANTS = (
         ops=_PLAIN,
         dtypes=("bf16",),
         outputs=_CODES,
-        kinds=(*VALUES, "out_of_bounds_read"),
+        kinds=READ_BEYOND,
         when="a strided x",
     ),
 )

@@ -7,7 +7,7 @@ barrier between the store of the sum and its loads, which the interpreter does n
 from __future__ import annotations
 
 from normcheck.audit.mutants._patched import Lines, patched
-from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, implementations
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, WRITTEN_BEYOND, implementations
 
 _RMSNORM, _LAYERNORM = ("fused_add_rmsnorm",), ("fused_add_layernorm",)
 _STORED = ("residual_out", "mean", "rstd", "y")
@@ -28,7 +28,7 @@ MUTANTS = (
         forward=(Lines(old=_LOAD, new=_LOAD.replace("residual_stride", "N")),),
         ops=_RMSNORM,
         outputs=_STORED,
-        kinds=(*VALUES, "out_of_bounds_read"),
+        kinds=READ_BEYOND,
         when="a strided residual",
     ),
     patched(
@@ -50,7 +50,7 @@ MUTANTS = (
         ),
         ops=_RMSNORM,
         outputs=("", *_STORED),
-        kinds=(*VALUES, "out_of_bounds_write"),
+        kinds=WRITTEN_BEYOND,
         when="N is no power of two",
     ),
     patched(
@@ -89,7 +89,7 @@ MUTANTS = (
         backward=(Lines(old=_ADD, new=_ADD.replace("added_stride", "dy_stride")),),
         ops=_RMSNORM,
         outputs=_BOTH,
-        kinds=(*VALUES, "out_of_bounds_read"),
+        kinds=READ_BEYOND,
         when="one row of dy for all",
     ),
     patched(

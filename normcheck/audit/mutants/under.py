@@ -13,7 +13,8 @@ from normcheck.audit.mutants._patched import Patched
 from normcheck.audit.mutants.kernel import CLEAN, Kernel, KernelCall
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.regimes import Regime
-from normcheck.cases.ops import GRADIENTS, OPS
+from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import GRADIENTS
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import implementation as triton_kernels
 

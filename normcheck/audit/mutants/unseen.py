@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.kernel import CLEAN, RELU, Kernel, KernelCall
-from normcheck.audit.mutants.mutant import STATS, UNWRITTEN, VALUES, Mutant, Y, implementations, mutant
+from normcheck.audit.mutants.mutant import READ_BEYOND, STATS, UNWRITTEN, VALUES, Mutant, Y, implementations, mutant
 
 
 def _behind_rows(c: KernelCall) -> Tensor:
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="flashinfer-ai/flashinfer#4480",
         kernel=Kernel(preact=lambda c: CLEAN.preact(c) + 0 * _behind_rows(c).float()),
         outputs=Y,
-        kinds=("out_of_bounds_read", *VALUES),
+        kinds=READ_BEYOND,
     ),
     mutant(
         id="P02",
@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="flagos-ai/FlagGems#1082",
         kernel=Kernel(load=_as_if_packed),
         outputs=("dx", "dw", "db"),
-        kinds=("out_of_bounds_read", *VALUES),
+        kinds=READ_BEYOND,
         when="dy is expanded",
     ),
     mutant(

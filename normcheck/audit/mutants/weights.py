@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.kernel import CLEAN, TILE, Kernel, KernelCall, only
-from normcheck.audit.mutants.mutant import UNWRITTEN, VALUES, Mutant, implementations, mutant
-from normcheck.cases.ops import names_of
+from normcheck.audit.mutants.correct import by_functional, by_var
+from normcheck.audit.mutants.kernel import CLEAN, TILE, Kernel, KernelCall, only, packed
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, Mutant, implementations, mutant
+from normcheck.cases.ops import OPS, names_of
 from normcheck.impls.implementation import Implementation
 
 _OPS = ("layernorm", "rmsnorm")
@@ -73,17 +74,12 @@ def _grouped(
     return Kernel(**{**own, **steps})
 
 
-def _packed(t: Tensor) -> Tensor:
-    """Strided ``t`` read as if it were packed."""
-    return t.as_strided((len(t),), (1,), t.storage_offset())
-
-
 def _gamma_read_as_packed(c: KernelCall) -> Tensor:
-    return CLEAN.gamma(c) if c.w_io is None else c.one_plus(_packed(c.w_io).to(c.w.dtype))
+    return CLEAN.gamma(c) if c.w_io is None else c.one_plus(packed(c.w_io).to(c.w.dtype))
 
 
 def _bias_read_as_packed(c: KernelCall) -> Tensor:
-    return c.xh * c.g + (0 if c.b_io is None else _packed(c.b_io).to(c.g.dtype))
+    return c.xh * c.g + (0 if c.b_io is None else packed(c.b_io).to(c.g.dtype))
 
 
 def _dw_with_its_stride(c: KernelCall, t: Tensor, dtype: torch.dtype, name: str) -> Tensor:
@@ -110,7 +106,6 @@ _STRIDE, _STACK, _TURN = (
         (_INTERLEAVED, "several groups of rows"),
     )
 )
-_READ = (*VALUES, "out_of_bounds_read")
 _Y = ("y", "dx", "dw")
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -120,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="flashinfer-ai/flashinfer#4060",
         kernel=Kernel(gamma=_gamma_read_as_packed, gamma_b=_gamma_read_as_packed),
         outputs=("y", "dx"),
-        kinds=_READ,
+        kinds=READ_BEYOND,
     ),
     _STRIDE(
         id="mT02",
@@ -128,7 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=Kernel(gamma_b=_gamma_read_as_packed),
         outputs=("dx",),
-        kinds=_READ,
+        kinds=READ_BEYOND,
     ),
     _STRIDE(
         id="mT03",
@@ -136,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
         source="invented",
         kernel=Kernel(preact=_bias_read_as_packed),
         outputs=("y",),
-        kinds=_READ,
+        kinds=READ_BEYOND,
     ),
     _STRIDE(
         id="mT04",
@@ -239,26 +234,14 @@ MUTANTS: tuple[Mutant, ...] = (
 
 def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, op: str, stacked: bool) -> Tensor:
     """As a model is written, for autograd: with a weight that is broadcast."""
-    wide = x.float()
-    if op == "layernorm":
-        xhat = torch.nn.functional.layer_norm(wide, wide.shape[-1:], eps=eps)
-    else:
-        xhat = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     shape = (len(weight), 1, -1) if stacked and weight.dim() > 1 else weight.shape
-    z = xhat * weight.float().reshape(shape)
-    return (z if bias is None else z + bias.float().reshape(shape)).to(x.dtype)
+    return by_var(OPS[op], x, weight.reshape(shape), None if bias is None else bias.reshape(shape), eps=eps)
 
 
 def _each_group(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, op: str) -> Tensor:
     """torch's own norm of the rows of each group by itself."""
 
-    def normed(rows: Tensor, own: Tensor, b: Tensor | None) -> Tensor:
-        wide, size, added = rows.float(), rows.shape[-1:], None if b is None else b.float()
-        if op == "layernorm":
-            return torch.nn.functional.layer_norm(wide, size, own.float(), added, eps).to(rows.dtype)
-        z = torch.nn.functional.rms_norm(wide, size, own.float(), eps)
-        return (z if added is None else z + added).to(rows.dtype)
-
+    normed = partial(by_functional, OPS[op], eps=eps)
     if weight.dim() == 1:
         return normed(x, weight, bias)
     biases = [None] * len(weight) if bias is None else bias.unbind()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.ops import OPS, Op
+from normcheck.cases.op import Op
+from normcheck.cases.ops import OPS
 from normcheck.diagnosis.formula import Call, Formula, stored
 
 BF16, FP16 = FORMATS["bf16"], FORMATS["fp16"]

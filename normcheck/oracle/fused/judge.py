@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import OF_ROW_GROUPS, Case
+from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import format_of
-from normcheck.cases.ops import Op
+from normcheck.cases.layouts import OF_ROW_GROUPS
+from normcheck.cases.op import Op
 from normcheck.oracle import casting, rounding
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.fused import layout, on_cpu

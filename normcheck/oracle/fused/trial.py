@@ -11,13 +11,14 @@ from torch import Tensor
 
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.inputs import Inputs, make, torch_dtype
-from normcheck.cases.ops import Op
+from normcheck.cases.op import Op
 from normcheck.errors import NormcheckError
 from normcheck.oracle import bitmask, reference
 from normcheck.oracle.compare import Comparison
 from normcheck.oracle.fused import judge as fused
-from normcheck.oracle.judge import Judge, judge_forward, judge_of
+from normcheck.oracle.judge import Judge, judge_of
 from normcheck.oracle.judge_backward import judge_gradients
+from normcheck.oracle.judge_forward import judge_forward
 from normcheck.oracle.tolerances import Model
 
 SLIVER = 2.0**-16

@@ -1,8 +1,7 @@
-"""Faults of real Triton kernels: our own with a few lines replaced, and the tutorial's kernel with locks.
+"""Faults of our own Triton kernels across rows: tiles and groups of rows, strides, sizes; and of the tutorial's locks.
 
 On a CPU a fault runs interpreted, one program after the other. A store out of bounds overwrites whatever lies there, so
-all of these stay within a padded row, or a few rows, of the tensor. Races, 32-bit overflows and refused launches show
-on a GPU only.
+all of these stay within a few rows of the tensor. Races, 32-bit overflows and refused launches show on a GPU only.
 """
 
 from __future__ import annotations
@@ -13,31 +12,21 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from normcheck.audit.mutants._patched import Lines, patched
-from normcheck.audit.mutants.kernel import RELU
-from normcheck.audit.mutants.mutant import STATS, VALUES, Mutant, implementations
+from normcheck.audit.mutants._patched import STORE_Y, Lines, patched
+from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, VALUES, WRITTEN_BEYOND, Mutant, implementations
 from normcheck.cases.case import Case
-from normcheck.cases.ops import ROOT_FIRST
+from normcheck.cases.tensor_names import ROOT_FIRST
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton import implementation
 from normcheck.impls.triton_calls import own_kernels
 
-_BEHIND = (*VALUES, "out_of_bounds_read")
-_OVER = (*VALUES, "out_of_bounds_write")
-_UNWRITTEN = (*VALUES, "unwritten")
 _ALL = ("", *ROOT_FIRST)
 _LAYERNORM, _RMSNORM = ("layernorm",), ("rmsnorm",)
 """Interpreted kernels are slow, and the ops share lines: a faulty line is planted in one or two ops that run it."""
 
 _GROUPS = "M > 4, and no multiple of the 4 rows of a group"
-
-_N = "n = tl.full((ROWS,), N, tl.float32)"
-_BLOCKS = "n = tl.full((ROWS,), BLOCK, tl.float32)"
-_FIRST = "residual_stride, N, here & (first_cols < N)[None, :]\n    )"
-_LATER = "residual_stride, N, here & (cols < N)[None, :]"
 _ROWS = "rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)"
 _GROUP_ROWS = "rows = start + tl.arange(0, ROWS)\n        mask"
-_STORE_Y = "tl.store(y_ptr + rows[:, None] * N + cols[None, :], z, mask=mask)"
 _STORE_DX = "tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)"
 _FULL_TILES = "mask=mask & (rows < M // ROWS * ROWS)[:, None])"
 _PARTS = "torch.empty((groups, N)"
@@ -78,149 +67,14 @@ def _one_block(case: Case) -> str | None:
 
 
 MUTANTS = (
-    # Columns.
-    patched(
-        "mF01.triton",
-        what="padded columns add (0 - mean)^2 to the variance: tl.where is missing",
-        source="linkedin/Liger-Kernel#519",
-        forward=(
-            Lines(
-                old="centred = tl.where(here & (first_cols < N)[None, :], first - mean[:, None], 0.0)",
-                new="centred = first - mean[:, None]",
-            ),
-        ),
-        outputs=STATS,
-        when="N is no power of two",
-    ),
-    patched(
-        "mF02.triton",
-        what="mean and variance are divided by the block's width, not by N",
-        source="invented",
-        forward=(Lines(old=_N, new=_BLOCKS),),
-        ops=(*_LAYERNORM, *_RMSNORM),
-        outputs=STATS,
-        when="N is no power of two",
-    ),
-    patched(
-        "mF15.triton",
-        what="blocks of 64 columns, of which the mean leaves out the last where it is not full",
-        source="invented",
-        forward=(
-            Lines(old="MAX_BLOCK = 16384", new="MAX_BLOCK = 64", harmless=True),
-            Lines(old=_LATER, new=_LATER.replace("cols < N", "cols < N // BLOCK * BLOCK")),
-        ),
-        dtypes=("fp32",),
-        outputs=STATS,
-        when="N > 64",
-    ),
-    patched(
-        "load-columns.triton",
-        what="x is loaded without the mask of its columns: the sum takes what lies behind the row",
-        source="invented",
-        forward=(Lines(old=_FIRST, new=_FIRST.replace(" & (first_cols < N)[None, :]", "")),),
-        outputs=STATS,
-        kinds=_BEHIND,
-        when="N is no power of two",
-    ),
-    patched(
-        "load-times-mask.triton",
-        what="x is loaded without the mask of its columns and multiplied by it: NaN behind a row stays NaN",
-        source="invented",
-        forward=(
-            Lines(
-                old=_FIRST,
-                new="residual_stride, N, here) * (first_cols < N)[None, :].to(tl.float32)",
-            ),
-        ),
-        outputs=STATS,
-        kinds=_BEHIND,
-        when="N is no power of two, and what lies behind a row is not finite",
-    ),
-    patched(
-        "store-columns.triton",
-        what="y is stored without the mask of its columns: into the next row, and behind y",
-        source="flagos-ai/FlagGems#4984",
-        forward=(Lines(old=_STORE_Y, new=_STORE_Y.replace("mask=mask", "mask=mask | (rows < M)[:, None]")),),
-        outputs=("", "y"),
-        kinds=_OVER,
-        when="N is no power of two",
-    ),
-    patched(
-        "no-other.triton",
-        what="masked loads without other, whose zeros the sums rely on",
-        source="invented",
-        forward=(Lines(old="mask=mask, other=0.0", new="mask=mask"),),
-        outputs=_ALL,
-        when="N is no power of two, and a compiler that leaves the register as it was",
-        device="cuda",
-        not_exercised="no fault today: the interpreter and, in triton 3.6 and 3.7, the code for NVIDIA GPUs give 0",
-    ),
-    patched(
-        "mB07.triton",
-        what="the last byte of a row's bits is not stored where it is not full",
-        source="invented",
-        forward=(
-            Lines(
-                old="mask = (rows < M)[:, None] & (cols < width)", new="mask = (rows < M)[:, None] & (cols < N // 8)"
-            ),
-        ),
-        ops=RELU,
-        outputs=("bitmask",),
-        kinds=_UNWRITTEN,
-        when="N % 8 != 0",
-    ),
-    patched(
-        "mD03.triton",
-        what="c1 and c2 are divided by the block's width, not by N",
-        source="invented",
-        backward=(Lines(old=_N, new=_BLOCKS, times=2),),
-        outputs=("dx",),
-        when="N is no power of two",
-    ),
-    patched(
-        "mW12.triton",
-        what="dw and db are not stored behind the last full 32 columns",
-        source="invented",
-        backward=(
-            Lines(old="tl.sum(dw, axis=0), mask=cols < N)", new="tl.sum(dw, axis=0), mask=cols < N // 32 * 32)"),
-            Lines(old="tl.sum(db, axis=0), mask=cols < N)", new="tl.sum(db, axis=0), mask=cols < N // 32 * 32)"),
-        ),
-        outputs=("dw", "db"),
-        kinds=_UNWRITTEN,
-        when="N % 32 != 0",
-    ),
-    patched(
-        "tail-block.triton",
-        what="blocks of 64 columns, of which c1 and c2 leave out the last where it is not full",
-        source="invented",
-        backward=(
-            Lines(old="MAX_BLOCK = 8192", new="MAX_BLOCK = 64", harmless=True),
-            Lines(old="for start in range(0, N, BLOCK):", new="for start in range(0, N // BLOCK * BLOCK, BLOCK):"),
-        ),
-        dtypes=("fp32",),
-        outputs=("dx",),
-        when="N > 64",
-    ),
-    patched(
-        "wide-tail.triton",
-        what="c1 and c2 of a row wider than a block leave out its last block where that is not full",
-        source="invented",
-        backward=(
-            Lines(old="for start in range(0, N, BLOCK):", new="for start in range(0, N // BLOCK * BLOCK, BLOCK):"),
-        ),
-        dtypes=("fp32",),
-        outputs=("dx",),
-        when="N > 8192",
-        promised="ci",
-    ),
     # Rows.
     patched(
         "mR01.triton",
         what="a tile of rows that is not full does not store y",
         source="invented",
-        forward=(Lines(old=_STORE_Y, new=_STORE_Y.replace("mask=mask)", _FULL_TILES)),),
+        forward=(Lines(old=STORE_Y, new=STORE_Y.replace("mask=mask)", _FULL_TILES)),),
         outputs=("y",),
-        kinds=_UNWRITTEN,
+        kinds=UNWRITTEN,
         when="M is no multiple of a tile's rows",
     ),
     patched(
@@ -229,7 +83,7 @@ MUTANTS = (
         source="invented",
         backward=(Lines(old=_STORE_DX, new=_STORE_DX.replace("mask=mask)", _FULL_TILES)),),
         outputs=("dx",),
-        kinds=_UNWRITTEN,
+        kinds=UNWRITTEN,
         when="M is no multiple of a tile's rows",
     ),
     patched(
@@ -241,7 +95,7 @@ MUTANTS = (
             Lines(old="tl.store(rstd_ptr + rows, rstd, mask=rows < M)", new="tl.store(rstd_ptr + rows, rstd)"),
         ),
         outputs=("", "mean", "rstd"),
-        kinds=_OVER,
+        kinds=WRITTEN_BEYOND,
         when="M is no multiple of a tile's rows",
     ),
     patched(
@@ -255,7 +109,7 @@ MUTANTS = (
             ),
         ),
         outputs=("dw", "db"),
-        kinds=_BEHIND,
+        kinds=READ_BEYOND,
         when="M is no multiple of a tile's rows",
     ),
     patched(
@@ -318,7 +172,7 @@ MUTANTS = (
         source="flagos-ai/FlagGems#1082",
         backward=(_GROUPS_OF_4, Lines(old=_PARTS, new="torch.empty((groups + 1, N)")),
         outputs=("dw", "db"),
-        kinds=(*_UNWRITTEN, "not_repeatable"),
+        kinds=(*UNWRITTEN, "not_repeatable"),
         when=_GROUPS,
     ),
     patched(
@@ -327,7 +181,7 @@ MUTANTS = (
         source="BobMcDear/attorch#18",
         backward=(_GROUPS_OF_4, Lines(old=_PARTS, new="torch.empty((M // t.rows, N)")),
         outputs=("", "dw", "db"),
-        kinds=_OVER,
+        kinds=WRITTEN_BEYOND,
         when=_GROUPS,
     ),
     patched(
@@ -375,7 +229,7 @@ MUTANTS = (
         source="unslothai/unsloth#10617",
         backward=(Lines(old=_STORE_DX, new=_STORE_DX.replace("* N", "* dy_stride")),),
         outputs=("", "dx"),
-        kinds=(*_UNWRITTEN, "out_of_bounds_write"),
+        kinds=(*UNWRITTEN, "out_of_bounds_write"),
         when="dy is strided",
     ),
     patched(
@@ -384,7 +238,7 @@ MUTANTS = (
         source="NVIDIA/TensorRT-LLM#14810",
         backward=(Lines(old="(dy.stride(0), x.stride(0),", new="(x.stride(0), x.stride(0),"),),
         outputs=("dx", "dw", "db"),
-        kinds=_BEHIND,
+        kinds=READ_BEYOND,
         when="one of x and dy is strided",
     ),
     patched(
@@ -393,7 +247,7 @@ MUTANTS = (
         source="pytorch/pytorch#181555",
         forward=(Lines(old=_ROWS, new=_ROWS.replace(".to(tl.int64)", "")),),
         outputs=_ALL,
-        kinds=(*_UNWRITTEN, "exception", "crash", "out_of_bounds_read", "out_of_bounds_write"),
+        kinds=(*UNWRITTEN, "exception", "crash", "out_of_bounds_read", "out_of_bounds_write"),
         when="M * N or M * the row stride of x is 2^31 or more",
         promised="ci",
         device="cuda",
@@ -408,7 +262,7 @@ MUTANTS = (
             Lines(old="ROWS=t.rows", new="ROWS=1"),
         ),
         outputs=_ALL,
-        kinds=(*_UNWRITTEN, "exception", "crash"),
+        kinds=(*UNWRITTEN, "exception", "crash"),
         when="M > 65535",
         promised="ci",
         device="cuda",
