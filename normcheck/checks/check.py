@@ -30,7 +30,7 @@ from normcheck.circumstances import InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
+from normcheck.oracle.conventions import Convention, candidates, plainest, require_values, with_convention
 from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
@@ -194,7 +194,9 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     """The undeclared model, with what the implementation declares about its arithmetic in this case."""
     declared = call.model(implementation, case)
     base = undeclared_model(implementation, device)
-    return declared_model(base, declared, implementation.name) if declared else base
+    model = declared_model(base, declared, implementation.name) if declared else base
+    require_values(OPS[implementation.op], declared or {}, implementation.name)
+    return model
 
 
 def _checked(

@@ -235,8 +235,12 @@ def gradients(rules: Rules, part: Block, own: Bound, of_sum: GatedAdded) -> SumG
 
 
 def _rounding(rules: Rules, value: Tensor, off: Tensor) -> Tensor:
-    """The error of one rounding to fp32 of a number within ``off`` of ``value``; 0 if fp32 has that very number."""
+    """The error of one rounding to fp32 of a number within ``off`` of ``value``; 0 if fp32 has that very number.
+
+    An infinity beside a number that was rounded is as certain as one beside another.
+    """
     exact = (value.float().double() == value) & (off == 0) & ((value.abs() >= _LEAST) | (value == 0))
+    exact = exact | ~torch.isfinite(value)
     return torch.where(exact, 0.0, (value.abs() + off) * rules.u + rules.eta)
 
 

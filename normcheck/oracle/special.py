@@ -210,8 +210,10 @@ def _of_samples(
         part, cotangent = of_sum.part(0, case.M), of_sum.dresidual_out.double()
         ds, size = backward.dx + cotangent, sizes["dx"] + cotangent.abs()
         found |= {RESIDUAL_OUT: part.stored, DRESIDUAL: ds, "dx": part.gate * ds}
-        sizes |= {RESIDUAL_OUT: part.exact.abs(), DRESIDUAL: size, "dx": part.gate.abs() * size}
-        found[DRESIDUAL_GATE], sizes[DRESIDUAL_GATE] = rows.total(ds * part.x), rows.total(size * part.x.abs())
+        # ds is stored before its products are made, and infinite in half precision even if they are small
+        sizes |= {RESIDUAL_OUT: part.exact.abs(), DRESIDUAL: size, "dx": part.gate.abs().clamp(min=1.0) * size}
+        found[DRESIDUAL_GATE] = rows.total(ds * part.x)
+        sizes[DRESIDUAL_GATE] = rows.total(size * part.x.abs().clamp(min=1.0))
     return rows, [{name: t for name, t in found.items() if t is not None}], sizes
 
 
