@@ -64,6 +64,8 @@ def adapt(target: Callable[..., Any], spec: str = "", op: Op | None = None) -> A
 def expected(target: Any, op: Op | None = None) -> str:
     """The functions that can be adapted, in words, by the name of what is there; of an ``op`` with names the one."""
     name = one_line(str(getattr(target, "__name__", "f")), 60)
+    if op is not None and op.l2:
+        return f"a function {name}(x, eps) -> y"
     if op is not None and _wanted(op):
         return f"a function {_call(op, name)}"
     return f"a function {name}(x, weight, eps), {name}(x, weight, bias, eps) or, without a weight, {name}(x, eps)"
