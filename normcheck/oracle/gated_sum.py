@@ -229,6 +229,7 @@ def gradients(rules: Rules, part: Block, own: Bound, of_sum: GatedAdded) -> SumG
     term = e * x + most * x * rules.u + rules.eta * (1 + x)
     if of_sum.rounds_product:
         term = term + store(rules, most * x, added.io, "dx")
+        term = torch.where(most * x + term > added.io.max, torch.inf, term)  # a product that is infinite there
     grow = 1 + rules.gam(rules.chain(max(part.rows.x.shape[0], 1)) + 16)
     share = GateShare(*(part.rows.total(t) for t in (ds * of_sum.x, most * x, term * grow)))
     return SumGradients(ds, of_ds, dx, Bound(upper, None, terms), share)

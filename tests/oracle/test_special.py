@@ -259,18 +259,28 @@ def _rounded(
     return _added(torch.zeros_like(x), stored, torch.zeros_like(residual_gate), scale, shift, eps)[0], stored
 
 
+def _each(
+    x: Tensor, residual: Tensor, residual_gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    stored = (residual + residual_gate[:, None] * x).to(x.dtype)
+    normed = torch.nn.functional.layer_norm(stored.float(), stored.shape[-1:], eps=eps).to(x.dtype)
+    return normed * (1 + scale[:, None]) + shift[:, None], stored
+
+
 @pytest.mark.parametrize(
     ("function", "line"),
-    [  # a gradient that autograd stores before it is multiplied by 0; an infinite sum beside a rounded product
+    [  # a gradient that autograd stores before it is multiplied by 0, or a product of it, is infinite; so is a sum
         (_gated, "rmsnorm_gated fp16 M=10 N=2 eps=1e-12 rows=blend seed=167 weights=probe bias=none gate=inf "
                  "layout=dy_scalar weight_dtype=fp32"),
         (_rounded, "fused_add_rmsnorm_modulate fp16 M=8 N=2 eps=0.1 rows=inf seed=261 bias=none residual=large "
                    "samples=few weight_dtype=fp32"),
+        (_each, "fused_add_layernorm_modulate fp16 M=5 N=342 eps=1e-12 rows=constant dy=correlated layout=strided "
+                "seed=60 gap=3 bias=none residual=opposite samples=one"),
         (_added, "fused_add_rmsnorm_modulate fp16 M=2 N=3 eps=0.1 rows=shifted dy=inf seed=3995 bias=none "
                  "weights=probe samples=each"),
     ],
 )  # fmt: skip
-def test_conventions_of_special_cases_are_not_confused(function: Any, line: str) -> None:
+def test_what_is_infinite_on_the_way_and_conventions_are_not_confused(function: Any, line: str) -> None:
     case = parse(line)
     own = wrapped(adapt(function, op=OPS[case.op]), case.op, "mine", "")
     result = check(own, OPS[case.op], case, "cpu")
